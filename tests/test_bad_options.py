@@ -25,12 +25,12 @@ BAD = f"""
 {TRAIN} trainer.max_steps=None                           | trainer.max_steps=null
 {TRAIN} trainer.max_epochs=3                             | trainer.max_epochs=3: no such option
 {TRAIN} trainer.gradient_clip_val=1                      | here: optimizer.clip_norm=NORM
-{TRAIN} trainer.accumulate_grad_batches=2                | here: trainer.column_chunks=N
+{TRAIN} trainer.accumulate_grad_batches=2                | here: trainer.stream_groups=N
 {TRAIN} trainer.fast_dev_run=true                        | here: profile=smoke
 {TRAIN} trainer.profiler=simple                          | trainer.profiler=simple: no such option
 {TRAIN} trainer.limit_val_batches=3                      | here: trainer.val_max_segments=N
 {TRAIN} trainer.devices=100000                           | trainer.devices=100000
-{TRAIN} trainer.column_chunks=1000000000                 | trainer.column_chunks=1000000000
+{TRAIN} trainer.stream_groups=1000000000                 | trainer.stream_groups=1000000000
 {TRAIN} trainer.precision=bf16                           | trainer.precision=bf16: must be one of
 {TRAIN} trainer.accelerator=tpu                          | trainer.accelerator=tpu: must be one of
 {TRAIN} trainer.attention=flash                          | trainer.attention=flash

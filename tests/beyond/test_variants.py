@@ -27,7 +27,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 OPTIONS = ("model.dropout=0.2", "optimizer.schedule=constant", "evaluation.max_segments=2", "loss=random_half")
 PARALLEL = (
     *("trainer.max_steps=20", "data.batch_size=9", "evaluation.batch_size=5", "data.random_start=true"),
-    *("model.dropout=0", "trainer.column_chunks=2", "trainer.precision=64-true"),
+    *("model.dropout=0", "trainer.stream_groups=2", "trainer.precision=64-true"),
 )
 
 

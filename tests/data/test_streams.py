@@ -73,7 +73,7 @@ def test_extended_context_repeats_the_tokens_before_and_tokens_are_one_before_th
 
 
 def test_columns_are_divided_evenly_the_first_ranks_have_one_more() -> None:
-    sizes = [len(OrderedStreams(np.arange(647), 22, 4, rank=rank, world_size=8).columns) for rank in range(8)]
+    sizes = [len(OrderedStreams(np.arange(647), 22, 4, rank=rank, world_size=8).own) for rank in range(8)]
     assert sizes == [3, 3, 3, 3, 3, 3, 2, 2]
 
 

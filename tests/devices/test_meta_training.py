@@ -82,14 +82,14 @@ def test_every_arm_trains(arm: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"loss": "half"}, {"loss": "random_half"}, {"column_chunks": 2}, {"optimizer": "adamw"}, {"optimizer": "muon"}],
+    [{"loss": "half"}, {"loss": "random_half"}, {"stream_groups": 2}, {"optimizer": "adamw"}, {"optimizer": "muon"}],
 )
 @pytest.mark.parametrize("arm", ["relative, memory", "qrnn"])
 def test_every_option_trains(arm: str, options: dict[str, Any]) -> None:
     train(*prepared(arm, **options))
 
 
-@pytest.mark.parametrize("options", [{}, {"loss": "random_half", "column_chunks": 2}])
+@pytest.mark.parametrize("options", [{}, {"loss": "random_half", "stream_groups": 2}])
 def test_a_step_of_several_segments_trains(options: dict[str, Any]) -> None:
     train(*prepared("relative, memory", segment_len=2, **options))
 

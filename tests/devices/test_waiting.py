@@ -55,7 +55,7 @@ def reads_of_steps(run: TrainingRun, first: int = 4, last: int = 9) -> list[str]
     "overrides",
     [
         ("model.dropout=0.1", "trainer.precision=bf16-mixed", "optimizer=muon"),
-        ("encoding=shaw", "loss=random_half", "trainer.column_chunks=2"),
+        ("encoding=shaw", "loss=random_half", "trainer.stream_groups=2"),
         ("model=lstm", "model.d_model=16"),
         pytest.param(("memory=off",), marks=pytest.mark.slow),
         pytest.param(("encoding=al_rfou", "model.pre_norm=true"), marks=pytest.mark.slow),

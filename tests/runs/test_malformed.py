@@ -93,7 +93,7 @@ WRONG: dict[str, Change] = {
     "d_head other": config("model/d_head", 2),
     "mem_len below 0": config("memory/mem_len", -5),
     "encoding unknown": config("encoding/name", "evil"),
-    "column_chunks 0": config("trainer/column_chunks", 0),
+    "stream_groups 0": config("trainer/stream_groups", 0),
     "segment_len 0": config("data/segment_len", 0),
     "null byte": config("data/path", "a\0b"),
     "vocabulary none": put(VOCABULARY, None),

@@ -23,7 +23,7 @@ from txl_lightning.measure.speed.command import run as speed
 from txl_lightning.training.run import train
 
 COMMANDS = ("train", "evaluate", "recl", "speed", "attention")
-CONTEXTS = ("first_context=2", "step=2", "max_context=6", "n_positions=10", "every_n_steps=2")
+CONTEXTS = ("max_context=8", "every_n_steps=2")
 
 
 def test_the_json_has_the_sections_and_is_the_same_every_time() -> None:

@@ -38,7 +38,7 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
         def add_gradients(self, batch: Any) -> None:
             super().add_gradients(batch)
             step = self.trainer.global_step + 1
-            mean = self.ranks.total(float(self.loss) * self.weight)[0] / self.ranks.world_size
+            mean = self.ranks.total(float(self.loss) * self.share_of_batch)[0] / self.ranks.world_size
             if self.ranks.rank == 0:
                 with (Path(directory) / "losses.txt").open("a") as file:
                     file.write(f"{step} {mean.hex()}\n")

@@ -16,11 +16,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from txl_lightning.config.composition import register_schemas
-from txl_lightning.config.schemas import CONF, Config, FileData, OptimizerConfig, TrainerConfig, typed
+from txl_lightning.config.schemas import (
+    CONF,
+    Config,
+    DataConfig,
+    FileData,
+    MemoryConfig,
+    OptimizerConfig,
+    TrainerConfig,
+    typed,
+)
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.runs.models import Model, State, state_from_dict
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.module import LanguageModelModule, join_columns
+from txl_lightning.training.module import LanguageModelModule, join_streams
 from txl_lightning.training.run import train
 
 TINY = (
@@ -68,7 +77,7 @@ def stored_memory(checkpoint: Path) -> State:
     """Return the memory of all columns that a checkpoint holds, or that the files beside it hold."""
     stored = read_file(checkpoint)["training_memory"]
     parts = [read_file(checkpoint.parent / name) for name in stored.get("files", [])] or [stored["memory"]]
-    return join_columns([state_from_dict(part) for part in parts])
+    return join_streams([state_from_dict(part) for part in parts])
 
 
 def bare_module(
@@ -80,12 +89,16 @@ def bare_module(
     **trainer: Any,
 ) -> LanguageModelModule:
     """Return a module for use without a trainer."""
+    data = DataConfig(segment_len=segment_len or 1)
+    memory = MemoryConfig(gradient_segments=1 if segment_len else 0)
     config = Config(
+        data=data,
+        memory=memory,
         optimizer=OptimizerConfig(optimizer, lr=1e-3, clip_norm=1e-2),
         trainer=TrainerConfig(max_steps=10, **trainer),
         loss=loss,
     )
-    module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or {}, segment_len=segment_len)
+    module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or {})
     module.manual_backward = torch.Tensor.backward  # type: ignore[assignment]
     module.log_dict = lambda *args, **options: None  # type: ignore[method-assign]
     return module

@@ -26,8 +26,8 @@ from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
-GRID = ("first_context=2", "step=2", "max_context=8", "n_positions=40")
-OPTIONS = ("model.dropout=0.2", "evaluation.max_segments=2", *(f"context_curve.{option}" for option in GRID))
+CONTEXTS = list(range(1, 9))
+OPTIONS = ("model.dropout=0.2", "evaluation.max_segments=2", "context_curve.max_context=8")
 
 
 @pytest.mark.parametrize(
@@ -42,26 +42,26 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
     assert [row["steps"] for row in rows] == [6, 12]
     model = load_trained(tmp_path / "run/checkpoints/last.ckpt").model
     tokens = StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]
-    positions, blocks = position_blocks(len(tokens), 40, [2, 4, 6, 8])
+    positions, blocks = position_blocks(len(tokens), len(tokens) - 8, CONTEXTS)
     lengths = {"trained_len": 8, "clamp_len": trained_clamp(config)}
-    expected = context_curve(model, tokens, positions, [2, 4, 6, 8], **lengths, blocks=blocks, bootstrap=0)
+    expected = context_curve(model, tokens, positions, CONTEXTS, **lengths, blocks=blocks, bootstrap=0)
     assert rows[1]["nll"] == pytest.approx(expected.nll, rel=1e-5)
     assert rows[1]["nll_standard_error"] == pytest.approx(expected.standard_error, rel=1e-5)
     assert rows[1]["recl"]["0.1"]["value"] == expected.recl[0.1].value
-    assert rows[1]["contexts"] == [2, 4, 6, 8]
+    assert rows[1]["contexts"] == CONTEXTS
     assert rows[1]["bpc"] == pytest.approx([nll / math.log(2) for nll in rows[1]["nll"]])
     logged = [
         row for row in csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()) if row["context/bpc/8"]
     ]
     assert [(row["step"], row["tokens"]) for row in logged] == [("6", "192"), ("12", "384")]
     for row, measured in zip(logged, rows, strict=True):
-        shown = {c: float(row[f"context/bpc/{c}"]) for c in (2, 4, 6, 8)}
+        shown = {c: float(row[f"context/bpc/{c}"]) for c in CONTEXTS}
         assert shown == pytest.approx(dict(zip(measured["contexts"], measured["bpc"], strict=True)))
         for r, found in measured["recl"].items():
             assert float(row[f"recl/{r}"]) == found["value"]
             assert float(row[f"recl/{r}/guarded"]) == found["guarded"]
         gains = {doubling["from"]: doubling["bits"] for doubling in measured["doublings"]}
-        assert {c: float(row[f"context/doublings/{c}"]) for c in (2, 4)} == pytest.approx(gains)
+        assert {c: float(row[f"context/doublings/{c}"]) for c in (1, 2, 3, 4)} == pytest.approx(gains)
         assert float(row["context/within_1_percent"]) == measured["within_1_percent"]
     assert {r: found["at_least"] for r, found in rows[1]["recl"].items()} == {
         str(r): found.at_least for r, found in expected.recl.items()
@@ -71,13 +71,13 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
 
 @pytest.mark.slow
 def test_distances_beyond_training_are_clamped_as_in_recl(tmp_path: Path) -> None:
-    grid = ("context_curve.first_context=8", "context_curve.step=8", "context_curve.max_context=24")
-    config = tiny_config(tmp_path, *OPTIONS, *grid, "context_curve.every_n_steps=12")
+    config = tiny_config(tmp_path, *OPTIONS, "context_curve.max_context=24", "context_curve.every_n_steps=12")
     assert trained_clamp(config) < 23
     train(config, tmp_path / "run")
     row = json.loads((tmp_path / "run/context_curve.jsonl").read_text())
     checkpoint = str(tmp_path / "run/checkpoints/last.ckpt")
-    small = {"first_context": 8, "step": 8, "max_context": 24, "n_positions": 40, "split": "valid", "bootstrap": 0}
+    n = len(StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]) - 24
+    small = {"first_context": 3, "step": 3, "max_context": 24, "n_positions": n, "split": "valid", "bootstrap": 0}
     losses, words = {}, {"nll", "nll_standard_error", "bpc", "doublings", "within_1_percent", "share_of_gain", "recl"}
     assert set(row) == {"steps", "contexts", *words}
     for clamp_len in (None, -1):
@@ -89,7 +89,7 @@ def test_distances_beyond_training_are_clamped_as_in_recl(tmp_path: Path) -> Non
         assert words <= set(entry)
         assert set(row["recl"]["0.5"]) <= set(entry["recl"]["0.5"])
     assert row["nll"] == pytest.approx(losses[None], rel=1e-7)
-    assert row["nll"][2] != pytest.approx(losses[-1][2], rel=1e-6)
+    assert row["nll"][7] != pytest.approx(losses[-1][7], rel=1e-6)
 
 
 def test_the_figure_has_every_measurement_and_the_entropies_of_known_text(tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_the_figure_has_every_measurement_and_the_entropies_of_known_text(tmp_pa
     rows = [json.loads(line) for line in (tmp_path / "run/context_curve.jsonl").read_text().splitlines()]
     (axes,) = figures["context_curve.png"].axes
     assert {name: y for name, (_, y) in curves(axes).items() if y} == {
-        f"{c} tokens": [row["bpc"][i] for row in rows] for i, c in enumerate((2, 4, 6, 8))
+        f"{c} tokens": [row["bpc"][i] for row in rows] for i, c in enumerate(CONTEXTS)
     }
-    dashed = [list(line.get_ydata()) for line in axes.get_lines() if line.get_linestyle() == "--"][:4]
+    dashed = [list(line.get_ydata()) for line in axes.get_lines() if line.get_linestyle() == "--"][:8]
     entropy = Recall((4,), repeats=0.9, symbols=8).entropy(4) / math.log(2)
-    assert dashed == [pytest.approx([bits] * 4) for bits in (3, entropy, entropy, entropy)]
+    assert dashed == [pytest.approx([bits] * 4) for bits in (*[3] * 3, *[entropy] * 5)]
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
     shown = [table(run, "context/table") for run in (one, two)]
     assert shown[0]["columns"] == shown[1]["columns"]
     for of_one, of_two in zip(shown[0]["data"], shown[1]["data"], strict=True):
-        losses = slice(0, 5)  # steps and losses; RECL compares losses, which rounding decides
+        losses = slice(0, 9)  # steps and losses; RECL compares losses, which rounding decides
         assert [float(cell) for cell in of_two[losses]] == pytest.approx([float(c) for c in of_one[losses]], rel=1e-4)
 
 
@@ -134,8 +134,7 @@ def test_the_training_does_not_notice(tmp_path: Path) -> None:
     ("override", "words"),
     [
         ("context_curve.max_context=100000", "context_curve.max_context=100000: must be below the"),
-        ("context_curve.step=0", "context_curve.step=0: must be an integer >= 1"),
-        ("context_curve.fractions=[2]", "context_curve.fractions"),
+        ("context_curve.max_context=7", "context_curve.max_context=7: must be an integer >= 8"),
         ("context_curve.every_n_steps=0", "context_curve.every_n_steps=0: must be an integer >= 1"),
     ],
 )

@@ -21,7 +21,7 @@ def losses_of(directory: Path, text: Path, *overrides: str) -> list[tuple[int, f
 
 
 def test_a_resumed_run_knows_where_its_documents_began(tmp_path: Path) -> None:
-    steps, chunks = ("trainer.val_every_n_steps=100", "trainer.max_steps=5"), "trainer.column_chunks=2"
+    steps, chunks = ("trainer.val_every_n_steps=100", "trainer.max_steps=5"), "trainer.stream_groups=2"
     options = ("memory.mem_len=24", "data.random_start=true")
     whole = losses_of(tmp_path / "whole", tmp_path, *options, chunks)
     losses_of(tmp_path / "half", tmp_path, *options, chunks, *steps)

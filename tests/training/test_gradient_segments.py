@@ -64,7 +64,7 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: st
     model = tiny_model(**{"mem_len": 50, **ARMS[arm]})
     stream = random_stream(2, 4 * T + 1)
     stream[0, 5] = ~stream[0, 5] if arm == "documents" else stream[0, 5]
-    module = module_of(model, column_chunks=chunks)
+    module = module_of(model, stream_groups=chunks)
     module.add_gradients(batch_of(stream))
     ours = gradients(model)
     nll, _ = model.score(stream[:, :-1], stream[:, 1:])

@@ -46,7 +46,7 @@ def module_of(**trainer: object) -> LanguageModelModule:
 
 
 def test_chunks_of_columns_and_a_static_memory_change_nothing() -> None:
-    modules = [module_of(), module_of(column_chunks=3), module_of(compile=True)]
+    modules = [module_of(), module_of(stream_groups=3), module_of(compile=True)]
     modules[2].score = modules[2].model.score
     modules[1]._gradients_of_this_rank = nullcontext  # type: ignore[method-assign]
     for i in range(4):

@@ -77,7 +77,7 @@ def test_random_half_loss_is_of_the_drawn_positions_of_all_columns(module: Langu
     nll, _ = module.model.score(segment.tokens, segment.targets)
     counted = nll[:, scored_positions("random_half", 6, seed=1, step=3)]
     for n_chunks in (1, 2):
-        module = bare_module(module.model, loss="random_half", column_chunks=n_chunks)
+        module = bare_module(module.model, loss="random_half", stream_groups=n_chunks)
         module.trainer = SimpleNamespace(strategy=None, global_step=3)  # type: ignore[assignment]
         assert loss_of(module, segment) == pytest.approx(counted.mean().item())
 

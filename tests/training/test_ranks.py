@@ -27,17 +27,17 @@ OPTIONS = (
 ARMS: dict[str, tuple[str, ...]] = {
     "single": (),
     "double": ("trainer.precision=64-true",),
-    "chunks": ("trainer.column_chunks=2",),
+    "chunks": ("trainer.stream_groups=2",),
     "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
-    "random half": ("loss=random_half", "trainer.column_chunks=2", "trainer.precision=64-true"),
+    "random half": ("loss=random_half", "trainer.stream_groups=2", "trainer.precision=64-true"),
     "gradient segments": (
         *("memory.gradient_segments=1", "loss=random_half"),
-        *("trainer.column_chunks=2", "trainer.precision=64-true", "data.batch_size=9"),
+        *("trainer.stream_groups=2", "trainer.precision=64-true", "data.batch_size=9"),
     ),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
     "compressive": ("memory=compressive", "memory.rate=2", "data.batch_size=9", "trainer.precision=64-true"),
-    "memory tokens": ("memory=tokens", "memory.n_tokens=3", "trainer.column_chunks=2", "trainer.precision=64-true"),
+    "memory tokens": ("memory=tokens", "memory.n_tokens=3", "trainer.stream_groups=2", "trainer.precision=64-true"),
 }
 
 FEW = ["documents", "gradient segments", "memory tokens"]  # `make test-all` takes all arms

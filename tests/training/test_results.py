@@ -34,7 +34,7 @@ OPTIONS = (
     *(f"memory.mem_len={M}", "model.dropout=0.1", "logger=csv", "trainer.progress_file=true", "data.level=char"),
     *(f"optimizer.lr={LR}", f"optimizer.min_lr={MIN_LR}", f"optimizer.warmup_steps={WARMUP}"),
     *("evaluation.mem_len=16", "evaluation.segment_len=6", "evaluation.same_length=true", "evaluation.clamp_len=14"),
-    *("evaluation.ext_len=2", "trainer.val_max_segments=3", "evaluation.max_segments=5", "trainer.column_chunks=2"),
+    *("evaluation.ext_len=2", "trainer.val_max_segments=3", "evaluation.max_segments=5", "trainer.stream_groups=2"),
 )
 
 

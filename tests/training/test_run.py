@@ -136,7 +136,7 @@ FLEX = "trainer.attention=flex trainer.accelerator=gpu"
         ("memory.reset=document model=lstm", "memory.reset=document: must be never: lstm always carries its state"),
         ("model=lstm memory=off", "memory.mem_len=0: must be > 0: lstm always carries its state"),
         ("data.batch_size=2 trainer.devices=3", r"data.batch_size=2: must be at least the 3 processes of trainer.dev"),
-        ("data.batch_size=5 trainer.devices=2 trainer.column_chunks=3", r"data.batch_size=5: .* times trainer.column"),
+        ("data.batch_size=5 trainer.devices=2 trainer.stream_groups=3", r"data.batch_size=5: .* times trainer.stream"),
         ("data.batch_size=8 trainer.devices=4", r"evaluation.batch_size=2: must be at least the 4 processes"),
     ],
 )

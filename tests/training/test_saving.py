@@ -203,7 +203,6 @@ def test_the_best_of_another_run_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_run_from_elsewhere_leaves_no_curve_of_the_directorys_earlier_one(tmp_path: Path) -> None:
     options = (*OPTIONS, "logger=csv", "context_curve.every_n_steps=5", "context_curve.max_context=16")
-    options = (*options, "context_curve.first_context=8", "context_curve.step=8", "context_curve.n_positions=20")
     train(tiny_config(tmp_path, *options), tmp_path / "a")
     train(tiny_config(tmp_path, *options, "optimizer.lr=1e-5"), tmp_path / "b")
     curves = ("validation.jsonl", "context_curve.jsonl", "metrics.csv")

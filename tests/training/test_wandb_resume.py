@@ -26,8 +26,7 @@ OPTIONS = (
     "evaluation.max_segments=3",
     "resume=auto",
     "model.dropout=0.2",
-    *(f"context_curve.{option}" for option in ("every_n_steps=6", "first_context=2", "step=2", "max_context=8")),
-    "context_curve.n_positions=10",
+    *("context_curve.every_n_steps=6", "context_curve.max_context=8"),
 )
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 EXPECTED = {"train/nll": range(2, 25, 2), "val/nll": (9, 18, 24), "context/bpc/2": range(6, 25, 6), "test/nll": (24,)}

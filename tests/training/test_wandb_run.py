@@ -17,7 +17,7 @@ from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.loggers import arm, run_name, upload_line
 from txl_lightning.training.run import train
 
-CONTEXTS = ("first_context=2", "step=2", "max_context=8", "n_positions=10", "every_n_steps=6")
+CONTEXTS = ("max_context=8", "every_n_steps=6")
 CURVES = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
 GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.log_every_n_steps=4")
 

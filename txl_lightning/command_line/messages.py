@@ -36,7 +36,7 @@ OF_LIBRARIES = {
 }
 
 OF_LIGHTNING = (  # names of Lightning's Trainer and of other frames, and what to use here
-    ("accumulate_grad_batches", "trainer.column_chunks=N divides data.batch_size, which is the batch of a step"),
+    ("accumulate_grad_batches", "trainer.stream_groups=N divides data.batch_size, which is the batch of a step"),
     ("gradient_clip_val gradient_clip_algorithm max_grad_norm", "optimizer.clip_norm=NORM"),
     ("max_epochs min_epochs min_steps num_epochs epochs", "trainer.max_steps=N"),
     ("max_time", "'trainer.callbacks=[{_target_: lightning.pytorch.callbacks.Timer, duration: {hours: 1}}]'"),

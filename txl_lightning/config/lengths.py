@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
@@ -104,6 +105,34 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         value = getattr(evaluation, name)
         lengths[name] = getattr(config.model, name) if value is None else value
     return lengths
+
+
+def with_segment_len(evaluation: EvaluationConfig, segment_len: int) -> EvaluationConfig:
+    """Return the options with another segment length; `max_segments` still covers at least the tokens as before."""
+    stop = evaluation.max_segments
+    stop = None if stop is None else -(-stop * evaluation.segment_len // segment_len)
+    return replace(evaluation, segment_len=segment_len, max_segments=stop)
+
+
+def in_windows(config: Config) -> Config:
+    """Return the config with windows in place of segments for validation and test, if these have no memory.
+
+    Without memory the first tokens of a segment would be scored with hardly any context. A window of W tokens, the
+    segment of `evaluation`, scores its last max(1, W // 4) tokens instead: every token sees at least three quarters of
+    W. `max_segments` and `trainer.val_max_segments` still cover the same tokens. A config with a memory, with an
+    extended context of its own (also 0, for bare segments) or a recurrent model stays as it is.
+    """
+    evaluation, W = config.evaluation, config.evaluation.segment_len
+    mem_len = config.memory.mem_len if evaluation.mem_len is None else evaluation.mem_len
+    carried = bool(mem_len or config.memory.n_tokens) or not isinstance(config.model, TransformerXLModelConfig)
+    if carried or evaluation.ext_len is not None or extended_context(config) or W < 2:
+        return config
+    scored = max(1, W // 4)
+    trainer, stop = config.trainer, config.trainer.val_max_segments
+    if stop is not None:
+        trainer = replace(trainer, val_max_segments=-(-stop * W // scored))
+    windows = replace(with_segment_len(evaluation, scored), ext_len=W - scored)
+    return replace(config, evaluation=windows, trainer=trainer)
 
 
 def longest_trained_distance(config: Config) -> int:

@@ -19,7 +19,7 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 
 COUNTS = (  # at least 1, or null where that has a meaning
     *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
-    *("trainer.column_chunks", "trainer.num_threads", "trainer.log_every_n_steps"),
+    *("trainer.stream_groups", "trainer.num_threads", "trainer.log_every_n_steps"),
     *("trainer.val_every_n_steps", "trainer.val_max_segments", "checkpoint.every_n_steps"),
     *("checkpoint.keep_every_n_steps", "evaluation.batch_size", "evaluation.segment_len", "evaluation.max_segments"),
 )
@@ -268,8 +268,8 @@ class TrainerConfig:
     """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
     `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
-    `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
-    over that many parts of each process's columns. `num_threads` null means as many CPU threads as this size pays
+    `devices` processes on each of `num_nodes` machines share the global batch. `stream_groups` accumulates gradients
+    over that many groups of each process's streams. `num_threads` null means as many CPU threads as this size pays
     for (`runs.threads`), stated in `config.yaml`. `attention` is the kernel of training and validation: default,
     the fastest exact one on the device, or flex. `val_every_n_steps` null validates at the end of every epoch. The last
     step of a run is validated in any case.
@@ -281,7 +281,7 @@ class TrainerConfig:
     accelerator: str = "cpu"
     devices: int = 1
     num_nodes: int = 1
-    column_chunks: int = 1
+    stream_groups: int = 1
     precision: str = "32-true"
     num_threads: int | None = None
     compile: bool = False
@@ -298,30 +298,25 @@ class TrainerConfig:
 class CheckpointConfig:
     """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
 
-    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory. Every
-    `keep_every_n_steps` steps (null: never) the weights are kept in `step{N}.ckpt`, for measurements over training.
+    Every `keep_every_n_steps` steps (null: never) the weights are kept in `step{N}.ckpt`, for measurements over
+    training.
     """
 
     enabled: bool = True
     every_n_steps: int = 500
     keep_every_n_steps: int | None = None
-    memory: bool = True
 
 
 @dataclass
 class ContextCurveConfig:
     """Node `context_curve`: validation loss with exactly c tokens of context, and RECL, during training.
 
-    Measured every `every_n_steps` steps (null: never) at `n_positions` positions of the split in blocks, for c from
-    `first_context` to `max_context` by `step`; RECL on the `fractions` of hardest positions.
+    Measured every `every_n_steps` steps (null: never) at 500 positions of the split in blocks, for eight c up to
+    `max_context`; RECL on the hardest 10 %, 50 % and all of the positions.
     """
 
     every_n_steps: int | None = None
-    first_context: int = 16
-    step: int = 16
     max_context: int = 128
-    n_positions: int = 500
-    fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
 
 
 def _of_wandb(variable: str, default: str | None) -> Any:
@@ -443,6 +438,9 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: their values without effect, None for all
     "trainer.max_nonfinite_steps": None,
+    "trainer.column_chunks": None,
+    "checkpoint.memory": None,
+    **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
     "model.sink": (False,),
     "model.residual": ("sum",),
     "model.forget_gate": (False,),

@@ -1,4 +1,4 @@
-"""Streams of segments: contiguous columns of a corpus, or sentences in a new order every epoch (lm1b)."""
+"""Streams of segments: contiguous parts of a corpus, or sentences in a new order every epoch (lm1b)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 
         Args:
             segment_len: T of the parts.
-            ext_len: tokens of extended context in front of each part (fewer at a column's start).
+            ext_len: tokens of extended context in front of each part (fewer at a stream's start).
         """
         n_targets, parts = self.targets.shape[1], []
         before = self.tokens.shape[1] - n_targets
@@ -44,12 +44,12 @@ class Segment(NamedTuple):
         return parts
 
 
-def part_of_columns(n_columns: int, part: int, n_parts: int) -> tuple[int, int]:
-    """Return the first column and the end of one of n parts of neighbouring columns; the first parts may have one more.
+def part_of_streams(n_streams: int, part: int, n_parts: int) -> tuple[int, int]:
+    """Return the first stream and the end of one of n parts of neighbouring streams; the first parts may have one more.
 
-    22 columns in 8 parts are 3, 3, 3, 3, 3, 3, 2, 2.
+    22 streams in 8 parts are 3, 3, 3, 3, 3, 3, 2, 2.
     """
-    size, more = divmod(n_columns, n_parts)
+    size, more = divmod(n_streams, n_parts)
     first = part * size + min(part, more)
     return first, first + size + (part < more)
 
@@ -58,20 +58,20 @@ def part_of_columns(n_columns: int, part: int, n_parts: int) -> tuple[int, int]:
 class Streams(ABC):
     """Columns of text as an iterable of `Segment` with a length and a position that can be saved and restored.
 
-    Rank r of W reads part r of the columns (`part_of_columns`): those of all ranks together are the columns of a single
-    process. In a column every token but the first is a target exactly once, in order. A segment depends on its index
+    Rank r of W reads part r of the streams (`part_of_streams`): those of all ranks together are the streams of a single
+    process. In a stream every token but the first is a target exactly once, in order. A segment depends on its index
     and the epoch only, so that an iteration can resume anywhere.
 
     Args:
         tokens: the whole split, one-dimensional.
         batch_size: B, global.
         segment_len: T.
-        ext_len: tokens of extended context in front of every segment (fewer at a column's start).
+        ext_len: tokens of extended context in front of every segment (fewer at a stream's start).
         rank: r.
         world_size: W.
 
     Raises:
-        OptionError: B is less than W, or a column is too short.
+        OptionError: B is less than W, or a stream is too short.
     """
 
     tokens: np.ndarray = field(repr=False)
@@ -80,7 +80,7 @@ class Streams(ABC):
     ext_len: int = 0
     rank: int = 0
     world_size: int = 1
-    column_starts: NDArray[np.int64] = field(init=False, repr=False)
+    stream_starts: NDArray[np.int64] = field(init=False, repr=False)
     text_len: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,13 +89,13 @@ class Streams(ABC):
         require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
         allowed = f"gives 0 of {len(self.tokens)} tokens per stream; at least 2 are needed"
         require(self.batch_size <= len(self.tokens), "batch_size", self.batch_size, allowed)
-        self.columns = np.arange(*part_of_columns(self.batch_size, self.rank, self.world_size))
+        self.own = np.arange(*part_of_streams(self.batch_size, self.rank, self.world_size))
         self.position = self._start = 0
-        self.n_targets_of_column = self._measure()
+        self.targets_per_stream = self._measure()
 
     @abstractmethod
     def _measure(self) -> int:
-        """Set `column_starts`, [B], and `text_len`, and return the number of targets of a column.
+        """Set `stream_starts`, [B], and `text_len`, and return the number of targets of a stream.
 
         Raises:
             OptionError: it is too short.
@@ -103,17 +103,17 @@ class Streams(ABC):
 
     @property
     def n_targets(self) -> int:
-        """Number of targets in one epoch of this rank's columns."""
-        return len(self.columns) * self.n_targets_of_column
+        """Number of targets in one epoch of this rank's streams."""
+        return len(self.own) * self.targets_per_stream
 
     @property
     def left_out(self) -> dict[str, int]:
         """Number of tokens of the split that are not a target on any rank, by reason.
 
-        `first_of_streams`: first tokens of columns that are in no other column; `trimmed`: ends of columns, and tokens
-        that do not fill all columns evenly.
+        `first_of_streams`: first tokens of streams that are in no other stream; `trimmed`: ends of streams, and tokens
+        that do not fill all streams evenly.
         """
-        n_targets, starts = self.n_targets_of_column, self.column_starts
+        n_targets, starts = self.targets_per_stream, self.stream_starts
         firsts = 1 + int((starts[1:] != starts[:-1] + n_targets).sum())
         return {"first_of_streams": firsts, "trimmed": self.text_len - self.batch_size * n_targets - firsts}
 
@@ -124,20 +124,20 @@ class Streams(ABC):
     def _positions(self, index: int, ext_len: int) -> NDArray[np.int64]:
         """Return the positions in the split of a segment's tokens and of its last target, [B, E + T + 1]."""
         start = index * self.segment_len
-        places = np.arange(max(0, start - ext_len), min(start + self.segment_len, self.n_targets_of_column) + 1)
-        return self._in_split(self.column_starts[self.columns][:, None] + places)
+        places = np.arange(max(0, start - ext_len), min(start + self.segment_len, self.targets_per_stream) + 1)
+        return self._in_split(self.stream_starts[self.own][:, None] + places)
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the split of places in the order of reading."""
         return places
 
     def __len__(self) -> int:
-        return -(-self.n_targets_of_column // self.segment_len)
+        return -(-self.targets_per_stream // self.segment_len)
 
     def __getitem__(self, index: int) -> Segment:
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
         window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap").astype(np.int64)
-        window_BT, n_targets = torch.from_numpy(window), self.n_targets_of_column - index * self.segment_len
+        window_BT, n_targets = torch.from_numpy(window), self.targets_per_stream - index * self.segment_len
         return Segment(window_BT[:, :-1], window_BT[:, -min(self.segment_len, n_targets) :], index)
 
     def __iter__(self) -> Iterator[Segment]:
@@ -168,9 +168,9 @@ class Streams(ABC):
 
 @dataclass(eq=False)
 class OrderedStreams(Streams):
-    """Streams that read a corpus in its own order: B contiguous columns of n // B tokens; the rest is trimmed.
+    """Streams that read a corpus in its own order: B contiguous parts of n // B tokens; the rest is trimmed.
 
-    Column b begins at token (start + b (n // B)) mod n; a column that reaches the end of the text continues at its
+    Stream b begins at token (start + b (n // B)) mod n; a stream that reaches the end of the text continues at its
     first token. The last segment may be shorter. The other arguments and the errors are those of `Streams`.
 
     Args:
@@ -180,12 +180,12 @@ class OrderedStreams(Streams):
     seed: int | None = field(default=None, kw_only=True)
 
     def _measure(self) -> int:
-        self.text_len, column_len = len(self.tokens), len(self.tokens) // self.batch_size
-        allowed = f"gives {column_len} of {self.text_len} tokens per stream; at least 2 are needed"
-        require(column_len >= 2, "batch_size", self.batch_size, allowed)
+        self.text_len, stream_len = len(self.tokens), len(self.tokens) // self.batch_size
+        allowed = f"gives {stream_len} of {self.text_len} tokens per stream; at least 2 are needed"
+        require(stream_len >= 2, "batch_size", self.batch_size, allowed)
         start = 0 if self.seed is None else int(np.random.default_rng(self.seed).integers(self.text_len))
-        self.column_starts = start + np.arange(self.batch_size) * column_len
-        return column_len - 1
+        self.stream_starts = start + np.arange(self.batch_size) * stream_len
+        return stream_len - 1
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         return places % self.text_len
@@ -195,13 +195,13 @@ class OrderedStreams(Streams):
 class ShuffledStreams(Streams):
     """Streams over a corpus of unordered sentences.
 
-    Every sentence begins with `<S>`, and every column is filled sentence by sentence: `<S> a b <S> c d <S> …`. The end
+    Every sentence begins with `<S>`, and every stream is filled sentence by sentence: `<S> a b <S> c d <S> …`. The end
     of a sentence is predicted as the `<S>` of the next one. The original stores `<S>` at both ends of a sentence but
     never predicts the duplicate; here it is stored once.
 
-    The sentences in the epoch's order are cut into B consecutive columns of nearly equal length, each starting with a
-    sentence. All columns are read up to the length of the shortest one; the remaining tokens, fewer than the longest
-    sentence in each column, are left out. With shuffling the shortest length possible in any order is used, so that
+    The sentences in the epoch's order are cut into B consecutive streams of nearly equal length, each starting with a
+    sentence. All streams are read up to the length of the shortest one; the remaining tokens, fewer than the longest
+    sentence in each stream, are left out. With shuffling the shortest length possible in any order is used, so that
     `len` is the same in every epoch. Without (evaluation) it is the actual one, and the last segment may be shorter.
     The order depends on seed and epoch only, not on the segment length or W.
 
@@ -213,7 +213,7 @@ class ShuffledStreams(Streams):
     The other arguments are those of `Streams`.
 
     Raises:
-        OptionError: B is less than W, or there are too few sentences for B columns.
+        OptionError: B is less than W, or there are too few sentences for B streams.
     """
 
     starts: np.ndarray = field(kw_only=True, repr=False)
@@ -224,7 +224,7 @@ class ShuffledStreams(Streams):
         self.epoch, self.text_len = 0, len(self.tokens) + 1  # with the <S> after the last sentence
         self.lengths = np.diff(self.starts, append=len(self.tokens))
         self._order()
-        n_targets = int(np.diff(self.column_starts, append=len(self.tokens)).min())
+        n_targets = int(np.diff(self.stream_starts, append=len(self.tokens)).min())
         if self.shuffle:
             shortest = len(self.tokens) // self.batch_size - int(self.lengths.max(initial=0)) + 1
             n_targets = shortest // self.segment_len * self.segment_len
@@ -248,14 +248,14 @@ class ShuffledStreams(Streams):
         self._order()
 
     def _order(self) -> None:
-        """Compute the epoch's order of sentences, their ends in it, and the starts of columns."""
+        """Compute the epoch's order of sentences, their ends in it, and the starts of streams."""
         self._sentences = np.arange(len(self.starts))
         if self.shuffle:
             np.random.default_rng([self.seed, self.epoch]).shuffle(self._sentences)
         self._ends = np.cumsum(self.lengths[self._sentences])
         begins = np.concatenate([[0], self._ends])
         even = np.arange(self.batch_size) * len(self.tokens) // self.batch_size
-        self.column_starts = begins[np.searchsorted(begins, even)]
+        self.stream_starts = begins[np.searchsorted(begins, even)]
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the split; the `<S>` after the epoch's last sentence is after the last token."""

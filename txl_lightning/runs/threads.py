@@ -34,7 +34,7 @@ def useful_threads(n_parameters: int, n_layer: int, tokens: int, available: int)
 
 
 def _of_training(config: Config, n_parameters: int) -> int:
-    tokens = config.data.batch_size * config.data.segment_len // config.trainer.column_chunks
+    tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups
     return useful_threads(n_parameters, config.model.n_layer, tokens, torch.get_num_threads())
 
 

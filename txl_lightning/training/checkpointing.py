@@ -12,15 +12,17 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from txl_lightning.config.architecture import LENGTHS
-from txl_lightning.config.lengths import evaluation_lengths
-from txl_lightning.config.schemas import Config, flat, plain
+from txl_lightning.config.lengths import evaluation_lengths, in_windows
+from txl_lightning.config.schemas import Config, flat, plain, stored
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.files import write_text
 from txl_lightning.model.checkpoints.contents import Each, check
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.storage import (
@@ -32,7 +34,7 @@ from txl_lightning.runs.storage import (
     write_checkpoint,
 )
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint, read_undamaged
-from txl_lightning.training.loggers import HISTORY, reported
+from txl_lightning.training.loggers import HISTORY, continues_in, reported
 from txl_lightning.training.module import MemoryHolder, steps_of
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -68,9 +70,8 @@ class Checkpoints(Callback):
     `last.ckpt` is written every n steps, after every validation, when the run is stopped and at its end.
     `previous.ckpt` is the `last.ckpt` before it, `best.ckpt` a copy of the one with the lowest validation loss. If
     a validation is due after a step, the checkpoint follows it; otherwise a resumed run would skip that
-    validation. On an exception a single process saves the state after the last completed step. With several ranks
-    nothing is saved then, because the other ranks wait in a collective. A failed write is reported and training
-    continues; those of the last validation are tried again at the end, where they must succeed.
+    validation. A failed write is reported and training continues; those of the last validation are tried again at the
+    end, where they must succeed.
 
     `step{N}.ckpt` is written every `checkpoint.keep_every_n_steps`: weights, config and vocabulary, enough for every
     evaluation. A run cannot resume from them. Those of an earlier run in this directory, or of steps that a resumed run
@@ -104,12 +105,10 @@ class Checkpoints(Callback):
         self.resumed_from = resumed_from = resumed.path if resumed else None
         self.saved_step = resumed.step if resumed else -1
         self.best: dict[str, Any] = NO_BEST
-        # Whether losses of earlier validations can be compared with those of this run; else the next one is the best.
-        self.best_counts = resumed is None or is_validated_alike(config, resumed, ranks)
-        self.continues_here = continues_in(directory.parent, resumed_from)
+        self.best_counts = resumed is not None and is_validated_alike(config, resumed, ranks)
+        self.continues_here = continues_in(directory.parent, resumed)
         self.last_is_good = self.continues_here and resumed_from is not None and resumed_from.name == LAST
         self.stale: tuple[str, ...] = ()  # files of an earlier run in this directory, removed by the first save
-        self.boundary: tuple[Any, ...] | None = None  # state after the last completed step
         self.incomplete = False  # whether a write failed at the last validation
 
     @property
@@ -156,7 +155,7 @@ class Checkpoints(Callback):
         names any more are removed after it is written. So a run that is killed leaves every checkpoint its memory.
         """
         error = None
-        if self.ranks.world_size == 1 or not self.options.memory:
+        if self.ranks.world_size == 1:
             return None
         name = self.ranks.first(f"step{trainer.global_step}-{uuid.uuid4().hex[:8]}")
         try:
@@ -209,22 +208,19 @@ class Checkpoints(Callback):
                 write_checkpoint(contents, self.directory / f"step{step}.ckpt")
         if step % self.options.every_n_steps == 0 and not self.validation_is_due(trainer):
             self.save(trainer)
-        # Weights and optimizer change at the very end of a step only, and a memory is an immutable value: no copies.
-        memory, streams = pl_module.training_memory, trainer.train_dataloader
-        self.boundary = (memory.memory, memory.next_number, RandomState.current(), streams.state_dict())  # type: ignore[union-attr]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        before, nll = (self.best, self.best_counts), pl_module.metrics["val/nll"]
-        if nll < self.best["nll"] or (math.isfinite(nll) and not self.best_counts):
-            self.best, self.best_counts = {"nll": nll, "step": trainer.global_step}, True
+        before, nll = self.best, pl_module.metrics["val/nll"]
+        if nll < before["nll"]:
+            self.best = {"nll": nll, "step": trainer.global_step}
         kept = self.save(trainer)
-        if kept and self.best is not before[0]:
+        if kept and self.best is not before:
             kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.directory / LAST))
         self.incomplete = not kept
         if not kept:
-            self.best, self.best_counts = before
+            self.best = before
 
     def finish(self, trainer: L.Trainer) -> None:
         """Try the writes after the last validation again, if one failed; all ranks must call this.
@@ -245,36 +241,11 @@ class Checkpoints(Callback):
             return True
         return False
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, *args: Any) -> None:
-        self.boundary = None  # from here to the end of the step, weights and counters do not match
-
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Save the state after the last completed step, unless the run was stopped on purpose."""
-        stopped = isinstance(exception, UserError) or not isinstance(exception, Exception)
-        if stopped or self.boundary is None or self.ranks.world_size > 1 or trainer.global_step == self.saved_step:
-            return
-        if trainer.state.stage == RunningStage.VALIDATING:
-            return
-        carried = pl_module.training_memory
-        carried.memory, carried.next_number, random_state, streams = self.boundary
-        RandomState.set(random_state)
-        trainer.train_dataloader.load_state_dict(streams)  # type: ignore[union-attr]
-        discard_unfinished_batch(trainer)
-        self.save(trainer)
-
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_counts": self.best_counts}
+        return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"]
-        self.best_counts = self.best_counts and state_dict.get("best_counts", True)
-
-
-def discard_unfinished_batch(trainer: L.Trainer) -> None:
-    """Reset the fit loop's counters (private in Lightning) to the last completed batch, as a resumed run does."""
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    for counters in (progress.total, progress.current):
-        counters.reset_on_restart()
+        self.best = state_dict["best"] if self.best_counts and state_dict.get("best_counts", True) else NO_BEST
 
 
 class RandomState(Callback):
@@ -360,27 +331,28 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
     return max(steps, key=lambda path: steps[path], default=None), messages
 
 
-def continues_in(directory: Path, resumed_from: Path | None) -> bool:
-    """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
-    return resumed_from is not None and resumed_from.parent.resolve() == (directory / "checkpoints").resolve()
+def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None) -> None:
+    """Create the run directory with `config.yaml` and `tokenizer.json`; remove what an earlier run left there.
 
-
-def clear_earlier_run(config: Config, directory: Path) -> None:
-    """Remove metrics and curves of an earlier run in the directory of a new one, and tell the user.
-
-    Its checkpoints are removed by the new run's first one. With `resume=auto` the rows of W&B stay: a session that was
-    killed before its first checkpoint is the same run.
+    Metrics and curves of another run are removed, and the user is told. Its checkpoints are removed by the new run's
+    first one. With `resume=auto` the rows of W&B stay: a session that was killed before its first checkpoint is the
+    same run.
     """
-    names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png"]
-    names += [HISTORY] if config.resume != "auto" else []
-    found = [directory / name for name in names if (directory / name).exists()]
-    if found or (directory / "checkpoints" / LAST).exists():
-        what = "which this one replaces"
-        if not config.checkpoint.enabled:
-            what = "whose curves this one replaces; its checkpoints stay (checkpoint.enabled=false)"
-        print(f"{directory} holds an earlier run, {what}", file=sys.stderr, flush=True)
-    for path in found:
-        path.unlink()
+    if not continues_in(directory, resumed):
+        names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png"]
+        names += [HISTORY] if config.resume != "auto" else []
+        found = [directory / name for name in names if (directory / name).exists()]
+        if found or (directory / "checkpoints" / LAST).exists():
+            what = "which this one replaces"
+            if not config.checkpoint.enabled:
+                what = "whose curves this one replaces; its checkpoints stay (checkpoint.enabled=false)"
+            print(f"{directory} holds an earlier run, {what}", file=sys.stderr, flush=True)
+        for path in found:
+            path.unlink()
+    directory.mkdir(parents=True, exist_ok=True)
+    write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(stored(config))))
+    if tokenizer:
+        write_text(directory / "tokenizer.json", tokenizer)
 
 
 def is_validated_alike(config: Config, resumed: Checkpoint, ranks: Ranks) -> bool:
@@ -406,6 +378,7 @@ def is_validated_alike(config: Config, resumed: Checkpoint, ranks: Ranks) -> boo
 
 def _validation(config: Config) -> dict[str, Any]:
     """Return the options that decide which tokens a validation during training scores, and with which context."""
+    config = in_windows(config)
     lengths = {**evaluation_lengths(config), "segment_len": config.evaluation.segment_len}
     lengths["batch_size"] = config.evaluation.batch_size
     named = {f"evaluation.{name}": value for name, value in lengths.items()}
@@ -476,8 +449,8 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
         resumed.require(done == resumed.step, f"has done {resumed.step} steps, and {done} in its loops")
         next_number = carried["next_number"]
         resumed.require(at in (0, next_number), f"is at segment {at}, and its memory at segment {next_number}")
-        columns, folder = module.config.data.batch_size, resumed.path.parent
-        MemoryHolder().load_state_dict(carried, folder, columns, module.ranks, module.model)
+        n_streams, folder = module.config.data.batch_size, resumed.path.parent
+        MemoryHolder().load_state_dict(carried, folder, n_streams, module.ranks, module.model)
     try:
         for of_rank in state["callbacks"]["RandomState"]["ranks"]:
             torch.Generator().set_state(of_rank["cpu"])

@@ -83,14 +83,14 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
     accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
     n_gpus = torch.cuda.device_count()
-    kept, chunks = checkpoint.keep_every_n_steps, trainer.column_chunks
+    kept, groups = checkpoint.keep_every_n_steps, trainer.stream_groups
     processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
-    enough = f"must be at least the {W} processes of {processes}, times trainer.column_chunks={chunks}"
+    enough = f"must be at least the {W} processes of {processes}, times trainer.stream_groups={groups}"
     visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
     k, recurrent = memory.gradient_segments, isinstance(config.model, RecurrentModelConfig)
     longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
     rules = [
-        ("data.batch_size", data.batch_size >= W * chunks, enough),
+        ("data.batch_size", data.batch_size >= W * groups, enough),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
         ("memory.gradient_segments", not (k and recurrent), longer),

@@ -20,9 +20,8 @@ from txl_lightning.config.schemas import Config, RecallData
 from txl_lightning.data.recall import configured
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError, check_count
 from txl_lightning.files import write_json
-from txl_lightning.measure.recl.effective_context import check_definition, even_contexts
 from txl_lightning.measure.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.measure.scoring.windows import position_blocks
 from txl_lightning.runs.metrics import (
@@ -87,7 +86,7 @@ class TrainingCurves(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Segment, *_: Any) -> None:
         n_tokens = batch.targets.numel()
         self.tokens += trainer.train_dataloader.batch_size * batch.targets.shape[1]  # type: ignore[union-attr]
-        self._shape = (batch.targets.shape[0], pl_module.segment_len or batch.targets.shape[1])
+        self._shape = (batch.targets.shape[0], min(pl_module.config.data.segment_len, batch.targets.shape[1]))
         self._nll_sum = self._nll_sum + pl_module.loss * n_tokens
         self._tokens += n_tokens
         if trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps:
@@ -107,7 +106,7 @@ class TrainingCurves(Callback):
             "train/peak_memory_bytes": self.ranks.largest(peak_memory(module.device)),
         }
         if module.compression_loss is not None:
-            (total,) = self.ranks.total(float(module.compression_loss) * module.weight)
+            (total,) = self.ranks.total(float(module.compression_loss) * module.share_of_batch)
             self.latest["train/compression_loss"] = total / self.ranks.world_size
         peak = peak_flops(module.device, str(trainer.precision))
         if peak is not None:
@@ -151,6 +150,7 @@ class TrainingCurves(Callback):
             self._nll_sum, self._tokens = (sum(part) for part in zip(*sums, strict=True))
 
 
+N_CONTEXTS, N_POSITIONS, FRACTIONS = 8, 500, [0.1, 0.5, 1.0]
 RECL_THRESHOLD = 0.01  # of appendix C
 
 
@@ -177,21 +177,21 @@ class ContextCurves(Callback):
     def __init__(self, config: Config, tokens: np.ndarray, directory: Path, curves: TrainingCurves) -> None:
         self.file, self.curves, self.data = CurveFile(directory / "context_curve.jsonl"), curves, config.data
         self.every_n_steps, self.tokens, options = config.context_curve.every_n_steps, tokens, config.context_curve
+        check_count("context_curve.every_n_steps", options.every_n_steps)
+        check_count("context_curve.max_context", options.max_context, least=N_CONTEXTS)
+        step = options.max_context // N_CONTEXTS
+        self.contexts = [step * (i + 1) for i in range(N_CONTEXTS)]
         try:
-            for name in ("every_n_steps", "first_context", "step"):
-                value = getattr(options, name)
-                require(value is None or value >= 1, name, value, "must be an integer >= 1")
-            self.contexts = even_contexts(options.first_context, options.max_context, options.step)
-            check_definition(self.contexts, options.fractions, RECL_THRESHOLD, bootstrap=0)
-            self.positions, blocks = position_blocks(len(tokens), options.n_positions, self.contexts)
+            n = max(1, min(N_POSITIONS, len(tokens) - options.max_context))
+            self.positions, blocks = position_blocks(len(tokens), n, self.contexts)
         except OptionError as error:
-            raise error.within("context_curve") from error
+            raise OptionError("context_curve.max_context", options.max_context, error.allowed) from error
         # Absolute positions reach as far as those of training; larger distances share one.
         lengths = {
             "trained_len": config.data.segment_len + extended_context(config),
             "clamp_len": trained_clamp(config),
         }
-        definition = {"fractions": options.fractions, "threshold": RECL_THRESHOLD, "bootstrap": 0}
+        definition = {"fractions": FRACTIONS, "threshold": RECL_THRESHOLD, "bootstrap": 0}
         self.given: dict[str, Any] = {"blocks": blocks, **lengths, **definition}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:

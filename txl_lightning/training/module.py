@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.config.schemas import Config
-from txl_lightning.data.streams import Segment, part_of_columns
+from txl_lightning.data.streams import Segment, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.model.checkpoints.contents import CheckpointError, check
@@ -65,7 +65,7 @@ class MemoryHolder:
         self.memory, self.next_number = memory, segment.number + 1
 
     def write_file(self, folder: Path, name: str, ranks: Ranks) -> None:
-        """Write this rank's columns to a file beside the checkpoint that will name those of all ranks.
+        """Write this rank's streams to a file beside the checkpoint that will name those of all ranks.
 
         Args:
             folder: folder of the checkpoint.
@@ -83,26 +83,26 @@ class MemoryHolder:
             write_checkpoint(self.memory.to("cpu").state_dict(), path)
             self.files = files
 
-    def state_dict(self, with_memory: bool = True) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return plain containers: the memory of a single process, or the `files` of several."""
         state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
-        if with_memory and self.files:
+        if self.files:
             state["files"] = self.files
-        elif with_memory and self.memory is not None:
+        elif self.memory is not None:
             state["memory"] = self.memory.to("cpu").state_dict()
         return state
 
     def load_state_dict(
-        self, state: dict[str, Any], folder: Path, n_columns: int, ranks: Ranks, model: Any = None
+        self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any = None
     ) -> None:
-        """Restore this rank's columns; the number of ranks may differ from the one that wrote the state.
+        """Restore this rank's streams; the number of ranks may differ from the one that wrote the state.
 
         Without a file that any rank needs, the memory of all ranks is empty.
 
         Args:
             state: as `state_dict` returned it; versions up to 0.2.0 stored the memory of all ranks in it.
             folder: folder of the checkpoint.
-            n_columns: B of all ranks.
+            n_streams: B of all ranks.
             ranks: the processes of the run.
             model: whose memory it must be; None for no check.
 
@@ -111,10 +111,10 @@ class MemoryHolder:
             CheckpointError: a state is not one of the model.
         """
         self.memory, self.next_number = None, state["next_number"]
-        first, end = part_of_columns(n_columns, ranks.rank, ranks.world_size)
-        parts, files, bounds = [state["memory"]], named_files({"training_memory": state}), [(0, n_columns)]
+        first, end = part_of_streams(n_streams, ranks.rank, ranks.world_size)
+        parts, files, bounds = [state["memory"]], named_files({"training_memory": state}), [(0, n_streams)]
         if files:
-            bounds = [part_of_columns(n_columns, part, len(files)) for part in range(len(files))]
+            bounds = [part_of_streams(n_streams, part, len(files)) for part in range(len(files))]
             needed = [n for n, (start, stop) in enumerate(bounds) if start < end and first < stop]
             paths, bounds = [folder / files[n] for n in needed], [bounds[n] for n in needed]
             if ranks.largest(not all(path.exists() for path in paths)):
@@ -124,7 +124,7 @@ class MemoryHolder:
             for part, (start, stop) in zip(parts, bounds, strict=True):
                 check_memory(part, model, start, stop)
         if parts[0]:
-            joined = join_columns([state_from_dict(part) for part in parts])
+            joined = join_streams([state_from_dict(part) for part in parts])
             self.memory = joined.columns(first - joined.first_column, end - joined.first_column)
 
 
@@ -152,16 +152,8 @@ def check_memory(found: Any, model: Model, start: int, stop: int) -> None:
         raise CheckpointError(f"training_memory.memory is not of {length} states of the streams {start} to {stop}")
 
 
-def column_chunks(segment: Segment, memory: State | None, n: int) -> Iterator[tuple[int, Segment, State | None]]:
-    """Yield n chunks of about B/n neighbouring columns: first column, segment and memory of each."""
-    for part in range(n):
-        first, end = part_of_columns(segment.tokens.shape[0], part, n)
-        chunk = segment._replace(tokens=segment.tokens[first:end], targets=segment.targets[first:end])
-        yield first, chunk, None if memory is None else memory.columns(first, end)
-
-
-def join_columns(memories: Sequence[State]) -> State:
-    """Join the memories of neighbouring columns."""
+def join_streams(memories: Sequence[State]) -> State:
+    """Join the memories of neighbouring streams."""
     return memories[0] if len(memories) == 1 else type(memories[0]).join(memories)  # type: ignore[arg-type]
 
 
@@ -184,7 +176,7 @@ class LanguageModelModule(L.LightningModule):
     """Trains and evaluates a language model on ordered streams.
 
     Training and evaluation have separate memories. Neither is a buffer (see `Memory`). `training_step` does the whole
-    step (manual optimization of Lightning): with `trainer.column_chunks` there are several backward passes in one.
+    step (manual optimization of Lightning): with `trainer.stream_groups` there are several backward passes in one.
 
     With `trainer.compile` training segments are scored through `torch.compile`, with a memory of static shape. While
     the memory fills, segments are scored uncompiled.
@@ -195,15 +187,14 @@ class LanguageModelModule(L.LightningModule):
         vocabulary: its level decides between bits per character and perplexity.
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
         ranks: the processes of the run.
-        segment_len: T, where a batch has several segments: they are scored one after the other, with the gradient
-            flowing through the memory among them (`memory.gradient_segments`); None for batches of one segment.
         bytes_per_token: mean by split, where a token has no bytes of its own (`data.bytes`).
 
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
-        loss: mean training loss of this rank's columns in the last step, in nats.
-        compression_loss: of this rank's columns in the last step; None without a compressed memory.
-        weight: W times this rank's share of the columns; the mean over ranks of weight · loss is the loss of the batch.
+        loss: mean training loss of this rank's streams in the last step, in nats.
+        compression_loss: of this rank's streams in the last step; None without a compressed memory.
+        share_of_batch: corrects DDP's mean for ranks with fewer streams: the mean over ranks of share_of_batch · loss
+            is the loss of the batch.
         gradient_norm: global norm before clipping in the last step.
         finite: whether loss and gradients of all steps were finite; a tensor on the device of the model, since reading
             it makes the CPU wait for a GPU.
@@ -216,13 +207,12 @@ class LanguageModelModule(L.LightningModule):
         vocabulary: Vocabulary,
         evaluation_lengths: dict[str, Any],
         ranks: Ranks = Ranks(),  # noqa: B008 - frozen
-        segment_len: int | None = None,
         bytes_per_token: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config, self.ranks, self.evaluation_lengths = model, config, ranks, evaluation_lengths
-        self.segment_len, self.bytes_per_token = segment_len, bytes_per_token or {}
+        self.bytes_per_token = bytes_per_token or {}
         self.level, byte_lengths = vocabulary.level, vocabulary.byte_lengths
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
@@ -234,7 +224,7 @@ class LanguageModelModule(L.LightningModule):
         self.score: Any = torch.compile(model.score) if config.trainer.compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
         self.compression_loss: Tensor | None = None
-        self.weight = 1.0
+        self.share_of_batch = 1.0
         self.finite = torch.tensor(True)
         self.metrics: dict[str, float] = {}
 
@@ -259,58 +249,48 @@ class LanguageModelModule(L.LightningModule):
     def add_gradients(self, batch: Segment) -> None:
         """Add the gradients of the loss of a segment, or of all segments of a step, and store the memory after it.
 
-        A backward pass for each chunk of columns frees its activations before the next one is scored. A chunk of b of
-        the B_r columns of rank r, of W, has the loss
+        A backward pass for each group of streams frees its activations before the next one is scored. A group of b of
+        the B_r streams of rank r, of W, has the loss
 
-            mean over its tokens · b / B_r · W · B_r / B        1 / chunks where all have the same number of columns
+            mean over its tokens · b / B_r · share_of_batch        share_of_batch = W · B_r / B
 
-        so that the gradient, which DDP averages over ranks, equals that of all B columns at once. The compression loss
+        so that the gradient, which DDP averages over ranks, equals that of all B streams at once. The compression loss
         is added: its gradient is that of the compressor alone, where the loss of the tokens has none.
         """
-        n, W, columns = self.config.trainer.column_chunks, self.ranks.world_size, len(batch.targets)
-        all_columns = self.config.data.batch_size if W > 1 else columns
-        rank_column, _ = part_of_columns(all_columns, self.ranks.rank, W)
-        self.weight = W * columns / all_columns
-        memory = self._memory_for(batch)
-        losses, compression_losses, memories = [], [], []
-        lengths = [segment.targets.shape[1] for segment in self._segments(batch)]
-        positions = [self._positions(T, self.global_step * len(lengths) + i) for i, T in enumerate(lengths)]
-        for first, chunk, chunk_memory in column_chunks(batch, memory, n):
-            nll_BP, chunk_memory = self._score(chunk, chunk_memory, positions)
-            part = columns / len(chunk.targets)
-            loss = total = nll_BP.mean() / part
+        n, W, B_r = self.config.trainer.stream_groups, self.ranks.world_size, len(batch.targets)
+        B = self.config.data.batch_size if W > 1 else B_r
+        self.share_of_batch = W * B_r / B
+        rank_first, _ = part_of_streams(B, self.ranks.rank, W)
+        memory, losses, compression_losses, memories = self._memory_before(batch), [], [], []
+        for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
+            group = batch._replace(tokens=batch.tokens[first:end], targets=batch.targets[first:end])
+            nll_BP, after = self._score(group, None if memory is None else memory.columns(first, end))
+            share = (end - first) / B_r
+            loss = total = nll_BP.mean() * share
             losses.append(loss.detach())
-            if getattr(chunk_memory, "compression_loss", None) is not None:
-                total = loss + chunk_memory.compression_loss / part
-                compression_losses.append(chunk_memory.compression_loss.detach() / part)
-                chunk_memory = replace(chunk_memory, compression_loss=None)
-            # A memory that starts here counts its columns from 0.
-            memories.append(replace(chunk_memory, first_column=rank_column + first))
+            if getattr(after, "compression_loss", None) is not None:
+                total = loss + after.compression_loss * share
+                compression_losses.append(after.compression_loss.detach() * share)
+                after = replace(after, compression_loss=None)
+            memories.append(replace(after, first_column=rank_first + first))  # a memory that starts here counts from 0
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
-                self.manual_backward(total * self.weight)
-        self.training_memory.store_after(batch, join_columns(memories))
+                self.manual_backward(total * self.share_of_batch)
+        self.training_memory.store_after(batch, join_streams(memories))
         self.loss = torch.stack(losses).sum()
         self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
 
-    def _positions(self, T: int, step: int) -> slice | Tensor:
-        positions = scored_positions(self.config.loss, T, self.config.seed, step)
-        return positions.to(self.device) if isinstance(positions, Tensor) else positions
-
-    def _segments(self, batch: Segment) -> list[Segment]:
-        """Return the segments of a batch, in their order."""
-        if self.segment_len is None:
-            return [batch]
-        return batch.split(self.segment_len, cast("Any", self.model).config.ext_len)
-
-    def _score(self, batch: Segment, memory: Any, positions: Sequence[slice | Tensor]) -> tuple[Tensor, Any]:
-        """Return the losses at the positions of every segment, [B, P], and the memory after the last one."""
-        counted, segments = [], self._segments(batch)
+    def _score(self, batch: Segment, memory: Any) -> tuple[Tensor, Any]:
+        """Return the losses at the positions that the training loss counts, [B, P], and the memory after the step."""
+        k, model, counted = self.config.memory.gradient_segments, cast("Any", self.model), []
+        segments = batch.split(self.config.data.segment_len, model.config.ext_len) if k else [batch]
         for i, segment in enumerate(segments):
-            if self.segment_len is not None:
-                memory = cast("Any", self.model).start_memory(len(segment.targets)) if memory is None else memory
+            if k:
+                memory = model.start_memory(len(segment.targets)) if memory is None else memory
                 memory = replace(memory, keeps_gradient=i + 1 < len(segments))
             nll_BT, memory = self._scorer_for(segment, memory)(segment.tokens, segment.targets, memory)
-            counted.append(nll_BT[:, positions[i]])
+            step = self.global_step * len(segments) + i
+            positions = scored_positions(self.config.loss, nll_BT.shape[1], self.config.seed, step)
+            counted.append(nll_BT[:, positions.to(self.device) if isinstance(positions, Tensor) else positions])
         return counted[0] if len(counted) == 1 else torch.cat(counted, dim=1), memory
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -319,11 +299,11 @@ class LanguageModelModule(L.LightningModule):
             super().manual_backward(loss, *args, **kwargs)
 
     def _gradients_of_this_rank(self) -> Any:
-        """Return a context in which gradients are not averaged over the ranks: the last chunk's backward does it."""
+        """Return a context in which gradients are not averaged over the ranks: the last group's backward does it."""
         strategy = self.trainer.strategy
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
-    def _memory_for(self, batch: Segment) -> Any:
+    def _memory_before(self, batch: Segment) -> Any:
         """Return the memory before a training segment, on its device; None at the start of an epoch."""
         memory, model = self.training_memory.load_for(batch), cast("Any", self.model)
         if memory is not None:
@@ -422,7 +402,7 @@ class LanguageModelModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training memory, or the names of its files."""
-        checkpoint["training_memory"] = self.training_memory.state_dict(self.config.checkpoint.memory)
+        checkpoint["training_memory"] = self.training_memory.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore this rank's slice of the training memory, and the number of steps; report a missing memory."""
@@ -434,7 +414,7 @@ class LanguageModelModule(L.LightningModule):
         if (memory.mem_len or memory.n_tokens) and holder.next_number and holder.memory is None:
             n_tokens = memory.mem_len + memory.compressed_len * memory.rate
             n_tokens = n_tokens or data.segment_len  # memory tokens are filled at its end
-            why = f"its files are not in {path.parent / MEMORY}" if "files" in carried else "checkpoint.memory=false"
+            why = f"its files are not in {path.parent / MEMORY}" if "files" in carried else "it was saved without"
             self.ranks.report(
                 f"resume={path} holds no training memory ({why}): it fills again over the next "
                 f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"

@@ -18,9 +18,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf import OmegaConf
 
-from txl_lightning.config.lengths import evaluation_lengths, extended_context, protocol_word, streams_start
+from txl_lightning.config.lengths import evaluation_lengths, extended_context, in_windows, protocol_word, streams_start
 from txl_lightning.config.schemas import Config, from_plain, plain, stored
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
@@ -29,7 +28,7 @@ from txl_lightning.distributed.environment import connect, environment
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, require
-from txl_lightning.files import write_json, write_text
+from txl_lightning.files import write_json
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.metrics import peak_memory
 from txl_lightning.runs.models import Model, architecture, make_model, require_room
@@ -42,16 +41,14 @@ from txl_lightning.training.checkpointing import (
     check_same_run,
     check_state,
     check_weights,
-    clear_earlier_run,
-    continues_in,
     describe_change,
     find_checkpoint,
     last_good,
+    prepare_directory,
 )
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks, resolve_accelerator, resolve_precision
 from txl_lightning.training.curves import ContextCurves, ProgressBar, ProgressFile, TrainingCurves
-from txl_lightning.training.custom import custom_callbacks, custom_logger
-from txl_lightning.training.loggers import continued_run, csv_logger, finish_wandb, start_wandb
+from txl_lightning.training.loggers import custom_callbacks, custom_logger, finish_wandb, make_logger
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals
 
@@ -122,70 +119,50 @@ class TrainingRun:
     trainer: L.Trainer
     curves: TrainingCurves
     checkpoints: Checkpoints | None
-    resumed_from: Path | None
+    resumed: Checkpoint | None
 
 
 def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
     """Build a run from its config and the checkpoint that it resumes from; create its directory.
 
-    Precisions and the number of threads are resolved here: they depend on the checkpoint.
+    Precision and number of threads are resolved here: they depend on the checkpoint.
 
     Raises:
         OptionError: an option, the corpus or a checkpoint is not usable.
     """
     resumed = find_checkpoint(config, directory, ranks)
-    resumed_from, step = (resumed.path, resumed.step) if resumed else (None, 0)
-    is_auto = config.trainer.precision == "auto"
-    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
-    if is_auto:
-        why = "as before" if resumed else "the fastest on this machine"
-        ranks.report(f"trainer.precision=auto: training with {config.trainer.precision}, {why}")
-        check_config(config)
-    own_callbacks = custom_callbacks(config)
+    config = _choose_precision(config, ranks, resumed)
+    own_callbacks = custom_callbacks(config)  # before the corpus, whose preparation may take long
     own_logger = None if ranks.rank or config.logger._target_ is None else custom_logger(config, directory)
     L.seed_everything(config.seed, verbose=False)
-    given, initial = None, None
-    if resumed and (config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")):
-        given = resumed.vocabulary  # without file and training
-    elif not resumed and config.initial_weights is not None:
+    initial = None
+    if resumed is None and config.initial_weights is not None:
         initial = read_checkpoint(config.initial_weights, option="initial_weights")
-        given = _kept_vocabulary(config, initial.vocabulary, ranks)
-    data = ranks.in_turn(lambda: make_data(config, given))
-    corpus, vocabulary = data.corpus, data.corpus.vocabulary
-    if given is not None and not resumed and any(corpus.unknown.values()):
-        shares = ", ".join(f"{share:.1%} of {split}" for split, share in corpus.unknown.items())
-        ranks.report(f"data={config.data.name}: what the vocabulary lacks is <unk>: {shares}")
-    if config.data.level == "ids" and given is None and config.data.vocab_size is None:
-        origin = getattr(config.data, "names", None) or f"the largest id of {corpus.name}, plus one"
-        ranks.report(f"data.vocab_size={len(vocabulary)}: {origin}")
+    data, vocabulary_given = _load_data(config, ranks, resumed, initial)
+    corpus = data.corpus
     model = _build_model(config, corpus, ranks, resumed or initial)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     config = resolve_threads(config, n_parameters, resumed.config if resumed else None)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
-    segment_len = config.data.segment_len if config.memory.gradient_segments else None
-    lengths, per_token = evaluation_lengths(config), corpus.bytes_per_token
-    module = LanguageModelModule(model, config, vocabulary, lengths, ranks, segment_len, per_token)
-    curves = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks)
-    contexts = None
-    if config.context_curve.every_n_steps is not None:
-        contexts = ContextCurves(config, corpus.splits["valid"], directory, curves)
-
-    new_record = {
+    lengths = evaluation_lengths(in_windows(config))
+    module = LanguageModelModule(model, config, corpus.vocabulary, lengths, ranks, corpus.bytes_per_token)
+    record = {
         "config": stored(config),
-        "vocabulary": vocabulary.state_dict(),
-        "vocabulary_given": given is not None,
+        "vocabulary": corpus.vocabulary.state_dict(),
+        "vocabulary_given": vocabulary_given,
         "corpus": corpus.checksum,
         "wandb_id": None,
     }
+    curves = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks)
     checkpoints = None
     if config.checkpoint.enabled:
-        folder = directory / "checkpoints"
-        checkpoints = Checkpoints(folder, config, ranks, new_record, resumed)
+        checkpoints = Checkpoints(directory / "checkpoints", config, ranks, record, resumed)
+    contexts = config.context_curve.every_n_steps is not None
     callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
         FiniteLoss(config, ranks, checkpoints),
         curves,
-        contexts,
+        ContextCurves(config, corpus.splits["valid"], directory, curves) if contexts else None,
         RandomState(ranks, config.seed),
         ProgressBar(curves) if config.trainer.progress_bar else None,
         ProgressFile(directory, curves) if config.trainer.progress_file else None,
@@ -196,25 +173,45 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], resumed)
     if resumed is not None:
         check_state(resumed, trainer, module, data)
-    continues, wandb_id = continues_in(directory, resumed_from), continued_run(config, resumed)
     if ranks.rank == 0:
-        if not continues:
-            clear_earlier_run(config, directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(stored(config))))
-        if vocabulary.tokenizer:
-            write_text(directory / "tokenizer.json", vocabulary.tokenizer)
-        trainer.logger = own_logger
+        prepare_directory(config, directory, resumed, corpus.vocabulary.tokenizer)
+        trainer.logger = own_logger or make_logger(config, directory, resumed, n_parameters)
         if own_logger is not None:
             own_logger.log_hyperparams(plain(config))
-        elif config.logger.name == "csv":
-            trainer.logger = csv_logger(directory, step)
-        elif config.logger.name == "wandb":
-            from_step = step if continues or config.resume == "auto" else None
-            trainer.logger = start_wandb(config, directory, n_parameters, from_step, wandb_id)
-            wandb_id = trainer.logger.experiment.id
-    new_record["wandb_id"] = wandb_id
-    return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, resumed_from)
+        if isinstance(trainer.logger, WandbLogger):
+            record["wandb_id"] = trainer.logger.experiment.id
+    return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, resumed)
+
+
+def _choose_precision(config: Config, ranks: Ranks, resumed: Checkpoint | None) -> Config:
+    """Return the config with the precision of the resumed run, or the fastest one, in place of `auto`."""
+    is_auto = config.trainer.precision == "auto"
+    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
+    if is_auto:
+        why = "as before" if resumed else "the fastest on this machine"
+        ranks.report(f"trainer.precision=auto: training with {config.trainer.precision}, {why}")
+        check_config(config)
+    return config
+
+
+def _load_data(
+    config: Config, ranks: Ranks, resumed: Checkpoint | None, initial: Checkpoint | None
+) -> tuple[StreamsDataModule, bool]:
+    """Return the data, and whether its vocabulary is that of a checkpoint and not made of the text."""
+    given = None
+    if resumed and (config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")):
+        given = resumed.vocabulary  # without file and training
+    elif initial:
+        given = _kept_vocabulary(config, initial.vocabulary, ranks)
+    data = ranks.in_turn(lambda: make_data(config, given))
+    corpus = data.corpus
+    if given is not None and not resumed and any(corpus.unknown.values()):
+        shares = ", ".join(f"{share:.1%} of {split}" for split, share in corpus.unknown.items())
+        ranks.report(f"data={config.data.name}: what the vocabulary lacks is <unk>: {shares}")
+    if config.data.level == "ids" and given is None and config.data.vocab_size is None:
+        origin = getattr(config.data, "names", None) or f"the largest id of {corpus.name}, plus one"
+        ranks.report(f"data.vocab_size={len(corpus.vocabulary)}: {origin}")
+    return data, given is not None
 
 
 def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDataModule:
@@ -229,7 +226,7 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDa
     """
     marked = config.memory.reset == "document"
     data = replace(config.data, segment_len=config.data.segment_len * (config.memory.gradient_segments + 1))
-    return StreamsDataModule(data, config.evaluation, extended_context(config), vocabulary, marked)
+    return StreamsDataModule(data, in_windows(config).evaluation, extended_context(config), vocabulary, marked)
 
 
 def _kept_vocabulary(config: Config, vocabulary: Vocabulary, ranks: Ranks) -> Vocabulary | None:
@@ -255,7 +252,7 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
     if isinstance(model, TransformerXL):
         model.use_attention(config.trainer.attention)
     try:
-        model.with_lengths(**evaluation_lengths(config))
+        model.with_lengths(**evaluation_lengths(in_windows(config)))
     except OptionError as error:
         raise error.within("evaluation") from error
     if found is not None and found.option == "resume":
@@ -272,9 +269,6 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
         change = describe_change(found.vocabulary, vocabulary, model)
         if change:
             ranks.report(f"initial_weights={config.initial_weights}: {change}")
-    if not config.checkpoint.memory and (config.memory.mem_len or config.memory.n_tokens):
-        consequence = "a run that resumes starts with an empty memory and will differ from an uninterrupted one"
-        ranks.report(f"checkpoint.memory=false: {consequence}")
     # Lightning converts the model after it has restored the weights, which float32 would round.
     return model.double() if config.trainer.precision == "64-true" else model
 
@@ -298,7 +292,7 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], r
         max_steps=options.max_steps,
         val_check_interval=options.val_every_n_steps,
         check_val_every_n_epoch=None if options.val_every_n_steps else 1,
-        limit_val_batches=options.val_max_segments,
+        limit_val_batches=in_windows(config).trainer.val_max_segments,
         log_every_n_steps=options.log_every_n_steps,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
@@ -324,7 +318,7 @@ def fit(run: TrainingRun) -> None:
     Raises:
         UserError: the last state cannot be saved.
     """
-    run.trainer.fit(run.module, datamodule=run.data, ckpt_path=run.resumed_from)
+    run.trainer.fit(run.module, datamodule=run.data, ckpt_path=run.resumed.path if run.resumed else None)
     if run.checkpoints is not None:
         run.checkpoints.finish(run.trainer)
 

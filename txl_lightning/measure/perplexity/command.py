@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from txl_lightning.config.lengths import in_windows, with_segment_len
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus
 from txl_lightning.errors import UserError, require
@@ -31,7 +32,6 @@ from txl_lightning.measure.scoring.protocols import (
     ScoringProtocol,
     SlidingWindowProtocol,
     StateReuse,
-    with_segment_len,
 )
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_unit, shown_units
@@ -229,7 +229,7 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
     if limited.max_segments is not None:  # as many tokens with other streams, too
         batch_size = chosen.get("batch_size", own.batch_size)
         limited = replace(limited, max_segments=-(-limited.max_segments * own.batch_size // batch_size))
-    evaluation = replace(limited, **chosen)
+    evaluation = in_windows(replace(trained.config, evaluation=replace(limited, **chosen))).evaluation
     clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
     cached = options.cached and not options.dynamic.on  # keys and values would be those of earlier weights
     return StateReuse(trained, corpus, evaluation, cached, clamped=clamped, **common)

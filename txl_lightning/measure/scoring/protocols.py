@@ -19,6 +19,7 @@ from txl_lightning.config.lengths import (
     protocol_word,
     streams_start,
     trained_clamp,
+    with_segment_len,
 )
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpus import Corpus
@@ -368,11 +369,3 @@ class SlidingWindowProtocol(ScoringProtocol):
     def description(self) -> str:
         window, stride = self.sizes()
         return f"sliding window {window}, stride {stride}, one stream {self.streams_start}"
-
-
-def with_segment_len(evaluation: EvaluationConfig, segment_len: int) -> EvaluationConfig:
-    """Return the options with another segment length; `max_segments` still covers at least the tokens as before."""
-    stop = evaluation.max_segments
-    if stop is not None:
-        stop = -(-stop * evaluation.segment_len // segment_len)
-    return replace(evaluation, segment_len=segment_len, max_segments=stop)
