@@ -225,8 +225,8 @@ def test_a_resumed_run_adds_its_seconds_and_tokens(tmp_path: Path, monkeypatch: 
     ("overrides", "expected"),
     [
         (("memory.start=zeros",), ("carried", "with a memory of zeros that are attended to")),
-        (("memory.start=zeros", "evaluation.mem_len=0"), ("segment only", "without context")),
-        (("memory=off", "evaluation.ext_len=4"), ("window", "without context")),
+        (("evaluation.mem_len=0", "evaluation.ext_len=0"), ("segment only", "without context")),
+        (("memory=off",), ("window", "without context")),
         (("model=lstm", "model.d_model=8"), ("carried", "without context")),
     ],
 )

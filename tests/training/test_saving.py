@@ -158,26 +158,6 @@ def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeyp
     assert steps(tmp_path / "c/checkpoints") == {"last.ckpt": 13}
 
 
-def test_an_exception_leaves_the_state_after_the_last_whole_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny_config(tmp_path, *OPTIONS, "model.dropout=0.2")
-    whole = trained(*OPTIONS, "model.dropout=0.2") / "run"
-    expected = read_file(whole / "checkpoints/last.ckpt")["state_dict"]
-
-    def seen(run: Path) -> list[dict[str, object]]:
-        lines = [(run / "metrics.json").read_text(), *(run / "validation.jsonl").read_text().splitlines()]
-        return [{**json.loads(line), **VARYING} for line in lines]
-
-    for method, at, saved in (("add_gradients", 7, 7), ("validation_step", 10, 8)):
-        broken(monkeypatch, method, at, config, tmp_path / method)
-        assert steps(tmp_path / method / "checkpoints")["last.ckpt"] == saved  # not step 10 without its validation
-        train(replace(config, resume="auto"), tmp_path / method)
-        last = read_file(tmp_path / method / "checkpoints/last.ckpt")["state_dict"]
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in last.items())
-        assert seen(tmp_path / method) == seen(whole)
-
-
 @pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.slow)])
 def test_a_validation_that_was_cut_short_is_made_after_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
@@ -225,36 +205,19 @@ def test_losses_of_another_validation_are_not_compared(
     train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
     assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 10
     changed = (*OPTIONS, "resume=auto", "evaluation.mem_len=0")
-    last = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
-    assert last["best_counts"] is True
     capsys.readouterr()
     train(tiny_config(tmp_path, *changed, "trainer.max_steps=14"), tmp_path / "run")
     said = capsys.readouterr().err
     assert "evaluation.mem_len is 0, and 8 in resume=" in said
     assert "the next validation makes a new best.ckpt" in said
-    assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 10  # no finite loss since
-    best = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
-    assert best["best_counts"] is False
+    last = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
+    assert last["best"]["step"] == -1  # no finite loss since
     train(tiny_config(tmp_path, *changed, "trainer.max_steps=17"), tmp_path / "run")
     assert "cannot be compared" not in capsys.readouterr().err  # the checkpoint before has the same options
     found = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
-    assert found == {"best": {"nll": found["best"]["nll"], "step": found["best"]["step"]}, "best_counts": True}
     assert found["best"]["step"] == steps(tmp_path / "run/checkpoints")["best.ckpt"] in (15, 17)
     of_best = read_file(tmp_path / "run/checkpoints/best.ckpt")["callbacks"]["Checkpoints"]
     assert of_best == found  # a run that is killed right after the validation goes on like this one
-
-
-def test_without_the_memory_a_checkpoint_is_smaller_and_says_what_that_means(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tiny_config(tmp_path, *OPTIONS, "checkpoint.memory=false"), tmp_path / "without")
-    assert "checkpoint.memory=false: a run that resumes starts with an empty memory" in capsys.readouterr().err
-    path = tmp_path / "without/checkpoints/last.ckpt"
-    assert path.stat().st_size < (trained(*OPTIONS) / "run/checkpoints/last.ckpt").stat().st_size
-    assert read_file(path)["training_memory"]["memory"] is None
-    train(tiny_config(tmp_path, *OPTIONS, f"resume={path}", "trainer.max_steps=16"), tmp_path / "b")
-    said = capsys.readouterr().err
-    assert "holds no training memory (checkpoint.memory=false): it fills again over the next 8 tokens" in said
 
 
 def test_a_memory_is_stored_in_its_own_precision_and_steps_are_without_autocast(

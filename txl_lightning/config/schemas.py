@@ -438,7 +438,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: their values without effect, None for all
     "trainer.max_nonfinite_steps": None,
-    "trainer.column_chunks": None,
     "checkpoint.memory": None,
     **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
     "model.sink": (False,),
@@ -460,6 +459,8 @@ def _without_gone(values: dict[str, Any]) -> dict[str, Any]:
             value = values[group].pop(name)
             if without_effect is not None and value not in without_effect:
                 raise UserError(f"its config has {option}={value}, which version 0.3.0 has and this one has not")
+    if "column_chunks" in values.get("trainer", {}):  # the name up to 0.3.0
+        values["trainer"]["stream_groups"] = values["trainer"].pop("column_chunks")
     return values
 
 

@@ -132,7 +132,6 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
         6 · B·T · (weights of the layers' matrices + D · columns of the softmax's head)
         + N · 6 · B·T · n · W · K        n products of W = H·E with each of K visible keys (Transformer-XL only)
         + N · 4 · (B·M · D · P·W + (M + T) · D · W)        keys and values of the memory; W_{k,R} of the distances
-        + N · 4 · B·M · D · H                              forget gates of the memory
 
     A product counts 2 forward, and 2 for each gradient: of the weight and of the input. Memory and distances need no
     gradient of the input. n counts the values, the queries with keys (a) and with distances (b); K = M + (T + 1) / 2,
@@ -156,7 +155,6 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
         distances = sum(one.position.weight.numel() for one in attention if one.position is not None)
         matrices -= distances
         keys_and_values = sum((one.n_key + 1) * width * D for one in attention)
-        keys_and_values += sum(one.forget.weight.numel() for one in attention if one.forget is not None)
         per_step += 4 * (batch_size * M * keys_and_values + (M + places) * distances)
         n_products = 1 + ("a" in terms) + ("b" in terms)
         n_visible = M + (places + 1) / 2 if config.attention_len is None else config.attention_len
