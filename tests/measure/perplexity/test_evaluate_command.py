@@ -54,7 +54,8 @@ def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_pa
     scores = set()
     for mem_len in (0, 8, 40):
         (line,) = run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"], mem_len=mem_len), tmp_path)
-        assert f"memory {mem_len}, segments of 8, 2 streams without context" in line
+        segments = "segments of 8" if mem_len else "extended context 6, segments of 2"  # windows of 8
+        assert f"memory {mem_len}, {segments}, 2 streams without context" in line
         scores.add(line.split()[2])
     assert len(scores) == 3
 
