@@ -40,15 +40,3 @@ def test_many_curves_look_different() -> None:
     seen = [(look["color"], look["marker"]) for look in islice(looks(), 43)]
     assert len(set(seen[:42])) == 42
     assert seen[42] == seen[0]
-
-
-def test_the_legend_stands_below_the_curves_and_takes_no_height_of_them(tmp_path: Path) -> None:
-    figure = new_figure()
-    axes, height = figure.add_subplot(), figure.get_figheight()
-    for i in range(12):
-        axes.plot([0, 1], [0, i], label=f"model {i}")
-    save_with_legend(figure, axes, tmp_path / "f")
-    (legend,) = figure.legends
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    assert legend.get_window_extent(renderer).y1 < axes.get_window_extent(renderer).y0
-    assert axes.get_window_extent(renderer).height > 0.7 * height * figure.dpi

@@ -1,17 +1,10 @@
 """Tables in Markdown and LaTeX."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.measure.recl.test_recl_report import results as recl_results
-from txl_lightning.command_line.multirun import write_results
-from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.jobs.folder import JobFolder
-from txl_lightning.measure.recl.report import write_report
 from txl_lightning.reporting.tables import latex_table, markdown_table
 
 
@@ -48,32 +41,6 @@ def test_a_name_stays_one_cell_without_markup() -> None:
     lines = [f"| {CELL} | loss |", "| --- | ---: |", f"| {CELL} | 1 |"]
     assert markdown_table([NAME, "loss"], [[NAME, "1"]]).splitlines() == lines
     assert latex_table(["model", "loss"], [["a\n\nb", "1"]]).splitlines()[4] == r"a b & 1 \\"
-
-
-def test_a_name_stays_one_cell_in_the_report_of_recl(tmp_path: Path) -> None:
-    """Escape names in titles, notes and groups: with another name of model, group or corpus nothing else differs."""
-    plain = recl_results()
-    named = json.loads(json.dumps(plain).replace('"a"', json.dumps(NAME)).replace('"text"', json.dumps(NAME)))
-    written = []
-    for results in (plain, named):
-        write_report(results, tmp_path, LoggerConfig(name="none"))
-        written.append((tmp_path / "recl.md").read_text())
-    assert "<script" not in written[1]
-    assert written[1].count(CELL) >= 10
-    assert [len(re.split(r"(?<!\\)\|", line)) for line in written[1].replace(CELL, "a").splitlines()] == [
-        len(re.split(r"(?<!\\)\|", line)) for line in written[0].splitlines()
-    ]
-
-
-def test_an_override_stays_one_cell_in_the_table_of_a_multirun(tmp_path: Path) -> None:
-    for number in range(2):
-        job = JobFolder(tmp_path / str(number))
-        words = [f"data.name={NAME}" if number else "data.name=b"]
-        job.begin({"objective": "val/nll", "overrides": words, "options": {"n": number}})
-        (job.path / "metrics.json").write_text(json.dumps({"val/nll": number}))
-    write_results(tmp_path)
-    table = (tmp_path / "multirun.md").read_text().splitlines()
-    assert table[2:] == ["| 0 | b | finished |", f"| 1 | {CELL} | finished |"]
 
 
 @pytest.mark.parametrize("folder", ["txl_lightning", "experiments", "sweeps"])

@@ -83,11 +83,6 @@ def test_the_json_holds_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mo
     assert f"{longest:,.0f}× (" in lines[3]
 
 
-def test_words_have_the_papers_vocabulary(tmp_path: Path) -> None:
-    found, _ = timed(tmp_path, levels=["word"], attention_lengths=[8], rounds=1)
-    assert found["models"]["word"].items() >= {"vocab_size": 267_735, "cutoffs": [20_000, 40_000, 200_000]}.items()
-
-
 def test_a_trained_model_has_its_own_sizes(runs: SmallRuns, tmp_path: Path) -> None:
     chosen = {**DEFAULTS, "levels": ["char", "word"], "attention_lengths": [20], "rounds": 1, "segment_len": 8}
     path = runs.checkpoint("relative")
