@@ -26,7 +26,7 @@ from experiments.engine.profiles import PROFILES, Setup
 from experiments.report.pages import assemble, write_report
 from experiments.sections import Section
 from experiments.tables import figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
-from txl_lightning.command_line.caches import usable_caches
+from txl_lightning.command_line import usable_caches
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError

@@ -75,7 +75,7 @@ BAD = f"""
 {TRAIN} -m hydra.sweep.dir=sweep seed=1,2 hydra.launcher.threads=100000 | hydra.launcher.threads=100000
 {TRAIN} -m hydra.sweep.dir=sweep seed=1,2 hydra.launcher.max_parallel=0 | hydra.launcher.max_parallel=0
 {TRAIN} --experimental-rerun=a.pickle                    | --experimental-rerun=a.pickle: is not supported
-{TRAIN} --config-dir nosuch                              | --config-dir=nosuch: is no folder
+{TRAIN} --config-dir nosuch                              | Additional config directory
 {TRAIN} --devices 2                                      | --devices: no such flag
 {TRAIN} experiment=nosuch                                | experiment=nosuch: must be one of
 evaluate checkpoint=CKPT num_threads=100000              | num_threads=100000: must be at most

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.in_process import run_txl
-from txl_lightning.command_line.caches import usable_caches
+from txl_lightning.command_line import usable_caches
 from txl_lightning.errors import notice
 from txl_lightning.files import expand
 

@@ -1,7 +1,6 @@
 """Ranks of one machine cannot be reached from another address."""
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -12,11 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.forked import start_module
-from tests.test_resumed_multirun import words
 from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.distributed.environment import connect
-from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import process_group
 from txl_lightning.errors import UserError
 
@@ -77,35 +74,3 @@ def test_nothing_of_two_ranks_listens_beyond_the_loopback(tmp_path: Path) -> Non
     thread.join(10)
     assert found, "gloo listens somewhere"
     assert all(address.startswith("127.") or address == "::1" for address in found), found
-
-
-def own_address() -> str:
-    """Return an address of this machine that others can reach, or skip."""
-    found = [a.address for of in psutil.net_if_addrs().values() for a in of if a.family == socket.AF_INET]
-    others = [address for address in found if not address.startswith("127.")]
-    return others[0] if others else pytest.skip("this machine has no address but the loopback")
-
-
-@pytest.mark.slow
-def test_nothing_of_a_running_training_is_reached_at_another_address(tmp_path: Path) -> None:
-    """Two ranks and the process that started them; their ports answer on the loopback, so they are the right ones."""
-    given = [word for word in words(tmp_path) if word != "-m" and "sweep" not in word]
-    given += ["trainer.devices=2", "trainer.max_steps=100000", "checkpoint.every_n_steps=2"]
-    command = start_module(tmp_path, "txl_lightning.cli", *given, f"hydra.run.dir={tmp_path / 'run'}")
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "run/checkpoints/last.ckpt").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    parent = psutil.Process(command.pid)
-    sockets = [found for one in (parent, *parent.children(recursive=True)) for found in one.net_connections("inet")]
-    ports = {found.laddr.port for found in sockets if found.status == psutil.CONN_LISTEN}
-    answered = []
-    for address in ("127.0.0.1", "127.0.0.2", own_address()):
-        for port in ports:
-            with socket.socket() as caller:
-                caller.settimeout(2)
-                answered += [address] if caller.connect_ex((address, port)) == 0 else []
-    command.send_signal(signal.SIGTERM)
-    done = command.finish()
-    assert done.returncode == 143, done.stderr
-    assert answered == ["127.0.0.1"] * len(ports)
-    assert ports

@@ -2,20 +2,10 @@
 
 import pytest
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobStatus
 
-from hydra_plugins.txl_process_launcher._multirun_job import add_singletons, job_error, returned
+from hydra_plugins.txl_process_launcher._multirun_job import add_singletons
 from txl_lightning.command_line.messages import hydra_parser
 from txl_lightning.errors import UserError
-
-
-def test_a_failed_job_raises_its_error_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    error, done = ValueError("of the job"), returned([], 3)
-    failed = returned(["seed=1"], error)
-    assert (failed.status, job_error(failed), job_error(done), done.return_value) == (JobStatus.FAILED, error, None, 3)
-    with pytest.raises(ValueError, match="of the job"):
-        _ = failed.return_value
-    assert capsys.readouterr().err == ""
 
 
 def test_singletons_are_added_to_those_that_are_there() -> None:

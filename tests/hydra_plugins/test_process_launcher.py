@@ -73,14 +73,15 @@ def test_however_a_job_fails_the_others_run_and_the_sweeper_knows(tmp_path: Path
     status, _, errors = finish(app(tmp_path, f"do={ends}", "hydra.launcher.max_parallel=2"))
     assert status == 1
     assert len(jobs(tmp_path)) == 5
-    assert json.loads((tmp_path / "outcomes.json").read_text()) == {
-        "0": "as told",
-        "1": "LocalError: as told",
-        "2": "was killed by SIGKILL: see sweep/2/log.txt",
-        "3": "ended with exit status 7: see sweep/3/log.txt",
-        "4": None,
-    }
-    assert "ValueError: as told" in errors  # the first failure, raised by the sweeper
+    told = json.loads((tmp_path / "outcomes.json").read_text())
+    assert [line for line in told if line is None] == [None]
+    assert sorted(filter(None, told)) == [
+        "job 0 (do=raise): ValueError: as told (sweep/0/error.txt)",
+        "job 1 (do=raise\\ what\\ cannot\\ be\\ pickled): LocalError: as told (sweep/1/error.txt)",
+        "job 2 (do=be killed): was killed by SIGKILL: see sweep/2/log.txt",
+        "job 3 (do=exit): ended with exit status 7: see sweep/3/log.txt",
+    ]
+    assert "JobError: ValueError: as told" in errors  # the first failure
     assert "in job" in (tmp_path / "sweep/0/error.txt").read_text()
 
 
@@ -103,14 +104,13 @@ def test_options_that_mean_nothing_are_refused(options: tuple[Any, ...], named: 
 
 
 @pytest.mark.parametrize(
-    ("words", "n_jobs"),
-    [(["seed=range(0,100000000)"], 10**8), (["a=range(200)", "b=choice(1,2,3)", "c=range(1,3,0.1)"], 200 * 3 * 20)],
+    "words", [["seed=range(0,100000000)"], ["a=range(200)", "b=choice(1,2,3)", "c=range(1,3,0.1)"]]
 )
-def test_a_grid_of_too_many_jobs_is_refused_before_it_is_listed(words: list[str], n_jobs: int, tmp_path: Path) -> None:
+def test_a_grid_of_too_many_jobs_is_refused_before_it_is_listed(words: list[str], tmp_path: Path) -> None:
     sweeper = {"_target_": "hydra._internal.BasicSweeper"}
     config = {"sweeper": sweeper, "overrides": {"task": words}, "sweep": {"dir": str(tmp_path / "sweep")}}
     setup = {"hydra_context": Mock(), "task_function": Mock(), "config": OmegaConf.create({"hydra": config})}
-    with pytest.raises(OptionError, match=f"the grid has {n_jobs:,} jobs, at most 10,000 are possible"):
+    with pytest.raises(OptionError, match="must be a shorter sweep: at most 10,000 jobs are possible"):
         ProcessLauncher(1, None, 1).setup(**setup)
 
 

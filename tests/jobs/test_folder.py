@@ -9,7 +9,7 @@ import pytest
 
 from txl_lightning.errors import UserError
 from txl_lightning.jobs import folder
-from txl_lightning.jobs.folder import JobFolder, JobPlaces
+from txl_lightning.jobs.folder import JobFolder, choose_folders
 
 OPTIONS = {"seed": 1, "optimizer.lr": 0.001}
 
@@ -34,13 +34,9 @@ def test_a_folder_of_another_job_or_of_another_run_is_refused(tmp_path: Path) ->
 def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     for number, seed in enumerate((1, 1, 2)):
         JobFolder(tmp_path / str(number)).begin(record([], {"seed": seed}))
-    places = JobPlaces(tmp_path, n_jobs=4)
     wanted = [tmp_path / str(i) for i in range(4)]
-    assert places.choose(wanted[0], {"seed": 2}) == tmp_path / "2"
-    assert places.choose(wanted[1], {"seed": 1}) == tmp_path / "1"
-    assert places.choose(wanted[2], {"seed": 1}) == tmp_path / "0"
-    assert places.choose(wanted[3], {"seed": 1}) == tmp_path / "3"
-    assert places.choose(wanted[0], {"seed": 5}) == tmp_path / "4"
+    jobs = [(wanted[i], {"seed": seed}) for i, seed in ((0, 2), (1, 1), (2, 1), (3, 1), (0, 5))]
+    assert choose_folders(tmp_path, jobs) == [tmp_path / name for name in "21035"]
 
 
 def test_a_job_runs_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

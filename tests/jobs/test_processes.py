@@ -13,8 +13,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from txl_lightning.distributed.processes import Ended, JobProcess, execute
 from txl_lightning.errors import UserError
-from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, Progress, clock, execute
+from txl_lightning.jobs.processes import Jobs, Progress, clock
 
 
 @dataclass(frozen=True)
@@ -155,41 +156,16 @@ def ended(progress: Progress[Call], name: str, seconds: float, error: str | None
         jobs.failed[name] = error
 
 
-def test_the_status_line_has_the_jobs_done_the_time_left_and_the_running_jobs() -> None:
-    words = {"a": "600/1500 bpc 2.597", "b": ""}
+def test_the_time_left_follows_the_pace_of_the_jobs_so_far() -> None:
     calls = [Call("time", alone=True), *(Call(name) for name in "abcd")]
-    jobs = Jobs(calls, Mock(), Mock(), done={"before"})
-    progress = Progress(jobs, lambda job: 60.0, slots=2, describe=lambda job: words[job.name])
+    progress = Progress(Jobs(calls, Mock(), Mock(), done={"before"}), lambda job: 60.0, slots=2)
     started(progress, "a", "b")
     # two that run and two that wait, two at once, and one alone
     assert progress.seconds_left() == pytest.approx(4 * 60 / 2 + 60, abs=1)
-    assert progress.status() == "1 of 6 jobs done, about 3 min left · a 600/1500 bpc 2.597 · b"
-
-
-def test_the_time_left_follows_the_pace_of_the_jobs_so_far() -> None:
-    shares: dict[str, tuple[float, float]] = {}
-    jobs = Jobs([Call(name) for name in "abcd"], Mock(), Mock(), done={"before"})
-    progress = Progress(jobs, lambda job: 100.0, share=lambda job: shares.get(job.name))
-    started(progress, "b")
-    assert progress.pace() == 1  # a job that has just begun shows nothing
-    shares["b"] = (0.2, 60.0)
-    assert progress.pace() == 3  # 60 seconds for a fifth of 100
-    assert progress.seconds_left() == pytest.approx(3 * 400, abs=1)
-    ended(progress, "a", 100.0)
-    assert progress.pace() == pytest.approx(160 / 120)
-
-
-def test_a_job_that_an_earlier_call_began_needs_the_rest_of_its_time() -> None:
-    jobs = Jobs([Call("a"), Call("b")], Mock(), Mock(), done={"before"})
-    progress = Progress(jobs, lambda job: 100.0, share=lambda job: (0.6, 60.0) if job.name == "a" else None)
-    assert [progress.left(job) for job in jobs.waiting] == pytest.approx([40, 100])
-    assert progress.seconds_left() == pytest.approx(140)
-    started(progress, "a")
-    ended(progress, "a", 80.0)
-    assert progress.pace() == pytest.approx(2)  # 80 seconds for the last 40
-    jobs.interrupted.add("b")
-    jobs.waiting.clear()
-    assert (progress.n_jobs, progress.seconds_left()) == (3, pytest.approx(200))
+    assert progress.status() == "1 of 6 jobs done, about 3 min left · a · b"
+    ended(progress, "a", 180.0)
+    assert progress.left("time") == 180
+    assert progress.seconds_left() == pytest.approx(3 * 180 / 2 + 180, abs=1)
 
 
 def test_a_line_is_printed_once_for_each_job_that_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
-from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.errors import Stopped
 from txl_lightning.training import run
 from txl_lightning.training.module import LanguageModelModule

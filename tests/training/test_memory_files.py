@@ -11,7 +11,7 @@ import torch
 
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import from_plain, plain
-from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError
 from txl_lightning.model.memory import Memory

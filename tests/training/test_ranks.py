@@ -13,7 +13,7 @@ import torch
 from tests.training.recorded_run import complete, recorded_losses, recorded_runs
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import plain
-from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.distributed.processes import run_on_all
 
 OPTIONS = (
     "trainer.max_steps=30",

@@ -7,11 +7,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
+
+from txl_lightning.errors import notice
+from txl_lightning.files import expand
 
 
 @dataclass(frozen=True)
@@ -91,3 +95,26 @@ def show(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends
         if not isinstance(error, BrokenPipeError):
             sys.exit(f"txl: the output cannot be written: {error.strerror}")
+
+
+@contextmanager
+def usable_caches() -> Iterator[None]:
+    """Use a temporary folder in the block, and say so, if HOME and XDG_CACHE_HOME name none that can be written."""
+    before = dict(os.environ)
+    if os.path.expanduser("~") == "~":  # a user id without an account, as in containers: libraries would fail
+        os.environ["HOME"] = f"{os.devnull}/home"
+    caches = expand("~/.cache/txl_lightning").parent
+    with ExitStack() as stack:
+        with suppress(OSError):
+            caches.mkdir(parents=True, exist_ok=True)
+        if lost := not os.access(caches, os.W_OK):
+            folder = TemporaryDirectory(prefix="txl_lightning-", ignore_cleanup_errors=True)
+            os.environ["XDG_CACHE_HOME"] = stack.enter_context(folder)
+            notice(f"{caches} cannot be written: caches last as long as this command; XDG_CACHE_HOME=FOLDER keeps them")
+        if lost or not os.access(os.path.expanduser("~"), os.W_OK):  # which Matplotlib reports in two long lines
+            os.environ.setdefault("MPLCONFIGDIR", str(expand("~/.cache/matplotlib")))
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)

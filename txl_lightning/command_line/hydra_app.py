@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -14,23 +15,25 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from txl_lightning.command_line import Command, ended_by_ctrl_c, show
-from txl_lightning.command_line.caches import usable_caches
+from txl_lightning.command_line import Command, ended_by_ctrl_c, show, usable_caches
 from txl_lightning.command_line.messages import (
     EXPECTED,
-    Words,
+    choices_of,
     describe,
     is_expected,
     one_line,
+    read_flags,
+    refuse_unusable,
 )
 from txl_lightning.command_line.multirun import (
     OUTCOMES,
+    JobError,
     MultirunTable,
-    failed_jobs,
     multirun_name,
     report_failed_jobs,
     write_results,
@@ -53,13 +56,15 @@ def run_command(command: Command, words: list[str]) -> None:
     """
     words = [literal(word, command.text_options) for word in words]
     try:
-        typed = Words.read(words)
-        typed.refuse_unusable(command)
-        if typed.wants_help:
-            show(options_help(command, typed))
+        given = read_flags(words)
+        refuse_unusable(given.overrides, command)
+        composed = [*given.overrides]  # `compose` knows no flags
+        composed += [f"hydra.searchpath=[{quoted(os.path.abspath(given.config_dir))}]"] if given.config_dir else []
+        if given.help:
+            show(options_help(command, composed))
             return
         if command.shared_by_ranks and _is_further_rank():
-            _run_further_rank(command, typed)
+            _run_further_rank(command, composed)
             return
     except Exception as error:
         if not is_expected(error):
@@ -68,28 +73,33 @@ def run_command(command: Command, words: list[str]) -> None:
         _fail(f"{command.name}{rank}", error, command.schema)
     except KeyboardInterrupt as stopped:
         _interrupted(command, stopped)
-    words = [*typed.flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *typed.overrides]
+    flags = [word for word in words if word not in given.overrides]
+    words = [*flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *given.overrides]
     OUTCOMES.clear()
     with usable_caches(), _arguments(words) as wants_traceback:
         _run_hydra(command, wants_traceback)
 
 
-def options_help(command: Command, words: Words) -> str:
-    """Return the help text of a command: usage, groups with their choices, options with the values that words set.
+def options_help(command: Command, overrides: list[str]) -> str:
+    """Return the help text of a command: usage, groups with their choices, options with the values of overrides.
 
     Hydra's own help composes its configuration again for every group, which takes seconds.
 
     Raises:
         HydraException: an override is not usable.
     """
-    config = _composed(command, words)
-    groups = [group for group in config.hydra.runtime.choices if (CONF / group).is_dir() and "hydra" not in group]
+    with _hydra():
+        config = hydra.compose(command.config_name, overrides=overrides, return_hydra_config=True)
+        loader, groups = GlobalHydra.instance().config_loader(), []
+        for group in sorted(config.hydra.runtime.choices):
+            if (CONF / group).is_dir() and "hydra" not in group:
+                own = loader.get_group_options(group, config_name=command.config_name, overrides=overrides)
+                groups.append(f"  {group}: {', '.join(sorted({*choices_of(group, command), *own}))}")
     with open_dict(config):
         del config["hydra"]
     lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
     if groups:
-        listed = [f"  {group}: {', '.join(words.choices(group, command))}" for group in sorted(groups)]
-        lines += ["groups, as group=choice:", *listed, ""]
+        lines += ["groups, as group=choice:", *groups, ""]
     options = "options, as group.key=value or key=value; ??? must be given:"
     return "\n".join([*lines, options, "", OmegaConf.to_yaml(config)])
 
@@ -151,29 +161,35 @@ class HydraTask:
         if multirun and OmegaConf.select(config, "logger.group", default="") is None:
             config.logger.group = multirun_name(settings.sweep.dir)
         folder = JobFolder(directory)
-        job = folder if multirun and self.resumable else None
         # SLURM starts the task of a job once for each rank; convert writes elsewhere.
         writes = os.environ.get("SLURM_PROCID", "0") == "0" and command.directory != "none"
-        lock = folder.locked(wait=multirun) if writes else nullcontext()
         if settings.job.chdir:
             notice("hydra.job.chdir=true has no effect: paths are relative to the folder where the command started")
             os.chdir(settings.runtime.cwd)
         try:
-            if job:
+            if multirun and self.resumable:
                 refuse_another_text(Path(settings.sweep.dir), config)
-            with lock, self._recorded(job, config) if job else nullcontext():
-                if job and job.value is not None:
-                    print(f"{directory} has finished before")
-                    return job.value
-                if job and job.started:
-                    config.resume = "auto"
+            with folder.locked(wait=multirun) if writes else nullcontext():
+                if multirun and self.resumable:
+                    words = list(settings.overrides.task)
+                    folder.begin({"objective": command.objective, "overrides": words, "options": identity(config)})
+                    if folder.value is not None:
+                        print(f"{directory} has finished before")
+                        return folder.value
+                    if folder.started:
+                        config.resume = "auto"
                 if command.directory == "prepared":
                     directory.mkdir(parents=True, exist_ok=True)
                     (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
                 with ended_by_ctrl_c():
                     run = command.run
-                for line in run(OmegaConf.to_object(config), directory):
-                    show(line)
+                try:
+                    for line in run(OmegaConf.to_object(config), directory):
+                        show(line)
+                except Exception as error:
+                    if multirun and self.resumable and not isinstance(error, Stopped):
+                        folder.add_error(self.describe(error))
+                    raise
         except EXPECTED as error:
             if self.wants_traceback or multirun:
                 raise
@@ -182,10 +198,9 @@ class HydraTask:
             show(str(directory))
         return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
 
-    def _recorded(self, job: JobFolder, config: DictConfig) -> AbstractContextManager[None]:
-        words = list(HydraConfig.get().overrides.task)
-        record = {"objective": self.command.objective, "overrides": words, "options": identity(config)}
-        return job.running(record, lambda error: describe(error, self.command.schema))
+    def describe(self, error: BaseException) -> str:
+        """Return an error in one line."""
+        return describe(error, self.command.schema)
 
 
 def _run_hydra(command: Command, wants_traceback: bool) -> None:
@@ -193,7 +208,8 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
     schema = command.schema
     MultirunTable.directory = MultirunTable.run_directory = None
     try:
-        with MultirunTable.lock:
+        with MultirunTable.lock, warnings.catch_warnings():
+            warnings.filterwarnings("error", message="provider=hydra.searchpath")  # of a folder that does not exist
             try:
                 application(HydraTask(command, wants_traceback))()
             finally:  # the results of a multirun also if it failed or was interrupted
@@ -202,28 +218,24 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
     except KeyboardInterrupt as stopped:
         _interrupted(command, stopped)
     except Exception as error:
-        if not failed_jobs():
+        if not any(OUTCOMES):
             if wants_traceback or not is_expected(error):
                 raise
             _fail(command.name, error, schema)
-        if all(error is not job.error for job in failed_jobs()):  # an error of the sweeper itself
+        if not isinstance(error, JobError):  # of the sweeper itself
             print(f"txl {command.name}: {describe(error, schema)}", file=sys.stderr)
-    if failed := report_failed_jobs(command.name, lambda error: describe(error, schema)):
+    if failed := report_failed_jobs(command.name):
         sys.exit(failed)
 
 
-def _composed(command: Command, words: Words) -> DictConfig:
-    """Return the configuration that Hydra composes from words, its own settings included."""
-    searched = f"hydra.searchpath=[{','.join(quoted(str(folder.absolute())) for folder in words.own_folders)}]"
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(command.config_name, overrides=[*words.overrides, searched], return_hydra_config=True)
+def _hydra() -> AbstractContextManager[Any]:
+    return hydra.initialize_config_dir(str(CONF), version_base="1.3")
 
 
-def _run_further_rank(command: Command, words: Words) -> None:
+def _run_further_rank(command: Command, overrides: list[str]) -> None:
     """Run with the same configuration as the first rank, but without a directory, a log or output."""
-    config = _composed(command, words)
-    with open_dict(config):
-        del config["hydra"]
+    with _hydra():
+        config = hydra.compose(command.config_name, overrides=overrides)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         command.run(OmegaConf.to_object(config), Path(os.devnull))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +23,28 @@ MAX_NAME_LENGTH = 128  # of a W&B group
 
 
 class JobError(Exception):
-    """A job ended without a result, or with an error that cannot be pickled."""
-
-
-class JobKilledError(JobError):
-    """A signal killed the process of a job, which continues when the multirun is started again."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of one job.
+    """Error of a job in one line, sent by its process.
 
     Attributes:
-        number: hydra.job.num.
-        overrides: overrides of the job, as typed.
-        directory: run directory of the job.
-        error: None for a job that returned.
+        stopped: whether a signal ended the job, which continues when the multirun is started again.
     """
 
-    number: int
-    overrides: tuple[str, ...]
-    directory: Path
-    error: BaseException | None
+    def __init__(self, text: str, stopped: bool = False) -> None:
+        super().__init__(text, stopped)
+        self.stopped = stopped
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
-# Outcomes of this process's multirun, filled by the launcher. Sweepers hide failed jobs in different ways.
-OUTCOMES: list[Outcome] = []
+# A line for each job of this process's multirun that failed, and None for each other one, filled by the launcher.
+OUTCOMES: list[str | None] = []
 
 
-def failed_jobs() -> list[Outcome]:
-    """Return the failed jobs of this process's multirun, ordered by number."""
-    return sorted((job for job in OUTCOMES if job.error is not None), key=lambda job: job.number)
-
-
-def report_failed_jobs(command: str, describe: Callable[[Any], str]) -> int:
+def report_failed_jobs(command: str) -> int:
     """Print one line for each failed job and a summary; return the exit status: the number of failures, at most 100."""
-    failed = failed_jobs()
-    for job in failed:
-        traceback = job.directory / "error.txt"
-        where = f" ({traceback})" if traceback.is_file() and not isinstance(job.error, JobError) else ""
-        line = f"job {job.number} ({' '.join(job.overrides)}): {describe(job.error)}{where}"
+    failed = [line for line in OUTCOMES if line is not None]
+    for line in failed:
         print(f"txl {command}: {line}", file=sys.stderr)
     if failed:
         print(f"txl {command}: {len(failed)} of {len(OUTCOMES)} jobs failed", file=sys.stderr)

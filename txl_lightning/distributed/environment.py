@@ -9,10 +9,9 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
 from txl_lightning.config.schemas import TrainerConfig
+from txl_lightning.distributed.processes import MEETING
 from txl_lightning.distributed.ranks import Ranks, meeting, n_processes
 from txl_lightning.errors import require
-
-MEETING = "TXL_MEETING"  # variable with the file in which ranks of one machine meet
 
 
 def environment() -> ClusterEnvironment | None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -21,7 +21,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from txl_lightning.config.schemas import typed
-from txl_lightning.errors import OptionError, Stopped, UserError
+from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import write_json
 from txl_lightning.jobs.identity import difference, identity, of_text
 
@@ -131,22 +131,10 @@ class JobFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.write({**record, "overrides": before.get("overrides", record["overrides"])})
 
-    @contextmanager
-    def running(self, record: Mapping[str, Any], describe: Callable[[Exception], str]) -> Iterator[None]:
-        """Begin a multirun's job, whose lock is held; an error of the block is added to its record.
-
-        Args:
-            record: as of `begin`.
-            describe: returns an error in one line.
-        """
-        self.begin(record)
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, Stopped):
-                with suppress(OSError):  # a full disk
-                    self.write({**self.record, "error": describe(error)})
-            raise
+    def add_error(self, error: str) -> None:
+        """Add the error that ended a job, in one line, to its record."""
+        with suppress(OSError):  # a full disk
+            self.write({**self.record, "error": error})
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
@@ -188,32 +176,21 @@ def refuse_another_text(directory: Path, config: DictConfig) -> None:
                     raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
 
 
-class JobPlaces:
-    """Choice of a folder for each job of a multirun: the one that it ran in before, or a free one.
+def choose_folders(directory: Path, jobs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[Path]:
+    """Choose the folder of each job of a multirun: the one that it ran in before, or a free one.
 
     Args:
         directory: folder of the multirun.
-        n_jobs: number of jobs so far; folders for jobs whose number is taken by another job come after them.
+        jobs: folder by its number, and `identity`, of each job.
     """
-
-    def __init__(self, directory: Path, n_jobs: int) -> None:
-        self.directory, self.n_jobs = directory, n_jobs
-        self.records = {job.path: job.record for job in job_folders(directory)}
-        self.given: set[Path] = set()
-
-    def choose(self, wanted: Path, options: Mapping[str, Any]) -> Path:
-        """Return the folder of a job.
-
-        Args:
-            wanted: folder by the job's number.
-            options: the job's `identity`.
-        """
-        own = [path for path, record in self.records.items() if record.get("options") == options]
-        own = sorted((path for path in own if path not in self.given), key=lambda path: path != wanted)
-        place = own[0] if own else wanted
-        is_taken = place in self.given or (place in self.records and not own)
-        if is_taken and place.parent == self.directory:
-            numbered = (self.directory / str(number) for number in count(self.n_jobs))
-            place = next(path for path in numbered if not path.exists() and path not in self.given)
-        self.given.add(place)
-        return place
+    known = {job.path: job.record.get("options") for job in job_folders(directory)}
+    chosen: list[Path] = []
+    for wanted, options in jobs:
+        own = [path for path, of in known.items() if of == options and path not in chosen]
+        place = wanted if wanted in own or not own else own[0]
+        if not own and (place in chosen or place in known) and place.parent == directory:
+            # After the numbers of all jobs.
+            numbered = (directory / str(number) for number in count(len(jobs)))
+            place = next(path for path in numbered if not path.exists() and path not in chosen)
+        chosen.append(place)
+    return chosen

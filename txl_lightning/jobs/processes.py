@@ -1,35 +1,22 @@
-"""Run jobs side by side, each in a process group of its own, end them with everything they started, show progress.
-
-Importing torch, Lightning and Hydra takes as long as a short run. So a server imports them once and forks each job.
-"""
+"""Run jobs side by side, each in a process of its own, end them with everything they started, show progress."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-import psutil
-
-from txl_lightning.distributed.parent_watch import end_with_parent
+from txl_lightning.distributed.processes import POLL_SECONDS, Ended, JobProcess, handled_signals
 from txl_lightning.errors import UserError
 
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
-POLL_SECONDS = 0.1
 SECONDS_BETWEEN_LINES = 30.0  # of progress in a log file
 SECONDS_BETWEEN_UPDATES = 0.25  # of progress on a terminal
 CLEAR_LINE = "\r\033[K"
-TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Runnable(Protocol):
@@ -49,147 +36,6 @@ class Runnable(Protocol):
 
 
 J = TypeVar("J", bound=Runnable)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """End of a job's process.
-
-    Attributes:
-        value: what the job's function returned; None without a result.
-        status: exit status, negative for a signal; None for a process that could not start.
-        seconds: wall-clock time.
-        error: why it could not start.
-    """
-
-    value: Any
-    status: int | None
-    seconds: float = 0.0
-    error: Exception | None = None
-
-    @property
-    def problem(self) -> str:
-        """How the process ended, such as `was killed by SIGKILL`."""
-        if self.status is None:
-            return f"could not start: {self.error}"
-        if self.status in (-signal.SIGINT, 128 + signal.SIGINT):
-            return "was interrupted"
-        if self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        return f"ended with exit status {self.status}"
-
-
-class JobProcess:
-    """Process that calls `function(*arguments)` in a session of its own and ends with this process.
-
-    Args:
-        function: function of a module; its result must be picklable.
-        arguments: its arguments.
-        variables: environment variables beside those of this process.
-        log: file that the output is appended to; None for the output of this process.
-        modules: imported once, before the first job is forked.
-
-    Attributes:
-        pid: process id, also of its group.
-        started: time of `time.monotonic`.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        variables: Mapping[str, str] | None = None,
-        log: Path | None = None,
-        modules: Sequence[str] = (),
-    ) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(modules))
-        with handled_signals(signal.SIG_IGN):  # the server ignores signals to the group of this process, as jobs do
-            forkserver.ensure_running()
-        self._answer, answer = context.Pipe(duplex=False)
-        environment = {**os.environ, **(variables or {})}
-        self._process = context.Process(target=_run, args=(answer, environment, log, function, arguments))
-        self._process.start()
-        answer.close()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-        self._value: Any = None
-        self.started = time.monotonic()
-
-    def poll(self) -> Ended | None:
-        """Return the end of the process, once it and all processes of its group have ended; None before."""
-        status = self._process.exitcode
-        with suppress(EOFError, OSError):  # no result, or only a part of one
-            if self._answer.poll():
-                self._value = self._answer.recv()
-        if status is None:
-            return None
-        self.end(signal.SIGKILL)  # processes that the job started and did not end
-        return Ended(self._value, status, time.monotonic() - self.started)
-
-    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
-        """Send a signal to the first process of the job, which saves and stops its others."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def end(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group, SIGKILL also to the processes that it started in groups of their own."""
-        with suppress(psutil.Error):
-            for process in psutil.Process(self.pid).children(recursive=True) if number == signal.SIGKILL else ():
-                with suppress(psutil.Error):
-                    process.kill()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-
-
-def _run(
-    answer: Connection,
-    environment: dict[str, str],
-    log: Path | None,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> None:
-    os.setsid()
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for commands in the background
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    os.environ.clear()
-    os.environ.update(environment)
-    if log is not None:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(output, stream.fileno())
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # for `tail -f`
-    if "torch" in sys.modules and "OMP_NUM_THREADS" in environment:  # read when the server imported it
-        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    try:
-        answer.send(function(*arguments))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-
-
-def execute(words: Sequence[str]) -> None:
-    """Replace the process of a job by a command."""
-    os.execvp(words[0], list(words))
-
-
-@contextmanager
-def handled_signals(handler: Any) -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGHUP in the block; one that is ignored stays so: nohup relies on that.
-
-    Args:
-        handler: as of `signal.signal`.
-    """
-    before = {number: signal.getsignal(number) for number in TERMINAL_SIGNALS}
-    handled = [number for number, handler_before in before.items() if handler_before is not signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, before[number])
 
 
 @dataclass
@@ -319,27 +165,19 @@ class Progress(Generic[J]):
 
     Args:
         jobs: the jobs; those that are done before the first call are not reported.
-        estimate: seconds of a job that has not run, on the machine that they were estimated for.
+        estimate: seconds of a job on the machine that they were estimated for.
         slots: jobs that really run at once.
-        describe: further words on a running job.
-        share: share of a job that is done, and its seconds; None if that is not known. A waiting job has one if an
-            earlier call has begun it.
     """
 
     jobs: Jobs[J]
     estimate: Callable[[J], float]
     slots: int = 1
-    describe: Callable[[J], str] = lambda job: ""
-    share: Callable[[J], tuple[float, float] | None] = lambda job: None
     _estimates: dict[str, float] = field(default_factory=dict)
-    _shares: dict[str, float] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
     _last_update: float = -SECONDS_BETWEEN_LINES
 
     def __post_init__(self) -> None:
         self._estimates = {job.name: self.estimate(job) for job in self.jobs.waiting}
-        begun = {job.name: self.share(job) for job in self.jobs.waiting}
-        self._shares = {name: found[0] for name, found in begun.items() if found is not None}
         self._on_terminal = sys.stderr.isatty()
 
     def show(self) -> None:
@@ -347,7 +185,8 @@ class Progress(Generic[J]):
         for name, seconds in self.jobs.seconds.items():
             if name not in self._reported:
                 self._reported.add(name)
-                self._print_line(self.jobs.failed.get(name) or f"{name}: done in {seconds:.0f} s")
+                text = self.jobs.failed.get(name) or f"{name}: done in {seconds:.0f} s"
+                print((CLEAR_LINE if self._on_terminal else "") + text, file=sys.stderr, flush=True)
         now, pause = time.monotonic(), SECONDS_BETWEEN_UPDATES if self._on_terminal else SECONDS_BETWEEN_LINES
         if self.jobs.running and now - self._last_update >= pause:
             self._last_update = now
@@ -359,53 +198,35 @@ class Progress(Generic[J]):
 
     def status(self) -> str:
         """Return one line: jobs done, time left, the running jobs."""
-        done = f"{len(self.jobs.done)} of {self.n_jobs} jobs done, about {clock(self.seconds_left())} left"
+        jobs = self.jobs
+        n_jobs = sum(map(len, (jobs.done, jobs.failed, jobs.interrupted, jobs.running, jobs.waiting)))
+        done = f"{len(jobs.done)} of {n_jobs} jobs done, about {clock(self.seconds_left())} left"
         return " · ".join([done, *self.running()])
 
-    @property
-    def n_jobs(self) -> int:
-        """Number of all jobs, those that were done before included."""
-        jobs = self.jobs
-        return sum(map(len, (jobs.done, jobs.failed, jobs.interrupted, jobs.running, jobs.waiting)))
-
     def running(self) -> list[str]:
-        """Return name and state of each running job."""
-        return [f"{job.name} {self.describe(job)}".strip() for job, _, _ in self.jobs.running]
+        """Return the names of the running jobs."""
+        return [job.name for job, _, _ in self.jobs.running]
 
     def seconds_left(self) -> float:
         """Return the estimated seconds until all jobs are done, at the pace of the jobs so far."""
-        pace, waiting = self.pace(), self.jobs.waiting
-        parallel = sum(self.left(job, pace) for job in waiting if not job.alone)
-        parallel += sum(
-            max(0.0, self.left(job, pace) - (time.monotonic() - process.started))
-            for job, process, _ in self.jobs.running
-        )
-        interrupted = sum(self._left(name, pace) for name in self.jobs.interrupted)
-        return (parallel + interrupted) / self.slots + sum(self.left(job, pace) for job in waiting if job.alone)
+        alone = sum(self.left(job.name) for job in self.jobs.waiting if job.alone)
+        parallel = [self.left(job.name) for job in self.jobs.waiting if not job.alone]
+        parallel += [self.left(name) for name in self.jobs.interrupted]
+        now = time.monotonic()
+        parallel += [max(0.0, self.left(job.name) - (now - run.started)) for job, run, _ in self.jobs.running]
+        return sum(parallel) / self.slots + alone
 
-    def left(self, job: J, pace: float | None = None) -> float:
+    def left(self, name: str) -> float:
         """Return the estimated seconds of a job from its start in this call, at the pace of the jobs so far."""
-        return self._left(job.name, self.pace() if pace is None else pace)
-
-    def _left(self, name: str, pace: float) -> float:
-        return self._estimates[name] * (1 - self._shares.get(name, 0.0)) * pace
-
-    def pace(self) -> float:
-        """Return seconds taken / estimated of the jobs so far, the running ones included; 1 before the first."""
         ended = self.jobs.done & self.jobs.seconds.keys()
-        taken, estimated = sum(self.jobs.seconds[n] for n in ended), sum(self._left(n, 1.0) for n in ended)
-        for job, _, _ in self.jobs.running:
-            if (so_far := self.share(job)) is not None:
-                taken, estimated = taken + so_far[1], estimated + so_far[0] * self._estimates[job.name]
-        return taken / estimated if taken and estimated else 1.0
+        estimated = sum(self._estimates[name] for name in ended)
+        pace = sum(self.jobs.seconds[name] for name in ended) / estimated if estimated else 1.0
+        return self._estimates[name] * pace
 
     def close(self) -> None:
         """Clear the status line of a terminal."""
         if self._on_terminal:
             print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
-
-    def _print_line(self, text: str) -> None:
-        print((CLEAR_LINE if self._on_terminal else "") + text, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:

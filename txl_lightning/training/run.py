@@ -25,7 +25,7 @@ from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.distributed.environment import connect, environment
-from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
 from txl_lightning.config.schemas import Config
-from txl_lightning.distributed.parent_watch import handle_stop_signals
+from txl_lightning.distributed.processes import handle_stop_signals
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.training.checkpointing import Checkpoints
