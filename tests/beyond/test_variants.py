@@ -12,7 +12,7 @@ from tests.training.recorded_run import recorded_losses, recorded_runs
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning import TransformerXLConfig
 from txl_lightning.config.schemas import CONF, plain
-from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.models import model_class
 from txl_lightning.runs.storage import read_file

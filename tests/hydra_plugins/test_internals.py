@@ -2,6 +2,7 @@
 
 import pytest
 from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus
 
 from hydra_plugins.txl_process_launcher._multirun_job import add_singletons
 from txl_lightning.command_line.messages import hydra_parser
@@ -20,6 +21,12 @@ def test_singletons_are_added_to_those_that_are_there() -> None:
         assert set(Singleton.get_state()["instances"]) == before | {Own}
     finally:
         del Singleton._instances[Own]
+
+
+def test_a_job_keeps_its_value_or_its_error() -> None:
+    """`JobReturn._return_value`: `return_value` of a failed job would print a line and raise the error."""
+    assert JobReturn(status=JobStatus.FAILED, _return_value="error")._return_value == "error"
+    assert JobReturn(status=JobStatus.COMPLETED, _return_value=3).return_value == 3
 
 
 def test_the_parser_of_flags_has_those_that_are_read() -> None:

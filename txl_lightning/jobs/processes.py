@@ -51,14 +51,13 @@ class Jobs(Generic[J]):
         first_signal: asks the first process of a job to save and end.
         limit: seconds after which the jobs are ended as by a signal; None without a limit.
         show: called after every change and ten times a second.
-        fits: whether a job may start now; one that does not fit waits, and the call ends if nothing else can run.
 
     Attributes:
         running: jobs with their process and their slot.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
         seconds: time of each job that ended, by name.
-        stopped: whether a signal or the limit has ended the jobs, or none of those that wait fits.
+        stopped: whether a signal or the limit has ended the jobs.
         interrupted: names of the jobs that ran when they were stopped, and did not succeed.
     """
 
@@ -70,7 +69,6 @@ class Jobs(Generic[J]):
     first_signal: signal.Signals = signal.SIGINT
     limit: float | None = None
     show: Callable[[], object] = lambda: None
-    fits: Callable[[J], bool] = lambda job: True
     running: list[tuple[J, JobProcess, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
@@ -95,7 +93,6 @@ class Jobs(Generic[J]):
                 while self.running or (self.waiting and not self.stopped):
                     if not self.stopped:
                         self._start_ready()
-                        self.stopped = bool(self.waiting) and not self.running and self._nothing_fits()
                     self._collect()
                     now = time.monotonic()
                     if not self.stopped and (received or (self.limit is not None and now > began + self.limit)):
@@ -129,19 +126,12 @@ class Jobs(Generic[J]):
             free = [slot for slot in range(self.n_slots) if slot not in busy]
             if not free or any(running.alone for running, _, _ in self.running) or (job.alone and busy):
                 return
-            if self._is_ready(job) and self.fits(job):
+            if all(need in self.done for need in job.needs):
                 self.waiting.remove(job)
                 try:
                     self.running.append((job, self.start(job, free[0]), free[0]))
                 except (OSError, UserError) as error:  # the other jobs can still run
                     self._ended(job, Ended(None, None, error=error))
-
-    def _is_ready(self, job: J) -> bool:
-        return all(need in self.done for need in job.needs)
-
-    def _nothing_fits(self) -> bool:
-        ready = [job for job in self.waiting if self._is_ready(job)]
-        return bool(ready) and not any(map(self.fits, ready))
 
     def _collect(self) -> None:
         for entry in list(self.running):
@@ -201,22 +191,18 @@ class Progress(Generic[J]):
         jobs = self.jobs
         n_jobs = sum(map(len, (jobs.done, jobs.failed, jobs.interrupted, jobs.running, jobs.waiting)))
         done = f"{len(jobs.done)} of {n_jobs} jobs done, about {clock(self.seconds_left())} left"
-        return " · ".join([done, *self.running()])
-
-    def running(self) -> list[str]:
-        """Return the names of the running jobs."""
-        return [job.name for job, _, _ in self.jobs.running]
+        return " · ".join([done, *(job.name for job, _, _ in jobs.running)])
 
     def seconds_left(self) -> float:
         """Return the estimated seconds until all jobs are done, at the pace of the jobs so far."""
-        alone = sum(self.left(job.name) for job in self.jobs.waiting if job.alone)
-        parallel = [self.left(job.name) for job in self.jobs.waiting if not job.alone]
-        parallel += [self.left(name) for name in self.jobs.interrupted]
+        alone = sum(self._left(job.name) for job in self.jobs.waiting if job.alone)
+        parallel = [self._left(job.name) for job in self.jobs.waiting if not job.alone]
+        parallel += [self._left(name) for name in self.jobs.interrupted]
         now = time.monotonic()
-        parallel += [max(0.0, self.left(job.name) - (now - run.started)) for job, run, _ in self.jobs.running]
+        parallel += [max(0.0, self._left(job.name) - (now - run.started)) for job, run, _ in self.jobs.running]
         return sum(parallel) / self.slots + alone
 
-    def left(self, name: str) -> float:
+    def _left(self, name: str) -> float:
         """Return the estimated seconds of a job from its start in this call, at the pace of the jobs so far."""
         ended = self.jobs.done & self.jobs.seconds.keys()
         estimated = sum(self._estimates[name] for name in ended)
