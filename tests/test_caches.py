@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.in_process import run_txl
 from txl_lightning.command_line import usable_caches
 from txl_lightning.errors import notice
 from txl_lightning.files import expand
@@ -54,14 +53,3 @@ def test_a_home_that_cannot_be_written_is_said_and_replaced(
     assert (folder.exists(), dict(os.environ)) == (False, before)
     said = f"{home or '/dev/null/home'}/.cache cannot be written: caches last as long as this command; XDG_CACHE_HOME="
     assert capfd.readouterr().err == f"{said}FOLDER keeps them\n"
-
-
-def test_a_command_fills_the_folder_of_the_variable_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "text.txt").write_text("one of a few lines\n" * 90)
-    words = ["profile=smoke", "data=file", "data.path=text.txt", "trainer.max_steps=1", "evaluation.max_segments=1"]
-    done = run_txl("train", *words, "data.batch_size=2", "logger=none", "hydra.run.dir=run", directory=tmp_path)
-    assert done.status == 0, done.err
-    assert list((tmp_path / "caches/txl_lightning").iterdir())
-    assert not (tmp_path / "home/.cache").exists()

@@ -78,7 +78,7 @@ def test_however_a_job_fails_the_others_run_and_the_sweeper_knows(tmp_path: Path
     assert sorted(filter(None, told)) == [
         "job 0 (do=raise): ValueError: as told (sweep/0/error.txt)",
         "job 1 (do=raise\\ what\\ cannot\\ be\\ pickled): LocalError: as told (sweep/1/error.txt)",
-        "job 2 (do=be killed): was killed by SIGKILL: see sweep/2/log.txt",
+        "job 2 (do=be\\ killed): was killed by SIGKILL: see sweep/2/log.txt",
         "job 3 (do=exit): ended with exit status 7: see sweep/3/log.txt",
     ]
     assert "JobError: ValueError: as told" in errors  # the first failure

@@ -114,7 +114,6 @@ def test_the_head_of_an_adaptive_softmax_counts_alone() -> None:
     ("name", "precision", "peak"),
     [
         ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989e12),
-        ("NVIDIA A100-SXM4-80GB", "bf16-mixed", 312e12),
         ("NVIDIA A100-SXM4-80GB", "64-true", None),
         ("NVIDIA GeForce RTX 3090", "bf16-mixed", None),
     ],
@@ -125,12 +124,6 @@ def test_the_peak_is_known_by_name_and_precision(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda"), precision) == peak
     assert peak_flops(torch.device("cpu"), precision) is None
-
-
-def test_float32_may_use_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert peak_flops(torch.device("cuda"), "32-true") == 494e12
 
 
 def test_peak_memory_of_a_cpu_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import torch
@@ -72,23 +71,6 @@ def test_a_file_without_a_checksum_is_read_and_no_file_is_not(tmp_path: Path) ->
         read_file(tmp_path / "empty")
     with pytest.raises(FileNotFoundError):
         read_file(tmp_path / "none")
-
-
-def test_the_one_before_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    last, previous = tmp_path / "last", tmp_path / "previous"
-    for step in (1, 2):
-        write({"step": step}, last, previous)
-    assert (read_file(last)["step"], read_file(previous)["step"]) == (2, 1)
-
-    def dies(_: object, file: BinaryIO) -> None:
-        file.write(b"a part")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "save", dies)
-    with pytest.raises(KeyboardInterrupt):
-        write({"step": 3}, last, previous)
-    assert (read_file(last)["step"], read_file(previous)["step"]) == (2, 1)
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.usefixtures("small_disk")

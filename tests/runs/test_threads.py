@@ -39,10 +39,8 @@ def config(tmp_path: Path, *overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("n_parameters", "n_layer", "tokens", "available", "chosen"),
     [
-        (20_000, 2, 4 * 32, 2, 1),
         (383_000, 3, 16 * 32, 2, 1),  # txl_laptop_small in the profile laptop
         (5_192_000, 6, 16 * 128, 2, 2),  # txl_laptop_large
-        (5_192_000, 6, 16 * 128, 1, 1),
         (41_000_000, 12, 22 * 512, 16, 16),
         (41_000_000, 12, 1, 16, 1),
     ],
@@ -81,11 +79,6 @@ def test_a_run_does_not_choose_the_threads_of_the_next_run_of_its_process(
     assert torch.get_num_threads() == 2
 
 
-def test_a_checkpoint_without_the_number_is_resumed_with_the_default_of_torch(tmp_path: Path) -> None:
-    assert resolve_threads(config(tmp_path), 100, config(tmp_path)).trainer.num_threads == 2
-    assert resolve_threads(config(tmp_path), 100).trainer.num_threads == 1
-
-
 def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = load_trained(train_tiny(tmp_path))
     set_threads(None)  # models from elsewhere keep torch's default
@@ -100,7 +93,8 @@ def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, mon
     assert torch.get_num_threads() == 3
 
 
-def test_other_runs_keep_what_they_have(tmp_path: Path) -> None:
+def test_other_runs_keep_what_they_have_and_old_checkpoints_torchs_default(tmp_path: Path) -> None:
+    assert resolve_threads(config(tmp_path), 100, config(tmp_path)).trainer.num_threads == 2
     for overrides in ("trainer.num_threads=3", "trainer.devices=2", "trainer.accelerator=gpu"):
         given = config(tmp_path, overrides)
         assert resolve_threads(given, 100) is given
