@@ -1,7 +1,4 @@
-"""Bad options of every command: each is refused within seconds, in one line that names the option, without a traceback.
-
-The counts are in docs/machines.md.
-"""
+"""Bad options of every command: each is refused soon, in one line that names the option, without a traceback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Twenty kills at random moments: what is started again ends as if nothing had interrupted it.
 
-Nothing is left running. Five each of a run, two ranks, a multirun of both, and a reproduction; the counts are in
-docs/machines.md.
+Nothing is left running. Five each of a run, two ranks, a multirun of both, and a reproduction.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,8 +75,14 @@ def run_command(command: Command, words: list[str]) -> None:
     flags = [word for word in words if word not in given.overrides]
     words = [*flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *given.overrides]
     OUTCOMES.clear()
-    with usable_caches(), _arguments(words) as wants_traceback:
-        _run_hydra(command, wants_traceback)
+    arguments, wants_traceback = sys.argv, os.environ.get("HYDRA_FULL_ERROR") == "1"
+    with usable_caches():  # restores the environment
+        # Hydra raises its errors instead of printing them on several lines.
+        sys.argv, os.environ["HYDRA_FULL_ERROR"] = [sys.argv[0], *words], "1"
+        try:
+            _run_hydra(command, wants_traceback)
+        finally:
+            sys.argv = arguments
 
 
 def options_help(command: Command, overrides: list[str]) -> str:
@@ -94,7 +99,7 @@ def options_help(command: Command, overrides: list[str]) -> str:
         for group in sorted(config.hydra.runtime.choices):
             if (CONF / group).is_dir() and "hydra" not in group:
                 own = loader.get_group_options(group, config_name=command.config_name, overrides=overrides)
-                groups.append(f"  {group}: {', '.join(sorted({*choices_of(group, command), *own}))}")
+                groups.append(f"  {group}: {', '.join(choices_of(group, command, own))}")
     with open_dict(config):
         del config["hydra"]
     lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
@@ -259,20 +264,3 @@ def _interrupted(command: Command, stopped: KeyboardInterrupt) -> NoReturn:
     """End with one line and 128 + the signal: that of a multirun, which `Jobs.run` names, or SIGINT."""
     print(f"txl {command.name}: interrupted", file=sys.stderr)
     sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
-
-
-@contextmanager
-def _arguments(words: list[str]) -> Iterator[bool]:
-    """Give Hydra its arguments, and make it raise its errors instead of printing them on several lines.
-
-    Yields:
-        Whether the user had asked for tracebacks.
-    """
-    arguments, variables = sys.argv, dict(os.environ)
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [sys.argv[0], *words], "1"
-    try:
-        yield variables.get("HYDRA_FULL_ERROR") == "1"
-    finally:
-        sys.argv = arguments
-        os.environ.clear()
-        os.environ.update(variables)

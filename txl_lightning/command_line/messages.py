@@ -119,12 +119,18 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
             raise UserError(f"{word}: must be one of {', '.join(choices_of(name, command))}")
 
 
-def choices_of(group: str, command: Command | None = None) -> list[str]:
-    """Return the names of our files of a group; of experiments those in `published/` are for `txl evaluate`."""
+def choices_of(group: str, command: Command | None = None, own: Sequence[str] = ()) -> list[str]:
+    """Return the names of a group's files; of experiments those in `published/` are for `txl evaluate`.
+
+    Args:
+        group: name of a folder in `conf/`, or of one of Hydra's groups.
+        command: leave out experiments of other commands.
+        own: names that Hydra found, those of the user's files included.
+    """
     names = [path.relative_to(CONF / group).with_suffix("").as_posix() for path in (CONF / group).rglob("*.yaml")]
     if command is not None and group == "experiment":
         names = [name for name in names if name.startswith("published/") == (command.name == "evaluate")]
-    return sorted(names)
+    return sorted({*names, *(name for name in own if not name.endswith("schema"))})  # of the schemas in Hydra's store
 
 
 def hydra_parser() -> ArgumentParser:
@@ -170,8 +176,8 @@ def _missing_choice(path: str, options: Sequence[str]) -> str:
     if choice in EXTRAS:
         return f"{group}={choice}: needs pip install 'txl_lightning[{EXTRAS[choice]}]'"
     custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
-    names = sorted({*choices_of(group), *(options if "/" not in choice else ())})
-    return f"{group}={choice}: must be one of {', '.join(names)}{custom}"
+    own = options if "/" not in choice else ()
+    return f"{group}={choice}: must be one of {', '.join(choices_of(group, own=own))}{custom}"
 
 
 def _unreadable(word: str) -> str:

@@ -21,7 +21,7 @@ WITHOUT_INFLUENCE = (
     *("trainer.progress_bar", "trainer.progress_file", "trainer.log_every_n_steps"),
 )
 NOT_OF_THE_TEXT = ("data.batch_size", "data.segment_len", "data.seed", "data.random_start")  # among options of `data`
-# Modules that show numbers and compute none of them, with all that they import.
+# Presentation only: a change here does not make finished jobs stale.
 SHOWS_ONLY = ("txl_lightning.reporting", "txl_lightning.training.loggers")
 SHOWS_ONLY_NAMES = ("report", "figures", "progress_file")
 
@@ -60,7 +60,7 @@ def code_of(*modules: str) -> str:
     """Return the SHA-256 of the code that modules run, without comments, layout and docstrings.
 
     Their code is theirs and that of every module of the same top-level packages that it imports, directly or not, also
-    inside functions; of an imported package all modules. What only shows numbers is left out (`SHOWS_ONLY`).
+    inside functions; of an imported package all modules. Presentation is left out (`SHOWS_ONLY`).
 
     Args:
         modules: dotted names, such as `txl_lightning.training.command`.
