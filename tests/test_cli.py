@@ -8,7 +8,6 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -349,30 +348,3 @@ def test_a_refused_conversion_leaves_no_directory(tmp_path: Path) -> None:
     done = run_txl("convert", *files, directory=tmp_path)
     assert done == (2, "", "txl convert: source=missing: no such file\n")
     assert not list(tmp_path.iterdir())
-
-
-def test_train_then_evaluate_at_the_same_and_at_other_lengths_then_recl(tmp_path: Path) -> None:
-    text = "".join(f"{i} plus one is {i + 1}\n" for i in range(2000))
-    (tmp_path / "text.txt").write_text(text)
-    data = ["data=file", "data.path=text.txt", "data.cache_dir=cache"]
-    short = ["profile=smoke", "trainer.max_steps=20", "trainer.num_threads=1", "logger=none"]
-
-    def result(name: str, *words: str) -> Any:
-        done = run_txl(*words, f"hydra.run.dir={Path(name).parent}", directory=tmp_path)
-        assert done.status == 0, done.err
-        assert done.out.splitlines()[-1] == str((tmp_path / name).parent)
-        return json.loads((tmp_path / name).read_text())
-
-    metrics = result("run/metrics.json", "train", *short, *data)
-    checkpoint = "checkpoint=run/checkpoints/best.ckpt"
-    same = result("same/evaluation.json", "evaluate", checkpoint, "num_threads=1")
-    assert same["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-5)
-    lengths = ["mem_len=100", "same_length=true", "segment_len=10", "batch_size=3", "splits=[test]"]
-    other = result("other/evaluation.json", "evaluate", checkpoint, *lengths)
-    assert other["evaluation"] | {"mem_len": 100, "same_length": True, "segment_len": 10} == other["evaluation"]
-    assert other["test"]["nll"] != same["test"]["nll"]
-    assert "valid" not in other
-    grid = ["first_context=4", "step=4", "max_context=12", "n_positions=50", "bootstrap=50", "store=losses"]
-    models = ["checkpoints=[run/checkpoints/best.ckpt,run/checkpoints/last.ckpt]", "names=[best,last]"]
-    measured = result("recl/recl.json", "recl", *models, *grid, "num_threads=1")["models"]
-    assert [model["name"] for model in measured] == ["best", "last"]

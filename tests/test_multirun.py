@@ -166,16 +166,3 @@ def test_a_defect_is_named_by_its_type() -> None:
 def test_a_choice_of_an_extra_that_is_not_installed_says_which() -> None:
     error = MissingConfigException("Could not find it", "hydra/sweeper/optuna", ["basic"])
     assert one_line(error, Config) == "hydra/sweeper=optuna: needs pip install 'txl_lightning[sweep]'"
-
-
-@pytest.mark.slow
-def test_jobs_of_one_and_of_two_processes_in_one_multirun(tmp_path: Path) -> None:
-    done = txl(tmp_path, "trainer.devices=1,2", "model.dropout=0", "logger=wandb")
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == [".lock", "0", "1", *FILES]
-    metrics = [json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text()) for i in (0, 1)]
-    assert [m["processes"] for m in metrics] == [1, 2]
-    assert metrics[0]["val/nll"] == pytest.approx(metrics[1]["val/nll"], abs=1e-5)
-    assert [len(list((tmp_path / f"sweep/{i}/wandb").glob("offline-run-*"))) for i in (0, 1)] == [1, 1]
-    assert not (tmp_path / "outputs").exists()
-    assert not (tmp_path / "multirun").exists()

@@ -1,8 +1,6 @@
 """Files about the project: citation, version, workflow and forms."""
 
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -79,31 +77,3 @@ def test_types_are_checked_as_the_oldest_python_has_them() -> None:
     assert f'python_version = "{oldest}"' in text  # of mypy
     assert f'target-version = "py{oldest.replace(".", "")}"' in text  # of ruff
     assert f"--target={oldest}-" in (ROOT / "Makefile").read_text()
-
-
-def test_every_python_runs_the_suite_and_the_others_are_named(tmp_path: Path) -> None:
-    """With a `make` that fails for 3.9.1, and in the suite for 3.12.1."""
-    versions = {"python3.9": "3.9.1", "python3.10": "3.10.1", "python3": "3.10.1", "python3.12": "3.12.1"}
-    for name, version in versions.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\necho {version}\n")
-    (tmp_path / "python3.14").write_text("#!/bin/sh\nexit 127\n")
-    too_old = '*3.9.1/.ready) echo "Python is too old"; echo "make: Error" >&2; exit 2;;'
-    make = f'#!/bin/sh\necho "$@" >> asked\ncase "$*" in {too_old} *3.12.1\\ test) exit 1;; esac\n'
-    (tmp_path / "make").write_text(make)
-    for path in tmp_path.iterdir():
-        path.chmod(0o755)
-    pythons = ["python3.9", "python3.10", "python3", "python3.11", "python3.12", "python3.14"]
-    environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    pythons = [str(tmp_path / name) for name in pythons]
-    command = [ROOT / "tests/pythons.sh", *pythons]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert [line.replace(f"{tmp_path}/", "") for line in done.stdout.splitlines()] == [
-        "Python 3.9.1 (python3.9) did not run: Python is too old",
-        "Python 3.10.1 (python3.10) passed",
-        "Python 3.12.1 (python3.12) failed",
-    ]
-    assert done.returncode == 1
-    asked = [line.split()[2:] for line in (tmp_path / "asked").read_text().splitlines()]
-    assert [f"VENV=.venv-{version}" for version in ("3.9.1", *["3.10.1"] * 2, *["3.12.1"] * 2)] == [w[0] for w in asked]
-    done = subprocess.run(command[:2], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "no suite ran")

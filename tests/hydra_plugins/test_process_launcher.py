@@ -141,16 +141,6 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     assert until(lambda: not running(record["pids"]), 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "test", ["test_a_second_signal_does_not_wait", "test_a_multirun_that_is_ended_lets_its_jobs_save_and_leaves_none"]
-)
-def test_the_suite_restores_signals_that_who_started_it_ignores(test: str) -> None:
-    command = f"trap '' INT QUIT HUP TERM USR1; exec {sys.executable} -m pytest -q -n 0 -m '' {__file__}::{test}"
-    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:]
-
-
 def test_no_job_outlives_a_multirun_that_was_killed(tmp_path: Path) -> None:
     process = app(tmp_path, "do=wait", "value=1,2", "hydra.launcher.max_parallel=2")
     assert until(lambda: len(jobs(tmp_path)) == 2, 20)
