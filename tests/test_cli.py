@@ -81,7 +81,10 @@ def files(directory: Path) -> None:
             "(a name of Lightning's; here: optimizer.clip_norm=N",
         ),
         (["train", "+trainer.max_epochs=3"], "cannot be added (a name of Lightning's; here: trainer.max_steps=N)"),
-        (["train", "data=file", "data.path=short.txt"], "27 tokens, shorter than one segment per stream: needs"),
+        (
+            ["train", "data=file", "data.path=short.txt", "trainer.precision=32-true"],
+            "27 tokens, shorter than one segment",
+        ),
         (
             ["train", "data=recall", "resume=old"],
             "resume=old: is a folder: give a file in it",

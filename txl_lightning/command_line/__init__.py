@@ -11,11 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
-
-from txl_lightning.errors import notice
-from txl_lightning.files import expand
 
 
 @dataclass(frozen=True)
@@ -100,6 +96,11 @@ def show(text: str) -> None:
 @contextmanager
 def usable_caches() -> Iterator[None]:
     """Use a temporary folder in the block, and say so, if HOME and XDG_CACHE_HOME name none that can be written."""
+    from tempfile import TemporaryDirectory  # not needed for `txl --help`
+
+    from txl_lightning.errors import notice
+    from txl_lightning.files import expand
+
     before = dict(os.environ)
     if os.path.expanduser("~") == "~":  # a user id without an account, as in containers: libraries would fail
         os.environ["HOME"] = f"{os.devnull}/home"

@@ -95,10 +95,11 @@ def options_help(command: Command, overrides: list[str]) -> str:
     """
     with _hydra():
         config = hydra.compose(command.config_name, overrides=overrides, return_hydra_config=True)
-        loader, groups = GlobalHydra.instance().config_loader(), []
+        loader, groups, own = GlobalHydra.instance().config_loader(), list[str](), list[str]()
         for group in sorted(config.hydra.runtime.choices):
             if (CONF / group).is_dir() and "hydra" not in group:
-                own = loader.get_group_options(group, config_name=command.config_name, overrides=overrides)
+                if any(word.startswith("hydra.searchpath=") for word in overrides):
+                    own = loader.get_group_options(group, config_name=command.config_name, overrides=overrides)
                 groups.append(f"  {group}: {', '.join(choices_of(group, command, own))}")
     with open_dict(config):
         del config["hydra"]
