@@ -6,6 +6,8 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from hydra_plugins.txl_process_launcher.process_launcher import ProcessLauncher
 from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl
@@ -21,6 +24,7 @@ from txl_lightning.cli import register_all
 from txl_lightning.command_line.messages import describe, one_line
 from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs
 from txl_lightning.config.schemas import CONF, Config
+from txl_lightning.errors import OptionError
 
 FILES = ("multirun.json", "multirun.md", "multirun.yaml")
 
@@ -81,8 +85,14 @@ def test_optuna_minimises_the_validation_loss_and_continues_with_a_seed(tmp_path
     assert (best.best_value, best.best_params["optimizer.lr"]) == min(zip(losses, rates, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
     curves = [tmp_path / f"sweep/{i}/validation.jsonl" for i in (0, 1)]
@@ -92,10 +102,52 @@ def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: s
     assert len(jobs) == 2
     process.send_signal(number)
     done = process.finish(timeout=30)
+    if number == signal.SIGKILL:
+        assert psutil.wait_procs(jobs, timeout=20)[1] == []
+        return
     assert done.stderr == "txl train: interrupted\n"
     assert done.returncode == 128 + number
     assert not [job for job in jobs if job.is_running()]
+    assert all((tmp_path / f"sweep/{i}/checkpoints/last.ckpt").exists() for i in (0, 1))
     assert not (tmp_path / "sweep/2").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "message"),
+    [
+        ((0, None, 1), [], "hydra.launcher.max_parallel=0: must be an integer >= 1"),
+        ((1, 0, 1), [], "hydra.launcher.threads=0: must be an integer >= 1"),
+        ((1, None, 1), ["a=range(0,100000000)"], "must be a shorter sweep: at most 10,000 jobs are possible"),
+        (
+            (1, None, 1),
+            ["a=range(200)", "b=choice(1,2,3)", "c=range(1,3,0.1)"],
+            "b=choice|a=range.*at most 10,000 jobs",
+        ),
+    ],
+)
+def test_options_of_the_launcher_are_checked_before_a_job_starts(
+    options: tuple[Any, ...], words: list[str], message: str
+) -> None:
+    sweeper = {"_target_": "hydra._internal.BasicSweeper"}
+    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": words}}})
+    with pytest.raises(OptionError, match=message):
+        ProcessLauncher(*options).setup(hydra_context=Mock(), task_function=Mock(), config=config)
+
+
+def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Mock()
+    monkeypatch.setattr("hydra_plugins.txl_process_launcher.process_launcher.JobProcess", made)
+    monkeypatch.setattr("hydra_plugins.txl_process_launcher.process_launcher.pickle", Mock())
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    job = Mock(directory=tmp_path / "0", overrides=("seed=1",), number=0)
+    job.config.hydra.job.env_set = {"A": "1"}
+    for at_once, threads, expected in ((1, None, {}), (2, None, "3"), (2, 5, "5")):
+        launcher = ProcessLauncher(at_once, threads, 1)
+        launcher.task_function = Mock()
+        launcher._start(job, 0)
+        counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), expected) if expected else {}
+        assert made.call_args.kwargs["variables"] == {**counts, "A": "1"}
+        assert made.call_args.kwargs["log"] == (tmp_path / "0/log.txt" if at_once > 1 else None)
 
 
 def test_a_multirun_that_cannot_be_composed_ends_with_one_line(tmp_path: Path) -> None:

@@ -154,7 +154,6 @@ def _run(
     for number in STOP_SIGNALS:  # a shell ignores SIGINT for commands in the background
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if nohup and number == signal.SIGHUP else default)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ.clear()
     os.environ.update(environment)
     if log is not None:
@@ -165,6 +164,7 @@ def _run(
     if "torch" in sys.modules and "OMP_NUM_THREADS" in environment:  # read when the server imported it
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # one may have arrived
         answer.send(function(*arguments))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
