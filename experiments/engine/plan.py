@@ -153,10 +153,7 @@ class Plan:
                 ended(set(jobs.done))
 
         jobs.show = show
-        try:
-            jobs.run()
-        finally:
-            progress.close()
+        jobs.run()
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 import time
@@ -14,9 +13,6 @@ from txl_lightning.distributed.processes import POLL_SECONDS, Ended, JobProcess,
 from txl_lightning.errors import UserError
 
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
-SECONDS_BETWEEN_LINES = 30.0  # of progress in a log file
-SECONDS_BETWEEN_UPDATES = 0.25  # of progress on a terminal
-CLEAR_LINE = "\r\033[K"
 
 
 class Runnable(Protocol):
@@ -151,7 +147,7 @@ class Jobs(Generic[J]):
 
 @dataclass
 class Progress(Generic[J]):
-    """Line on standard error, updated on a terminal; else a line for each ended job and one every 30 seconds.
+    """Line on standard error for each job that ends: how, the jobs done, the time left, the running jobs.
 
     Args:
         jobs: the jobs; those that are done before the first call are not reported.
@@ -164,27 +160,16 @@ class Progress(Generic[J]):
     slots: int = 1
     _estimates: dict[str, float] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
-    _last_update: float = -SECONDS_BETWEEN_LINES
 
     def __post_init__(self) -> None:
         self._estimates = {job.name: self.estimate(job) for job in self.jobs.waiting}
-        self._on_terminal = sys.stderr.isatty()
 
     def show(self) -> None:
-        """Report jobs that ended since the last call and, when it is time, the running ones."""
-        for name, seconds in self.jobs.seconds.items():
-            if name not in self._reported:
-                self._reported.add(name)
-                text = self.jobs.failed.get(name) or f"{name}: done in {seconds:.0f} s"
-                print((CLEAR_LINE if self._on_terminal else "") + text, file=sys.stderr, flush=True)
-        now, pause = time.monotonic(), SECONDS_BETWEEN_UPDATES if self._on_terminal else SECONDS_BETWEEN_LINES
-        if self.jobs.running and now - self._last_update >= pause:
-            self._last_update = now
-            if self._on_terminal:
-                width = shutil.get_terminal_size().columns - 1
-                print(CLEAR_LINE + self.status()[:width], end="", file=sys.stderr, flush=True)
-            else:
-                print(self.status(), file=sys.stderr, flush=True)
+        """Report jobs that ended since the last call."""
+        for name in [name for name in self.jobs.seconds if name not in self._reported]:
+            self._reported.add(name)
+            text = self.jobs.failed.get(name) or f"{name}: done in {self.jobs.seconds[name]:.0f} s"
+            print(f"{text} · {self.status()}", file=sys.stderr, flush=True)
 
     def status(self) -> str:
         """Return one line: jobs done, time left, the running jobs."""
@@ -195,24 +180,14 @@ class Progress(Generic[J]):
 
     def seconds_left(self) -> float:
         """Return the estimated seconds until all jobs are done, at the pace of the jobs so far."""
-        alone = sum(self._left(job.name) for job in self.jobs.waiting if job.alone)
-        parallel = [self._left(job.name) for job in self.jobs.waiting if not job.alone]
-        parallel += [self._left(name) for name in self.jobs.interrupted]
-        now = time.monotonic()
-        parallel += [max(0.0, self._left(job.name) - (now - run.started)) for job, run, _ in self.jobs.running]
-        return sum(parallel) / self.slots + alone
-
-    def _left(self, name: str) -> float:
-        """Return the estimated seconds of a job from its start in this call, at the pace of the jobs so far."""
         ended = self.jobs.done & self.jobs.seconds.keys()
         estimated = sum(self._estimates[name] for name in ended)
         pace = sum(self.jobs.seconds[name] for name in ended) / estimated if estimated else 1.0
-        return self._estimates[name] * pace
-
-    def close(self) -> None:
-        """Clear the status line of a terminal."""
-        if self._on_terminal:
-            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+        left = {name: seconds * pace for name, seconds in self._estimates.items()}
+        now = time.monotonic()
+        parallel = [left[job.name] for job in self.jobs.waiting if not job.alone]
+        parallel += [max(0.0, left[job.name] - (now - run.started)) for job, run, _ in self.jobs.running]
+        return sum(parallel) / self.slots + sum(left[job.name] for job in self.jobs.waiting if job.alone)
 
 
 def clock(seconds: float) -> str:
