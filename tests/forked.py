@@ -14,6 +14,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from txl_lightning.distributed.processes import STOP_SIGNALS
+
 PRELOADED = ["tests.training.recorded_run", "txl_lightning.cli", "wandb"]
 
 
@@ -76,8 +78,9 @@ def _run(
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, stream.fileno())
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # ignored in the fork server, if jobs started it
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked in the fork server, if jobs started it
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from txl_lightning.errors import UserError
+from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import checksum, write_atomically
 
 CHECKSUM_PREFIX = b"sha256="
@@ -21,10 +21,6 @@ COMMENT_LEN = len(CHECKSUM_PREFIX) + 64
 END_RECORD, END_RECORD_LEN = b"PK\5\6", 22
 MEMORY = "memory"  # folder beside checkpoints with the memory of several ranks, a file each
 UNREADABLE = "is not a checkpoint, or was cut short (torch cannot read it)"
-
-
-class DamagedFileError(Exception):
-    """Error of a file that is not a checkpoint, or whose bytes changed after it was written."""
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None = None) -> None:
@@ -106,29 +102,37 @@ def remove_unused_memory(folder: Path) -> None:
                 path.unlink()
 
 
-def read_file(path: str | Path) -> Any:
+def read_file(path: str | Path, option: str = "checkpoint") -> Any:
     """Return the contents of a checkpoint, on the CPU, without running code stored in the file.
 
     A file without a checksum (written by another program) is read without that check.
 
+    Args:
+        path: path of the file.
+        option: name of the command-line option that gave the path, for errors.
+
     Raises:
-        DamagedFileError: the checksum does not match, or torch cannot read the file.
+        OptionError: the checksum does not match, or torch cannot read the file.
     """
-    with Path(path).open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - COMMENT_LEN))
-        end = file.read()
-        file.seek(0)
-        if not end.startswith(CHECKSUM_PREFIX):
-            has_no_comment = end[-END_RECORD_LEN:].startswith(END_RECORD) and end.endswith(b"\0\0")
-            if not has_no_comment:
-                raise DamagedFileError(UNREADABLE)
-        elif end != CHECKSUM_PREFIX + checksum(file, size - COMMENT_LEN).encode():
-            raise DamagedFileError("is damaged: its SHA-256 is not the one stored in the file")
     try:
+        with Path(path).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - COMMENT_LEN))
+            end = file.read()
+            file.seek(0)
+            if end.startswith(CHECKSUM_PREFIX):
+                intact = end == CHECKSUM_PREFIX + checksum(file, size - COMMENT_LEN).encode()
+                require(intact, option, path, "is damaged: its SHA-256 is not the one stored in the file")
+            else:
+                has_no_comment = end[-END_RECORD_LEN:].startswith(END_RECORD) and end.endswith(b"\0\0")
+                require(has_no_comment, option, path, UNREADABLE)
         return torch.load(path, map_location="cpu", weights_only=True)
+    except OptionError:
+        raise
+    except OSError as error:
+        raise OptionError(option, path, str(error)) from error
     except Exception as error:  # torch's errors for files of other kinds have no common base class
-        raise DamagedFileError(UNREADABLE) from error
+        raise OptionError(option, path, UNREADABLE) from error
 
 
 class DurableCheckpoints(TorchCheckpointIO):

@@ -19,7 +19,7 @@ from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand
 from txl_lightning.model.checkpoints.contents import check
 from txl_lightning.runs.models import Model, architecture, make_model, shapes
-from txl_lightning.runs.storage import DamagedFileError, named_files, read_file
+from txl_lightning.runs.storage import named_files, read_file
 
 REPORTED: set[tuple[str | None, str]] = set()  # checksums of texts at training and now, in this process
 
@@ -102,7 +102,7 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
     """
     require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
     require(Path(path).is_file(), option, path, "no such file")
-    contents = read_undamaged(path, option)
+    contents = read_file(path, option)
     with naming(option, path):
         return Checkpoint(Path(path), option, contents, *_checked(contents))
 
@@ -144,18 +144,6 @@ def _checked(contents: Any) -> tuple[Config, Vocabulary, dict[str, torch.Tensor]
         raise UserError(f"has {len(weights)} weights, too few for the {sizes.n_layer} layers of its config")
     check(weights, shapes(sizes), only=True)
     return config, vocabulary, weights
-
-
-def read_undamaged(path: str | Path, option: str) -> Any:
-    """Return the contents of a file of a checkpoint, as `read_file`.
-
-    Raises:
-        OptionError: the file is damaged or cannot be read.
-    """
-    try:
-        return read_file(path)
-    except (DamagedFileError, OSError) as error:
-        raise OptionError(option, path, str(error)) from error
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:

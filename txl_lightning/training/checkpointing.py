@@ -30,10 +30,11 @@ from txl_lightning.runs.storage import (
     DurableCheckpoints,
     copy_checkpoint,
     named_files,
+    read_file,
     remove_unused_memory,
     write_checkpoint,
 )
-from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint, read_undamaged
+from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.loggers import HISTORY, continues_in, reported
 from txl_lightning.training.module import MemoryHolder, steps_of
 
@@ -324,7 +325,7 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
                 found = read_checkpoint(path)
                 for file in named_files(found.contents):
                     if (directory / file).exists():
-                        read_undamaged(directory / file, "checkpoint")
+                        read_file(directory / file, "checkpoint")
                 steps[path] = found.step
             except UserError as error:
                 messages.append(str(error).replace("checkpoint=", "", 1))

@@ -26,8 +26,8 @@ from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State, state_from_dict
-from txl_lightning.runs.storage import MEMORY, named_files, write_checkpoint
-from txl_lightning.runs.trained import load_trained, read_undamaged
+from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.optimization import make_optimizer
 
 STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
@@ -119,7 +119,7 @@ class MemoryHolder:
             paths, bounds = [folder / files[n] for n in needed], [bounds[n] for n in needed]
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
-            parts = [read_undamaged(path, "resume") for path in paths]
+            parts = [read_file(path, "resume") for path in paths]
         if model is not None and parts[0] is not None:
             for part, (start, stop) in zip(parts, bounds, strict=True):
                 check_memory(part, model, start, stop)
