@@ -151,8 +151,8 @@ def test_the_dashboard_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def make_notes() -> None:
-    """Run the Python of the page on own tokens, but for what reads a generated tune."""
-    for code in blocks(ROOT / "docs/own-tokens.md", "python"):
+    """Run the Python of the page on data, but for what reads a generated tune."""
+    for code in blocks(ROOT / "docs/data.md", "python"):
         if "samples.npy" not in code:
             exec(code.replace("2_000", "400"), {})
 
