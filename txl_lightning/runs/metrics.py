@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
+from txl_lightning.distributed.ranks import all_gather
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.models import Model
 
@@ -84,46 +84,39 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
     return units[:1] if same else units
 
 
-class TokenLoss(Metric):
-    """Mean loss over tokens and their number of bytes: float64 sums and an int64 count, summed over ranks.
+class TokenLoss:
+    """Mean loss over tokens and their number of bytes, in float64, over all ranks.
 
     torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one
     token has probability 0.
+
+    Attributes:
+        nll_sum: sum of the losses on this rank, in nats, on the device where it has float64.
+        n_bytes: bytes of the tokens; nan if they are not known.
+        tokens: number of tokens.
     """
 
-    full_state_update = False
-    nll_sum: Tensor
-    bytes_sum: Tensor
-    tokens: Tensor
+    def __init__(self) -> None:
+        self.reset()
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("nll_sum", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("bytes_sum", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("tokens", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.nll_sum: Tensor | float = 0.0
+        self.n_bytes: Tensor | float = 0.0
+        self.tokens = 0
 
     def update(self, nll: Tensor, n_bytes: Tensor | float = math.nan) -> None:
         """Add the losses of some tokens, in nats, and their number of bytes (nan if it is not known)."""
-        self.nll_sum += nll.detach().to(self.nll_sum.device).double().sum()
-        self.bytes_sum += n_bytes.to(self.bytes_sum.device) if isinstance(n_bytes, Tensor) else n_bytes
+        device = "cpu" if nll.device.type in WITHOUT_FLOAT64 else nll.device
+        self.nll_sum = self.nll_sum + nll.detach().to(device).double().sum()
+        self.n_bytes = self.n_bytes + (n_bytes.to(device).double() if isinstance(n_bytes, Tensor) else n_bytes)
         self.tokens += nll.numel()
 
-    def compute(self) -> tuple[Tensor, Tensor, Tensor]:
+    def compute(self) -> tuple[float, int, float]:
         """Return the mean loss in nats per token (nan without tokens), the tokens and the bytes (nan if not known)."""
-        return self.nll_sum / self.tokens.to(self.nll_sum.device), self.tokens.clone(), self.bytes_sum.clone()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> TokenLoss:
-        # `.to(dtype)` of the module must not cast the float64 sums, which stay on the CPU if the device has no float64.
-        sums = {"nll_sum": self.nll_sum, "bytes_sum": self.bytes_sum}
-        for name, before in sums.items():
-            self._defaults[name] = torch.zeros((), device=before.device)
-            setattr(self, name, self._defaults[name])
-        super()._apply(fn, *args, **kwargs)
-        device = self.tokens.device if self.tokens.device.type not in WITHOUT_FLOAT64 else torch.device("cpu")
-        for name, before in sums.items():
-            setattr(self, name, before.to(device))
-            self._defaults[name] = torch.zeros((), dtype=torch.float64, device=device)
-        return self
+        parts = all_gather((float(self.nll_sum), self.tokens, float(self.n_bytes)))
+        nll_sum, tokens, n_bytes = (sum(values) for values in zip(*parts, strict=True))
+        return nll_sum / tokens if tokens else math.nan, tokens, n_bytes
 
 
 def training_flops(model: Model, batch_size: int, segment_len: int) -> float:

@@ -13,7 +13,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.strategies import ParallelStrategy
-from torch import Tensor, nn
+from torch import Tensor
 
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.config.schemas import Config
@@ -218,7 +218,7 @@ class LanguageModelModule(L.LightningModule):
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
         self.training_memory, self.evaluation_memory = MemoryHolder(), MemoryHolder()
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
-        self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
+        self.losses = {"val": TokenLoss(), "test": TokenLoss()}
         self._longest_segment = 0
         self.fused = config.trainer.precision != "16-mixed"  # a gradient scaler needs a step that is not
         self.score: Any = torch.compile(model.score) if config.trainer.compile else model.score
@@ -371,7 +371,7 @@ class LanguageModelModule(L.LightningModule):
             self._evaluation_score = self._evaluated_model().score
         nll_BT, memory = self._evaluation_score(batch.tokens, batch.targets, memory)
         self.evaluation_memory.store_after(batch, memory)
-        self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))  # type: ignore[operator]
+        self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))
 
     def _evaluated_model(self) -> Any:
         """Return the model at the evaluation's lengths; a memory holds keys and values, which takes less time."""
@@ -387,18 +387,15 @@ class LanguageModelModule(L.LightningModule):
         return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())  # in float32, exact up to 2²⁴
 
     def _evaluation_end(self, stage: str) -> None:
-        loss: TokenLoss = self.losses[stage]  # type: ignore[assignment]
-        nll, tokens, n_bytes = loss.compute()
-        per_token = self.bytes_per_token.get(
-            {"val": "valid"}.get(stage, stage), float(n_bytes / tokens.to(n_bytes.device))
-        )
-        values = loss_metrics(float(nll), self.level, per_token)
+        nll, tokens, n_bytes = self.losses[stage].compute()
+        per_token = self.bytes_per_token.get({"val": "valid"}.get(stage, stage), n_bytes / tokens if tokens else None)
+        values = loss_metrics(nll, self.level, per_token)
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
-        self.metrics[f"{stage}/tokens"] = int(tokens)
+        self.metrics[f"{stage}/tokens"] = tokens
         for_callbacks = {f"{stage}/{name}": value for name, value in values.items()}
         self.log_dict(for_callbacks, logger=False, sync_dist=True)  # equal on all ranks; without it Lightning warns
         self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
-        loss.reset()
+        self.losses[stage].reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training memory, or the names of its files."""
