@@ -75,7 +75,7 @@ class Jobs(Generic[J]):
     def run(self) -> None:
         """Run all jobs and wait for them.
 
-        At the first SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGUSR1 the running jobs are asked to end and no further job starts.
+        At the first signal of `STOP_SIGNALS` the running jobs are asked to end and no further job starts.
         Jobs that still run after `grace_seconds`, or at a second signal, are terminated, then killed.
 
         Raises:
