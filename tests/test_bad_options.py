@@ -21,7 +21,6 @@ BAD = f"""
 {TRAIN} trainer.max_steps=-3                             | trainer.max_steps=-3
 {TRAIN} trainer.max_steps=None                           | trainer.max_steps=null
 {TRAIN} trainer.max_epochs=3                             | trainer.max_epochs=3: no such option
-{TRAIN} trainer.gradient_clip_val=1                      | here: optimizer.clip_norm=NORM
 {TRAIN} trainer.accumulate_grad_batches=2                | here: trainer.stream_groups=N
 {TRAIN} trainer.fast_dev_run=true                        | here: profile=smoke
 {TRAIN} trainer.profiler=simple                          | trainer.profiler=simple: no such option
@@ -71,10 +70,6 @@ BAD = f"""
 {TRAIN} -m hydra.sweep.dir=sweep seed=range(0,100000000) | seed=range(0,100000000): must be a shorter sweep
 {TRAIN} -m hydra.sweep.dir=sweep seed=1,2 hydra.launcher.threads=100000 | hydra.launcher.threads=100000
 {TRAIN} -m hydra.sweep.dir=sweep seed=1,2 hydra.launcher.max_parallel=0 | hydra.launcher.max_parallel=0
-{TRAIN} --experimental-rerun=a.pickle                    | --experimental-rerun=a.pickle: is not supported
-{TRAIN} --config-dir nosuch                              | Additional config directory
-{TRAIN} --devices 2                                      | --devices: no such flag
-{TRAIN} experiment=nosuch                                | experiment=nosuch: must be one of
 evaluate checkpoint=CKPT num_threads=100000              | num_threads=100000: must be at most
 evaluate checkpoint=CKPT batch_size=1000000000           | batch_size=1000000000: gives 0 of
 evaluate checkpoint=CKPT splits=[train,dev]              | splits=
