@@ -44,29 +44,20 @@ class Ranks:
     group: Any = None
     local_rank: int = 0
 
-    def gather(self, value: T) -> list[T] | None:
-        """Return the values of all ranks, ordered by rank, on rank 0; None on the others."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(value, values, dst=0, group=self.group)
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, ordered by rank."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value, group=self.group)
         return values
 
     def first(self, value: T) -> T:
         """Return the value of rank 0 on every rank."""
-        if self.world_size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.group)
-        return values[0]
+        return self.gather(value)[0]
 
     def total(self, *values: float) -> list[float]:
         """Return the sum of each value over all ranks, in float64."""
-        if self.world_size == 1:
-            return [float(value) for value in values]
-        sums = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(sums, group=self.group)
-        return sums.tolist()
+        return [float(sum(of_ranks)) for of_ranks in zip(*self.gather(values), strict=True)]
 
     def largest(self, number: int) -> int:
         """Return the maximum over all ranks; for flags, 1 if any rank has it set."""
@@ -164,7 +155,4 @@ def rank_and_world_size() -> tuple[int, int]:
 
 def all_gather(part: T) -> list[T]:
     """Return the parts of all ranks, ordered by rank, on every rank of the default process group."""
-    parts = [part] * rank_and_world_size()[1]
-    if len(parts) > 1:
-        dist.all_gather_object(parts, part)
-    return parts
+    return Ranks(*rank_and_world_size()).gather(part)

@@ -163,8 +163,7 @@ class Checkpoints(Callback):
             cast("Any", trainer.lightning_module).training_memory.write_file(self.directory, name, self.ranks)
         except OSError as failed:
             error = str(failed)
-        errors = self.ranks.gather(error) or []
-        return self.ranks.first(next((error for error in errors if error), None))
+        return next((error for error in self.ranks.gather(error) if error), None)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["txl_lightning"] = self.record
