@@ -93,7 +93,7 @@ class ProcessLauncher(Launcher):
         OUTCOMES.clear()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run one batch of the sweeper's jobs and wait for all of them; jobs that have finished before do not run.
+        """Run one batch of the sweeper's jobs and wait for all of them; one that has finished before returns its value.
 
         Raises:
             KeyboardInterrupt: a signal ended the multirun and all of its jobs.

@@ -1,6 +1,5 @@
 """`trainer.num_threads=null`: chosen by the size of the model, recorded, kept on resuming."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.training.small_run import tiny_config
-from tests.training.test_launched import start
 from txl_lightning.config.schemas import Config
 from txl_lightning.runs import threads
 from txl_lightning.runs.threads import resolve_threads, set_threads, useful_threads
@@ -99,19 +97,3 @@ def test_other_runs_keep_what_they_have_and_old_checkpoints_torchs_default(tmp_p
         given = config(tmp_path, overrides)
         assert resolve_threads(given, 100) is given
     assert torch.get_num_threads() == 2
-
-
-@pytest.mark.slow
-def test_jobs_side_by_side_give_the_metrics_of_a_job_alone(tmp_path: Path) -> None:
-    losses = []
-    for name, at_once in (("alone", 1), ("two", 2), ("four", 4)):
-        folders = [tmp_path / f"{name}-{i}" for i in range(at_once)]
-        for folder in folders:
-            folder.mkdir()
-        jobs = [start(folder, "train", "model.dropout=0.2", "hydra.run.dir=run") for folder in folders]
-        ended = [job.finish() for job in jobs]
-        assert [done.returncode for done in ended] == [0] * at_once, ended[0].stderr
-        for folder in folders:
-            metrics = json.loads((folder / "run/metrics.json").read_text())
-            losses.append({name: metrics[name] for name in ("val/nll", "test/nll", "tokens")})
-    assert losses == losses[:1] * 7

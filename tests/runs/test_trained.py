@@ -31,17 +31,6 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "run/checkpoints/last.ckpt"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_named(checkpoint: Path, value: float) -> None:
-    contents = read_file(checkpoint)
-    name = next(name for name in contents["state_dict"] if name.endswith("output.weight"))
-    contents["state_dict"][name][0, 0] = torch.tensor(value)
-    write_checkpoint(contents, checkpoint)
-    words = rf"checkpoint={checkpoint}: has weights that are not finite \({name.removeprefix('model.')}\)"
-    with pytest.raises(OptionError, match=words):
-        load_trained(checkpoint)
-
-
 def test_a_corpus_that_has_changed_since_training_is_reported(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,16 +156,6 @@ def test_a_run_is_saved_when_its_terminal_closes(tmp_path: Path) -> None:
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-        done = start(tmp_path, "train", "trainer.devices=2", **variables, TORCHELASTIC_RUN_ID="by hand").finish()
-    assert done.returncode == 2
-    assert f"txl train: MASTER_ADDR=127.0.0.1 MASTER_PORT={port}: the ranks cannot meet there" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_a_stopped_command_has_the_exit_status_of_its_signal(tmp_path: Path, devices: int, number: int) -> None:
