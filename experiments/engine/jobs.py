@@ -22,8 +22,7 @@ from txl_lightning.config.schemas import CONF, Config, DataConfig, data_class, p
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.files import expand
-from txl_lightning.jobs.folder import JobFolder
-from txl_lightning.jobs.identity import code_of, with_influence
+from txl_lightning.jobs.folder import JobFolder, code_of, with_influence
 from txl_lightning.reporting.machine import gpus, processor
 from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 

@@ -33,8 +33,7 @@ from hydra_plugins.txl_process_launcher._multirun_job import ERROR_FILE, Multiru
 from txl_lightning.command_line.multirun import OUTCOMES, JobError, MultirunTable, write_results
 from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import MOST, check_count, require
-from txl_lightning.jobs.folder import JobFolder, choose_folders
-from txl_lightning.jobs.identity import identity
+from txl_lightning.jobs.folder import JobFolder, choose_folders, identity
 from txl_lightning.jobs.processes import Jobs
 from txl_lightning.reporting.machine import cores
 

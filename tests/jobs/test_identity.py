@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from txl_lightning.jobs import identity as module
-from txl_lightning.jobs.identity import code_of, difference, has_influence, identity, statements
+from txl_lightning.jobs import folder as module
+from txl_lightning.jobs.folder import code_of, difference, has_influence, identity, statements
 
 
 def test_options_that_only_say_how_a_job_runs_are_not_its_identity() -> None:

@@ -39,8 +39,7 @@ from txl_lightning.command_line.multirun import (
 )
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import Stopped, notice
-from txl_lightning.jobs.folder import JobFolder, refuse_another_text
-from txl_lightning.jobs.identity import identity
+from txl_lightning.jobs.folder import JobFolder, identity, refuse_another_text
 
 NONE = re.compile(r"(?<![^\s,:(\[{])None(?![^\s,)\]}])")  # a whole value or element
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
