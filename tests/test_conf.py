@@ -68,10 +68,6 @@ def test_memory_follows_the_segment_unless_it_is_given() -> None:
     assert lengths == [48, 96]
     assert composed("memory=on", "memory.mem_len=40").memory.mem_len == 40
     assert composed("memory=off", "memory.segments=3").memory.mem_len == 0
-    with torch.device("meta"):
-        model = make_model(composed("memory=compressive"), BYTES)
-    assert isinstance(model, TransformerXL)
-    assert model.config.compression is not None
 
 
 def parameters(vocab_size: int, *overrides: str) -> int:

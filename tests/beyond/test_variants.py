@@ -21,8 +21,10 @@ from txl_lightning.training.run import train
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "attention_gate": (),
+    "compressive": ("beyond.rate=2",),
     "forget_gate": ("encoding=none",),
     "gru_residual": (),
+    "memory_tokens": ("beyond.n_tokens=3",),
 }
 OPTIONS = ("model.dropout=0.2", "optimizer.schedule=constant", "evaluation.max_segments=2", "loss=random_half")
 PARALLEL = (
@@ -47,9 +49,9 @@ def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> No
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str, memory: str) -> None:
     options = (f"beyond={variant}", *VARIANTS[variant], f"memory={memory}", *OPTIONS)
-    whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=30"), tmp_path / "whole")
-    first = train(tiny_config(tmp_path, *options, "trainer.max_steps=7"), tmp_path / "second")
-    train(tiny_config(tmp_path, *options, "trainer.max_steps=30", "resume=auto"), tmp_path / "second")
+    whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=16"), tmp_path / "whole")
+    first = train(tiny_config(tmp_path, *options, "trainer.max_steps=6"), tmp_path / "second")
+    train(tiny_config(tmp_path, *options, "trainer.max_steps=16", "resume=auto"), tmp_path / "second")
     assert whole["val/bpc"] < first["val/bpc"] < 8.5
     checkpoints = [tmp_path / name / "checkpoints/last.ckpt" for name in ("whole", "second")]
     expected, found = (read_file(path)["state_dict"] for path in checkpoints)
@@ -78,8 +80,27 @@ def test_losses_do_not_depend_on_the_number_of_ranks_and_chunks(tmp_path: Path) 
         (("beyond=gru_residual", "model=lstm"), "beyond=gru_residual: must be none: lstm is no Transformer-XL"),
         (("beyond=gru_residual", "beyond.name=none"), "beyond=none: is no module of txl_lightning.beyond"),
         (("beyond=gru_residual", "beyond.name=os"), "beyond=os: is no module of txl_lightning.beyond"),
+        (("beyond=memory_tokens", "beyond.n_tokens=0"), "beyond.n_tokens=0: must be an integer >= 1"),
+        (
+            ("beyond=memory_tokens", "memory.reset=document"),
+            "memory.reset=document: is not possible with beyond=memory",
+        ),
+        (
+            ("beyond=memory_tokens", "model.ext_len=2"),
+            "model.ext_len=2: is not possible with beyond=memory_tokens: memo",
+        ),
+        (
+            ("beyond=compressive", "memory.gradient_segments=1"),
+            "memory.gradient_segments=1: is not possible with beyond",
+        ),
+        (
+            ("beyond=forget_gate", "trainer.attention=flex"),
+            "trainer.attention=flex: is not possible with beyond=forget",
+        ),
     ],
 )
-def test_a_name_that_is_no_variant_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+def test_what_is_no_variant_or_what_it_cannot_do_is_refused(
+    tmp_path: Path, overrides: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(OptionError, match=message):
         train(tiny_config(tmp_path, *overrides), tmp_path / "run")

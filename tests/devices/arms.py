@@ -40,16 +40,6 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "adaptive softmax": replace(RELATIVE, cutoffs=(5, 12)),
     "adaptive embedding": replace(RELATIVE, cutoffs=(5, 12), div_val=2, tie_projections="none"),
     "documents": replace(RELATIVE, memory_reset="document"),
-    **{
-        f"compressive, {name}": replace(RELATIVE, compression=name, compression_rate=2, compressed_len=3)
-        for name in ("max", "conv", "dilated", "most_used")
-    },
-    "compressive, autoencoding": replace(
-        RELATIVE, compression="conv", compression_rate=2, compressed_len=3, compression_loss="autoencoding"
-    ),
-    "memory tokens": replace(RELATIVE, n_tokens=3, mem_len=0),
-    "memory tokens, states": replace(RELATIVE, n_tokens=3, tokens_see_states=True),
-    "memory tokens, read places": replace(RELATIVE, n_tokens=3, mem_len=0, write_tokens=False, encoding="shaw"),
     "lstm": RECURRENT,
     "qrnn": replace(RECURRENT, cell="qrnn"),
     "lstm, adaptive embedding": replace(RECURRENT, cutoffs=(5, 12), div_val=2),
@@ -58,8 +48,8 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
     *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp"),
-    *("memory of zeros", "adaptive embedding", "documents", "compressive, conv", "compressive, most_used"),
-    *("memory tokens, states", "lstm", "qrnn"),
+    *("memory of zeros", "adaptive embedding", "documents"),
+    *("lstm", "qrnn"),
 )
 
 

@@ -17,7 +17,6 @@ from tests.host_reads import AnsweredReads
 from tests.training.small_run import bare_module
 from txl_lightning import Memory
 from txl_lightning.data.streams import Segment
-from txl_lightning.model.compression import CompressiveMemory
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -45,12 +44,7 @@ def prepared(arm: str, **options: Any) -> tuple[LanguageModelModule, torch.optim
     ((made,), _) = module.configure_optimizers()
     module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]
     memory = module.model.start_memory(B, static=True)
-    if isinstance(memory, CompressiveMemory):
-        with torch.no_grad():
-            for number in range(3):
-                memory = module.model.score(segment(number).tokens, segment(number).targets, memory)[1]
-        assert memory.length == module.model.config.memory_slots
-    elif isinstance(memory, Memory):
+    if isinstance(memory, Memory):
         memory = replace(memory, filled=memory.length)
     module.training_memory.store_after(segment(0), memory)
     return module, made

@@ -23,9 +23,6 @@ KINDS = {
     "rope": ["data.level=char", "memory=on", "encoding=rope", "model.d_head=8", "model.qk_norm=true"],
     "alibi": ["data.level=char", "memory=on", "encoding=alibi"],
     "none": ["data.level=char", "memory=on", "encoding=none", "loss=half", "model.ext_len=2"],
-    "compressive": ["memory=compressive", "memory.rate=2"],
-    "tokens": ["memory=tokens", "memory.n_tokens=3"],
-    "tokens_states": ["memory=tokens", "memory.n_tokens=3", "memory.segments=1", "encoding=shaw"],
     "lstm": ["model=lstm", "model.d_model=16"],
     "qrnn": ["model=qrnn", "model.d_model=16"],
 }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.covering import product_of
 from tests.model.tiny_model import ENCODINGS, VOCABULARY, random_stream, tiny_model
+from txl_lightning.beyond.compressive import CompressiveTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import (
     CachedTransformerXL,
@@ -128,10 +129,7 @@ UNEQUAL = {
     "zeros": lambda: tiny_model(mem_len=12, memory_start="zeros"),
     "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
     "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),
-    "memory tokens": lambda: tiny_model(n_tokens=2, mem_len=4).eval(),
-    "compressive": lambda: tiny_model(
-        mem_len=4, compression="max", compression_rate=2, compressed_len=3, compression_loss="none"
-    ).eval(),
+    "compressive": lambda: tiny_model(CompressiveTransformerXL, mem_len=4, rate=2, compressed_len=3).eval(),
     "lstm": MODELS["lstm"],
     "qrnn": MODELS["qrnn"],
 }

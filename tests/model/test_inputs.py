@@ -10,6 +10,8 @@ from tests.covering import product_of
 from tests.model.test_baselines import tiny_recurrent
 from tests.model.tiny_model import ENCODINGS, SIZES, random_stream, tiny_model
 from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig, generate
+from txl_lightning.beyond.compressive import CompressiveTransformerXL
+from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
 
@@ -17,8 +19,8 @@ T = 4
 ARMS: dict[str, dict[str, Any]] = {
     **ENCODINGS,
     "documents": {"memory_reset": "document"},
-    "memory tokens": {"n_tokens": 2},
-    "compressive": {"compressed_len": 2, "compression": "conv", "compression_rate": 2},
+    "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2},
+    "compressive": {"model_class": CompressiveTransformerXL, "compressed_len": 2, "rate": 2},
     "adaptive": {"cutoffs": (4, 8), "div_val": 2},
     "lstm": {"cell": "lstm"},
     "qrnn": {"cell": "qrnn"},

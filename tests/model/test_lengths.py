@@ -12,6 +12,8 @@ from tests.covering import product_of
 from tests.model.test_baselines import tiny_recurrent
 from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
 from txl_lightning import CachedTransformerXL
+from txl_lightning.beyond.compressive import CompressiveTransformerXL
+from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import can_cache
 
@@ -33,15 +35,16 @@ ARMS: dict[str, dict[str, Any]] = {
     "qrnn": {"cell": "qrnn"},
 }
 COMPRESSIVE = {
+    "model_class": CompressiveTransformerXL,
     "mem_len": 4,
     "compression": "max",
-    "compression_rate": 2,
+    "rate": 2,
     "compressed_len": 3,
     "compression_loss": "none",
 }
 SELECTED = {
     **ARMS,
-    "memory tokens": {"n_tokens": 2, "mem_len": 3},
+    "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 3},
     "compressive": COMPRESSIVE,
 }
 
@@ -136,10 +139,10 @@ def test_gradients_through_a_memory_of_unequal_streams_are_those_of_each_alone()
     torch.testing.assert_close(together, inputs.grad, **EXACT)
 
 
-@pytest.mark.parametrize("options", [{"n_tokens": 2}, COMPRESSIVE], ids=str)
+@pytest.mark.parametrize("options", [SELECTED["memory tokens"], COMPRESSIVE], ids=["memory tokens", "compressive"])
 def test_lengths_that_cannot_be_are_refused_in_one_line(options: dict[str, Any]) -> None:
     tokens = random_stream(2, T)
-    with pytest.raises(OptionError, match=r"^lengths_B=\[5, 2\]: must be None: memory tokens and compressed memory"):
+    with pytest.raises(OptionError, match=r"^lengths_B=\[5, 2\]: must be None: this model needs streams of one length"):
         tiny_model(**options).score(tokens, tokens, None, torch.tensor([5, 2]))
     for lengths in ([5, 6], [-1, 5]):
         with pytest.raises(ValueError, match=rf"^lengths_B={re.escape(str(lengths))}: must be 2 lengths from 0 to 5$"):

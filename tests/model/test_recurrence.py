@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning import Memory, TransformerXL
+from txl_lightning.beyond.compressive import CompressiveMemory
+from txl_lightning.beyond.memory_tokens import TokenMemory
 from txl_lightning.model.baselines import RecurrentState
-from txl_lightning.model.compression import CompressiveMemory
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 
@@ -147,7 +148,7 @@ def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
 STATES = {
     "memory": Memory(torch.randn(2, 6, 3, 4), filled=2, first_column=10),
     "documents": Memory(torch.randn(2, 6, 3, 4), filled=3, in_document_B=torch.arange(6), first_column=10),
-    "memory tokens": Memory(torch.randn(2, 6, 3, 4), filled=2, tokens_nBD=torch.randn(5, 6, 4), first_column=10),
+    "memory tokens": TokenMemory(torch.randn(2, 6, 3, 4), filled=2, tokens_nBD=torch.randn(5, 6, 4), first_column=10),
     "compressive": CompressiveMemory(torch.randn(2, 6, 3, 4), filled=3, n_compressed=1, first_column=10),
     "recurrent": RecurrentState(torch.randn(2, 6, 4), torch.randn(2, 6, 4), first_column=10),
 }

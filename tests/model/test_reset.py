@@ -12,14 +12,15 @@ from tests.covering import product_of
 from tests.model.test_baselines import tiny_recurrent
 from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
 from txl_lightning import CachedTransformerXL, Memory
+from txl_lightning.beyond.compressive import CompressiveTransformerXL
+from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model.compression import CompressiveMemory
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 B, T, N = 3, 4, 6
 DONE: list[list[int]] = [[], [1], [0, 1], [], [2], []]  # streams that start from scratch before each segment
 
-TOKENS = {"n_tokens": 2, "mem_len": 5}
+TOKENS = {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 5}
 ARMS: dict[str, dict[str, Any]] = {
     **{f"{name}, memory": {**options, "mem_len": 9} for name, options in ENCODINGS.items()},
     "short memory": {"mem_len": 3},
@@ -27,7 +28,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "same length, pre-norm": {"mem_len": 5, "same_length": True, "pre_norm": True},
     "zeros": {"mem_len": 5, "memory_start": "zeros"},
     "documents": {"mem_len": 9, "memory_reset": "document"},
-    "memory tokens": {"n_tokens": 2, "mem_len": 0},
+    "memory tokens": {**TOKENS, "mem_len": 0},
     "memory tokens and states": TOKENS,
     "memory tokens that see states, in their places": {**TOKENS, "tokens_see_states": True, "write_tokens": False},
     "lstm": {"cell": "lstm"},
@@ -146,11 +147,9 @@ def test_resets_add_up_and_a_reset_of_none_changes_nothing() -> None:
 
 def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
     stream, done = random_stream(B, 2 * T), torch.tensor([True, False, False])
-    compressive = {"mem_len": 4, "compressed_len": 2, "compression": "max", "compression_rate": 2}
-    model = tiny_model(**compressive, compression_loss="none")
+    model = tiny_model(CompressiveTransformerXL, mem_len=4, compressed_len=2, rate=2)
     _, memory = model(stream[:, :T])
-    assert isinstance(memory, CompressiveMemory)
-    with pytest.raises(OptionError, match=r"^compressed_len=2: must be 0 with memory.reset\(\)$"):
+    with pytest.raises(OptionError, match=r"^reset=True: is not possible: a compressed state may be of two documents$"):
         model(stream[:, T:], memory.reset(done))
     with torch.no_grad():
         _, memory = CachedTransformerXL(tiny_model())(stream[:, :T])

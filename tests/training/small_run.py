@@ -24,10 +24,11 @@ from txl_lightning.config.schemas import (
     MemoryConfig,
     OptimizerConfig,
     TrainerConfig,
+    from_plain,
     typed,
 )
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.runs.models import Model, State, state_from_dict
+from txl_lightning.runs.models import Model, State, model_class
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule, join_streams
 from txl_lightning.training.run import train
@@ -75,9 +76,10 @@ def trained(*overrides: str) -> Path:
 
 def stored_memory(checkpoint: Path) -> State:
     """Return the memory of all columns that a checkpoint holds, or that the files beside it hold."""
-    stored = read_file(checkpoint)["training_memory"]
+    contents = read_file(checkpoint)
+    stored, model = contents["training_memory"], model_class(from_plain(contents["txl_lightning"]["config"]))
     parts = [read_file(checkpoint.parent / name) for name in stored.get("files", [])] or [stored["memory"]]
-    return join_streams([state_from_dict(part) for part in parts])
+    return join_streams([model.state_class.from_state_dict(part) for part in parts])
 
 
 def bare_module(

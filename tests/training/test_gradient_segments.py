@@ -142,7 +142,7 @@ def test_compiled_training_computes_the_same() -> None:
     "options",
     [
         (),
-        ("memory=tokens", "memory.n_tokens=3"),
+        ("beyond=memory_tokens", "beyond.n_tokens=3"),
         pytest.param(("memory.reset=document",), marks=pytest.mark.slow),
     ],
 )

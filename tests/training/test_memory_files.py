@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.model.tiny_model import tiny_model
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.distributed.processes import run_on_all
@@ -156,11 +157,12 @@ def test_any_number_of_ranks_reads_the_files_or_the_memory_of_all(
     tmp_path: Path, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ranks, "largest", lambda _, number: int(number))
-    whole = Memory(torch.randn(2, 5, 3, 4), filled=3)
+    model = tiny_model(mem_len=3).float()
+    whole = Memory(torch.randn(2, 5, 3, 8), filled=3)
     holders = []
     for rank in range(before):
         holder, place = MemoryHolder(), Ranks(rank, before)
-        holder.load_state_dict({"memory": whole.state_dict(), "next_number": 7}, tmp_path, 5, place)
+        holder.load_state_dict({"memory": whole.state_dict(), "next_number": 7}, tmp_path, 5, place, model)
         holder.write_file(tmp_path, "step7-abc", place)
         holders.append(holder)
     state = holders[0].state_dict()
@@ -169,7 +171,7 @@ def test_any_number_of_ranks_reads_the_files_or_the_memory_of_all(
         parts = []
         for rank in range(after):
             holder = MemoryHolder()
-            holder.load_state_dict(state, tmp_path, 5, Ranks(rank, after))
+            holder.load_state_dict(state, tmp_path, 5, Ranks(rank, after), model)
             parts.append(holder.memory)
         assert torch.equal(Memory.join(parts).states, whole.states)
         assert [part.batch_size for part in parts] == sorted((part.batch_size for part in parts), reverse=True)

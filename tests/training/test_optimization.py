@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from txl_lightning import TransformerXL, TransformerXLConfig
+from txl_lightning.beyond.compressive import CompressiveConfig, CompressiveTransformerXL
+from txl_lightning.beyond.memory_tokens import MemoryTokensConfig, MemoryTokensTransformerXL
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
@@ -33,8 +35,8 @@ MODELS = {
         replace(SIZES, pre_norm=True, norm="rms", final_norm=True, feed_forward="swiglu", qk_norm=True)
     ),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
-    "conv": lambda: TransformerXL(replace(SIZES, compression="conv", compressed_len=4, compression_rate=2)),
-    "memory tokens": lambda: TransformerXL(replace(SIZES, n_tokens=3)),
+    "conv": lambda: CompressiveTransformerXL(CompressiveConfig(**vars(SIZES))),
+    "memory tokens": lambda: MemoryTokensTransformerXL(MemoryTokensConfig(**vars(SIZES))),
     "lstm": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="lstm", n_layer=1, d_model=8)),
     "qrnn": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="qrnn", n_layer=2, d_model=8)),
 }

@@ -36,11 +36,9 @@ ARMS: dict[str, tuple[str, ...]] = {
         *("trainer.stream_groups=2", "trainer.precision=64-true", "data.batch_size=9"),
     ),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
-    "compressive": ("memory=compressive", "memory.rate=2", "data.batch_size=9", "trainer.precision=64-true"),
-    "memory tokens": ("memory=tokens", "memory.n_tokens=3", "trainer.stream_groups=2", "trainer.precision=64-true"),
 }
 
-FEW = ["documents", "gradient segments", "memory tokens"]  # `make test-all` takes all arms
+FEW = ["documents", "gradient segments"]  # `make test-all` takes all arms
 
 
 def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:

@@ -12,9 +12,6 @@ from typing import Any, ClassVar, cast, get_type_hints
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require, require_memory
 
-TRAINED_COMPRESSIONS = ("conv", "dilated")
-COMPRESSIONS = ("max", "mean", *TRAINED_COMPRESSIONS, "most_used")
-
 Rule = tuple[Callable[[Any], bool], str]  # what a value must be, and that in words
 
 
@@ -27,11 +24,11 @@ COUNT: Rule = (lambda x: isinstance(x, int) and x >= 1, "must be an integer >= 1
 LENGTH: Rule = (lambda x: x >= 0, "must be an integer >= 0")
 PROBABILITY: Rule = (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")
 POSITIVE: Rule = (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")
-COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div_val compression_rate"
+COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div_val"
 
 RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
     **dict.fromkeys(COUNTS.split(), COUNT),
-    **dict.fromkeys(("n_tokens", "mem_len", "compressed_len", "ext_len"), LENGTH),
+    **dict.fromkeys(("mem_len", "ext_len"), LENGTH),
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
     **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
@@ -45,8 +42,6 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
     "norm": one_of("layer", "rms"),
     "feed_forward": one_of("relu", "swiglu", "geglu"),
     "tie_projections": one_of("all_but_first", "all", "none"),
-    "compression": one_of(*COMPRESSIONS),
-    "compression_loss": one_of("reconstruction", "autoencoding", "none"),
     "memory_start": one_of("empty", "zeros"),
     "memory_reset": one_of("never", "document"),
 }
@@ -118,7 +113,7 @@ class Architecture:
 class TransformerXLConfig(Architecture):
     """Architecture of a Transformer-XL and its use of memory (paper §3, appendix A and B).
 
-    The fields up to `tokens_see_states` fix the model. The others (`LENGTHS`) may differ between training and
+    The fields up to `table_len` fix the model. The others (`LENGTHS`) may differ between training and
     evaluation on the same weights (`TransformerXL.with_lengths`). The defaults are the paper's enwik8 base
     model. `dropout` is everywhere except at the attention probabilities; `d_model` must be even, since half of a
     position is sine and half cosine. `Architecture` has the fields that all models share.
@@ -143,20 +138,9 @@ class TransformerXLConfig(Architecture):
         encoding: name of a registered position encoding (`model.encodings`).
         table_len: rows of a trained position table: of distances (`shaw`: segment + extended context + memory)
             or of positions (`al_rfou`: segment + extended context).
-        compression: function that compresses states that fall out of the memory (`model.compression`); None for
-            an ordinary memory.
-        compression_rate: states that become one compressed state.
-        compression_loss: what trains the compressor: `reconstruction` (of attention), `autoencoding` (of states) or
-            `none`.
-        n_tokens: memory tokens that are read before every segment and written after it (`model.memory_tokens`); 0 for
-            none.
-        write_tokens: whether memory tokens are written at places of their own after the segment (`mem_at_end` in the
-            authors' code), instead of at those where they are read.
-        tokens_see_states: whether memory tokens attend to the states of the memory (`read_mem_from_cache`).
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
-        compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
-        same_length: every query attends to the nearest `mem_len` + `compressed_len` keys, itself among them, so that
-            all tokens of a segment have a context of the same length. Without memory the plain causal mask is used.
+        same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all tokens of a
+            segment have a context of the same length. Without memory the plain causal mask is used.
         extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
             without memory (the TensorFlow code's mask).
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
@@ -185,16 +169,9 @@ class TransformerXLConfig(Architecture):
     terms: str = "abcd"
     encoding: str = _option("encoding.name", "relative")
     table_len: int | None = _option("encoding.table_len", None)
-    compression: str | None = _option("memory.compression", None)
-    compression_rate: int = _option("memory.rate", 4)
-    compression_loss: str = _option("memory.compression_loss", "reconstruction")
-    n_tokens: int = _option("memory.n_tokens", 0)
-    write_tokens: bool = _option("memory.write_tokens", True)
-    tokens_see_states: bool = _option("memory.tokens_see_states", False)
 
     # From here on `LENGTHS`, which may change on the same weights: options of the weights stand above.
     mem_len: int = _option("memory.mem_len", 512)
-    compressed_len: int = _option("memory.compressed_len", 0)
     same_length: bool = False
     extra_key: bool = False
     clamp_len: int = -1
@@ -207,15 +184,10 @@ class TransformerXLConfig(Architecture):
         super().__post_init__()
         require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")
         rotates, resets, by = self.kind.rotates, self.memory_reset == "document", f"encoding={self.encoding}"
-        loss, rate = self.compression_loss, self.compression_rate
-        none, trained = self.compression is None, self.compression in TRAINED_COMPRESSIONS
-        pools, blind = not (none or trained), not none and loss == "reconstruction" and "a" not in self.active_terms
-        tokens, written = self.n_tokens > 0, "memory tokens are written once, at a segment's end"
         refused: list[tuple[str, bool, str]] = [
             ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
             ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
             ("memory_start", resets and self.memory_start != "empty", "must be empty with memory_reset=document"),
-            ("compressed_len", resets and self.compressed_len > 0, "must be 0 with memory_reset=document"),
             ("interpolation", not rotates and self.interpolation != 1, f"must be 1: {by} rotates no queries and keys"),
             ("d_head", rotates and self.d_head % 2 == 1, f"must be even: {by} rotates pairs of components"),
             (
@@ -223,19 +195,6 @@ class TransformerXLConfig(Architecture):
                 rotates and self.clamp_len > 0,
                 f"must be -1: {by} rotates; use interpolation",
             ),
-            ("compressed_len", none and self.compressed_len > 0, "must be 0 without a compression"),
-            ("compression", not none and self.kind.absolute, f"needs an encoding of distances; {by} has none"),
-            ("compression_loss", trained and loss == "none", f"would leave compression={self.compression} untrained"),
-            ("compression_loss", pools and loss == "autoencoding", "is for compression=conv or dilated"),
-            ("compression_loss", blind, f"compares attention by content, term (a), which terms={self.terms} lack"),
-            (
-                "compression",
-                not none and tokens,
-                "must be null with n_tokens: it would compress states of memory tokens",
-            ),
-            ("ext_len", tokens and self.ext_len > 0, f"must be 0 with n_tokens: {written}"),
-            ("memory_reset", tokens and resets, f"must be never with n_tokens: {written}, for all its documents"),
-            ("mem_len", self.compresses and self.mem_len < rate, f"must be 0 or at least compression_rate={rate}"),
         ]
         for name, wrong, allowed in refused:
             require(not wrong, name, getattr(self, name), allowed)
@@ -243,24 +202,14 @@ class TransformerXLConfig(Architecture):
             require_memory(4 * self.n_layer * self.memory_slots * self.d_model, "mem_len", self.mem_len)
 
     @property
-    def compresses(self) -> bool:
-        """Whether there is a compressed memory: neither length may be 0."""
-        return self.compression is not None and self.mem_len > 0 and self.compressed_len > 0
-
-    @property
     def is_recurrent(self) -> bool:
-        """Whether a segment reads anything of earlier ones: states or memory tokens."""
-        return self.mem_len > 0 or self.n_tokens > 0
-
-    @property
-    def memory_token_places(self) -> int:
-        """Places beside every segment where memory tokens are read or written."""
-        return self.n_tokens * (2 if self.write_tokens else 1)
+        """Whether a segment reads anything of earlier ones."""
+        return self.mem_len > 0
 
     @property
     def memory_slots(self) -> int:
-        """States of a full memory, compressed ones included: `compressed_len` + `mem_len`."""
-        return self.mem_len + (self.compressed_len if self.compresses else 0)
+        """States per layer of a full memory."""
+        return self.mem_len
 
     @property
     def kind(self) -> EncodingKind:

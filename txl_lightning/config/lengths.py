@@ -24,23 +24,13 @@ def table_len(config: Config) -> int | None:
     table = encoding_kind(config).table
     if config.encoding.table_len is not None or table is None:
         return config.encoding.table_len
-    positions = config.data.segment_len + extended_context(config) + memory_token_places(config)
-    return positions + memory_slots(config) if table == "distances" else positions
-
-
-def memory_slots(config: Config) -> int:
-    """Return the states per layer of training's memory: mem_len, and compressed_len of a compressed memory."""
-    return config.memory.mem_len + config.memory.compressed_len
+    positions = config.data.segment_len + extended_context(config)
+    return positions + config.memory.mem_len if table == "distances" else positions
 
 
 def tokens_per_step(config: Config) -> int:
     """Return the tokens of a training step, on all ranks together: `batch_size` streams of one or more segments."""
     return config.data.batch_size * config.data.segment_len * (config.memory.gradient_segments + 1)
-
-
-def memory_token_places(config: Config) -> int:
-    """Return the number of places beside every segment where memory tokens are read or written."""
-    return config.memory.n_tokens * (2 if config.memory.write_tokens else 1)
 
 
 def extended_context(config: Config) -> int:
@@ -65,21 +55,19 @@ def position_limit(config: Config) -> int | None:
     """
     if not isinstance(config.model, TransformerXLModelConfig) or not encoding_kind(config).absolute:
         return None
-    places = memory_token_places(config)
-    return max((table_len(config) or 0) - places, config.data.segment_len + extended_context(config))
+    return max(table_len(config) or 0, config.data.segment_len + extended_context(config))
 
 
 def evaluation_lengths(config: Config) -> dict[str, Any]:
     """Return the lengths of validation and test for `with_lengths`; null ones are those of training.
 
-    Empty for a recurrent model, which has no lengths; `compressed_len` is for `memory=compressive` alone, and 0 without
-    an ordinary memory.
+    Empty for a recurrent model, which has no lengths.
 
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
-        for name in ("mem_len", "compressed_len", "ext_len", "same_length", "clamp_len"):
+        for name in ("mem_len", "ext_len", "same_length", "clamp_len"):
             value = getattr(config.evaluation, name)
             require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
         return {}
@@ -93,14 +81,6 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         allowed += f"the positions that encoding={config.encoding.name} was trained with"
         raise OptionError(f"evaluation.{name}", getattr(evaluation, name), allowed)
     lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
-    compressed = evaluation.compressed_len
-    if config.memory.compression is not None:
-        allowed = "must be 0 with mem_len=0: only states of the ordinary memory are compressed"
-        require(mem_len > 0 or not compressed, "evaluation.compressed_len", compressed, allowed)
-        default = config.memory.compressed_len if mem_len else 0
-        lengths["compressed_len"] = default if compressed is None else compressed
-    else:
-        require(compressed is None, "evaluation.compressed_len", compressed, "must be null without memory=compressive")
     for name in ("same_length", "clamp_len"):
         value = getattr(evaluation, name)
         lengths[name] = getattr(config.model, name) if value is None else value
@@ -138,15 +118,13 @@ def in_windows(config: Config) -> Config:
 def longest_trained_distance(config: Config) -> int:
     """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
 
-    The places of memory tokens count as positions of the segment.
-
     With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1 (with `extra_key`
-    memory). Compressed states count as one position each.
+    memory).
     """
     if config.memory.mem_len and getattr(config.model, "same_length", False):
-        return memory_slots(config) - 1 + getattr(config.model, "extra_key", False)
-    segment = config.data.segment_len + memory_token_places(config)
-    return memory_slots(config) + extended_context(config) + segment - 1
+        return config.memory.mem_len - 1 + getattr(config.model, "extra_key", False)
+    segment = config.data.segment_len
+    return config.memory.mem_len + extended_context(config) + segment - 1
 
 
 def trained_clamp(config: Config) -> int | None:
@@ -169,10 +147,10 @@ def trained_clamp(config: Config) -> int | None:
 
 def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
     """Return the largest distance between a query and a key; arguments as in `clamp_untrained`."""
-    memory = lengths["mem_len"] + lengths.get("compressed_len", 0) if lengths["mem_len"] else 0
+    memory = lengths["mem_len"]
     if lengths["mem_len"] and lengths["same_length"]:
         return int(memory) - 1 + getattr(config.model, "extra_key", False)
-    return int(memory + lengths["ext_len"] + config.evaluation.segment_len + memory_token_places(config)) - 1
+    return int(memory + lengths["ext_len"] + config.evaluation.segment_len) - 1
 
 
 def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
@@ -187,14 +165,14 @@ def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
     return {**lengths, "clamp_len": trained_clamp(config)}
 
 
-def protocol_word(lengths: dict[str, Any], n_tokens: int = 0) -> str:
+def protocol_word(lengths: dict[str, Any], is_recurrent: bool = False) -> str:
     """Name the protocol that lengths of `evaluation_lengths` make: where a token's context comes from.
 
-    carried         state of earlier segments: memory, `n_tokens` memory tokens, or the state of a recurrent model
+    carried         state of earlier segments: memory, whatever a variant carries, or the state of a recurrent model
     window          extended context in front of every segment
     segment only    only the segment: its first tokens have hardly any
     """
-    if not lengths or lengths["mem_len"] or n_tokens:
+    if not lengths or lengths["mem_len"] or is_recurrent:
         return "carried"
     return "window" if lengths["ext_len"] else "segment only"
 

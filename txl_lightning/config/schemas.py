@@ -96,13 +96,6 @@ class MemoryConfig:
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
     With `gradient_segments=k` a step of training reads k + 1 consecutive segments, and the gradient flows from each
     through the memory to those before it; 0 is the paper's, whose memory carries no gradient.
-
-    Others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
-    `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
-    `compression_loss` trains the compressor: reconstruction (of attention), autoencoding or none.
-
-    `memory=tokens` has `n_tokens` memory tokens, read before every segment, and written after it or, with
-    `write_tokens=false`, at the same places. `tokens_see_states` lets them attend to the states of the memory.
     """
 
     mem_len: int = MISSING
@@ -110,13 +103,6 @@ class MemoryConfig:
     gradient_segments: int = 0
     start: str = "empty"
     reset: str = "never"
-    compression: str | None = None
-    rate: int = 4
-    compression_loss: str = "reconstruction"
-    compressed_len: int = 0
-    n_tokens: int = 0
-    write_tokens: bool = True
-    tokens_see_states: bool = False
 
 
 @dataclass
@@ -226,14 +212,13 @@ class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
     Lengths that are null are those of training, whatever `segment_len` is. (The paper's train.py keeps the sum of
-    memory and segment instead: give `mem_len` for that.) `compressed_len` is for `memory=compressive`. `max_segments`
+    memory and segment instead: give `mem_len` for that.) `max_segments`
     limits the final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10
     segment_len: int = MISSING
     mem_len: int | None = None
-    compressed_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
@@ -445,6 +430,10 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     "model.forget_gate": (False,),
     "model.forget_len": None,
     "model.attention_gate": ("none",),
+    "memory.compression": (None,),
+    **dict.fromkeys(("memory.rate", "memory.compression_loss", "memory.compressed_len")),
+    "memory.n_tokens": (0,),
+    **dict.fromkeys(("memory.write_tokens", "memory.tokens_see_states", "evaluation.compressed_len")),
     "memory.first": (0,),
     "evaluation.first": (None, 0),
 }

@@ -239,7 +239,7 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         initialize(self.softmax)
 
     takes_lengths = True
-    config_class = RecurrentConfig
+    config_class, state_class = RecurrentConfig, RecurrentState
 
     def with_lengths(self, **lengths: Any) -> RecurrentLanguageModel:
         """Return the model itself: a recurrent state has no length to choose.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl_lightning.errors import require
 
-NO_LENGTHS = "must be None: memory tokens and compressed memory need streams of one length"
+NO_LENGTHS = "must be None: this model needs streams of one length"
 
 
 @runtime_checkable

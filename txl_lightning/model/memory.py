@@ -133,8 +133,7 @@ class Memory(CarriedState):
         filled: number of states, counted from the newest, that were written; the others are never attended to.
         in_document_B: number of states, counted from the newest, that belong to each stream's present document or
             episode, -1 before its first token (`reset`); None unless the memory is reset.
-        tokens_nBD: memory tokens that the next segment reads; None for a model without any.
-        keeps_gradient: whether the next memory keeps the gradient of its states and tokens, so that a later loss
+        keeps_gradient: whether the next memory keeps the gradient of its states, so that a later loss
             reaches them; otherwise they are stored without (SG in the paper). Training sets it for the segments of one
             step; it is in no checkpoint.
     """
@@ -142,7 +141,6 @@ class Memory(CarriedState):
     states: Float[Tensor, "N B M D"]
     filled: int
     in_document_B: Int[Tensor, " B"] | None = None
-    tokens_nBD: Float[Tensor, "n B D"] | None = field(default=None, kw_only=True)
     keeps_gradient: bool = field(default=False, compare=False, kw_only=True)
 
     def reset(self, done_B: Bool[Tensor, " B"]) -> Memory:

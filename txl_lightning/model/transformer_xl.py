@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,16 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig
-from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.compression import CompressiveMemory, Compressor, key_usage
 from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.memory_tokens import MemoryTokens
 from txl_lightning.model.positions import (
     VisibleKeys,
     attention_mask,
@@ -134,14 +131,11 @@ class TransformerXL(ScoringModel, nn.Module):
         self.softmax = make_softmax(config, self.embedding)
         initialize(self, config.init_std)
         self.encoding.initialize()
-        # Last, so that all other parameters are drawn as without them.
-        self.memory_tokens = MemoryTokens(config) if config.n_tokens else None
-        self.compressor = None if config.compression is None else Compressor(config, self.layers)
 
     @property
     def takes_lengths(self) -> bool:  # type: ignore[override]
-        """Whether streams may be of unequal length: not with memory tokens or compressed memory."""
-        return not (self.config.n_tokens or self.config.compresses)
+        """Whether streams may be of unequal length."""
+        return "unequal lengths" not in self.cannot
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
         """Return a view on the same weights with other lengths; this model keeps its own.
@@ -181,38 +175,58 @@ class TransformerXL(ScoringModel, nn.Module):
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
         """Return the memory before the first token of B streams.
 
-        It is empty, or has `mem_len` zero states that queries attend to if `config.memory_start` is `zeros`. Memory
-        tokens are the trained initial ones.
+        It is empty, or has `mem_len` zero states that queries attend to if `config.memory_start` is `zeros`.
 
         Args:
             batch_size: B.
-            static: give an empty memory the shape of a full one, none of it filled, so that shapes never change. A
-                compressive memory grows all the same: empty slots would be compressed, and enter the loss.
+            static: give an empty memory the shape of a full one, none of it filled, so that shapes never change.
         """
         config, zeros = self.config, self.config.memory_start == "zeros"
-        length = config.memory_slots if zeros or (static and not config.compresses) else 0
+        length = config.memory_slots if zeros or static else 0
         states = next(self.parameters()).new_zeros(config.n_layer, batch_size, length, config.d_model)
-        filled = length if zeros else 0
-        if config.compresses:
-            return CompressiveMemory(states, filled, n_compressed=max(0, length - config.mem_len))
         resets = config.memory_reset == "document"
         none_B = torch.zeros(batch_size, dtype=torch.int64, device=states.device) if resets else None
-        tokens_nBD = None if self.memory_tokens is None else self.memory_tokens.start(batch_size)
-        return Memory(states, filled, in_document_B=none_B, tokens_nBD=tokens_nBD)
+        return self.state_class(states, length if zeros else 0, in_document_B=none_B)
 
-    def _with_starts(self, memory: Memory) -> Memory:
-        """Give the streams that start from scratch (`Memory.reset`) what `start_memory` has: memory tokens or zeros."""
-        if memory.in_document_B is None:
+    def checked(self, memory: Memory, batch_size: int) -> Memory:
+        """Return the memory that a segment of B streams attends to; zeros for streams that begin with zeros again.
+
+        Raises:
+            ValueError: it is of another number of streams, or of another kind.
+        """
+        if memory.batch_size != batch_size:
+            raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {batch_size} streams")
+        if type(memory) is not self.state_class:
+            raise ValueError(f"{type(memory).__name__} given to a {type(self).__name__}")
+        if memory.in_document_B is None or self.config.memory_start != "zeros":
             return memory
-        compressed_len = self.config.compressed_len
-        require(compressed_len == 0, "compressed_len", compressed_len, "must be 0 with memory.reset()")
-        begins_B1, tokens_nBD = memory.in_document_B[:, None] < 0, memory.tokens_nBD
-        if self.memory_tokens is not None and tokens_nBD is not None:
-            tokens_nBD = torch.where(begins_B1, self.memory_tokens.start(memory.batch_size), tokens_nBD)
-            memory = replace(memory, tokens_nBD=tokens_nBD)
-        if self.config.memory_start == "zeros":
-            return replace(memory, states=memory.states.masked_fill(begins_B1[..., None], 0.0), in_document_B=None)
-        return memory
+        begins_B11 = memory.in_document_B[:, None, None] < 0
+        return replace(memory, states=memory.states.masked_fill(begins_B11, 0.0), in_document_B=None)
+
+    def positions(self, n_keys: int, like: Tensor) -> list[LayerPositions]:
+        """Return u, v and the encoding of the distances K, …, 0 for every layer.
+
+        Args:
+            n_keys: K.
+            like: tensor with the type and device of the result.
+        """
+        return self.encoding.positions(n_keys, self.config.clamp_len, like, self.config.interpolation)
+
+    def visible(self, memory: Memory, n_tokens: int, like: Tensor) -> VisibleKeys:
+        """Return the keys that T tokens after a memory may attend to."""
+        attention_len = self.config.attention_len
+        mask_TK = attention_mask(n_tokens, memory.length, memory.filled, attention_len, like)
+        return VisibleKeys(mask_TK, memory.length - memory.filled, attention_len)
+
+    def next_memory(
+        self,
+        memory: Memory,
+        inputs: Sequence[Float[Tensor, "B T D"]],
+        first_BT: Int[Tensor, "B T"] | None = None,
+        padding_B: Int[Tensor, " B"] | None = None,
+    ) -> Memory:
+        """Return the memory after a segment, from the inputs of the layers (`Memory.update`)."""
+        return memory.update(inputs, self.config.mem_len, self.config.ext_len, first_BT, padding_B)
 
     def forward(
         self,
@@ -243,41 +257,23 @@ class TransformerXL(ScoringModel, nn.Module):
                 (`takes_lengths`), or the memory was reset and cannot be.
             ValueError: the memory is of another number of streams, or of another kind; see also `embed`.
         """
-        config, compressor = self.config, self.compressor if self.config.compresses else None
-        memory_tokens, first_BT = self.memory_tokens, None
+        config, first_BT = self.config, None
         marked_BT = tokens_BT if config.memory_reset == "document" else None
         hidden_BTD = self.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
-        if memory is None:
-            memory = self.start_memory(B)
-        if memory.batch_size != B:
-            raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
-        if isinstance(memory, CompressiveMemory) != config.compresses:
-            raise ValueError(f"{type(memory).__name__} given to a model with compressed_len={config.compressed_len}")
-        memory = self._with_starts(memory)
-        M, n_returned = memory.length, T if n_last is None else n_last
-        if memory_tokens is not None:
-            if memory.tokens_nBD is None:
-                raise ValueError(f"a memory without memory tokens given to a model with n_tokens={config.n_tokens}")
-            hidden_BTD = memory_tokens.around(hidden_BTD, memory.tokens_nBD)
-            T, n_last = hidden_BTD.shape[1], memory_tokens.last_places(n_returned, T)
+        memory = self.checked(self.start_memory(B) if memory is None else memory, B)
+        M = memory.length
         padding_B = None if lengths_B is None else T - lengths_B.long()
         # Absolute positions count from the end of the segment: that of each stream.
         late_B = 0 if padding_B is None or not config.kind.absolute else padding_B
         hidden_BTD = shift(self.encoding.embed(shift(hidden_BTD, late_B), config.clamp_len), -late_B)
         hidden_BTD = self.dropout(hidden_BTD)
-        positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
-        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD)
-        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len)
-        if memory_tokens is not None:
-            positions = [of_layer.without_distance_k() for of_layer in positions]
-            visible = memory_tokens.see(visible, M)
+        positions, visible = self.positions(M + T, hidden_BTD), self.visible(memory, T, hidden_BTD)
         if marked_BT is not None or memory.in_document_B is not None or lengths_B is not None:
             first_BT = first_of_documents(marked_BT, T, M, memory.document_states())
             visible = visible._replace(mask_TK=hide_other_documents(visible.mask_TK, first_BT))
 
         inputs: list[Tensor] = []
-        usage: list[Tensor] = []
         memory_N = memory.states.unbind()  # the gradient of an index would be as large as all states, in every layer
         for n, layer in enumerate(self.layers):
             inputs.append(shift(self.encoding.layer_input(n, shift(hidden_BTD, late_B)), -late_B))
@@ -288,19 +284,10 @@ class TransformerXL(ScoringModel, nn.Module):
                 before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
                 states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
                 visible = visible._replace(mask_TK=visible.mask_TK[..., T - n_last :, :])
-            places = places_Q if n == config.n_layer - 1 and memory_tokens is None else None
+            places = places_Q if n == config.n_layer - 1 else None
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
-            if compressor is not None and compressor.needs_usage:
-                usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
         hidden_BTD = self.dropout(self.final_norm(hidden_BTD))
-        if memory_tokens is not None:
-            hidden_BTD, written_nBD = memory_tokens.split(hidden_BTD, n_returned)
-            memory = replace(memory, tokens_nBD=written_nBD if memory.keeps_gradient else written_nBD.detach())
-            hidden_BTD = hidden_BTD if places_Q is None else hidden_BTD[:, places_Q]
-        if compressor is None:
-            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT, padding_B)
-        assert isinstance(memory, CompressiveMemory)
-        return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
+        return hidden_BTD, self.next_memory(memory, inputs, first_BT, padding_B)
 
     def losses(self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, from the hidden states of `forward`."""

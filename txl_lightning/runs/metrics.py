@@ -128,9 +128,9 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
 
     A product counts 2 forward, and 2 for each gradient: of the weight and of the input. Memory and distances need no
     gradient of the input. n counts the values, the queries with keys (a) and with distances (b); K = M + (T + 1) / 2,
-    or M with `same_length` (with `extra_key` M + 1). In the layers T includes the places of memory tokens. Not counted:
-    elementwise operations, (c) and (d), hidden keys, compression, gradients through the memory, and the tail clusters
-    of an adaptive embedding and softmax, whose share depends on the text.
+    or M with `same_length` (with `extra_key` M + 1). Not counted: elementwise operations, (c) and (d), hidden keys,
+    gradients through the memory, and the tail clusters of an adaptive embedding and softmax, whose share depends on the
+    text; of a variant of the model, whatever its layers do not have.
 
     Args:
         model: its memory is full, M = `memory_slots`.
@@ -139,23 +139,22 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
     """
     D, embedding = model.config.d_model, model.embedding
     matrices = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
-    per_step, places = 0.0, segment_len
+    per_step, T = 0.0, segment_len
     if isinstance(model, TransformerXL):
         config, terms = model.config, model.config.active_terms
-        places += config.memory_token_places
         M, width = config.memory_slots, config.n_head * config.d_head
         attention: list[Any] = [layer.attention for layer in model.layers]
         distances = sum(one.position.weight.numel() for one in attention if one.position is not None)
         matrices -= distances
         keys_and_values = sum((one.n_key + 1) * width * D for one in attention)
-        per_step += 4 * (batch_size * M * keys_and_values + (M + places) * distances)
+        per_step += 4 * (batch_size * M * keys_and_values + (M + T) * distances)
         n_products = 1 + ("a" in terms) + ("b" in terms)
-        n_visible = M + (places + 1) / 2 if config.attention_len is None else config.attention_len
-        per_step += 6 * config.n_layer * batch_size * places * n_products * width * n_visible
+        n_visible = M + (T + 1) / 2 if config.attention_len is None else config.attention_len
+        per_step += 6 * config.n_layer * batch_size * T * n_products * width * n_visible
     head = embedding.edges[1] + embedding.n_clusters - 1
     projection = embedding.projection(0)
     head_weights = head * embedding.tables[0].shape[1] + (0 if projection is None else 2 * projection.numel())
-    return per_step + 6 * batch_size * (places * matrices + segment_len * head_weights)
+    return per_step + 6 * batch_size * (T * matrices + segment_len * head_weights)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -18,7 +18,6 @@ from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require, require_memory
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.checkpoints.contents import shapes_of
-from txl_lightning.model.compression import CompressiveMemory
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import TransformerXL
 
@@ -58,18 +57,35 @@ def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
     return variants[-1]
 
 
+def carries_state(config: Config) -> bool:
+    """Return whether a segment reads anything of earlier ones: always in a recurrent model, and if a memory says so."""
+    kind: Any = model_class(config).config_class
+    return kind is RecurrentConfig or config.memory.mem_len > 0 or kind(None, mem_len=0).is_recurrent
+
+
 def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
     """Return the model's own config, made of the groups `model`, `encoding`, `memory` and `beyond`.
 
     Raises:
         OptionError: a value is not allowed; the error names the option as typed on the command line.
     """
-    memory, kind = config.memory, model_class(config).config_class
+    memory, model = config.memory, model_class(config)
+    kind: Any = model.config_class
     core = RecurrentConfig if kind is RecurrentConfig else TransformerXLConfig
     values = {field: attrgetter(option)(config) for field, option in option_names(core).items()}
     values["cutoffs"] = tuple(values["cutoffs"])
     known, own = {f.name for f in fields(core)}, {name: x for name, x in config.beyond.items() if name != "name"}
     of_variant = {f.name: f"beyond.{f.name}" for f in fields(kind) if f.name not in known}
+    unable = {
+        "memory.reset": memory.reset == "document" and "documents",
+        "memory.gradient_segments": memory.gradient_segments > 0 and "gradient segments",
+        "model.ext_len": getattr(config.model, "ext_len", 0) > 0 and "extended context",
+        "trainer.attention": config.trainer.attention == "flex" and "flex",
+    }
+    for option, ability in unable.items():
+        if why := getattr(model, "cannot", {}).get(ability):
+            possible = f"is not possible with beyond={config.beyond.get('name')}: {why}"
+            raise OptionError(option, attrgetter(option)(config), possible)
     for name in own:
         allowed = f"is no option of beyond={config.beyond['name']}, which has {', '.join(of_variant) or 'none'}"
         require(name in of_variant, f"beyond.{name}", own[name], allowed)
@@ -78,9 +94,6 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             carries = f"{config.model.name} always carries its state"
             require(memory.mem_len > 0, "mem_len", memory.mem_len, f"must be > 0: {carries}")
             require(memory.reset == "never", "memory_reset", memory.reset, f"must be never: {carries}")
-            no_states = f"is for a Transformer-XL: {config.model.name} has no states to compress"
-            require(memory.compression is None, "compression", memory.compression, no_states)
-            require(memory.n_tokens == 0, "n_tokens", memory.n_tokens, f"must be 0: {carries}")
         else:
             values["table_len"] = table_len(config)
         return kind(vocab_size=vocab_size, **values, **own)
@@ -130,10 +143,3 @@ def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int =
     numbers = {name: value for name in defaults if type(value := getattr(sizes, name)) is int}
     name = max(numbers, key=lambda name: numbers[name] / (cast("Any", defaults[name]) or 512))
     require_memory(needed, options[name].removeprefix(without), numbers[name])
-
-
-def state_from_dict(state: dict) -> State:
-    """Restore the memory of a Transformer-XL or the state of a recurrent model from its `state_dict`."""
-    if "n_compressed" in state:
-        return CompressiveMemory.from_state_dict(state)
-    return (Memory if "states" in state else RecurrentState).from_state_dict(state)

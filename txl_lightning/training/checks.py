@@ -94,7 +94,6 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
         ("memory.gradient_segments", not (k and recurrent), longer),
-        ("memory.gradient_segments", not (k and memory.compression), "must be 0: compressed states have no gradient"),
         ("loss", config.loss in LOSSES, f"must be one of {', '.join(LOSSES)}"),
         ("trainer.precision", precision in PRECISIONS, f"must be one of {', '.join(PRECISIONS)}"),
         ("trainer.accelerator", accelerator in ACCELERATORS, f"must be one of {', '.join(ACCELERATORS)}"),
@@ -108,15 +107,6 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             ("trainer.accelerator", W == 1, f"is one device: {processes} must be 1"),
             ("trainer.precision", precision in ("32-true", "auto"), "must be 32-true with trainer.accelerator=mps"),
         ]
-    if memory.compression is not None:
-        positive = "must be an integer >= 1 with memory=compressive"
-        lengths, rate = (data.segment_len, memory.mem_len), memory.rate
-        whole = f"must divide data.segment_len={data.segment_len} and memory.mem_len={memory.mem_len}"
-        rules += [
-            ("memory.mem_len", memory.mem_len >= 1, positive),
-            ("memory.compressed_len", memory.compressed_len >= 1, positive),
-            ("memory.rate", all(length % rate == 0 for length in lengths), whole),
-        ]
     if trainer.attention == "flex":
         drops = getattr(config.model, "attention_dropout", 0.0) > 0
         reasons = {
@@ -124,7 +114,6 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             "has at most 32 bits a number; default has 64": precision != "64-true",
             "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
             "has one mask for all streams: memory.reset=document needs default": memory.reset != "document",
-            "hides all keys after a query: memory.n_tokens > 0 needs default": not memory.n_tokens,
         }
         rules += [("trainer.attention", is_allowed, reason) for reason, is_allowed in reasons.items()]
     return rules
@@ -156,8 +145,6 @@ def options_without_effect(config: Config) -> list[str]:
     recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in (None, "auto")
     no_attention = f"model={config.model.name} has no attention"
     no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
-    no_compression = None if memory.compression else "only memory=compressive compresses states"
-    no_tokens = None if memory.n_tokens else "only memory=tokens has memory tokens"
     no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
     no_weights = None if config.initial_weights else "only initial_weights keeps one"
     # The other corpora have a default in conf/data, which says what their documents are.
@@ -168,10 +155,6 @@ def options_without_effect(config: Config) -> list[str]:
         ("encoding.table_len", encoding.table_len, None, no_table),
         ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
-        ("memory.rate", memory.rate, MemoryConfig.rate, no_compression),
-        ("memory.compression_loss", memory.compression_loss, MemoryConfig.compression_loss, no_compression),
-        ("memory.write_tokens", memory.write_tokens, MemoryConfig.write_tokens, no_tokens),
-        ("memory.tokens_see_states", memory.tokens_see_states, MemoryConfig.tokens_see_states, no_tokens),
         ("data.document_start", data.document_start, None, never_reset),
         ("new_vocabulary", config.new_vocabulary, False, no_weights),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),

@@ -40,7 +40,6 @@ from txl_lightning.training.module import LanguageModelModule
 class TrainingCurves(Callback):
     """Logs loss, bpc or ppl, learning rate, gradient norm, memory length, tokens/s, MFU and peak memory every n steps.
 
-    A compressed memory adds the compression loss of the last step.
 
     The loss is the mean over the tokens of all ranks since the last log entry. Nothing is read from a GPU between log
     entries.
@@ -105,9 +104,6 @@ class TrainingCurves(Callback):
             "train/memory_length": float(getattr(memory, "filled", 0)),
             "train/peak_memory_bytes": self.ranks.largest(peak_memory(module.device)),
         }
-        if module.compression_loss is not None:
-            (total,) = self.ranks.total(float(module.compression_loss) * module.share_of_batch)
-            self.latest["train/compression_loss"] = total / self.ranks.world_size
         peak = peak_flops(module.device, str(trainer.precision))
         if peak is not None:
             per_token = training_flops(module.model, *self._shape) / (self._shape[0] * self._shape[1])

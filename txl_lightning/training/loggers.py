@@ -345,10 +345,6 @@ def arm(config: Config) -> list[str]:
         return [config.model.name, f"{config.loss} loss"]
     assert isinstance(config.model, TransformerXLModelConfig)
     words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
-    if config.memory.compression is not None:
-        words[1] = f"compressive memory ({config.memory.compression} {config.memory.rate}:1)"
-    if config.memory.n_tokens:
-        words[1] = f"{words[1]}, {config.memory.n_tokens} memory tokens".removeprefix("no recurrence, ")
     has_position_terms = kind_named(config.encoding.name).terms != "a"
     fewer_terms = has_position_terms and config.model.terms != "abcd"
     parts = {
@@ -360,6 +356,5 @@ def arm(config: Config) -> list[str]:
 
 def run_name(config: Config) -> str:
     """Return the arm and the options that are most often swept with it."""
-    compressed = f" + {config.memory.compressed_len}" if config.memory.compressed_len else ""
-    lengths = f"memory {config.memory.mem_len}{compressed}, segment {config.data.segment_len}"
+    lengths = f"memory {config.memory.mem_len}, segment {config.data.segment_len}"
     return f"{', '.join(arm(config))}; {lengths}, lr {config.optimizer.lr:g}, seed {config.seed}"

@@ -25,7 +25,7 @@ from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
-from txl_lightning.runs.models import Model, State, state_from_dict
+from txl_lightning.runs.models import Model, State
 from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.optimization import make_optimizer
@@ -92,9 +92,7 @@ class MemoryHolder:
             state["memory"] = self.memory.to("cpu").state_dict()
         return state
 
-    def load_state_dict(
-        self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any = None
-    ) -> None:
+    def load_state_dict(self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any) -> None:
         """Restore this rank's streams; the number of ranks may differ from the one that wrote the state.
 
         Without a file that any rank needs, the memory of all ranks is empty.
@@ -104,7 +102,7 @@ class MemoryHolder:
             folder: folder of the checkpoint.
             n_streams: B of all ranks.
             ranks: the processes of the run.
-            model: whose memory it must be; None for no check.
+            model: whose memory it must be.
 
         Raises:
             OptionError: a file is damaged.
@@ -120,11 +118,11 @@ class MemoryHolder:
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
             parts = [read_file(path, "resume") for path in paths]
-        if model is not None and parts[0] is not None:
+        if parts[0] is not None:
             for part, (start, stop) in zip(parts, bounds, strict=True):
                 check_memory(part, model, start, stop)
         if parts[0]:
-            joined = join_streams([state_from_dict(part) for part in parts])
+            joined = join_streams([model.state_class.from_state_dict(part) for part in parts])
             self.memory = joined.columns(first - joined.first_column, end - joined.first_column)
 
 
@@ -148,7 +146,7 @@ def check_memory(found: Any, model: Model, start: int, stop: int) -> None:
         N, B, _, D = like["states"].shape
         like["states"] = like["states"].new_zeros(()).expand(N, B, length, D)
     check(found, like, "training_memory.memory", only=True)
-    if found["first_column"] != start or max(found.get("filled", 0), found.get("n_compressed", 0)) > length:
+    if found["first_column"] != start or found.get("filled", 0) > length:
         raise CheckpointError(f"training_memory.memory is not of {length} states of the streams {start} to {stop}")
 
 
@@ -192,7 +190,6 @@ class LanguageModelModule(L.LightningModule):
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
         loss: mean training loss of this rank's streams in the last step, in nats.
-        compression_loss: of this rank's streams in the last step; None without a compressed memory.
         share_of_batch: corrects DDP's mean for ranks with fewer streams: the mean over ranks of share_of_batch · loss
             is the loss of the batch.
         gradient_norm: global norm before clipping in the last step.
@@ -223,7 +220,6 @@ class LanguageModelModule(L.LightningModule):
         self.fused = config.trainer.precision != "16-mixed"  # a gradient scaler needs a step that is not
         self.score: Any = torch.compile(model.score) if config.trainer.compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
-        self.compression_loss: Tensor | None = None
         self.share_of_batch = 1.0
         self.finite = torch.tensor(True)
         self.metrics: dict[str, float] = {}
@@ -254,30 +250,24 @@ class LanguageModelModule(L.LightningModule):
 
             mean over its tokens · b / B_r · share_of_batch        share_of_batch = W · B_r / B
 
-        so that the gradient, which DDP averages over ranks, equals that of all B streams at once. The compression loss
-        is added: its gradient is that of the compressor alone, where the loss of the tokens has none.
+        so that the gradient, which DDP averages over ranks, equals that of all B streams at once.
         """
         n, W, B_r = self.config.trainer.stream_groups, self.ranks.world_size, len(batch.targets)
         B = self.config.data.batch_size if W > 1 else B_r
         self.share_of_batch = W * B_r / B
         rank_first, _ = part_of_streams(B, self.ranks.rank, W)
-        memory, losses, compression_losses, memories = self._memory_before(batch), [], [], []
+        memory, losses, memories = self._memory_before(batch), [], []
         for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
             group = batch._replace(tokens=batch.tokens[first:end], targets=batch.targets[first:end])
             nll_BP, after = self._score(group, None if memory is None else memory.columns(first, end))
             share = (end - first) / B_r
-            loss = total = nll_BP.mean() * share
+            loss = nll_BP.mean() * share
             losses.append(loss.detach())
-            if getattr(after, "compression_loss", None) is not None:
-                total = loss + after.compression_loss * share
-                compression_losses.append(after.compression_loss.detach() * share)
-                after = replace(after, compression_loss=None)
             memories.append(replace(after, first_column=rank_first + first))  # a memory that starts here counts from 0
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
-                self.manual_backward(total * self.share_of_batch)
+                self.manual_backward(loss * self.share_of_batch)
         self.training_memory.store_after(batch, join_streams(memories))
         self.loss = torch.stack(losses).sum()
-        self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
 
     def _score(self, batch: Segment, memory: Any) -> tuple[Tensor, Any]:
         """Return the losses at the positions that the training loss counts, [B, P], and the memory after the step."""
@@ -324,7 +314,7 @@ class LanguageModelModule(L.LightningModule):
         return self.device.type == "cpu"
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip by global norm, a compressor by a norm of its own; note on the device whether the norms are finite.
+        """Clip by global norm; note on the device whether the norm is finite.
 
         DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
         rank is not. With a gradient scaler (16-mixed) gradients overflow regularly and the scaler skips those steps
@@ -333,14 +323,9 @@ class LanguageModelModule(L.LightningModule):
         if self.ranks.world_size > 1 and self.device.type == "cuda":
             self.ranks.largest(0)  # fails at once if a rank died; waiting for its gradients would not end
         limit = self.config.optimizer.clip_norm or math.inf
-        compressor: Any = getattr(self.model, "compressor", None)
-        apart = set() if compressor is None else set(compressor.parameters())
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_((p for p in self.parameters() if p not in apart), limit)
-        norms = [self.gradient_norm]
-        if apart:
-            norms.append(torch.nn.utils.clip_grad_norm_(compressor.parameters(), limit))
-        values = torch.stack(norms) if self.fused else self.loss
-        self.finite = self.finite.to(values.device) & torch.isfinite(values).all()
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
+        value = self.gradient_norm if self.fused else self.loss
+        self.finite = self.finite.to(value.device) & torch.isfinite(value)
 
     def configure_optimizers(self) -> Any:
         max_steps = self.config.trainer.max_steps
@@ -406,11 +391,10 @@ class LanguageModelModule(L.LightningModule):
         loops = checkpoint["loops"]["fit_loop"]
         loops[STEPS] = steps_of(loops)
         carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
-        data, memory, holder = self.config.data, self.config.memory, self.training_memory
-        holder.load_state_dict(carried, path.parent, data.batch_size, self.ranks)
-        if (memory.mem_len or memory.n_tokens) and holder.next_number and holder.memory is None:
-            n_tokens = memory.mem_len + memory.compressed_len * memory.rate
-            n_tokens = n_tokens or data.segment_len  # memory tokens are filled at its end
+        data, holder = self.config.data, self.training_memory
+        holder.load_state_dict(carried, path.parent, data.batch_size, self.ranks, self.model)
+        if getattr(self.model.config, "is_recurrent", True) and holder.next_number and holder.memory is None:
+            n_tokens = self.config.memory.mem_len or data.segment_len
             why = f"its files are not in {path.parent / MEMORY}" if "files" in carried else "it was saved without"
             self.ranks.report(
                 f"resume={path} holds no training memory ({why}): it fills again over the next "

@@ -338,7 +338,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
         "weights_step": weights_step,
         **run.module.metrics,
         "evaluation": {
-            "protocol": protocol_word(lengths, run.config.memory.n_tokens),
+            "protocol": protocol_word(lengths, getattr(run.module.model.config, "is_recurrent", False)),
             **lengths,
             "segment_len": options.segment_len,
             "streams_start": streams_start(lengths, run.config.memory.start),

@@ -24,7 +24,6 @@ KINDS = {
     "relative": lambda: attention("relative", mem_len=4),
     "alibi": lambda: attention("alibi", mem_len=4),
     "rope": lambda: attention("rope", mem_len=4),
-    "tokens": lambda: attention("relative", mem_len=4, n_tokens=3),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn"),
 }
@@ -129,12 +128,9 @@ def test_a_doubling_grid_is_read_with_positions_where_windows_are_shared() -> No
         assert n_tokens(positions[blocks == 0]) <= n_tokens(other * np.arange((blocks == 0).sum()) + 5000)
 
 
-@pytest.mark.parametrize("kind", ["relative", "tokens", "lstm", "absolute", "compressed"])
+@pytest.mark.parametrize("kind", ["relative", "lstm", "absolute"])
 def test_a_window_begins_no_earlier_than_its_document(kind: str) -> None:
-    others = {
-        "absolute": lambda: attention("absolute", mem_len=0),
-        "compressed": lambda: attention("relative", mem_len=4, compression="mean", compressed_len=8),
-    }
+    others = {"absolute": lambda: attention("absolute", mem_len=0)}
     reader, contexts = reader_of({**KINDS, **others}[kind](), 60), [3, 6, 20]
     positions = np.array([40, 41, 50, 51, 60, 120])
     begins = np.array([39, 40, 40, 40, 58, 90])  # 1, 1, 10, 11, 2 and 30 tokens of their documents

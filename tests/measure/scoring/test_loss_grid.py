@@ -31,10 +31,6 @@ EXACT = {
     "alibi": lambda: attention("alibi", mem_len=4, clamp_len=7),
     "none": lambda: attention("none", mem_len=4),
     "rope": lambda: attention("rope", mem_len=4, interpolation=2.0, qk_norm=True),
-    "tokens": lambda: attention("relative", mem_len=0, n_tokens=3),
-    "tokens, states": lambda: attention("relative", mem_len=4, n_tokens=4, tokens_see_states=True, **ADAPTIVE),
-    "tokens, absolute": lambda: attention("al_rfou", mem_len=0, n_tokens=2, write_tokens=False),
-    "tokens, rope": lambda: attention("rope", mem_len=3, n_tokens=3),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn", **ADAPTIVE),
 }

@@ -61,8 +61,8 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     check_at_least_one(options, "batch_size", "segment_len", "max_segments")
     trained = open_checkpoint(options)
     config, model = trained.config, trained.model
-    if not isinstance(model, TransformerXL) or model.config.compression or model.config.n_tokens:
-        allowed = "must be a Transformer-XL without compressed memory or memory tokens"
+    if not isinstance(model, TransformerXL) or "one-pass windows" in model.cannot:
+        allowed = "must be a Transformer-XL whose keys are its tokens"
         raise OptionError("checkpoint", options.checkpoint, f"is {config.model.name}; {allowed}")
     chosen = {name: value for name in OF_RUN if (value := getattr(options, name)) is not None}
     config.evaluation = evaluation = replace(config.evaluation, **chosen)

@@ -26,7 +26,6 @@ from txl_lightning.measure.scoring.token_losses import device_of
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
 from txl_lightning.model.inference.generation import generate as draw
-from txl_lightning.model.inference.segments import SegmentedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
@@ -126,8 +125,9 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     if not isinstance(model, TransformerXL):
         require(mem_len is None, "mem_len", mem_len, f"must be null: {config.model.name} has no such length")
         return model, "context carried in the recurrent state"
-    n_tokens, segment_len = config.memory.n_tokens, config.evaluation.segment_len
-    if config.memory.mem_len == 0 and mem_len is None and not n_tokens:
+    why = model.cannot.get("generation")
+    require(why is None, "checkpoint", options.checkpoint, f"cannot generate: {why}")
+    if config.memory.mem_len == 0 and mem_len is None:
         window = config.data.segment_len + extended_context(config)
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
@@ -136,15 +136,11 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     lengths = clamp_untrained({**evaluation_lengths(config), "ext_len": 0}, config)
     mem_len = lengths["mem_len"]
     given = "must be given: the run was evaluated without memory"
-    require(mem_len >= 1 or n_tokens > 0, "mem_len", mem_len, given)
+    require(mem_len >= 1, "mem_len", mem_len, given)
     words = f"memory of {mem_len:,} tokens"
-    if n_tokens:
-        words = f"{words} and {n_tokens} memory tokens, written after every {segment_len} tokens"
-        return SegmentedTransformerXL(model.with_lengths(**lengths), segment_len), words
     if can_cache(model):
         return CachedTransformerXL(model, **lengths), words
-    compressed = f"{lengths['compressed_len']:,} states of {config.memory.rate} tokens each"
-    return model.with_lengths(**lengths), f"{words} and {compressed}"
+    return model.with_lengths(**lengths), words
 
 
 def _write_samples(

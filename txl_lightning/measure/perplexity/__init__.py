@@ -53,7 +53,6 @@ class EvaluateOptions:
         batch_size: number of streams (protocol=carried); null for the run's own, 1 for dynamic evaluation.
         segment_len: tokens in a segment (protocol=carried).
         mem_len: memory length in tokens (protocol=carried).
-        compressed_len: length of a compressed memory in states (protocol=carried).
         ext_len: extended context in tokens (protocol=carried).
         same_length: whether all queries attend to equally many keys (protocol=carried).
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
@@ -97,7 +96,6 @@ class EvaluateOptions:
     batch_size: int | None = None
     segment_len: int | None = None
     mem_len: int | None = None
-    compressed_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.config.lengths import in_windows, with_segment_len
-from txl_lightning.config.schemas import TransformerXLModelConfig, plain
+from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json
@@ -38,7 +38,7 @@ from txl_lightning.runs.metrics import loss_unit, shown_units
 from txl_lightning.runs.models import beyond
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
 
-MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
+MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
 OF_PROTOCOL = {"carried": MEMORY_LENGTHS, "window": ("window", "stride")}
 FOR_A_CHECKPOINT = ("checkpoint", "attention_lengths", "select_on", "losses", "max_segments", "per")
 DYNAMIC = "dynamic_evaluation"  # module of `txl_lightning.beyond`
@@ -203,8 +203,9 @@ def _check_options(options: EvaluateOptions) -> None:
 
 def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> list[AtLength]:
     """Plan the sweep; empty without attention lengths, and with `select_on` for a model that has none."""
-    config, lengths = protocol.trained.config, options.attention_lengths
-    has_lengths = isinstance(config.model, TransformerXLModelConfig) and config.memory.n_tokens == 0
+    lengths = options.attention_lengths
+    cannot = getattr(protocol.trained.model, "cannot", {"attention lengths": "a recurrent model has none"})
+    has_lengths = "attention lengths" not in cannot
     if options.select_on is not None and options.protocol == "carried" and not has_lengths:
         return []
     allowed = "must be given with select_on: lengths to choose from"
@@ -230,7 +231,7 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
         batch_size = chosen.get("batch_size", own.batch_size)
         limited = replace(limited, max_segments=-(-limited.max_segments * own.batch_size // batch_size))
     evaluation = in_windows(replace(trained.config, evaluation=replace(limited, **chosen))).evaluation
-    clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
+    clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
     cached = options.cached and not options.dynamic.on  # keys and values would be those of earlier weights
     return StateReuse(trained, corpus, evaluation, cached, clamped=clamped, **common)
 

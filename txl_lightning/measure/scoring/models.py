@@ -121,11 +121,7 @@ def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, 
 
 def _kind(config: Config) -> str:
     memory = f"memory {config.memory.mem_len}" if config.memory.mem_len else "no recurrence"
-    if config.memory.compression is not None:
-        rate = f"{config.memory.rate}:1 ({config.memory.compression})"
-        memory += f" and {config.memory.compressed_len} compressed {rate}"
-    if config.memory.n_tokens:
-        memory = f"{memory} and {config.memory.n_tokens} memory tokens".removeprefix("no recurrence and ")
+    memory += f", beyond={config.beyond['name']}" if config.beyond else ""
     return f"{config.model.name}, {config.encoding.name}, {memory}"
 
 

@@ -14,7 +14,6 @@ from txl_lightning.config.lengths import (
     extended_context,
     farthest_distance,
     longest_trained_distance,
-    memory_slots,
     position_limit,
     protocol_word,
     streams_start,
@@ -35,7 +34,7 @@ from txl_lightning.measure.scoring.windows import (
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast
-from txl_lightning.runs.models import Model
+from txl_lightning.runs.models import Model, carries_state, model_class
 from txl_lightning.runs.trained import TrainedModel
 
 
@@ -155,7 +154,7 @@ class ScoringProtocol(ABC):
         """
         config = self.trained.config
         has_memory = isinstance(config.model, TransformerXLModelConfig)
-        return config.data.segment_len + extended_context(config) + (memory_slots(config) if has_memory else 0)
+        return config.data.segment_len + extended_context(config) + (config.memory.mem_len if has_memory else 0)
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,7 @@ class StateReuse(ScoringProtocol):
     The attention length A is set by
 
         mem_len = A with same_length      models trained with memory: every query attends to A keys
-                                          (`same_length=false`: to A + 1 … A + segment_len); of a compressed
-                                          memory mem_len stays that of training: compressed_len = A - mem_len
+                                          (`same_length=false`: to A + 1 … A + segment_len)
         ext_len = A - S                   models trained without memory: segments of S = max(1, A // 4) tokens after
                                           their extended context, a window recomputed for every segment; every
                                           query attends to A - S + 1 … A keys, also at the lengths of training
@@ -182,8 +180,7 @@ class StateReuse(ScoringProtocol):
 
     @property
     def length_option(self) -> str:
-        memory = self.trained.config.memory
-        return "mem_len" if memory.mem_len or memory.n_tokens else "ext_len"
+        return "mem_len" if carries_state(self.trained.config) else "ext_len"
 
     @property
     def limit(self) -> int | None:
@@ -203,9 +200,8 @@ class StateReuse(ScoringProtocol):
         if not isinstance(config.model, TransformerXLModelConfig):
             allowed = f"{config.model.name} has no attention; protocol=window varies its context"
             raise OptionError("attention_lengths", [length], allowed)
-        if config.memory.n_tokens:
-            allowed = "must be null: the context in memory tokens is no number of keys; protocol=window varies it"
-            raise OptionError("attention_lengths", [length], allowed)
+        if why := model_class(config).cannot.get("attention lengths"):  # type: ignore[union-attr]
+            raise OptionError("attention_lengths", [length], f"must be null: {why}; protocol=window varies it")
         return self.with_memory(length) if self.length_option == "mem_len" else self._with_window(length)
 
     def with_memory(self, length: int) -> StateReuse:
@@ -214,9 +210,6 @@ class StateReuse(ScoringProtocol):
         same_length = True if given.same_length is None else given.same_length
         ext_len = given.ext_len if memory.mem_len else 0
         evaluation = replace(given, mem_len=length, ext_len=ext_len, same_length=same_length)
-        if memory.compression is not None:
-            ordinary = min(length, memory.mem_len)
-            evaluation = replace(evaluation, mem_len=ordinary, compressed_len=length - ordinary)
         return replace(self, evaluation=evaluation, clamped=True)
 
     def _with_window(self, length: int) -> StateReuse:
@@ -238,7 +231,7 @@ class StateReuse(ScoringProtocol):
             return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len), interpolation=None)
         lengths = {name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")}
         evaluation = with_segment_len(self.evaluation, config.data.segment_len)
-        evaluation = replace(evaluation, mem_len=config.memory.mem_len, compressed_len=None, **lengths)
+        evaluation = replace(evaluation, mem_len=config.memory.mem_len, **lengths)
         return replace(self, evaluation=evaluation, clamped=False, interpolation=None)
 
     def score(self, split: str) -> TokenLosses:
@@ -271,7 +264,7 @@ class StateReuse(ScoringProtocol):
         cached = self.cached and can_cache(self.trained.model)
         lengths = self._lengths()
         others = {name: getattr(self.evaluation, name) for name in names}
-        word = protocol_word(lengths, self.trained.config.memory.n_tokens)
+        word = protocol_word(lengths, carries_state(self.trained.config))
         return {"protocol": word, **lengths, **others, "cached": cached}
 
     @property
@@ -281,10 +274,7 @@ class StateReuse(ScoringProtocol):
     def description(self) -> str:
         lengths = self._lengths()
         memory = f"memory {lengths['mem_len']}, " if lengths else ""
-        if "compressed_len" in lengths:
-            memory += f"compressed memory {lengths['compressed_len']} at {self.trained.config.memory.rate}:1, "
-        n_tokens = self.trained.config.memory.n_tokens
-        memory += f"{n_tokens} memory tokens, " if n_tokens else ""
+        memory = f"beyond={self.trained.config.beyond['name']}, {memory}" if self.trained.config.beyond else memory
         extended = f"extended context {lengths['ext_len']}, " if lengths.get("ext_len") else ""
         segments = f"segments of {self.evaluation.segment_len}, {self.evaluation.batch_size} streams"
         return f"{memory}{extended}{segments} {self.streams_start}"

@@ -20,7 +20,6 @@ from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.measure.scoring.token_losses import TokenLosses, device_of
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
-from txl_lightning.model.inference.segments import SegmentedTransformerXL
 from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
 from txl_lightning.model.transformer_xl import TransformerXL
 
@@ -149,21 +148,14 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
     between them. Encodings of distances have no limit: sinusoids exist for any distance, and a trained table
     repeats its farthest row (Table 8 has both beyond their trained lengths).
 
-    A model with a compressed memory reads segments of its training's length: with an unlimited memory in one segment
-    nothing would be compressed. `mem_len` is that of training, and all tokens before it are compressed.
-
-    A model with memory tokens reads segments of its training's length, counted from the window's first token: it writes
-    its memory tokens after every `trained_len` of the c tokens (`SegmentedTransformerXL`). The target is token number
-    (c - 1) mod `trained_len` of its segment, whatever the window has after it, so one pass is exact.
-
     One pass is exact for encodings of distances, recurrent models and every other causal language model, but not for
-    absolute positions and compressed memories: positions, and the segments that decide what is compressed, are counted
-    from the end of a window, so each context needs windows of its own.
+    absolute positions, which are counted from the end of a window, and for variants of the model that say so
+    (`cannot`): these read segments of the training's length as well, with their own lengths. Each context then needs
+    windows of its own.
 
     Args:
         model: any language model. Only `score` is used of a model that is not a TransformerXL.
-        trained_len: tokens of a training segment with its extended context; needed for absolute positions, for
-            a compressed memory and for memory tokens.
+        trained_len: tokens of a training segment with its extended context; needed where one pass is not exact.
         clamp_len: larger distances share one position; None for the model's own.
 
     Raises:
@@ -173,16 +165,15 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
         return WindowReader(model, one_pass=True)
     clamp_len = model.config.clamp_len if clamp_len is None else clamp_len
     plain = {"same_length": False, "ext_len": 0, "memory_start": "empty", "clamp_len": clamp_len}
-    if not model.config.kind.absolute and not model.config.compresses and not model.config.n_tokens:
+    segments = "one-pass windows" in model.cannot
+    if not model.config.kind.absolute and not segments:
         return WindowReader(model.with_lengths(mem_len=0, **plain), one_pass=True)
     if trained_len is None:
-        config = model.config
-        needed = f"encoding={config.encoding}, compression={config.compression} and n_tokens={config.n_tokens}"
-        raise OptionError("trained_len", None, f"must be given for {needed}")
-    if model.config.n_tokens:
-        return WindowReader(SegmentedTransformerXL(model.with_lengths(**plain), trained_len), one_pass=True)
-    if model.config.compresses:
-        return WindowReader(model.with_lengths(compressed_len=UNLIMITED, **plain), segment_len=trained_len)
+        raise OptionError(
+            "trained_len", None, f"must be given for encoding={model.config.encoding} or {type(model).__name__}"
+        )
+    if segments:
+        return WindowReader(model.with_lengths(clamp_len=clamp_len), segment_len=trained_len)
     if model.config.mem_len:
         return WindowReader(model.with_lengths(**plain), segment_len=trained_len)
     return WindowReader(model.with_lengths(**plain), limit=trained_len)

@@ -31,7 +31,6 @@ SAME_OPTIONS = (
     *("dropout", "clamp_len", "same_length", "div_val", "layer_norm_epsilon", "init_std"),
 )
 RENAMED = {"attention_dropout": "dropatt", "pre_norm": "pre_lnorm", "untie_biases": "untie_r"}
-OF_FORK = {"n_tokens": "num_mem_tokens", "write_tokens": "mem_at_end", "tokens_see_states": "read_mem_from_cache"}
 Family = Literal["original", "Hugging Face", "TensorFlow"]
 PREFIXES: dict[Family, str] = {"original": "", "Hugging Face": "transformer.", "TensorFlow": SCOPE}
 IN_EVERY_LAYER = (  # here, in both PyTorch codes, in the TensorFlow one, whose kernels are transposed
@@ -54,12 +53,10 @@ COMPUTED = "pos_emb.inv_freq"  # stored by the PyTorch codes, computed here
 def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
     """Build a model with the weights of the paper's PyTorch code (`MemTransformerLM.state_dict()`).
 
-    Those of its fork with memory tokens (Bulatov et al. 2022) have `mem_tokens` as well.
-
     Args:
         weights: tensors under the names of that code.
-        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …), with memory tokens `num_mem_tokens`,
-            `mem_at_end` and `read_mem_from_cache`; `memory_start`, `extra_key` and `layer_norm_epsilon` may be added.
+        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start`, `extra_key` and
+            `layer_norm_epsilon` may be added.
 
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
@@ -120,7 +117,6 @@ def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return weights and config for the paper's PyTorch code, the inverse of `from_original`.
 
-    A model with memory tokens is one of the fork of that code which has them.
     The config has further entries (`untie_r`, `memory_start`, `extra_key`), so that nothing is lost on the way
     back; the paper's code ignores them.
 
@@ -140,7 +136,6 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
         "tie_weight": True,
         "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
         **{name: getattr(config, name) for name in ("ext_len", "extra_key", "memory_start", "table_len")},
-        **{theirs: getattr(config, ours) for ours, theirs in OF_FORK.items() if config.n_tokens},
     }
     _check_kept(model, _config_from(options, config.tie_projections), who)
     return _weights(model, "original"), options
@@ -221,8 +216,6 @@ def named_views(
             yield [theirs], tensor.unflatten(-1, (config.n_head, config.d_head))
         else:
             yield [prefix + theirs], tensor
-    if config.n_tokens:
-        yield ["mem_tokens"], state["memory_tokens.initial"][:, None]
     yield from _embedding_and_softmax(state, config, family)
 
 
@@ -304,7 +297,7 @@ def _config_from(options: Mapping[str, Any], tie_projections: str) -> Transforme
     if attention_type not in range(len(ATTENTION_TYPES)):
         raise CheckpointError(f"attn_type={attention_type}: must be 0, 1, 2 or 3")
     given = {name: options[name] for name in (*SAME_OPTIONS, "ext_len", "table_len") if name in options}
-    given |= {ours: options[theirs] for ours, theirs in (RENAMED | OF_FORK).items() if theirs in options}
+    given |= {ours: options[theirs] for ours, theirs in RENAMED.items() if theirs in options}
     return TransformerXLConfig(
         **{"dropout": 0.0, **given},
         encoding=ATTENTION_TYPES[attention_type],

@@ -39,14 +39,8 @@ REUSE = 1.2  # a buffer of at least this relative length is kept, and its window
 
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
-    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL that does not say that it `cannot`.
-
-    States are compressed, not their keys and values, so hidden states have to be kept anyway. Memory tokens are other
-    ones in every segment, and terms (b) and (d) of theirs depend on its length (`model.memory_tokens`).
-    """
-    if not isinstance(model, TransformerXL) or "cached inference" in model.cannot:
-        return False
-    return model.config.compression is None and not model.config.n_tokens
+    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL that does not say that it `cannot`."""
+    return isinstance(model, TransformerXL) and "cached inference" not in model.cannot
 
 
 @dataclass
@@ -329,7 +323,7 @@ class _Distances:
         full = config.memory_slots <= M  # K stays the same from now on: a table of its own is read faster than a view
         if self.n_keys < K or (full and self.n_keys != K):
             self.n_keys, self.mask_TK = K if full else max(K, min(2 * K, config.memory_slots + T)), None
-            positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like, config.interpolation)
+            positions = self.model.positions(self.n_keys, like)
             layers: Any = self.model.layers
             self.positions = []
             for layer, of_layer in zip(layers, positions, strict=True):

@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from txl_lightning.errors import require
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
-from txl_lightning.model.inference.segments import SegmentedTransformerXL
 from txl_lightning.model.transformer_xl import TransformerXL
 
 MIN_TEMPERATURE = 1e-6
@@ -56,12 +55,11 @@ def generate(
     context of up to 512 tokens. The prompt is read in segments, and every drawn token is a segment of one
     token: the context is the memory, `mem_len` tokens in every layer, and absolute encodings give every drawn
     token the position of a segment's end. A TransformerXL is run with cached keys and values,
-    where `can_cache` allows it. One with memory tokens writes them after every `segment_len` tokens, and reads the open
-    segment again for every drawn token (`SegmentedTransformerXL`).
+    where `can_cache` allows it.
 
-    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others, with
-    memory tokens, compressed memory or a sliding window, read a batch for each length. Either way a prompt gets the
-    tokens that it gets alone, if it is given a seed of its own.
+    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others, such as a sliding
+    window, read a batch for each length. Either way a prompt gets the tokens that it gets alone, if it is given a seed
+    of its own.
 
     Args:
         model: with dropout off (`eval()`); for other lengths use `with_lengths`.
@@ -74,15 +72,15 @@ def generate(
         temperature: below 1 favours the likelier tokens, above 1 flattens the distribution.
         seed: seed of all draws, which are made on CPU for every device, or a CPU generator; or a list of these, one for
             each prompt.
-        segment_len: tokens of the prompt that are read at once; with memory tokens the length of all segments.
+        segment_len: tokens of the prompt that are read at once.
         document_start: a token that begins a document, in prompts and among drawn tokens, for a model with
             `memory_reset=document`. Without it all that is drawn belongs to the last document of the prompt.
         closed_documents: whether `document_start` also ends a document (`<S>` at both ends of a sentence). Then it
             begins one only directly after the one that ends the document before.
 
     Raises:
-        OptionError: an option is not allowed, a prompt is empty, or the model has no memory (`mem_len=0`, and no memory
-            tokens).
+        OptionError: an option is not allowed, a prompt is empty, or the model has no memory (`mem_len=0`), or
+            cannot generate.
         RuntimeError: the model is in training mode.
     """
     lengths = [len(prompt) for prompt in prompt_BT]
@@ -92,8 +90,8 @@ def generate(
     check_sampling(top_k, top_p, temperature)
     if can_cache(model):
         model = CachedTransformerXL(model)
-    elif isinstance(model, TransformerXL) and model.config.n_tokens:
-        model = SegmentedTransformerXL(model, segment_len)
+    why = getattr(model, "cannot", {}).get("generation")
+    require(why is None, "model", type(model).__name__, f"cannot generate: {why}")
     if isinstance(model, CachedTransformerXL | TransformerXL):
         no_memory = "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
         require(model.config.mem_len >= 1, "mem_len", model.config.mem_len, no_memory)

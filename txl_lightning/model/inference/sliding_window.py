@@ -38,9 +38,8 @@ class SlidingWindow:
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
         variant = f"is not possible with {type(model).__name__}"
         require(not fused or type(model) is TransformerXL, "fused", fused, variant)
-        for option, without in (("n_tokens", 0), ("memory_reset", "never")):
-            value = getattr(model.config, option)
-            require(not fused or value == without, "fused", fused, f"is not possible with {option}={value}")
+        reset = model.config.memory_reset
+        require(not fused or reset == "never", "fused", fused, f"is not possible with memory_reset={reset}")
         self.model = model.with_lengths(mem_len=0, ext_len=0, same_length=False)
         self.attention_len, self.fused = attention_len, fused
 

@@ -1,4 +1,4 @@
-"""Memory tokens: the authors' outputs and gradients, loops over all pairs, streams cut anywhere, what is refused."""
+"""Memory tokens: the authors' outputs and gradients, loops over all pairs, what is refused."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.test_reference import CLOSE, Reference, learned_alone, with_gradients_as_weights
+from tests.model.test_reference import CLOSE, Reference, learned_alone
 from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tiny_model
-from txl_lightning import Memory, TransformerXL
+from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL, TokenMemory, from_original
 from txl_lightning.errors import OptionError
-from txl_lightning.model import CachedTransformerXL, SlidingWindow, generate_all
-from txl_lightning.model.checkpoints.formats import CheckpointError, from_original, to_huggingface, to_original
-from txl_lightning.model.inference.segments import SegmentedTransformerXL
+from txl_lightning.model import CachedTransformerXL, generate_all
+from txl_lightning.model.checkpoints import to_original
+from txl_lightning.model.checkpoints.formats import CheckpointError, named_views
 from txl_lightning.model.kernels import cpu, eager
 from txl_lightning.model.positions import sinusoid
 
 FILES = sorted((Path(__file__).parent.parent / "reference/rmt").glob("*.safetensors"))
-OPTIONS = ("num_mem_tokens", "mem_at_end", "read_mem_from_cache")
+
+
+def tokens_model(**options: Any) -> MemoryTokensTransformerXL:
+    return tiny_model(MemoryTokensTransformerXL, **options)
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)
@@ -42,11 +43,13 @@ def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
     return {"rtol": 0, "atol": 1e-12}
 
 
-def model_of(reference: Reference) -> TransformerXL:
+def model_of(reference: Reference) -> MemoryTokensTransformerXL:
     return from_original(reference.weights, reference.config)
 
 
-def scored(reference: Reference, model: TransformerXL, keeps_gradient: bool = False) -> list[tuple[Tensor, Memory]]:
+def scored(
+    reference: Reference, model: MemoryTokensTransformerXL, keeps_gradient: bool = False
+) -> list[tuple[Tensor, TokenMemory]]:
     """Losses of every segment and the memory after it."""
     memory, results = replace(model.start_memory(2), keeps_gradient=keeps_gradient), []
     for tokens, targets in reference.segments():
@@ -78,7 +81,9 @@ def test_gradients_of_every_parameter_are_those_of_the_authors_code(
     assert memory.tokens_nBD is not None
     assert memory.tokens_nBD.requires_grad is through
     nll.mean().backward()
-    ours = to_original(with_gradients_as_weights(model))[0]
+    ours = {"mem_tokens": model.memory_tokens.initial.grad[:, None]}
+    gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    ours |= {name: view for names, view in named_views(gradients, model.config, "original") for name in names}
     assert ("mem_tokens" in expected) is through
     for name, gradient in expected.items():
         torch.testing.assert_close(ours[name], gradient, **close, msg=lambda text, name=name: f"{name}: {text}")
@@ -86,17 +91,7 @@ def test_gradients_of_every_parameter_are_those_of_the_authors_code(
         assert not ours[name].any(), f"{name} has a gradient only here"
 
 
-def test_weights_convert_back_to_the_same_bits(reference: Reference) -> None:
-    converted, config = to_original(model_of(reference))
-    assert {name: config[name] for name in OPTIONS} == {name: reference.config[name] for name in OPTIONS}
-    assert converted.keys() == reference.weights.keys()
-    assert all(torch.equal(converted[name], weight) for name, weight in reference.weights.items() if "inv" not in name)
-    assert from_original(converted, config).config == model_of(reference).config
-    with pytest.raises(CheckpointError, match="n_tokens=3: Hugging Face's class has only n_tokens=0"):
-        to_huggingface(model_of(reference).with_lengths(memory_start="zeros"))
-
-
-def naive(model: TransformerXL, tokens_T: Tensor, memory: Memory, b: int) -> tuple[Tensor, Tensor]:
+def naive(model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemory, b: int) -> tuple[Tensor, Tensor]:
     """Hidden states of one stream and the memory tokens that it writes, pair by pair."""
     config, layers = model.config, list[Any](model.layers)
     n, T, M, scale = config.n_tokens, len(tokens_T), memory.length, config.d_head**-0.5
@@ -139,7 +134,7 @@ def naive(model: TransformerXL, tokens_T: Tensor, memory: Memory, b: int) -> tup
     ("n", "mem_len", "writes", "see_states"), product_of([1, 4], [0, 7], [True, False], [True, False])
 )
 def test_segments_equal_loops_over_all_pairs(n: int, mem_len: int, writes: bool, see_states: bool) -> None:
-    model = tiny_model(n_tokens=n, mem_len=mem_len, write_tokens=writes, tokens_see_states=see_states)
+    model = tokens_model(n_tokens=n, mem_len=mem_len, write_tokens=writes, tokens_see_states=see_states)
     memory = model.start_memory(2)
     for tokens in random_stream(2, 9).split([4, 3, 2], dim=1):
         hidden, after = model(tokens, memory)
@@ -159,7 +154,7 @@ def test_segments_equal_loops_over_all_pairs(n: int, mem_len: int, writes: bool,
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(encoding: str) -> None:
-    model, stream = tiny_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": 0}), random_stream(1, 12)
+    model, stream = tokens_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": 0}), random_stream(1, 12)
     changed = stream.repeat(3, 1)
     changed[1, 0] = (changed[1, 0] + 1) % 11  # in the first segment
     changed[2, 10] = (changed[2, 10] + 1) % 11  # in the last
@@ -179,7 +174,7 @@ def test_long_segments_on_the_cpu_equal_the_eager_kernel(
     stream, found = random_stream(2, 301), []
     for attend in (cpu.attend, eager.attend):
         monkeypatch.setattr(cpu, "attend", attend)
-        model = tiny_model(n_tokens=70, mem_len=5, **options)
+        model = tokens_model(n_tokens=70, mem_len=5, **options)
         losses, _ = score_segments(model, stream, 150)
         losses.mean().backward()
         with torch.no_grad():
@@ -188,42 +183,8 @@ def test_long_segments_on_the_cpu_equal_the_eager_kernel(
         torch.testing.assert_close(ours, expected, **CLOSE)
 
 
-@torch.no_grad()
-@settings(max_examples=25, deadline=None)
-@given(
-    encoding=st.sampled_from(sorted(ENCODINGS)),
-    writes=st.booleans(),
-    mem_len=st.sampled_from([0, 5]),
-    cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
-)
-def test_a_stream_read_in_segments_may_be_cut_anywhere(
-    encoding: str, writes: bool, mem_len: int, cuts: list[int]
-) -> None:
-    model = tiny_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": mem_len, "write_tokens": writes})
-    reader, stream = SegmentedTransformerXL(model, 4), random_stream(2, sum(cuts) + 1)
-    filled = torch.nn.functional.pad(stream, (0, -(stream.shape[1] - 1) % 4))
-    expected, _ = score_segments(model, filled, 4)
-    ours, _ = score_segments(reader, stream, cuts)  # type: ignore[arg-type]
-    torch.testing.assert_close(ours, expected[:, : ours.shape[1]], **CLOSE)
-
-
-@torch.no_grad()
-def test_drawn_tokens_fill_segments() -> None:
-    model, prompt = tiny_model(n_tokens=3, mem_len=0).eval(), random_stream(2, 6)
-    drawn = generate_all(model, prompt, 7, top_k=1, segment_len=4)
-    text = torch.cat([prompt, drawn], dim=1)
-    hidden, memory = [], None
-    for tokens in torch.nn.functional.pad(text, (0, 3)).split(4, dim=1):
-        part, memory = model(tokens, memory)
-        hidden.append(part)
-    likeliest = model.log_probabilities(torch.cat(hidden, dim=1)).argmax(-1)
-    assert torch.equal(drawn, likeliest[:, 5:12])
-    with pytest.raises(OptionError, match="mem_len=0: must be >= 1 to generate"):
-        generate_all(tiny_model(mem_len=0).eval(), prompt, 1)
-
-
 def test_the_initial_memory_tokens_have_a_gradient_of_zero_after_the_first_segment() -> None:
-    model, stream = tiny_model(n_tokens=3), random_stream(2, 9)
+    model, stream = tokens_model(n_tokens=3), random_stream(2, 9)
     initial, memory, gradients = model.get_parameter("memory_tokens.initial"), None, []
     for tokens in stream.split(4, dim=1)[:2]:
         model.zero_grad()
@@ -234,15 +195,17 @@ def test_the_initial_memory_tokens_have_a_gradient_of_zero_after_the_first_segme
 
 
 def test_what_memory_tokens_cannot_do_is_refused_in_one_line() -> None:
-    model, tokens = tiny_model(n_tokens=3, encoding="absolute"), random_stream(2, 4)
-    with pytest.raises(OptionError, match=r"^n_tokens=3: cannot be cached; use the model itself"):
+    model, tokens = tokens_model(n_tokens=3).eval(), random_stream(2, 4)
+    with pytest.raises(OptionError, match=r"^model=Memory\w+: cannot be cached, use the model itself: memory"):
         CachedTransformerXL(model)
-    with pytest.raises(OptionError, match=r"^fused=True: is not possible with n_tokens=3"):
-        SlidingWindow(model, 4, fused=True)
-    with pytest.raises(OptionError, match=r"^ext_len=2: must be 0 with n_tokens"):
-        model.with_lengths(ext_len=2)
-    with pytest.raises(ValueError, match="a memory without memory tokens given to a model with n_tokens=3"):
+    with pytest.raises(OptionError, match=r"^model=Memory\w+: cannot generate: memory tokens are written once"):
+        generate_all(model, tokens, 1)
+    with pytest.raises(CheckpointError, match="MemoryTokensTransformerXL: the paper's code has no such model"):
+        to_original(model)
+    with pytest.raises(ValueError, match="Memory given to a MemoryTokensTransformerXL"):
         model(tokens, tiny_model().start_memory(2))
+    with pytest.raises(OptionError, match=r"^lengths_B=\[4, 2\]: must be None"):
+        model(tokens, lengths_B=torch.tensor([4, 2]))
     model.use_attention("flex")
     with pytest.raises(OptionError, match=r"^attention=flex: hides all keys after a query; memory tokens need default"):
         model(tokens)

@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
-from txl_lightning.model.compression import FUNCTIONS, CompressionFunction, CompressiveMemory, key_usage
+from txl_lightning.beyond.compressive import (
+    FUNCTIONS,
+    CompressionFunction,
+    CompressiveMemory,
+    CompressiveTransformerXL,
+)
 
 D, G = 5, 3
 
@@ -63,20 +68,19 @@ def test_a_convolution_starts_near_a_mean(name: str) -> None:
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_the_model_keeps_the_states_that_it_attends_to_most(pre_norm: bool) -> None:
     """The probabilities are taken from the attention itself while the model runs."""
-    model = tiny_model(mem_len=4, compressed_len=2, compression="most_used", compression_rate=2, pre_norm=pre_norm)
+    options = {"mem_len": 4, "compressed_len": 2, "compression": "most_used", "rate": 2, "pre_norm": pre_norm}
+    model = tiny_model(CompressiveTransformerXL, **options)
     stream = random_stream(3, 17)
     _, memory = score_segments(model, stream[:, :13], 4)
     seen: list[Tensor] = []
-    usages: list[Tensor] = []
     for layer in model.layers:
         attention = layer.attention
         attention.dropout.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        layer.register_forward_pre_hook(lambda layer, args: usages.append(key_usage(layer, *args)))
     _, after = model.score(stream[:, 12:16], stream[:, 13:17], memory)
     assert isinstance(after, CompressiveMemory)
     for n in range(2):
         usage = seen[n].unflatten(0, (2, 3)).mean(dim=(0, 2))
-        torch.testing.assert_close(usages[n], usage)
+        torch.testing.assert_close(model.layers[n].usage_BK, usage)
         for b in range(3):
             kept = sorted(usage[b, 2:6].topk(2).indices.tolist())  # the 4 states of the ordinary memory fall out
             assert torch.equal(after.states[n, b, :2], memory.states[n, b, 2:6][kept])

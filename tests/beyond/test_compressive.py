@@ -6,17 +6,17 @@ from torch import Tensor
 
 from tests.covering import product_of
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
-from txl_lightning import TransformerXL
-from txl_lightning.model.compression import CompressiveMemory
+from txl_lightning.beyond.compressive import CompressiveMemory, CompressiveTransformerXL
+from txl_lightning.errors import OptionError
 
-LENGTHS = {"mem_len": 4, "compressed_len": 2, "compression_rate": 2}
-
-
-def compressive(**options: object) -> TransformerXL:
-    return tiny_model(**{**LENGTHS, "compression": "conv", **options})
+LENGTHS = {"mem_len": 4, "compressed_len": 2, "rate": 2}
 
 
-def gradients(model: TransformerXL, loss: Tensor) -> dict[str, Tensor]:
+def compressive(**options: object) -> CompressiveTransformerXL:
+    return tiny_model(CompressiveTransformerXL, **{**LENGTHS, "compression": "conv", **options})
+
+
+def gradients(model: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """Gradients of a loss by parameter, without those that it does not reach."""
     named = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
@@ -31,7 +31,7 @@ LIKE_ANY_KEYS += [{"encoding": "alibi"}, {"encoding": "rope", "d_head": 4}, {"en
 def test_rate_one_is_an_ordinary_memory_of_the_summed_length(options: dict[str, object], compression: str) -> None:
     """At rate 1 a pool of one state is that state, and all states are the most used."""
     ordinary = tiny_model(mem_len=7, **options)
-    ours = tiny_model(mem_len=4, compressed_len=3, compression=compression, compression_rate=1, **options)
+    ours = tiny_model(CompressiveTransformerXL, mem_len=4, compressed_len=3, compression=compression, rate=1, **options)
     stream = random_stream(2, 34)
     for segments in (4, [6, 1, 5, 12, 2, 7]):
         expected, plain = score_segments(ordinary, stream, segments)
@@ -104,12 +104,16 @@ def test_each_loss_reaches_its_own_parameters(compression: str, loss: str, optio
     model = compressive(compression=compression, compression_loss=loss, **options)
     stream = random_stream(2, 25)
     _, memory = score_segments(model, stream[:, :-4], 4)
+    hidden, after = model(stream[:, -5:-1], memory)
+    alone = model.losses(hidden, stream[:, -4:])
     nll, memory = model.score(stream[:, -5:-1], stream[:, -4:], memory)
-    assert isinstance(memory, CompressiveMemory)
-    assert memory.compression_loss is not None
+    assert isinstance(after, CompressiveMemory)
+    assert (after.compression_loss > 0, memory.compression_loss) == (True, None)
     ours = {name for name, _ in model.named_parameters() if name.startswith("compressor.")}
-    assert gradients(model, memory.compression_loss).keys() == ours
-    assert gradients(model, nll.mean()).keys() == {name for name, _ in model.named_parameters()} - ours
+    of_loss, of_tokens = gradients(model, after.compression_loss), gradients(model, alone.mean())
+    assert (of_loss.keys(), of_tokens.keys()) == (ours, {name for name, _ in model.named_parameters()} - ours)
+    torch.testing.assert_close(gradients(model, nll.mean()), of_tokens | of_loss)
+    assert torch.equal(nll, alone)
     assert not memory.states.requires_grad
 
 
@@ -121,7 +125,7 @@ def test_the_reconstruction_loss_is_that_of_algorithm_2(compression: str, pre_no
     _, memory = score_segments(model, stream[:, :9], 4)
     inputs: list[Tensor] = []
     handles = [layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for layer in model.layers]
-    _, after = model.score(stream[:, 8:12], stream[:, 9:13], memory)
+    _, after = model(stream[:, 8:12], memory)
     for handle in handles:
         handle.remove()
     assert isinstance(after, CompressiveMemory)
@@ -143,28 +147,48 @@ def test_the_reconstruction_loss_is_that_of_algorithm_2(compression: str, pre_no
 def test_there_is_no_loss_without_gradients_or_when_it_is_switched_off() -> None:
     for model, grad in ((compressive(), False), (compressive(compression="max", compression_loss="none"), True)):
         with torch.set_grad_enabled(grad):
-            assert score_segments(model, random_stream(1, 17), 4)[1].compression_loss is None  # type: ignore[attr-defined]
+            memory = None
+            for tokens in random_stream(1, 16).split(4, dim=1):
+                _, memory = model(tokens, memory)
+            assert memory.compression_loss is None
 
 
 def test_every_parameter_has_a_gradient_before_anything_is_compressed() -> None:
     """DDP waits for the gradient of every parameter in every step."""
     model = compressive(compression_loss="autoencoding")
-    _, memory = score_segments(model, random_stream(1, 5), 4)
-    memory.compression_loss.backward()  # type: ignore[attr-defined]
+    nll, _ = score_segments(model, random_stream(1, 5), 4)
+    nll.mean().backward()
     grads = [parameter.grad for name, parameter in model.named_parameters() if name.startswith("compressor.")]
     assert len(grads) == 4
     assert all(grad is not None and not grad.any() for grad in grads)
 
 
-def test_other_lengths_and_a_memory_of_the_wrong_kind() -> None:
-    model, stream = compressive(), random_stream(1, 9)
-    _, memory = score_segments(model, stream, 4)
-    longer = model.with_lengths(compressed_len=7, mem_len=6)
-    _, long_memory = score_segments(longer, random_stream(1, 41), 4)
-    assert (long_memory.length, longer.config.memory_slots, model.config.memory_slots) == (13, 13, 6)
-    plain, ordinary = model.with_lengths(compressed_len=0), tiny_model(mem_len=4)
+def test_without_a_compressed_part_it_is_the_ordinary_memory() -> None:
+    model, stream = compressive(compressed_len=0), random_stream(1, 9)
+    ordinary = tiny_model(mem_len=4)
     ordinary.load_state_dict(model.state_dict(), strict=False)
-    expected, _ = score_segments(ordinary, stream, 4)
-    torch.testing.assert_close(score_segments(plain, stream, 4)[0], expected)
-    with pytest.raises(ValueError, match="CompressiveMemory given to a model with compressed_len=0"):
-        plain.score(stream[:, :4], stream[:, 1:5], memory)
+    expected, memory = score_segments(ordinary, stream, 4)
+    torch.testing.assert_close(score_segments(model, stream, 4)[0], expected)
+    with pytest.raises(ValueError, match="Memory given to a CompressiveTransformerXL"):
+        model.score(stream[:, :4], stream[:, 1:5], memory)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoding": "absolute"}, "encoding=absolute: must have distances"),
+        ({"rate": 0}, "rate=0: must be an integer >= 1"),
+        ({"compression": "median"}, "compression=median: must be one of max, mean"),
+        ({"compression_loss": "mse"}, "compression_loss=mse: must be one of reconstruction, autoencoding, none"),
+        ({"compression_loss": "none"}, "compression_loss=none: would leave compression=conv untrained"),
+        (
+            {"compression_loss": "autoencoding", "compression": "max"},
+            "compression_loss=autoencoding: is for compress",
+        ),
+        ({"terms": "bcd"}, "compression_loss=reconstruction: compares attention by content"),
+        ({"mem_len": 1}, "mem_len=1: must be 0 or at least rate=2"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        compressive(**options)

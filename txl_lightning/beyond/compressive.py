@@ -1,22 +1,75 @@
-"""Compressed memory of a Compressive Transformer (Rae et al. 2019): value, functions and their loss."""
+"""Compressive Transformer (Rae et al. 2019, arXiv:1911.05507, §3): states that fall out of the memory are compressed.
+
+memory of a layer     [compressed ∘ ordinary]          `rate` old states become one compressed state
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from txl_lightning.config.architecture import COMPRESSIONS, TransformerXLConfig
+from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig, one_of
+from txl_lightning.errors import require
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+
+TRAINED = ("conv", "dilated")
+COMPRESSIONS = ("max", "mean", *TRAINED, "most_used")
+
+
+@dataclass(frozen=True)
+class CompressiveConfig(TransformerXLConfig):
+    """Options of `beyond=compressive`.
+
+    Args:
+        compressed_len: most compressed states per layer, before the `mem_len` ordinary ones.
+        rate: states that become one compressed state.
+        compression: function that compresses: max, mean, conv, dilated or most_used.
+        compression_loss: what trains the function: `reconstruction` (of attention), `autoencoding` (of states), `none`.
+    """
+
+    compressed_len: int = 512
+    rate: int = 4
+    compression: str = "conv"
+    compression_loss: str = "reconstruction"
+    rules: ClassVar = {
+        "compressed_len": LENGTH,
+        "rate": COUNT,
+        "compression": one_of(*COMPRESSIONS),
+        "compression_loss": one_of("reconstruction", "autoencoding", "none"),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        loss, trained, by = self.compression_loss, self.compression in TRAINED, f"compression={self.compression}"
+        blind = loss == "reconstruction" and "a" not in self.active_terms
+        for name, wrong, allowed in (
+            ("encoding", self.kind.absolute, "must have distances: compressed states have no position"),
+            ("compression_loss", trained and loss == "none", f"would leave {by} untrained"),
+            ("compression_loss", not trained and loss == "autoencoding", "is for compression=conv or dilated"),
+            ("compression_loss", blind, f"compares attention by content, term (a), which terms={self.terms} lack"),
+            ("mem_len", 0 < self.mem_len < self.rate, f"must be 0 or at least rate={self.rate}"),
+        ):
+            require(not wrong, name, getattr(self, name), allowed)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether there is a compressed memory: neither length may be 0."""
+        return self.mem_len > 0 and self.compressed_len > 0
+
+    @property
+    def memory_slots(self) -> int:
+        return self.mem_len + (self.compressed_len if self.compresses else 0)
 
 
 @dataclass(frozen=True)
@@ -24,7 +77,7 @@ class CompressiveMemory(Memory):
     """Compressed states of the far past, then the layers' inputs of the near past (Rae et al. 2019, §3).
 
     All states are slots of one row, oldest first: `states` is [compressed | ordinary], and `length` and `filled`
-    count the slots of both. `Compressor.next_memory` takes the place of `update`.
+    count the slots of both.
 
     A key's distance is counted in slots of the row [compressed | ordinary | segment], one for each compressed state:
     the paper applies Transformer-XL's relative encoding to the concatenated memories and names no other positions.
@@ -32,7 +85,7 @@ class CompressiveMemory(Memory):
     Args:
         n_compressed: number of slots, counted from the oldest, that belong to the compressed part.
         compression_loss: loss of the compression that made this memory, with gradients for the compressor only;
-            None without gradients. Not part of `state_dict`. Training takes it out, since it keeps a graph alive.
+            None without gradients. Not part of `state_dict`. `score` takes it out, since it keeps a graph alive.
     """
 
     n_compressed: int = 0
@@ -172,12 +225,11 @@ class Compressor(nn.Module):
         needs_usage: whether `next_memory` needs the attention that the keys received.
     """
 
-    def __init__(self, config: TransformerXLConfig, layers: Iterable[nn.Module]) -> None:
+    def __init__(self, config: CompressiveConfig, layers: Iterable[nn.Module]) -> None:
         super().__init__()
         # A tuple, because the layers are the model's: they must not be registered here a second time.
         self._attention = tuple(ContentAttention(layer) for layer in layers)
-        D, self.rate, self.loss = config.d_model, config.compression_rate, config.compression_loss
-        assert config.compression is not None
+        D, self.rate, self.loss = config.d_model, config.rate, config.compression_loss
         function = FUNCTIONS[config.compression]
         self.needs_usage = function.needs_usage
         self.functions = nn.ModuleList(function(D, self.rate) for _ in range(config.n_layer))
@@ -193,7 +245,7 @@ class Compressor(nn.Module):
         memory: CompressiveMemory,
         inputs: Sequence[Float[Tensor, "B T D"]],
         usage: Sequence[Float[Tensor, "B K"]],
-        config: TransformerXLConfig,
+        config: CompressiveConfig,
     ) -> CompressiveMemory:
         """Append one segment's layer inputs to the memory, and compress the states that it pushes out.
 
@@ -229,13 +281,15 @@ class Compressor(nn.Module):
             states.append(torch.cat([kept_BCD, ordinary_BMD[:, evicted:]], dim=1))
         loss = None
         if torch.is_grad_enabled() and self.loss != "none":
-            # While nothing is compressed, zero with gradients of zero: DDP waits for one of every parameter.
-            terms = losses or [states[0].new_zeros(()), *(parameter.sum() * 0.0 for parameter in self.parameters())]
-            loss = torch.stack(terms).sum()
+            loss = torch.stack(losses).sum() if losses else self.zero_loss()
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = states[0].shape[1]
         first = memory.first_column
         return CompressiveMemory(torch.stack(states), filled, None, n_compressed, loss, first_column=first)
+
+    def zero_loss(self) -> Tensor:
+        """Return zero with gradients of zero while nothing is compressed: DDP waits for one of every parameter."""
+        return torch.stack([parameter.sum() * 0.0 for parameter in self.parameters()] or [torch.zeros(())]).sum()
 
     def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
         if self.loss == "reconstruction":
@@ -292,23 +346,83 @@ class ContentAttention(nn.Module):
         return outputs
 
 
-@torch.no_grad()
-def key_usage(
-    layer: Any,
-    hidden_BTD: Float[Tensor, "B T D"],
-    memory_BMD: Float[Tensor, "B M D"],
-    positions: LayerPositions,
-    visible: VisibleKeys,
-) -> Float[Tensor, "B K"]:
-    """Return the attention probability that each key receives, averaged over heads and queries.
+class CompressiveLayer(TransformerXLLayer):
+    """Layer that notes the attention that its keys receive, for `compression=most_used`.
 
-    Args:
-        layer: layer whose attention is meant.
-        hidden_BTD: input of the layer.
-        memory_BMD: memory of the layer.
-        positions: u, v and the encoding of the distances.
-        visible: keys that the queries may attend to.
+    Attributes:
+        usage_BK: attention probability that each key received in the last segment, averaged over heads and queries.
     """
-    inputs = layer.attention_input(hidden_BTD), layer.attention_input(memory_BMD)
-    probabilities_HBTK: Tensor = layer.attention.probabilities(*inputs, positions, visible)
-    return probabilities_HBTK.mean(dim=(0, 2))
+
+    usage_BK: Tensor | None = None
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        super().__init__(config)
+        self.notes_usage = config.compression == "most_used" and config.compresses
+
+    def forward(
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+        places_Q: Int[Tensor, " Q"] | None = None,
+    ) -> Float[Tensor, "B Q D"]:
+        if self.notes_usage:
+            with torch.no_grad():
+                inputs = self.attention_input(hidden_BTD), self.attention_input(memory_BMD)
+                self.usage_BK = self.attention.probabilities(*inputs, positions, visible).mean(dim=(0, 2))
+        return super().forward(hidden_BTD, memory_BMD, positions, visible, places_Q)
+
+
+class CompressiveTransformerXL(TransformerXL):
+    """Transformer-XL whose memory has a compressed part.
+
+    `score` adds the gradient of the compression loss, not its value: the reported losses are those of the tokens.
+    """
+
+    config: CompressiveConfig
+    config_class = CompressiveConfig
+    layer_class = CompressiveLayer
+    state_class = CompressiveMemory
+    cannot: ClassVar = {
+        "cached inference": "states are compressed, not their keys and values",
+        "one-pass windows": "the segments decide what is compressed",
+        "documents": "a compressed state may be of two documents",
+        "unequal lengths": "compressed memory needs streams of one length",
+        "gradient segments": "compressed states have no gradient",
+        "attention lengths": "the number of states is no number of tokens",
+    }
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        super().__init__(config)
+        layers: Any = self.layers
+        self.compressor = Compressor(config, layers)  # last, so that all other parameters are drawn as without it
+
+    def start_memory(self, batch_size: int, static: bool = False) -> CompressiveMemory:
+        """Return the memory before the first token of B streams.
+
+        It grows even if `static` is set: empty slots would be compressed, and enter the loss.
+        """
+        memory: Any = super().start_memory(batch_size)
+        return replace(memory, n_compressed=max(0, memory.length - self.config.mem_len))
+
+    def next_memory(
+        self,
+        memory: Any,
+        inputs: Sequence[Float[Tensor, "B T D"]],
+        first_BT: Int[Tensor, "B T"] | None = None,
+        padding_B: Int[Tensor, " B"] | None = None,
+    ) -> Any:
+        require(first_BT is None, "reset", True, f"is not possible: {self.cannot['documents']}")
+        if not self.config.compresses:
+            return super().next_memory(memory, inputs)
+        layers: Any = self.layers
+        return self.compressor.next_memory(memory, inputs, [layer.usage_BK for layer in layers], self.config)
+
+    def score(self, *inputs: Any, **options: Any) -> tuple[Float[Tensor, "B T"], Any]:
+        nll_BT, memory = super().score(*inputs, **options)
+        if torch.is_grad_enabled():
+            loss = memory.compression_loss
+            loss = self.compressor.zero_loss() if loss is None else loss
+            nll_BT, memory = nll_BT + (loss - loss.detach()), replace(memory, compression_loss=None)
+        return nll_BT, memory

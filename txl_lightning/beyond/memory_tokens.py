@@ -1,0 +1,175 @@
+"""Recurrent Memory Transformer (Bulatov et al. 2022, arXiv:2207.06881, §3.2): memory tokens around every segment.
+
+    row of a segment     [z ∘ tokens ∘ z]           z: n memory tokens, beside the scaled embeddings
+    next z               outputs of the last layer, after norm and dropout, at the places after the segment
+
+Memory tokens pass all layers as tokens do: positions count them, and their states enter the memory of states.
+`from_original` reads the authors' fork of Transformer-XL's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from txl_lightning.config.architecture import COUNT, TransformerXLConfig
+from txl_lightning.model import checkpoints
+from txl_lightning.model.checkpoints.contents import check
+from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.memory import Memory
+from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.transformer_xl import TransformerXL
+
+
+@dataclass(frozen=True)
+class MemoryTokensConfig(TransformerXLConfig):
+    """Options of `beyond=memory_tokens`.
+
+    Args:
+        n_tokens: n, memory tokens that are read before every segment and written after it.
+        write_tokens: whether memory tokens are written at places of their own after the segment (`mem_at_end` in the
+            authors' code). Otherwise the row is [z ∘ tokens], and the next z are the outputs at its first places.
+        tokens_see_states: whether memory tokens attend to the states of the memory (`read_mem_from_cache`).
+    """
+
+    n_tokens: int = 10
+    write_tokens: bool = True
+    tokens_see_states: bool = False
+    rules: ClassVar = {"n_tokens": COUNT}
+
+    @property
+    def is_recurrent(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class TokenMemory(Memory):
+    """Memory of states and memory tokens.
+
+    Args:
+        tokens_nBD: memory tokens that the next segment reads.
+    """
+
+    tokens_nBD: Float[Tensor, "n B D"] | None = field(default=None, kw_only=True)
+
+
+class InitialTokens(nn.Module):
+    """Memory tokens before a stream, drawn from N(0, 1), the scale of LayerNorm's outputs.
+
+    The authors' code draws one and repeats it; an encoding without positions could never tell them apart.
+    """
+
+    def __init__(self, config: MemoryTokensConfig) -> None:
+        super().__init__()
+        self.initial = nn.Parameter(torch.randn(config.n_tokens, config.d_model))
+
+
+class MemoryTokensTransformerXL(TransformerXL):
+    """Transformer-XL with memory tokens. A segment's tokens attend to the read places as to any earlier key.
+
+        read       attend to all read places
+        written    attend to read places, segment, and all written places
+
+    Both attend to the memory of states only with `tokens_see_states`. With `same_length` there are no such rules: each
+    place sees the nearest keys, as in the authors' code.
+
+    A memory token may see keys after it, which have no distance. There terms (b) and (d) are what `relative_shift` has,
+    in the authors' code as well: 0 for the next key, and for the d-th after that (q_{i+1} + v)·r_{K-d}, K being the
+    number of all keys. So from n = 3 on they depend on the length of the row.
+    """
+
+    config: MemoryTokensConfig
+    config_class = MemoryTokensConfig
+    state_class = TokenMemory
+    cannot: ClassVar = {
+        **dict.fromkeys(
+            ("cached inference", "one-pass windows", "documents", "extended context", "generation"),
+            "memory tokens are written once, at a segment's end",
+        ),
+        "unequal lengths": "memory tokens need streams of one length",
+        "attention lengths": "the context in memory tokens is no number of keys",
+        "flex": "memory tokens see later keys",
+    }
+
+    def __init__(self, config: MemoryTokensConfig) -> None:
+        super().__init__(config)
+        self.memory_tokens = InitialTokens(config)  # last, so that all other parameters are drawn as without it
+
+    def start_memory(self, batch_size: int, static: bool = False) -> TokenMemory:
+        """Return the memory before the first token of B streams, with the trained initial tokens."""
+        tokens_nBD = self.memory_tokens.initial[:, None].expand(-1, batch_size, -1)
+        return replace(super().start_memory(batch_size, static), tokens_nBD=tokens_nBD)  # type: ignore[call-arg, return-value]
+
+    def forward(
+        self,
+        tokens_BT: Int[Tensor, "B T"] | None = None,
+        memory: Any = None,
+        n_last: int | None = None,
+        places_Q: Int[Tensor, " Q"] | None = None,
+        *,
+        inputs_BTD: Float[Tensor, "B T D"] | None = None,
+        lengths_B: Int[Tensor, " B"] | None = None,
+    ) -> tuple[Float[Tensor, "B Q D"], Any]:
+        embedded_BTD = self.embed(tokens_BT, inputs_BTD, lengths_B)
+        (B, T), n, writes = embedded_BTD.shape[:2], self.config.n_tokens, self.config.write_tokens
+        memory = self.checked(self.start_memory(B) if memory is None else memory, B)
+        z_nBD = memory.tokens_nBD
+        if memory.in_document_B is not None:  # streams that were reset
+            z_nBD = torch.where(memory.in_document_B[:, None] < 0, self.memory_tokens.initial[:, None], z_nBD)
+        # DDP waits for a gradient of every parameter; after the first segment that of `initial` is zero.
+        z_BnD = z_nBD.transpose(0, 1) + 0.0 * self.memory_tokens.initial
+        row_BQD = torch.cat([z_BnD, embedded_BTD, *([z_BnD] if writes else [])], dim=1)
+        n_returned = T if n_last is None else n_last
+        last = (n_returned if writes else T) + n  # places that hold the returned tokens and all that is written
+        hidden_BQD, after = super().forward(memory=memory, n_last=last, inputs_BTD=row_BQD)
+        written_BnD = hidden_BQD[:, -n:] if writes else hidden_BQD[:, :n]
+        # A copy: a checkpoint would hold all places of a view.
+        written_nBD = written_BnD.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        written_nBD = written_nBD if memory.keeps_gradient else written_nBD.detach()
+        hidden_BTD = hidden_BQD[:, : last - n] if writes else hidden_BQD[:, last - n_returned :]
+        hidden_BTD = hidden_BTD if places_Q is None else hidden_BTD[:, places_Q]
+        return hidden_BTD, replace(after, tokens_nBD=written_nBD)  # type: ignore[call-arg]
+
+    def positions(self, n_keys: int, like: Tensor) -> list[LayerPositions]:
+        return [of_layer.without_distance_k() for of_layer in super().positions(n_keys, like)]
+
+    def visible(self, memory: Memory, n_tokens: int, like: Tensor) -> VisibleKeys:
+        """Return the keys that the places of a row may attend to."""
+        visible, n = super().visible(memory, n_tokens, like), self.config.n_tokens
+        if visible.attention_len is not None:
+            return visible
+        mask_QK, M = visible.mask_TK, memory.length
+        written = slice(mask_QK.shape[0] - n, None), slice(mask_QK.shape[1] - n, None)
+        for places, keys in [(slice(n), slice(M, M + n)), written][: 1 + self.config.write_tokens]:
+            mask_QK[places, keys] = 0.0
+            if not self.config.tokens_see_states:
+                mask_QK[places, :M] = float("-inf")
+        return visible._replace(causal=False)
+
+
+def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> MemoryTokensTransformerXL:
+    """Build a model with the weights of the authors' code, a fork of the paper's.
+
+    Args:
+        weights: as for `model.checkpoints.from_original`, and `mem_tokens`, [n, 1, D].
+        config: its options, and `num_mem_tokens`, `mem_at_end` and `read_mem_from_cache`.
+
+    Raises:
+        CheckpointError: names or shapes do not match, or an option is missing.
+    """
+    core = checkpoints.from_original({name: x for name, x in weights.items() if name != "mem_tokens"}, config)
+    options = {f.name: getattr(core.config, f.name) for f in fields(core.config)}
+    own = {
+        "n_tokens": config.get("num_mem_tokens", 0),
+        "write_tokens": bool(config.get("mem_at_end", True)),
+        "tokens_see_states": bool(config.get("read_mem_from_cache", False)),
+    }
+    model = MemoryTokensTransformerXL(MemoryTokensConfig(**options, **own)).to(next(core.parameters()).dtype)
+    check(dict(weights), {"mem_tokens": model.memory_tokens.initial[:, None]})
+    model.load_state_dict({**core.state_dict(), "memory_tokens.initial": weights["mem_tokens"][:, 0]})
+    return model
