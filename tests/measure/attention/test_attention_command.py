@@ -122,8 +122,8 @@ def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) 
     ("kind", "given", "words"),
     [
         ("lstm", {}, r"checkpoint=.*: is lstm; must be a Transformer-XL"),
-        ("compressive", {}, r"checkpoint=.*: is txl_smoke; must be .* without compressed memory"),
-        ("tokens", {}, r"checkpoint=.*: is txl_smoke; must be .* without .* or memory tokens"),
+        ("compressive", {}, r"checkpoint=.*: is txl_smoke; must be a Transformer-XL whose keys are its tokens"),
+        ("tokens", {}, r"checkpoint=.*: is txl_smoke; must be a Transformer-XL whose keys are its tokens"),
         ("relative", {"mem_len": -1}, "^mem_len=-1: must be an integer >= 0"),
         ("relative", {"mem_len": 60, "max_segments": 7}, "mem_len=60: must be shorter: no query sees 60 keys"),
         ("relative", {"batch_size": 100_000}, "^batch_size=100000"),
