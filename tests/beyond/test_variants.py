@@ -39,7 +39,8 @@ def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> No
         config = tiny_config(tmp_path, f"beyond={name}").beyond
         known = {f.name for f in fields(TransformerXLConfig)}
         own = {f.name: f.default for f in fields(model_class(tiny_config(tmp_path, f"beyond={name}")).config_class)}
-        given = OmegaConf.load(CONF / f"beyond/{name}.yaml")
+        given: Any = OmegaConf.load(CONF / f"beyond/{name}.yaml")
+        given = given.get("beyond", given)
         interpolated = {option for option in given if OmegaConf.is_interpolation(given, option)}
         expected = {option: value for option, value in own.items() if option not in known | interpolated}
         assert {option: config[option] for option in config if option not in interpolated} == {"name": name} | expected

@@ -104,7 +104,7 @@ def in_windows(config: Config) -> Config:
     """
     evaluation, W = config.evaluation, config.evaluation.segment_len
     mem_len = config.memory.mem_len if evaluation.mem_len is None else evaluation.mem_len
-    carried = bool(mem_len or config.memory.n_tokens) or not isinstance(config.model, TransformerXLModelConfig)
+    carried = mem_len > 0 or not isinstance(config.model, TransformerXLModelConfig)
     if carried or evaluation.ext_len is not None or extended_context(config) or W < 2:
         return config
     scored = max(1, W // 4)
