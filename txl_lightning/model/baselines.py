@@ -27,9 +27,8 @@ class LSTMLayer(nn.Module):
     In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens and
     streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in ±1/sqrt(D).
 
-    Under autocast it stays in single precision, but for a CPU that has an LSTM in bfloat16 (`has_bfloat16_lstm`). On a
-    GPU torch would compute it in float16 whatever type was asked for, and without a scaled loss most of its gradients
-    would be zero.
+    Under autocast it stays in single precision: on a GPU torch would compute it in float16 whatever type was asked for,
+    and without a scaled loss most of its gradients would be zero.
 
     Args:
         d_model: D, width of x and of h.
@@ -51,12 +50,9 @@ class LSTMLayer(nn.Module):
             previous_BD: h of the token before them.
             cell_BD: c of the token before them.
         """
-        on_cpu = x_BTD.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-        in_bfloat16 = on_cpu and torch.get_autocast_dtype("cpu") == torch.bfloat16 and has_bfloat16_lstm()
-        if not in_bfloat16:
-            x_BTD, previous_BD = x_BTD.to(cell_BD.dtype), previous_BD.to(cell_BD.dtype)
-        start = (previous_BD[None], cell_BD[None])
-        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=in_bfloat16):
+        start = (previous_BD.to(cell_BD.dtype)[None], cell_BD[None])
+        x_BTD = x_BTD.to(cell_BD.dtype)
+        with torch.autocast(x_BTD.device.type, enabled=False):
             if self.training and self.weight_dropout.p:
                 weight_hh = self.weight_dropout(self.lstm.weight_hh_l0)
                 weights = [self.lstm.weight_ih_l0, weight_hh, self.lstm.bias_ih_l0, self.lstm.bias_hh_l0]
@@ -64,11 +60,6 @@ class LSTMLayer(nn.Module):
             else:
                 h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
         return h_BTD, last_h[0], last_c[0]
-
-
-def has_bfloat16_lstm() -> bool:
-    """Return whether this CPU has an LSTM in bfloat16, which needs AVX512, by torch's private probe of oneDNN."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def lstm_with_weights(

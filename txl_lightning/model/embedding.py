@@ -73,17 +73,11 @@ class TokenEmbedding(nn.Module):
         for cluster, (first, end) in enumerate(self.ranges()):
             # The clusters at both ends include the tokens outside the vocabulary, so that these raise.
             inside = ((tokens >= first) | (cluster == 0)) & ((tokens < end) | (cluster == self.n_clusters - 1))
-            if tokens.device.type == "cpu":
-                places = inside.nonzero().squeeze(1)
-                embedded = embedded.index_copy(0, places, self._embed(tokens[places] - first, cluster, embedded))
-            else:  # the CPU would wait for the GPU to count the places; embedding all tokens in every cluster is cheap
-                rows = self._embed(torch.where(inside, tokens - first, 0), cluster, embedded)
-                embedded = torch.where(inside[:, None], rows, embedded)
+            # All tokens pass every cluster, which is cheap: to select them, the CPU would wait for a GPU's counts.
+            rows = F.embedding(torch.where(inside, tokens - first, 0), self.tables[cluster])
+            own = F.linear(rows, self.projections[cluster]).to(embedded.dtype)
+            embedded = torch.where(inside[:, None], own, embedded)
         return embedded.view(*tokens_BT.shape, self.d_model) * self.d_model**0.5
-
-    def _embed(self, rows: Tensor, cluster: int, like: Tensor) -> Tensor:
-        """Return P_i E_i[row] in the type of `like`."""
-        return F.linear(F.embedding(rows, self.tables[cluster]), self.projections[cluster]).to(like.dtype)
 
 
 class TokenSoftmax(nn.Module):

@@ -6,7 +6,6 @@ BENCHMARKS.md, "Attention in blocks of queries" and "Evaluation", has what each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -47,21 +46,12 @@ def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H 
     The backward pass computes a block's probabilities again instead of storing them, which costs less than the
     skipped products save. In bfloat16 it would cost more, so there they are stored.
     """
-    keys, values, mask_TK = factors.keys, factors.values, factors.visible.mask_TK
-    size, (T, K) = BLOCK[values.dtype], mask_TK.shape[-2:]
-    blocks = [slice(first, min(first + size, T)) for first in range(0, T, size)]
-    lengths = [K - T + block.stop for block in blocks]
-    first_values = first_keys(values, lengths)
-    all_first_keys = first_values if keys is values else first_keys(keys, lengths)
-    queries, rows = (_split(x, size, len(blocks)) for x in (factors.query, factors.rows))
+    size, T = BLOCK[factors.values.dtype], factors.visible.mask_TK.shape[-2]
+    parts = [factors.part(slice(first, min(first + size, T))) for first in range(0, T, size)]
+    if factors.values.dtype == torch.bfloat16:
+        return torch.cat([_attend_at_once(part, dropout) for part in parts], dim=2)
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=bool(dropout.training and dropout.p))
-    heads = []
-    for n, block in enumerate(blocks):
-        part = factors._replace(query=None, rows=None).part(block)
-        part = part._replace(query=queries[n], rows=rows[n], keys=all_first_keys[n], values=first_values[n])
-        stored = values.dtype == torch.bfloat16
-        heads.append(_attend_at_once(part, dropout) if stored else again(_attend_at_once, part, dropout))
-    return torch.cat(heads, dim=2)
+    return torch.cat([again(_attend_at_once, part, dropout) for part in parts], dim=2)
 
 
 def _attend_without_gradient(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
@@ -147,37 +137,3 @@ class _Softmax(torch.autograd.Function):
         backward = torch.ops.aten._softmax_backward_data.out
         result: Tensor = backward(gradient_XTK, p_XTK, -1, p_XTK.dtype, grad_input=room_XTK)
         return result
-
-
-def first_keys(x_HBKE: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Return the first keys, or values, in several lengths: ascending, the last is K.
-
-    The backward pass adds the gradient of each to that of the next in place, where the gradient of a slice would first
-    be extended with zeros to all K keys.
-    """
-    parts = []
-    for n_keys in lengths[:-1]:
-        part, x_HBKE = _FirstKeys.apply(x_HBKE, n_keys)
-        parts.append(part)
-    return [*parts, x_HBKE]
-
-
-class _FirstKeys(torch.autograd.Function):
-    """Forward: views of the first keys and of all. Backward: overwrites the gradient of all, which nothing else has."""
-
-    @staticmethod
-    def forward(ctx: Any, x_HBKE: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
-        ctx.n_keys = n_keys
-        return x_HBKE[:, :, :n_keys], x_HBKE.view_as(x_HBKE)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        of_first, of_all = gradients
-        total_HBKE = of_all.clone() if torch.is_grad_enabled() else of_all  # create_graph=True
-        total_HBKE[:, :, : ctx.n_keys] += of_first
-        return total_HBKE, None
-
-
-def _split(x: Tensor | None, size: int, n: int) -> Sequence[Tensor | None]:
-    """Return the queries of each block; slices instead would fill their gradients with zeros."""
-    return [x] * n if x is None or x.shape[2] == 1 else x.split(size, dim=2)
