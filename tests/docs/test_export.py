@@ -1,4 +1,4 @@
-"""The code of docs/export.md, and that what it exports computes the model's function for any number of streams.
+"""The code of docs/models.md, and that what it exports computes the model's function for any number of streams.
 
 In a process of its own: checks of shapes, which tests of the model have, would fix the number of streams.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.pages import ROOT, blocks
 
-EXPORTED, ONNX = blocks(ROOT / "docs/export.md", "python")
+*_, EXPORTED, ONNX = blocks(ROOT / "docs/models.md", "python")
 COMPARE = """
 def compare(model, run, tolerance):
     for B in (1, 3):

@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT, blocks
 from txl_lightning.config.schemas import CONF
 from txl_lightning.runs.convert.command import read_vocabulary
 
-PAGE = ROOT / "docs/published-models.md"
+PAGE = ROOT / "docs/models.md"
 
 
 def test_the_script_writes_the_symbols_of_a_pickled_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_the_script_writes_the_symbols_of_a_pickled_corpus(tmp_path: Path, monke
     (tmp_path / "cache.pkl").write_bytes(pickle.dumps(corpus, protocol=2))
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    (script,) = blocks(PAGE, "python")
+    script, *_ = blocks(PAGE, "python")
     exec(compile(script, PAGE.name, "exec"), {"__name__": "script"})
     assert read_vocabulary(tmp_path / "vocab", "word").symbols == ("<eos>", "the", "café")
 
