@@ -1,4 +1,4 @@
-"""A variant is one file, which nothing imports."""
+"""A variant is one file, as docs/house.md has it, which nothing imports."""
 
 import shutil
 import subprocess
@@ -8,43 +8,18 @@ from pathlib import Path
 import pytest
 
 import txl_lightning.beyond
+from tests.docs.pages import blocks
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 ROOT = Path(__file__).parents[2]
-TOY = """
-from dataclasses import dataclass
-
-from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
-
-
-@dataclass(frozen=True)
-class ToyConfig(TransformerXLConfig):
-    factor: float = 1.0
-
-
-class ToyLayer(TransformerXLLayer):
-    def __init__(self, config):
-        super().__init__(config)
-        self.factor = config.factor
-
-    def after_attention(self, hidden_BTD, attended_BTD):
-        return super().after_attention(hidden_BTD, self.factor * attended_BTD)
-
-
-class ToyTransformerXL(TransformerXL):
-    config_class = ToyConfig
-
-    def make_layer(self):
-        return ToyLayer(self.config)
-"""
 
 
 def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "toy.py").write_text(TOY)
+    (code,) = (code for code in blocks(ROOT / "docs/house.md", "python") if "ToyConfig" in code)
+    (tmp_path / "toy.py").write_text(code)
     monkeypatch.setattr(txl_lightning.beyond, "__path__", [*txl_lightning.beyond.__path__, str(tmp_path)])
     config = tiny_config(tmp_path)
     config.beyond = {"name": "toy", "factor": 0.5}

@@ -51,6 +51,6 @@ def test_options_of_the_page_on_training_are_those_of_conf() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md"])
 def test_examples_in_python_run(page: str) -> None:
     examples = [code for code in blocks(ROOT / page, "python") if code.startswith("import torch\nfrom txl_lightning")]
-    examples = [code for code in examples if "@register_encoding" not in code]  # test_extending runs it
+    examples = [code for code in examples if "@register_encoding" not in code]  # test_house_page runs it
     assert len(examples) == 1
     exec(compile(examples[0], page, "exec"), {})

@@ -1,4 +1,4 @@
-"""The encoding of the README and the measurement of docs/extending.md, as they stand there."""
+"""The encoding of the README and the measurement of docs/house.md, as they stand there."""
 
 import ast
 from pathlib import Path
@@ -23,7 +23,7 @@ FOLDER = "txl_lightning.measure.share"
 
 
 def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options, command, row = blocks(ROOT / "docs/extending.md", "python")
+    _, options, command, row = blocks(ROOT / "docs/house.md", "python")
     package = tmp_path / "share"
     package.mkdir()
     for name, code in {"__init__.py": options, "command.py": command}.items():
@@ -36,7 +36,7 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(ConfigStore.instance(), "repo", dict(ConfigStore.instance().repo))
     register_command("share", share.ShareOptions)
     (tmp_path / "conf").mkdir()
-    (tmp_path / "conf/share.yaml").write_text(blocks(ROOT / "docs/extending.md", "yaml")[-1])
+    (tmp_path / "conf/share.yaml").write_text(blocks(ROOT / "docs/house.md", "yaml")[-1])
     words = [f"checkpoint={tmp_path}/run/checkpoints/best.ckpt", "n_tokens=100", f"hydra.searchpath=[file://{CONF}]"]
     with initialize_config_dir(str(tmp_path / "conf"), version_base="1.3"):
         given = compose("share", overrides=words)
