@@ -186,7 +186,7 @@ class CachedTransformerXL(ScoringModel):
         nll, memory = cached.score(tokens, targets, memory)
 
     Make a new one for every evaluation: it raises if the weights, their device or autocast changed after it was
-    made. `WeightsSnapshot` lists the changes that it cannot detect, such as a step of a fused optimizer. Each
+    made. `weights_of` lists the changes that it cannot detect, such as a step of a fused optimizer. Each
     memory can be given to a call once (`KeyValueMemory`).
 
     Args:
@@ -205,9 +205,18 @@ class CachedTransformerXL(ScoringModel):
         self.config = self.model.config
         self.takes_lengths = self.model.takes_lengths
         self.losses, self.log_probabilities = self.model.losses, self.model.log_probabilities  # type: ignore[method-assign]
-        self._weights = WeightsSnapshot(model)
+        self._device = next(model.parameters()).device.type
+        self._tables = [module._parameters for module in model.modules() if module._parameters]
+        self._weights = weights_of(self._tables, self._device)
         self._distances = _Distances(self.model)
         self._dropouts = [module for module in model.modules() if isinstance(module, Dropout) and module.p]
+
+    def _check_weights(self) -> None:
+        """Raise `RuntimeError` if a parameter or autocast changed."""
+        found, before = weights_of(self._tables, self._device), self._weights
+        if found != before:
+            changed = "the weights" if found[0] == before[0] else f"autocast ({before[0]} to {found[0]})"
+            raise RuntimeError(f"{changed} changed after cached inference was set up; make a new CachedTransformerXL")
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the parameters of the model."""
@@ -224,7 +233,7 @@ class CachedTransformerXL(ScoringModel):
         Raises:
             RuntimeError: the weights changed.
         """
-        self._weights.check()
+        self._check_weights()
         zero_11D = next(self.parameters()).new_zeros(1, 1, self.config.d_model)
         layers: Any = self.model.layers
         inputs = [(layer.attention, layer.attention_input(zero_11D)) for layer in layers]
@@ -263,7 +272,7 @@ class CachedTransformerXL(ScoringModel):
             raise RuntimeError("cached inference has no gradients; call it under torch.no_grad() or train the model")
         if any(dropout.training for dropout in self._dropouts):
             raise RuntimeError("cached inference has no dropout; call eval() on the model")
-        self._weights.check()
+        self._check_weights()
         model, config = self.model, self.config
         marked_BT = tokens_BT if config.memory_reset == "document" else None
         hidden_BTD = model.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD, lengths_B)
@@ -336,41 +345,17 @@ class _Distances:
         return [positions.up_to(K) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
 
 
-class WeightsSnapshot:
-    """Addresses and version counts of a model's parameters, and the type of autocast, at one moment.
+def weights_of(tables: list[dict[str, Any]], device: str) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
+    """Return the type of autocast, and the address and the number of changes in place of every parameter.
 
-    Detected: changes in place (an optimizer step, `load_state_dict`), replaced parameters, another device or
-    type, autocast switched on or off. Not detected, because torch does not count them: the step of an optimizer
-    with `fused=True`, and writes through `parameter.data`.
+    Seen are an optimizer step, `load_state_dict`, replaced parameters, another device or type. Not seen, because torch
+    does not count them: the step of an optimizer with `fused=True`, and writes through `parameter.data`.
 
     Args:
-        model: holds the parameters.
+        tables: torch's own tables of parameters, `module._parameters`, which show a replaced one.
+        device: type of the device.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._device = next(model.parameters()).device.type
-        # torch's own tables of parameters show a replaced one.
-        self._tables = [module._parameters for module in model.modules() if module._parameters]
-        self._autocast, self._weights = self._now()
-
-    def check(self) -> None:
-        """Compare the weights with those at the moment of the snapshot.
-
-        Raises:
-            RuntimeError: a parameter or autocast changed since.
-        """
-        autocast, weights = self._now()
-        if (autocast, weights) != (self._autocast, self._weights):
-            found = "the weights" if autocast == self._autocast else f"autocast ({self._autocast} to {autocast})"
-            raise RuntimeError(f"{found} changed after cached inference was set up; make a new CachedTransformerXL")
-
-    def _now(self) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
-        on = torch.amp.is_autocast_available(self._device) and torch.is_autocast_enabled(self._device)
-        parameters = (p for table in self._tables for p in table.values() if p is not None)
-        weights = [(p.data_ptr(), in_place_changes(p)) for p in parameters]
-        return torch.get_autocast_dtype(self._device) if on else None, weights
-
-
-def in_place_changes(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place (torch's `_version`); 0 if made in inference mode."""
-    return 0 if tensor.is_inference() else tensor._version
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    parameters = (p for table in tables for p in table.values() if p is not None)
+    weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
+    return torch.get_autocast_dtype(device) if on else None, weights

@@ -34,12 +34,10 @@ class SlidingWindow:
 
     def __init__(self, model: TransformerXL, attention_len: int, fused: bool = False) -> None:
         require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
-        has_positions = model.config.active_terms != "a" or model.config.kind.rotates
-        require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
-        variant = f"is not possible with {type(model).__name__}"
-        require(not fused or type(model) is TransformerXL, "fused", fused, variant)
-        reset = model.config.memory_reset
-        require(not fused or reset == "never", "fused", fused, f"is not possible with memory_reset={reset}")
+        config = model.config
+        plain = config.active_terms == "a" and not config.kind.rotates and type(model) is TransformerXL
+        others = "must be false but for a plain TransformerXL with term (a) alone, unrotated, and memory_reset=never"
+        require(not fused or (plain and config.memory_reset == "never"), "fused", fused, others)
         self.model = model.with_lengths(mem_len=0, ext_len=0, same_length=False)
         self.attention_len, self.fused = attention_len, fused
 
