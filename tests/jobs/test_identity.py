@@ -8,16 +8,20 @@ import pytest
 from omegaconf import OmegaConf
 
 from txl_lightning.jobs import folder as module
-from txl_lightning.jobs.folder import code_of, difference, has_influence, identity, statements
+from txl_lightning.jobs.folder import code_of, difference, identity, statements
 
 
 def test_options_that_only_say_how_a_job_runs_are_not_its_identity() -> None:
     config = OmegaConf.create(
-        {"seed": 1, "n": "${seed}", "logger": {"name": "csv"}, "data": {"root": "/a", "name": "b"}}
+        {
+            "seed": 1,
+            "n": "${seed}",
+            "logger": {"name": "csv"},
+            "data": {"root": "/a", "name": "b"},
+            "trainer": {"num_threads": 2},
+        }
     )
-    assert identity(config) == {"seed": 1, "n": 1, "data.name": "b"}
-    assert not has_influence("logger")
-    assert has_influence("trainer.num_threads")  # two jobs that differ in it are two jobs
+    assert identity(config) == {"seed": 1, "n": 1, "data.name": "b", "trainer.num_threads": 2}
 
 
 def test_the_first_option_that_differs_is_named() -> None:

@@ -185,8 +185,9 @@ def execute(words: Sequence[str]) -> None:
     os.execvp(words[0], list(words))
 
 
-def handle_stop_signals(handler: Any) -> dict[int, Any]:
-    """Handle the signals that stop a run, but for a SIGHUP that nohup ignores, and return all handlers before."""
+@contextmanager
+def handled_signals(handler: Any) -> Iterator[None]:
+    """Handle the signals that stop a run in the block, but for a SIGHUP that nohup ignores."""
 
     def handle(number: int, frame: Any) -> None:
         for stream in (1, 2) if number == signal.SIGHUP else ():
@@ -196,22 +197,15 @@ def handle_stop_signals(handler: Any) -> dict[int, Any]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         handler(number, frame)
 
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number in STOP_SIGNALS:
         if (number, before[number]) != (signal.SIGHUP, signal.SIG_IGN):
             signal.signal(number, handle)
-    return before
-
-
-@contextmanager
-def handled_signals(handler: Any) -> Iterator[None]:
-    """Handle the signals that stop a run in the block, as `handle_stop_signals`."""
-    before = handle_stop_signals(handler)
     try:
         yield
     finally:
-        for number, handler_before in before.items():
-            signal.signal(number, handler_before)
+        for number in STOP_SIGNALS:
+            signal.signal(number, before[number])
 
 
 def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) -> Any:

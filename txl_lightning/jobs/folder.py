@@ -208,11 +208,6 @@ def choose_folders(directory: Path, jobs: Sequence[tuple[Path, Mapping[str, Any]
     return chosen
 
 
-def has_influence(option: str) -> bool:
-    """Return whether a dotted option is part of a job's identity."""
-    return not _is_in(option, WITHOUT_INFLUENCE)
-
-
 def identity(config: DictConfig) -> dict[str, Any]:
     """Return all resolved options of a job by dotted name, without those of `WITHOUT_INFLUENCE`."""
     nodes = {str(name): config[name] for name in config if name != "hydra"}
@@ -222,7 +217,8 @@ def identity(config: DictConfig) -> dict[str, Any]:
 
 def with_influence(options: dict[str, Any]) -> dict[str, Any]:
     """Return nested options as JSON values by dotted name, without those of `WITHOUT_INFLUENCE`."""
-    return {name: value for name, value in json.loads(json.dumps(flat(options))).items() if has_influence(name)}
+    values = json.loads(json.dumps(flat(options)))
+    return {name: value for name, value in values.items() if not _is_in(name, WITHOUT_INFLUENCE)}
 
 
 def of_text(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
@@ -14,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
 from txl_lightning.config.schemas import Config
-from txl_lightning.distributed.processes import handle_stop_signals
+from txl_lightning.distributed.processes import handled_signals
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.training.checkpointing import Checkpoints
@@ -43,16 +44,15 @@ class StopSignals:
         self.signum = 0
         self.training = False
         self._received_at = 0.0
-        self._before: dict[int, Any] = {}
+        self._handlers = ExitStack()
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = handle_stop_signals(self._handle)
+            self._handlers.enter_context(handled_signals(self._handle))
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handlers.close()
         if isinstance(error, SignalError):
             raise Stopped(f"stopped by {signal.Signals(error.args[0]).name}", error.args[0]) from None
 
