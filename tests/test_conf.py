@@ -22,7 +22,7 @@ from txl_lightning.config.schemas import (
     TransformerXLModelConfig,
     typed,
 )
-from txl_lightning.measure.scoring.protocols import StateReuse
+from txl_lightning.measure.protocols import StateReuse
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel
 from txl_lightning.training.run import train

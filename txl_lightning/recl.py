@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from txl_lightning.measure.recl.effective_context import EffectiveContext, relative_effective_context_lengths
 
 if TYPE_CHECKING:
-    from txl_lightning.measure.recl.loss_by_context import context_curve, context_gains
-    from txl_lightning.measure.scoring.windows import WindowReader, loss_grid, position_blocks, window_reader
+    from txl_lightning.measure.losses import WindowReader, window_losses, window_reader
+    from txl_lightning.measure.recl.loss_by_context import context_curve, context_gains, position_blocks
+
+    loss_grid = window_losses
 
 OF_MODELS = {
-    **dict.fromkeys(("context_curve", "context_gains"), "recl.loss_by_context"),
-    **dict.fromkeys(("WindowReader", "loss_grid", "position_blocks", "window_reader"), "scoring.windows"),
+    **dict.fromkeys(("context_curve", "context_gains", "position_blocks"), "recl.loss_by_context"),
+    **dict.fromkeys(("WindowReader", "window_losses", "window_reader"), "losses"),
 }
 __all__ = [
     "EffectiveContext",
@@ -26,12 +28,14 @@ __all__ = [
     "loss_grid",
     "position_blocks",
     "relative_effective_context_lengths",
+    "window_losses",
     "window_reader",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import what scores models, and with it torch, at the first use of a name."""
+    name = {"loss_grid": "window_losses"}.get(name, name)  # its name in 0.3
     if name not in OF_MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"txl_lightning.measure.{OF_MODELS[name]}"), name)

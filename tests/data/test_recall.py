@@ -13,7 +13,7 @@ from txl_lightning.config.schemas import CONF, RecallData
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.recall import CHARACTERS, Recall
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.scoring.windows import WindowReader, context_losses
+from txl_lightning.measure.losses import WindowReader, context_losses
 
 ONE = Recall((12,), 0.9, 8)
 LANES = Recall((4, 4, 8, 12), 0.8, 4)

@@ -13,8 +13,8 @@ from tests.devices.arms import B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from txl_lightning import CachedTransformerXL, TransformerXL
 from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.measure.scoring.token_losses import token_losses
-from txl_lightning.measure.scoring.windows import loss_grid, sliding_losses, window_reader
+from txl_lightning.measure.losses import stream_losses
+from txl_lightning.measure.losses import loss_grid, sliding_losses, window_reader
 from txl_lightning.model.inference import generation
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -35,7 +35,7 @@ def test_streams_are_scored_cached_or_not(arm: str) -> None:
     cached = [CachedTransformerXL(model, mem_len=17)] if can_cache(model) else []
     with AnsweredReads():
         for reader in (model, *cached):
-            assert len(token_losses(reader, streams).nll) == streams.n_targets
+            assert len(stream_losses(reader, streams).nll) == streams.n_targets
 
 
 @pytest.mark.parametrize("arm", cases())

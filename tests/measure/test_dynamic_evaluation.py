@@ -20,7 +20,7 @@ from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity.command import run
-from txl_lightning.measure.scoring.protocols import StateReuse
+from txl_lightning.measure.protocols import StateReuse
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 T = 8  # segment of the small runs, and their memory

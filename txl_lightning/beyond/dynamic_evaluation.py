@@ -23,9 +23,9 @@ from txl_lightning.errors import require
 from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity.attention_lengths import SplitScores
 from txl_lightning.measure.perplexity.command import split_line
-from txl_lightning.measure.scoring.protocols import ScoringProtocol, StateReuse
-from txl_lightning.measure.scoring.standard_errors import NORMAL_95
-from txl_lightning.measure.scoring.token_losses import TokenLosses, device_of, token_losses
+from txl_lightning.measure.protocols import ScoringProtocol, StateReuse
+from txl_lightning.measure.losses import NORMAL_95
+from txl_lightning.measure.losses import TokenLosses, device_of, stream_losses
 from txl_lightning.runs.bfloat16 import autocast
 
 RATES = ("lr", "decay", "epsilon")
@@ -61,7 +61,7 @@ class DynamicEvaluation(StateReuse):
 
     def score(self, split: str) -> TokenLosses:
         streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
-        return token_losses(self.model(), streams, self.evaluation.max_segments, self._losses)
+        return stream_losses(self.model(), streams, self.evaluation.max_segments, self._losses)
 
     def lengths(self) -> dict[str, Any]:
         return {**super().lengths(), "dynamic": {name: getattr(self, name) for name in RATES}}

@@ -13,7 +13,7 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run
-from txl_lightning.measure.scoring.token_losses import token_losses
+from txl_lightning.measure.losses import stream_losses
 from txl_lightning.runs.trained import load_trained
 
 LENGTHS = [24, 4, 12, 12]
@@ -23,7 +23,7 @@ def direct(runs: SmallRuns, kind: str, segment_len: int, ext_len: int = 0, **len
     trained = load_trained(runs.checkpoint(kind))
     tokens = load_corpus(trained.config.data).splits["test"]
     model: Any = trained.model.with_lengths(ext_len=ext_len, **lengths)
-    return token_losses(model, OrderedStreams(tokens, 2, segment_len, ext_len)).mean
+    return stream_losses(model, OrderedStreams(tokens, 2, segment_len, ext_len)).mean
 
 
 def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(runs: SmallRuns, tmp_path: Path) -> None:

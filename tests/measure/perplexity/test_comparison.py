@@ -19,8 +19,8 @@ from txl_lightning.errors import UserError
 from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity.command import run
 from txl_lightning.measure.perplexity.comparison import piece_losses
-from txl_lightning.measure.scoring.token_losses import TokenLosses
-from txl_lightning.measure.scoring.tokenized_text import TokenizedText
+from txl_lightning.measure.losses import TokenLosses
+from txl_lightning.measure.models import TokenizedText
 
 SYMBOLS = 256
 

@@ -16,7 +16,7 @@ from txl_lightning.measure.recl.effective_context import (
     relative_effective_context_lengths,
 )
 from txl_lightning.measure.recl.loss_by_context import mean_and_error
-from txl_lightning.measure.scoring.windows import WindowReader, loss_grid, position_blocks
+from txl_lightning.measure.losses import WindowReader, loss_grid, position_blocks
 from txl_lightning.reporting.tables import markdown_table
 
 FRACTIONS = (0.1, 0.5, 1.0)

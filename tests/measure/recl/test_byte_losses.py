@@ -6,9 +6,9 @@ import torch
 
 from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, PairBytes, Pairs, pair_text
 from txl_lightning.errors import UserError
-from txl_lightning.measure.scoring.models import load_function
-from txl_lightning.measure.scoring.tokenized_text import TokenizedText, byte_losses, common_pieces
-from txl_lightning.measure.scoring.windows import WindowReader, position_blocks, window_reader
+from txl_lightning.measure.models import load_function
+from txl_lightning.measure.models import TokenizedText, byte_losses, common_pieces
+from txl_lightning.measure.losses import WindowReader, position_blocks, window_reader
 
 TEXT = pair_text(150)
 

@@ -21,11 +21,11 @@ from tests.measure.recl.tiny_huggingface import (
 )
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.scoring import huggingface
-from txl_lightning.measure.scoring.huggingface import HuggingFaceModel, load_huggingface
-from txl_lightning.measure.scoring.models import Member
-from txl_lightning.measure.scoring.tokenized_text import TokenizedText
-from txl_lightning.measure.scoring.trial import tried
-from txl_lightning.measure.scoring.windows import WindowReader, context_losses, loss_grid, position_blocks
+from txl_lightning.measure.elsewhere import HuggingFaceModel, load_huggingface
+from txl_lightning.measure.models import Member
+from txl_lightning.measure.models import TokenizedText
+from txl_lightning.measure.elsewhere import checked
+from txl_lightning.measure.losses import WindowReader, context_losses, loss_grid, position_blocks
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
@@ -57,7 +57,7 @@ def own_loss(model: Any, window: np.ndarray) -> float:
 def test_logits_are_computed_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = WindowReader(HuggingFaceModel(model_of(transformers, "gpt2")), one_pass=True)
     ours = loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS)
-    monkeypatch.setattr("txl_lightning.measure.scoring.huggingface.LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
+    monkeypatch.setattr("txl_lightning.measure.elsewhere.LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
     np.testing.assert_allclose(loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS), ours, rtol=0, atol=1e-5)
 
 

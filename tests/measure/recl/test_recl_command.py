@@ -19,8 +19,8 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.recl import model_losses
 from txl_lightning.measure.recl.model_losses import LossStore
-from txl_lightning.measure.scoring.group import model_names
-from txl_lightning.measure.scoring.windows import loss_grid
+from txl_lightning.measure.group import model_names
+from txl_lightning.measure.losses import loss_grid
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from txl_lightning.measure.scoring.huggingface import HuggingFaceModel
-from txl_lightning.measure.scoring.models import Member
-from txl_lightning.measure.scoring.tokenized_text import TokenizedText
-from txl_lightning.measure.scoring.trial import tried
-from txl_lightning.measure.scoring.windows import WindowReader
+from txl_lightning.measure.elsewhere import HuggingFaceModel
+from txl_lightning.measure.models import Member
+from txl_lightning.measure.models import TokenizedText
+from txl_lightning.measure.elsewhere import checked
+from txl_lightning.measure.losses import WindowReader
 
 V, LIMIT = 7, 20
 TOKENS = np.random.default_rng(0).integers(0, V, 60)

@@ -15,8 +15,8 @@ from tests.measure.scoring.test_windows import TOKENS, attention, reader_of, rec
 from tests.model.tiny_model import VOCABULARY
 from txl_lightning.data.vocabulary import mark
 from txl_lightning.measure.scoring import windows
-from txl_lightning.measure.scoring.trial import tried
-from txl_lightning.measure.scoring.windows import context_losses, loss_grid, position_blocks
+from txl_lightning.measure.elsewhere import checked
+from txl_lightning.measure.losses import context_losses, loss_grid, position_blocks
 
 GRID = [2, 3, 8, 13, 40]
 LONG = [16, 64, 1024, 1025, 3000, 4096]
@@ -94,7 +94,7 @@ import re
 from pathlib import Path
 import numpy as np
 from tests.test_conf import composed
-from txl_lightning.measure.scoring.windows import loss_grid, window_reader
+from txl_lightning.measure.losses import loss_grid, window_reader
 from txl_lightning.runs.models import make_model
 
 model = make_model(composed("profile=laptop"), 256)

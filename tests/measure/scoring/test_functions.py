@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.scoring.models import Member, load_function
-from txl_lightning.measure.scoring.trial import tried
+from txl_lightning.measure.models import Member, load_function
+from txl_lightning.measure.elsewhere import checked
 
 TEXT = b"abcdefghijkl" * 40
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.covering import product_of
 from tests.measure.scoring.test_windows import ADAPTIVE, TOKENS, TRAINED, attention, reader_of, recurrent
-from txl_lightning.measure.scoring.windows import (
+from txl_lightning.measure.losses import (
     WindowReader,
     context_losses,
     loss_grid,

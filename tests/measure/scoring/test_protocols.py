@@ -13,7 +13,7 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.measure.scoring.protocols import SlidingWindowProtocol, StateReuse
+from txl_lightning.measure.protocols import SlidingWindowProtocol, StateReuse
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel
 

@@ -9,7 +9,7 @@ from tests.measure.scoring.test_windows import TRAINED, attention, reader_of, re
 from tests.model.tiny_model import VOCABULARY
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.scoring.windows import WindowReader, sliding_losses, window_reader
+from txl_lightning.measure.losses import WindowReader, sliding_losses, window_reader
 
 N = 21
 TOKENS = np.random.default_rng(5).integers(0, VOCABULARY, N).astype(np.uint8)

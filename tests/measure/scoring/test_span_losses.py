@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.measure.scoring.test_windows import TOKENS, attention, reader_of, recurrent
-from txl_lightning.measure.scoring.windows import WindowReader, evaluating, span_losses
+from txl_lightning.measure.losses import WindowReader, evaluating, span_losses
 
 BEGINS = np.array([3, 3, 10, 20, 20, 20])
 FIRSTS = np.array([5, 9, 11, 29, 21, 30])

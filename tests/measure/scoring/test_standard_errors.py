@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from txl_lightning.measure.scoring.standard_errors import standard_error, text_units
+from txl_lightning.measure.losses import standard_error, text_units
 
 
 def test_a_single_unit_has_none() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.measure.scoring import token_losses as scoring
+from txl_lightning.measure.scoring import stream_losses as scoring
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
@@ -27,7 +27,7 @@ def batches(model: Any, monkeypatch: pytest.MonkeyPatch, window_tokens: int, **o
         patched.setattr(scoring, "WINDOW_TOKENS", window_tokens)
         patched.setattr(model, "score", noted, raising=False)
         streams = OrderedStreams(TOKENS, 3, 4, ext_len=getattr(getattr(model, "config", None), "ext_len", 0))
-        return scoring.token_losses(model, streams, **options), sizes
+        return scoring.stream_losses(model, streams, **options), sizes
 
 
 @pytest.mark.parametrize("cached", [True, False])

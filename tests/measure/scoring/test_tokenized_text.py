@@ -5,7 +5,7 @@ import pytest
 
 from txl_lightning.data.vocabulary import Vocabulary, characters_and_unknown
 from txl_lightning.errors import UserError
-from txl_lightning.measure.scoring.tokenized_text import (
+from txl_lightning.measure.models import (
     TokenizedText,
     character_starts,
     common_pieces,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.measure.scoring.test_carried_cache import Fake, V, WithoutCache, member
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.scoring.tokenized_text import TokenizedText
-from txl_lightning.measure.scoring.trial import tried
-from txl_lightning.measure.scoring.windows import context_losses
+from txl_lightning.measure.models import TokenizedText
+from txl_lightning.measure.elsewhere import checked
+from txl_lightning.measure.losses import context_losses
 
 N, AT = 4000, 2500  # tokens of the text, and where models change
 TOKENS = np.random.default_rng(1).integers(0, V, N)

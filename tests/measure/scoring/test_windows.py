@@ -12,7 +12,7 @@ from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.recl.loss_by_context import context_curve
-from txl_lightning.measure.scoring.windows import WindowReader, context_losses, window_reader
+from txl_lightning.measure.losses import WindowReader, context_losses, window_reader
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)

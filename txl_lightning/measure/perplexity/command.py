@@ -27,8 +27,8 @@ from txl_lightning.measure.perplexity.attention_lengths import (
 )
 from txl_lightning.measure.perplexity.comparison import compare_models
 from txl_lightning.measure.perplexity.units import FreshUnits, units_of
-from txl_lightning.measure.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
-from txl_lightning.measure.scoring.protocols import (
+from txl_lightning.measure.option_checks import check_at_least_one, open_checkpoint, options_as_typed
+from txl_lightning.measure.protocols import (
     ScoringProtocol,
     SlidingWindowProtocol,
     StateReuse,

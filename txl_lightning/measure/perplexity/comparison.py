@@ -31,14 +31,21 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.files import write_json
 from txl_lightning.measure.perplexity import OWN_SPLITS, EvaluateOptions
-from txl_lightning.measure.scoring.group import GroupText, group_text, load_group
-from txl_lightning.measure.scoring.models import Member
-from txl_lightning.measure.scoring.option_checks import check_common_options
-from txl_lightning.measure.scoring.standard_errors import NORMAL_95, standard_error
-from txl_lightning.measure.scoring.token_losses import TokenLosses, device_of, token_losses
-from txl_lightning.measure.scoring.tokenized_text import TokenizedText
-from txl_lightning.measure.scoring.trial import tried
-from txl_lightning.measure.scoring.windows import Array, Integers, sliding_losses, visible_window
+from txl_lightning.measure.elsewhere import checked
+from txl_lightning.measure.group import GroupText, group_text, load_group
+from txl_lightning.measure.losses import (
+    NORMAL_95,
+    Array,
+    Integers,
+    TokenLosses,
+    device_of,
+    sliding_losses,
+    standard_error,
+    stream_losses,
+    visible_window,
+)
+from txl_lightning.measure.models import Member, TokenizedText
+from txl_lightning.measure.option_checks import check_common_options
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import is_other_text
@@ -110,7 +117,9 @@ def _token_losses(
     member: Member, text: GroupText, split: str, options: EvaluateOptions, protocol_of: Any
 ) -> tuple[TokenLosses, dict[str, Any]] | None:
     """Return the losses of a split and the lengths; None if there is no state to carry."""
-    tokens, trained, reader = text.of_member[member.name], member.trained, member.reader
+    tokens, trained = text.of_member[member.name], member.trained
+    member = checked(member, tokens)
+    reader = member.reader
     # Only the tokens of this corpus are read, whatever their vocabulary is.
     corpus = Corpus(text.corpus["name"], {split: tokens.tokens}, Vocabulary("byte"), text.corpus["sha256"])
     if trained is not None:  # the whole split, whatever its run evaluates
@@ -125,17 +134,14 @@ def _token_losses(
         window = reader.visible(window)  # type: ignore[arg-type]
         stride = max(1, window // 2) if options.stride is None else options.stride
         lengths: dict[str, Any] = {"window": visible_window(reader, window, stride), "stride": stride}
-        reader = tried(member, tokens, window).reader
         with precision:
             return sliding_losses(reader, tokens.tokens, window, stride), lengths
     given = EvaluationConfig(options.batch_size or BATCH_SIZE, reader.visible(options.segment_len or SEGMENT_LEN))
     lengths = {"segment_len": given.segment_len, "batch_size": given.batch_size, "limit": reader.limit}
-    streams = evaluation_streams(corpus, split, given)
-    longest = max(2, len(tokens.tokens) // given.batch_size)
-    if (carrier := tried(member, tokens, longest, given.segment_len).reader.carrier) is None:
+    if not member.carries:
         return None
     with precision:
-        return token_losses(carrier, streams), lengths
+        return stream_losses(reader.model, evaluation_streams(corpus, split, given)), lengths
 
 
 def piece_losses(losses: TokenLosses, text: TokenizedText, pieces: Integers) -> Array:

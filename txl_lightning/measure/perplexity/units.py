@@ -28,8 +28,8 @@ from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences,
 from txl_lightning.errors import notice, require
 from txl_lightning.files import write_text
 from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.scoring.protocols import StateReuse
-from txl_lightning.measure.scoring.token_losses import WINDOW_TOKENS, TokenLosses, device_of
+from txl_lightning.measure.protocols import StateReuse
+from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
 from txl_lightning.runs.trained import TrainedModel
 
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -173,8 +173,8 @@ def _batches(n_U: np.ndarray, longest: int, together: bool) -> Iterator[np.ndarr
     order = np.argsort(n_U, kind="stable")
     order = order[n_U[order] > 0]
     while len(order):
-        n_O = n_U[order[:WINDOW_TOKENS]]
-        fits = np.minimum(n_O, longest) * np.arange(1, len(n_O) + 1) <= WINDOW_TOKENS
+        n_O = n_U[order[:SEGMENT_TOKENS]]
+        fits = np.minimum(n_O, longest) * np.arange(1, len(n_O) + 1) <= SEGMENT_TOKENS
         size = max(1, int((fits & (together | (n_O == n_O[0]))).sum()))
         yield order[:size]
         order = order[size:]

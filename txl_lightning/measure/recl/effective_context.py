@@ -21,7 +21,7 @@ from txl_lightning.errors import MOST, check_count, require
 Array = NDArray[np.float64]
 INTERVAL = 0.95
 SAMPLED_AT_ONCE = 1_000_000
-BUCKET = 64  # positions, about
+BUCKET = 64  # distinct losses
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def relative_effective_context_lengths(
     means: dict[float, list[tuple[Array, Array]]] = {r: [] for r in fractions}
     for counts_SB in chain([np.ones((1, len(names)))], resampled(len(names), bootstrap, seed)):
         for r in fractions:
-            means[r].append(_mean_losses(losses_ICP, r, counts_SB, block_P))
+            means[r].append(recl_losses(losses_ICP, r, counts_SB, block_P))
 
     results: dict[str, dict[float, EffectiveContext]] = {name: {} for name in losses}
     for r in fractions:
@@ -167,37 +167,66 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
     check_count("bootstrap", bootstrap, least=0)
 
 
-def _mean_losses(
+def recl_losses(
     losses_ICP: Array, fraction: float, counts_SB: Array, block_P: NDArray[np.int64]
 ) -> tuple[Array, Array]:
     """Return f(c, c), [S, C-1], common to all models, and f_i(c, c'), [S, I, C-1], in nats.
 
-    T has r·n of a sample's n positions, rounded (halves up), at least one.
+    Args:
+        losses_ICP: l_i(c, t).
+        fraction: r; T has r·n of a sample's n positions, rounded (halves up), at least one.
+        counts_SB: how often each block is in each sample.
+        block_P: block of each position.
     """
-    I, C, _ = losses_ICP.shape  # noqa: E741
     size_S = np.maximum(1, np.floor(fraction * (counts_SB @ np.bincount(block_P)) + 0.5))
-    short_SC = np.empty((len(counts_SB), C - 1))
-    long_SIC = np.empty((len(counts_SB), I, C - 1))
-    for c in range(C - 1):
-        best_P = losses_ICP[:, c].min(axis=0)
-        values = [best_P, *(np.minimum(best_P, losses_ICP[i, c + 1]) for i in range(I))]
-        short_SC[:, c], *longs = (total_S / size_S for total_S in _sums(best_P, values, size_S, counts_SB, block_P))
-        long_SIC[:, :, c] = np.stack(longs, axis=1)
-    return short_SC, long_SIC
+    shorts, longs = [], []
+    for now_IP, next_IP in pairwise(losses_ICP.transpose(1, 0, 2)):
+        best_P = now_IP.min(axis=0)
+        short_S, *long_S = _hardest_means(best_P, [best_P, *np.minimum(best_P, next_IP)], size_S, counts_SB, block_P)
+        shorts.append(short_S)
+        longs.append(np.stack(long_S, axis=1))
+    return np.stack(shorts, axis=-1), np.stack(longs, axis=-1)
+
+
+def _hardest_means(
+    best_P: Array, values: list[Array], size_S: Array, counts_SB: Array, block_P: NDArray[np.int64]
+) -> list[Array]:
+    """Return the mean of each of `values`, [P], over the `size_S` positions of each sample with the largest losses.
+
+    Positions are sorted into buckets; equal losses share one. Buckets before the one where T ends are summed by blocks,
+    and only within that one the positions of a sample are counted: so 1,000 samples take a second.
+    """
+    bucket_P = np.unique(-best_P, return_inverse=True)[1] // BUCKET
+    shape = (counts_SB.shape[1], int(bucket_P.max()) + 1)
+
+    def before(values_P: Array | None = None) -> Array:
+        """Sum over all positions before each bucket, [S, K]."""
+        sums_BK = np.bincount(block_P * shape[1] + bucket_P, values_P, minlength=shape[0] * shape[1]).reshape(shape)
+        sums_SK: Array = counts_SB @ np.pad(sums_BK.cumsum(axis=1)[:, :-1], ((0, 0), (1, 0)))
+        return sums_SK
+
+    counted_SK = before()
+    last_S = (counted_SK <= size_S[:, None]).sum(axis=1) - 1
+    of_last = (np.arange(len(last_S)), last_S)
+    left_S, totals = size_S - counted_SK[of_last], [before(values_P)[of_last] for values_P in values]
+    for k in np.unique(last_S):
+        here, inside = np.flatnonzero(last_S == k), np.flatnonzero(bucket_P == k)
+        inside = inside[np.argsort(-best_P[inside], kind="stable")]
+        weights_SP = _hardest(best_P[inside], left_S[here], counts_SB[here][:, block_P[inside]])
+        for total_S, values_P in zip(totals, values, strict=True):  # rounding must not depend on the other values
+            total_S[here] += weights_SP @ values_P[inside]
+    return [total_S / size_S for total_S in totals]
 
 
 def _rises(losses_ICP: Array, fractions: Sequence[float]) -> NDArray[np.bool_]:
     """Return whether a model's own mean loss no longer falls from c to c', for every r, [R, I, C-1].
 
-        H = the fraction r of positions with the largest sum_{c''<c} b(c'',t): at c_0 all tie, at r = 1 all are in H
+        H = the fraction r of positions with the largest sum_{c''<c} b(c'',t); all positions at c_0, and at r = 1
 
     The mean of l_i(c',t) - l_i(c,t) must be below 0 over all positions and over H.
 
-    H must not be T, which b(c,t) chooses: positions where noise raised l(c,t) are in T, and there l(c',t) is lower on
-    average, however useless the step is. Losses of contexts before c do not know the noise of c and c': if only
-    noise that is independent between contexts differs, losses at c and c' are exchangeable on H. If the noise of
-    neighbouring contexts is correlated, H has a rest of this bias. The mean over all positions, which nothing
-    chooses, has none. Contexts after c must not choose either: positions that gain at c' would then be left out.
+    Hard positions for the step at c have the largest mean best loss at shorter contexts: chosen at c itself, noise
+    would look like gain. Chosen at later contexts, positions that gain at c' would be left out.
     """
     _, C, P = losses_ICP.shape
     size_R = np.maximum(1, np.floor(np.array(fractions) * P + 0.5))
@@ -209,41 +238,6 @@ def _rises(losses_ICP: Array, fractions: Sequence[float]) -> NDArray[np.bool_]:
         rises_RIC[:, :, c] |= weights_RP @ (losses_ICP[:, c + 1] - losses_ICP[:, c])[:, order].T >= 0
         before_P += losses_ICP[:, c].min(axis=0)
     return rises_RIC
-
-
-def _sums(
-    losses_P: Array, values: list[Array], size_S: Array, counts_SB: Array, block_P: NDArray[np.int64]
-) -> list[Array]:
-    """Return the sum of each of `values`, [P], over the `size_S` positions of each sample with the largest losses.
-
-    Positions are sorted into buckets. All positions of the buckets before the last one of T are summed by blocks;
-    only within the last bucket are the positions of each sample counted.
-    """
-    order = np.argsort(-losses_P, kind="stable")
-    sorted_P = losses_P[order]
-    firsts = np.flatnonzero(np.concatenate([[True], sorted_P[1:] != sorted_P[:-1]]))  # equal losses share a bucket
-    starts_K = firsts[np.unique(firsts // BUCKET, return_index=True)[1]]
-    bucket_P = np.searchsorted(starts_K, np.arange(len(order)), side="right") - 1
-    shape = (counts_SB.shape[1], len(starts_K) + 1)
-    cell_P = block_P[order] * shape[1] + bucket_P + 1
-
-    def before(values_P: Array | None = None) -> Array:
-        """Sum over all positions before each bucket, [S, K]."""
-        sums_BK = np.bincount(cell_P, values_P, minlength=shape[0] * shape[1]).reshape(shape)
-        sums_SK: Array = counts_SB @ sums_BK.cumsum(axis=1)[:, :-1]
-        return sums_SK
-
-    counted_SK = before()
-    last_S = (counted_SK <= size_S[:, None]).sum(axis=1) - 1
-    of_last = (np.arange(len(last_S)), last_S)
-    left_S, totals = size_S - counted_SK[of_last], [before(values_P[order])[of_last] for values_P in values]
-    for k in np.unique(last_S):
-        here = np.flatnonzero(last_S == k)
-        inside = order[bucket_P == k]
-        weights_SP = _hardest(losses_P[inside], left_S[here], counts_SB[here][:, block_P[inside]])
-        for total_S, values_P in zip(totals, values, strict=True):  # rounding must not depend on the other values
-            total_S[here] += weights_SP @ values_P[inside]
-    return totals
 
 
 def _hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Array:
@@ -292,25 +286,6 @@ def resampled(n_blocks: int, n_samples: int, seed: int) -> Iterator[Array]:
     evenly = np.full(n_blocks, 1 / n_blocks)
     for start in range(0, n_samples, at_once):
         yield generator.multinomial(n_blocks, evenly, size=min(at_once, n_samples - start)).astype(np.float64)
-
-
-def group_lengths(
-    losses: Mapping[str, Array], contexts: Sequence[int], labels: Mapping[str, str], **definition: Any
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the RECL of every model among the models with its label, by fraction: entries `recl` of `recl.json`.
-
-    Args:
-        losses: l_i(c, t) of every model, [C, P], in nats.
-        contexts: the grid, ascending.
-        labels: label of the group of each model.
-        definition: other arguments of `relative_effective_context_lengths`.
-    """
-    entries: dict[str, dict[str, dict[str, Any]]] = {}
-    for group in groups_of(labels).values():
-        whole = relative_effective_context_lengths({n: losses[n] for n in group}, contexts, **definition)
-        for name, lengths in whole.items():
-            entries[name] = {str(float(r)): dict(vars(length)) for r, length in lengths.items()}
-    return entries
 
 
 def group_summaries(

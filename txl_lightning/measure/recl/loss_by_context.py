@@ -1,27 +1,22 @@
-"""Use of context by one model: losses by context, gains, key tokens, differences of two models."""
+"""Use of context by one model: positions, losses by context, gains, key tokens, differences of two models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from txl_lightning.errors import require
 from txl_lightning.measure.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
-from txl_lightning.measure.scoring.standard_errors import NORMAL_95, standard_error
-from txl_lightning.measure.scoring.windows import (
-    Integers,
-    loss_grid,
-    window_reader,
-)
+from txl_lightning.measure.losses import NORMAL_95, Integers, standard_error, window_losses, window_reader
 from txl_lightning.model.language_model import LanguageModel
 
-if TYPE_CHECKING:
-    pass
-
 NEAR = 0.01  # of the loss at the longest context
+FEWEST_BLOCKS = 30  # for intervals from resampled blocks
+WIDTH = 4  # of a block, in grids of contexts: the windows that only its ends need are then about an eighth more
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ def context_curve(
         recl_options: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
     """
     reader = window_reader(model, trained_len, clamp_len)
-    losses_CP = loss_grid(reader, tokens, positions, contexts)
+    losses_CP = window_losses(reader, tokens, positions, contexts)
     nll, error = mean_and_error(losses_CP, blocks)
     options = {"limits": {"model": reader.limit}, "blocks": blocks, **recl_options}
     recl = relative_effective_context_lengths({"model": losses_CP}, contexts, **options)["model"]
@@ -80,25 +75,18 @@ def mean_and_error(losses_CP: Array, blocks: Integers | None = None) -> tuple[Ar
     return losses_CP.mean(axis=1), np.array(errors, dtype=np.float64)  # None becomes nan
 
 
-def mean_and_interval(values_CP: Array, blocks: Integers, mean: str, error: str) -> dict[str, list[float]]:
-    """Return the mean over positions and its standard error over blocks, [C], by these names, and `low` and `high`.
-
-    These are the ends of the 95 % interval, 1.96 standard errors on either side.
-    """
-    mean_C, error_C = mean_and_error(values_CP, blocks)
-    ends = {"low": mean_C - NORMAL_95 * error_C, "high": mean_C + NORMAL_95 * error_C}
-    return {name: values_C.tolist() for name, values_C in {mean: mean_C, error: error_C, **ends}.items()}
-
-
 def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict[str, Any]]:
     """Return the difference of mean losses of every two models at each context, paired by position, in nats.
 
-    The standard error is over blocks of the differences, which fluctuate less than the losses of either model.
+    The standard error is over blocks of the differences, which fluctuate less than the losses of either model. `low` and
+    `high` are the ends of the 95 % interval, 1.96 standard errors on either side.
     """
     entries = []
     for name, other in combinations(losses, 2):
-        found = mean_and_interval(losses[name] - losses[other], blocks, "nll", "nll_standard_error")
-        entries.append({"model": name, "minus": other, **found})
+        mean_C, error_C = mean_and_error(losses[name] - losses[other], blocks)
+        values = {"nll": mean_C, "nll_standard_error": error_C}
+        values |= {"low": mean_C - NORMAL_95 * error_C, "high": mean_C + NORMAL_95 * error_C}
+        entries.append({"model": name, "minus": other, **{key: value.tolist() for key, value in values.items()}})
     return entries
 
 
@@ -159,3 +147,74 @@ def key_tokens(
         "nll": losses_CP[:, key_P].mean(axis=1).tolist() if key_P.any() else None,
         "positions": positions[key_P].tolist(),
     }
+
+
+def position_blocks(
+    n_tokens: int, n_positions: int, contexts: Sequence[int], seed: int | None = None
+) -> tuple[Integers, Integers]:
+    """Return P positions t, ascending, each with the longest context before it, and the block of each position.
+
+    The split is divided into equal stretches. The block of a stretch ends at its last token, or with a seed at one
+    drawn from those at which the block fits into the stretch. Positions within a block are Δ apart, the step of the
+    grid of C contexts. One window of tokens then serves up to C positions of a block, and P_b positions need
+    P_b + C - 1 windows, the last C - 1 of them shorter.
+
+        blocks = max(30, P / 4C), at most P
+
+    On an uneven grid, contexts c < c' share a window if t and t + c' - c are both in a block. Δ is the one of its steps
+    with which the windows of a block have the fewest tokens, of those at which all blocks fit into the split.
+
+    Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals. Where the split
+    is too short for P positions that are Δ apart, blocks have several positions in each step.
+
+    Args:
+        n_tokens: tokens of the split.
+        n_positions: P.
+        contexts: the grid, ascending.
+        seed: of the places of the blocks in their stretches; None for the ends.
+
+    Raises:
+        OptionError: the split has fewer such positions.
+    """
+    max_context = contexts[-1]
+    allowed = f"must be below the {n_tokens} tokens of the split"
+    require(max_context < n_tokens, "max_context", max_context, allowed)
+    available = n_tokens - max_context
+    allowed = f"must be in 1 … {available}, the positions of the split with {max_context} tokens before them"
+    require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
+
+    size = n_positions // max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts)))
+
+    def tokens_read(step: int) -> int:
+        ends = np.repeat(step * np.arange(max(1, size)), len(contexts))
+        begins = ends - np.resize(contexts, len(ends))
+        order = np.lexsort((-ends, begins))  # the first of each begin has the last end
+        _, longest = np.unique(begins[order], return_index=True)
+        return int((ends - begins)[order][longest].sum())
+
+    steps = np.unique(np.diff(contexts)).tolist()
+    step = min([step for step in steps if n_positions * step <= available] or steps[:1], key=tokens_read)
+    rasters = -(-n_positions * step // available)
+    n_blocks = min(n_positions, max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts) * rasters)))
+    longest = -(-n_positions // n_blocks) * step
+    before_first = 0 if (n_tokens - 1) // n_blocks >= max_context + longest else max_context - 1
+    room = n_tokens - 1 - before_first
+    ends = np.arange(n_blocks + 1, dtype=np.int64) * room // n_blocks
+    sizes = np.diff(-(-ends * n_positions // room))  # in proportion to the stretches, so that each has room
+    generator, positions = np.random.default_rng(seed), []
+    for size, length, end in zip(sizes.tolist(), np.diff(ends).tolist(), ends[1:].tolist(), strict=True):
+        block = before_first + end - _offsets(size, length, step)[::-1]
+        if seed is not None and size:
+            first = max(max_context, before_first + end - length + 1)
+            block -= generator.integers(block[0] - first + 1)
+        positions.append(block)
+    return np.concatenate(positions), np.repeat(np.cumsum(sizes > 0) - 1, sizes)
+
+
+def _offsets(size: int, length: int, step: int) -> Integers:
+    """Return `size` different offsets in 0 … length - 1, ascending: multiples of `step`, then rasters between them."""
+    step = min(step, length)
+    rasters = min(step, -(-size // (length // step)))
+    firsts = np.arange(rasters, dtype=np.int64) * step // rasters
+    offsets = (firsts[:, None] + np.arange(0, length, step)).ravel()
+    return np.sort(offsets[offsets < length][:size])

@@ -12,11 +12,10 @@ from matplotlib.ticker import FuncFormatter
 
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.files import write_text
-from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_with_legend
+from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend
 from txl_lightning.reporting.tables import escape, latex_table, markdown_table
 from txl_lightning.runs.metrics import unit_name
 
-DEPENDENT = "positions, or the segments that are compressed, depend on the length that is read"
 MOST_TICKS = 12
 LAST_DOUBLINGS = 3  # in the table
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
@@ -27,11 +26,10 @@ def write_report(
 ) -> list[str]:
     """Write the table and the figures.
 
-        recl.md, recl.tex        losses and gains by context, and Table 8; in Markdown also comparisons
+        recl.md, recl.tex        losses and gains by context, Table 8, and comparisons
         gains_*.svg|png          Figure 3, a file for each r and group
         contexts.svg|png         Figure 4
         differences.svg|png      loss minus that of the first model, if there are several
-        recl_by_tokens_*.png     RECL during training, if there are several checkpoints of a folder
 
     Args:
         results: contents of `recl.json`.
@@ -42,29 +40,25 @@ def write_report(
     Returns:
         Lines to print: the tables and their notes.
     """
-    alone, (header, rows) = _gains(results), _table_8(results)
+    alone, table_8 = _gains(results), _table_8(results)
     grouped = "; ".join(", ".join(group["models"]) for group in results["groups"])
     lines = ["Loss by context and its gain, without a group:", "", *markdown_table(*alone).splitlines()]
-    lines += ["", f"RECL in the group of: {escape(grouped)}", "", *markdown_table(header, rows).splitlines()]
+    lines += ["", f"RECL in the group of: {escape(grouped)}", "", *markdown_table(*table_8).splitlines()]
     lines += ["", *map(escape, _notes(results))]
     write_text(directory / "recl.md", "\n".join([*lines, *_comparisons(results)]) + "\n")
-    write_text(directory / "recl.tex", f"{latex_table(*alone)}\n{latex_table(header, rows)}")
+    write_text(directory / "recl.tex", f"{latex_table(*alone)}\n{latex_table(*table_8)}")
     by_file = _gains_by_file(results)
     for stem, of_file in by_file.items():
         gain_figure(directory / stem, results, *of_file)
     context_figure(directory / "contexts", results)
     if len(results["models"]) > 1:
         difference_figure(directory / "differences", results)
-    for r in _fractions(results):
-        if during_training := _by_tokens(results, r):
-            path, title = directory / f"recl_by_tokens_r{r}.png", f"RECL during training, {_hardest(r)}"
-            line_figure(path, during_training, "tokens trained", f"RECL ({results['context_unit']}s)", title)
     if logger.name == "wandb":
         from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
 
         with wandb_run(directory, logger, "recl", {**(config or {}), "corpus": results["corpus"]}) as run:
             log_table(run, "recl/gains", *alone)
-            log_table(run, "recl/table", header, rows)
+            log_table(run, "recl/table", *table_8)
             for stem, (title, curves, needed) in by_file.items():
                 series = {**curves, "needed for a longer RECL": needed}
                 log_line_series(run, f"recl/{stem}", results["contexts"][:-1], series, "c", title)
@@ -171,12 +165,10 @@ def _gains(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         doublings = [found for found in model["doublings"] if found["from"] in chain][-LAST_DOUBLINGS:]
         cells = [f"{loss:.3f} ± {error:.3f}" for loss, error in (losses[0], losses[-1])]
         cells += [f"{found['bits']:.3f} ± {found['standard_error']:.3f}" for found in doublings]
-        shares = list(zip(contexts, model["share_of_gain"] or (), strict=False))
-        reached = [next((str(c) for c, share in shares if share >= part), "–") for part in (0.5, 0.9)]
-        rows.append([model["name"], model["kind"], limit, *cells, str(model["within_1_percent"]), ", ".join(reached)])
+        rows.append([model["name"], model["kind"], limit, *cells, str(model["within_1_percent"])])
     header = ["model", "kind", "sees at most", *(f"{unit} at {c} {context_unit}s" for c in (contexts[0], contexts[-1]))]
     header += [f"bits {found['from']} → {found['to']}" for found in doublings]
-    return [*header, "within 1 %", "50, 90 % of the gain"], rows
+    return [*header, "within 1 %"], rows
 
 
 def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -205,45 +197,28 @@ def _notes(results: dict[str, Any]) -> list[str]:
     largest = max(model[f"{unit}_standard_error"][-1] for model in models)
     begun = ", ".join(model["name"] for model in models if model["begin_of_text"] is not None)
     direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
-    changed = {model["name"]: found for model in models if (found := model["float32_difference"])}
-    n_changed = next((found["positions"] for found in changed.values()), 0)
-    differences = ", ".join(f"{name} {found['nll']:+.5f}" for name, found in changed.items())
-    scored = ", ".join(f"{model['name']} {model['positions_scored']:,}" for model in models)
-    shorter = ", ".join(
-        f"{model['name']} (r = {r})"
-        for model in models
-        for r, length in model["recl"].items()
-        if length["guarded"] < length["value"]
-    )
     key = {model["name"]: found for model in models if (found := model["key_tokens"])}
     shares = ", ".join(f"{name} {found['share']:.1%} ({found['share_of_rises']:.1%})" for name, found in key.items())
-    halves = ", ".join(f"{name} {found['half_of_gain']:.1%}" for name, found in key.items() if found["half_of_gain"])
     a, b = results["key_contexts"]
     grid = f"in steps of {results['step']}" if results["step"] else "in steps from each context of the grid to the next"
-    open_ = any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values())
     notes = {
         f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
         f"spread evenly over the text; contexts {contexts[0]} to {contexts[-1]} {grid}; a step "
         f"counts if its relative gain is at least {results['threshold']:.3g}. "
         f"Largest standard error at {longest}: {largest:.4f} {unit}.": True,
-        f"Within 1 %: the first context whose loss is at most 1 % above that at {longest}; 50, 90 %: the first that "
-        f"give this share of the gain from {contexts[0]}.": True,
+        f"Within 1 %: the first context whose loss is at most 1 % above that at {longest}. Sees at most: the positions "
+        "that a model has or was trained with.": True,
         "Contexts are bytes of text, cut to whole tokens; losses are per byte of the pieces of text that all "
         "tokenizers have in common.": results["context_unit"] == "byte",
         f"{positions['cut']:,} positions have fewer than {longest} of context, because their document is shorter "
         "(documents=respect).": positions["cut"],
         f"A begin-of-text token is read before every window, beside its context: {begun}.": begun,
-        f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.": results["bootstrap"],
-        f"Guarded: a step must also lower the model's own mean loss, over all and over hard positions. It is shorter "
-        f"than RECL for: {shorter or 'none'}.": True,
+        f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks. ≥: steps still counted at "
+        f"{longest}, where the grid ends (max_context).": results["bootstrap"],
+        "Guarded: a step must also lower the model's own mean loss, over all and over hard positions.": True,
         f"Key tokens, whose loss falls (rises) by more than {results['key_gain']:g} nats from {a} to {b} tokens: "
-        f"{shares}. Tokens that carry half of the gain: {halves or 'none, nothing is gained'}.": key,
-        f"≥: steps still counted at {longest}, where the grid ends (max_context).": open_,
-        "Sees at most: the positions that a model has or was trained with.": any(model["limit"] for model in models),
-        f"Each context has windows of its own, as {DEPENDENT}: {direct}.": direct,
-        f"{results['precision']}: nll beside float32 on the first {n_changed:,} positions, all contexts: "
-        f"{differences}.": changed,
-        f"Positions scored now (the others were in the store): {scored}.": True,
+        f"{shares}.": key,
+        f"Each context has windows of its own, because one pass is not exact: {direct}.": direct,
     }
     return [note for note, applies in notes.items() if applies]
 
@@ -266,48 +241,27 @@ def _gains_by_file(results: dict[str, Any]) -> dict[str, tuple[str, dict[str, li
     return found
 
 
-def _by_tokens(results: dict[str, Any], r: str) -> dict[str, list[tuple[list[int], list[int]]]]:
-    """Return RECL by tokens of training, for every folder with several checkpoints in the group."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for model in results["models"]:
-        if model["tokens_trained"] is not None:
-            folder = Path(model["checkpoint"]).parent.as_posix()
-            found.setdefault(folder, []).append((model["tokens_trained"], model["recl"][r]["value"]))
-    curves = {folder: sorted(points) for folder, points in found.items() if len({t for t, _ in points}) > 1}
-    return {folder: [([t for t, _ in points], [c for _, c in points])] for folder, points in curves.items()}
-
-
 def _comparisons(results: dict[str, Any]) -> list[str]:
     """Return the tables of comparisons: differences, and groups of several models."""
-    fractions = _fractions(results)
-    lines: list[str] = []
-
-    def add(title: str, header: list[str], rows: list[list[str]]) -> None:
-        if rows:
-            lines.extend(["", f"## {escape(title)}", "", *markdown_table(header, rows).splitlines()])
-
     longest = f"{results['contexts'][-1]} {results['context_unit']}s"
-    rows = [
-        [f"{difference['model']} − {difference['minus']}", _signed(difference, "nll", -1)]
-        for difference in results["differences"]
+    differences = [
+        [f"{one['model']} − {one['minus']}", f"{one['nll'][-1]:+.4f} [{one['low'][-1]:+.4f}, {one['high'][-1]:+.4f}]"]
+        for one in results["differences"]
     ]
-    add("Differences of the loss, paired by position", ["models", f"nats at {longest}, 95 % interval"], rows)
-    rows = [
-        [group["name"], str(len(group["models"])), *(_mean_and_range(group["recl"][r]) for r in fractions)]
-        for group in results["groups"]
-        if len(results["groups"]) > 1
-    ]
-    add("Groups", ["group", "models", *(f"RECL r = {r}: mean [lowest, highest]" for r in fractions)], rows)
+    groups = []
+    for group in results["groups"] if len(results["groups"]) > 1 else ():
+        cells = [f"{'≥ ' if x['at_least'] else ''}{x['mean']:g} [{x['low']}, {x['high']}]" for x in group["recl"].values()]
+        groups.append([group["name"], str(len(group["models"])), *cells])
+    means = [f"RECL r = {r}: mean [lowest, highest]" for r in _fractions(results)]
+    lines: list[str] = []
+    for title, header, rows in (
+        ("Differences of the loss, paired by position", ["models", f"nats at {longest}, 95 % interval"], differences),
+        ("Groups", ["group", "models", *means], groups),
+    ):
+        if rows:
+            lines += ["", f"## {title}", "", *markdown_table(header, rows).splitlines()]
     return lines
-
-
-def _signed(found: dict[str, Any], name: str, i: int) -> str:
-    return f"{found[name][i]:+.4f} [{found['low'][i]:+.4f}, {found['high'][i]:+.4f}]"
 
 
 def _bounded(length: dict[str, Any], value: str = "value", at_least: str = "at_least") -> str:
     return f"{'≥ ' if length[at_least] else ''}{length[value]}"
-
-
-def _mean_and_range(recl: dict[str, Any]) -> str:
-    return f"{'≥ ' if recl['at_least'] else ''}{recl['mean']:g} [{recl['low']}, {recl['high']}]"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -16,20 +18,13 @@ from txl_lightning.config.schemas import DataConfig, file_data
 from txl_lightning.data.corpus import WHOLE, split_bytes
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.measure.scoring.huggingface import load_huggingface
-from txl_lightning.measure.scoring.models import (
-    HUGGING_FACE,
-    OPTION,
-    PREFIXES,
-    TRAINED,
-    Member,
-    load_function,
-    load_run,
-)
-from txl_lightning.measure.scoring.option_checks import chosen_device
-from txl_lightning.measure.scoring.tokenized_text import TokenizedText, common_pieces, whole_characters
-from txl_lightning.measure.scoring.windows import Integers
-from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, report_if_changed
+from txl_lightning.measure.elsewhere import FUNCTION, HUGGING_FACE, load_function, load_huggingface
+from txl_lightning.measure.losses import Integers
+from txl_lightning.measure.models import OPTION, Member, TokenizedText, load_run
+from txl_lightning.measure.option_checks import chosen_device
+from txl_lightning.runs.trained import checkpoint_corpus, report_if_changed
+
+TRAINED = "txl:"
 
 
 def references(options: Any) -> list[str]:
@@ -39,7 +34,8 @@ def references(options: Any) -> list[str]:
         OptionError: there is none, one is named twice, or a reference has no known prefix.
     """
     for model in options.models:
-        require(model.startswith(PREFIXES), OPTION, model, "must begin with txl:, hf: or py:")
+        known = model.startswith((TRAINED, HUGGING_FACE, FUNCTION))
+        require(known, OPTION, model, "must begin with txl:, hf: or py:")
     paths = [file for path in options.checkpoints for file in _files(path)]
     named = [*(f"{TRAINED}{path}" for path in paths), *options.models]
     require(bool(named), "checkpoints", "[]", "must name at least one checkpoint")
@@ -81,25 +77,17 @@ def load_group(options: Any) -> list[Member]:
 
 
 def model_names(named: Sequence[str]) -> list[str]:
-    """Return a short name for each reference: that of a run's directory, or the end of a name on the hub."""
-    paths = [reference.removeprefix(TRAINED) for reference in named if reference.startswith(TRAINED)]
-    of_runs = iter(run_names(paths))
-    names = [next(of_runs) if r.startswith(TRAINED) else r.rstrip("/").split(":")[-1].split("/")[-1] for r in named]
-    return names if len(set(names)) == len(names) else list(named)
+    """Return the shortest distinct names: `txl:ours/checkpoints/best.ckpt` is `ours`, or `ours/best`; `hf:a/b` is `b`.
 
-
-def run_names(paths: list[str]) -> list[str]:
-    """Return the shortest distinct names: `ours/checkpoints/best.ckpt` becomes `ours`, or `ours/best`."""
-    if not paths:
-        return []
-    files = [Path(path).resolve().with_suffix("") for path in paths]
-    parts = [[part for part in file.parts[1:] if part != "checkpoints"] for file in files]
-    for start in range(-2, -max(map(len, parts)) - 1, -1):
-        for stop in (-1, None):
-            names = ["/".join(of_path[start:stop]) for of_path in parts]
-            if len(set(names)) == len(names) and all(names):
-                return names
-    return paths
+    The references themselves if some names are still equal.
+    """
+    paths = [Path(one.removeprefix(TRAINED)).resolve().with_suffix("") for one in named if one.startswith(TRAINED)]
+    parts = [[part for part in path.parts[1:] if part != "checkpoints"] for path in paths]
+    tries = [(start, stop) for start in range(-2, -max(map(len, parts), default=1) - 1, -1) for stop in (-1, None)]
+    of_runs = (["/".join(of_path[slice(*ends)]) for of_path in parts] for ends in tries)
+    short = iter(next((names for names in of_runs if all(names) and len({*names}) == len(names)), map(str, paths)))
+    names = [next(short) if one.startswith(TRAINED) else one.rstrip("/").split(":")[-1].split("/")[-1] for one in named]
+    return names if len({*names}) == len(names) else list(named)
 
 
 @dataclass(frozen=True)
@@ -110,7 +98,8 @@ class GroupText:
         corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and `level`: byte, char,
             word or token; losses are per unit of it.
         of_member: tokens of the text, by name of the model.
-        pieces: bounds of the pieces of text that models are compared on, in bytes; None if all have the same tokens.
+        pieces: bounds 0 … n of the pieces of text that models are compared on, in bytes: those at which no tokenizer
+            has a token that goes on. None if all have the same tokens.
     """
 
     corpus: dict[str, str]
@@ -133,15 +122,15 @@ def group_text(members: Sequence[Member], options: Any) -> GroupText:
         UserError: the text cannot be loaded, the members have different corpora, or they have different tokenizers or
             tokens and contexts are not counted in bytes.
     """
-    by_bytes, trained = options.context_unit == "byte", [member.trained for member in members if member.trained]
-    if not by_bytes and len(trained) == len(members):
-        return _encoded_corpus(members, trained, options)
+    by_bytes = options.context_unit == "byte"
+    if not by_bytes and all(member.trained for member in members):
+        return _encoded_corpus(members, options)
     for member in members:
         config = None if member.trained is None else member.trained.config
-        resets, ids = config and config.memory.reset == "document", config and config.data.level == "ids"
-        allowed = f"was trained with {'memory.reset=document' if resets else 'data.level=ids'}: "
-        member.require(not (resets or ids), f"{allowed}it can be compared by tokens alone, and with checkpoints alone")
-    name, content = _content(members, trained, options)
+        alone = config is not None and (config.memory.reset == "document" or config.data.level == "ids")
+        allowed = "was trained with memory.reset=document or data.level=ids: "
+        member.require(not alone, f"{allowed}it can be compared by tokens alone, and with checkpoints alone")
+    name, content = _content(members, options)
     corpus = {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
     of_member = {member.name: member.tokenize(content) for member in members}
     texts = list(of_member.values())
@@ -150,51 +139,54 @@ def group_text(members: Sequence[Member], options: Any) -> GroupText:
             allowed = "cannot be compared in bytes: its tokens do not give back every byte of the text"
             member.require(text.starts is not None, allowed)
         else:
+            known = text.starts is not None and texts[0].starts is not None
+            name_of = "known_starts" if known else "tokens"  # token numbers may differ where bytes are known
+            same = np.array_equal(getattr(text, name_of), getattr(texts[0], name_of))
             allowed = f"has another tokenizer than {members[0].path}: compare them with context_unit=byte"
-            member.require(text.agrees_with(texts[0]), allowed)
+            member.require(same, allowed)
     if by_bytes:
-        return GroupText({**corpus, "level": "byte"}, of_member, common_pieces(texts))
+        pieces = np.append(reduce(np.intersect1d, [text.known_starts for text in texts]), len(content))
+        return GroupText({**corpus, "level": "byte"}, of_member, pieces)
     single_bytes = all(len(text.tokens) == text.n_bytes for text in texts)
-    level = trained[0].vocabulary.level if trained else "byte" if single_bytes else "token"
-    return GroupText({**corpus, "level": level}, of_member)
+    levels = [member.trained.vocabulary.level for member in members if member.trained]
+    return GroupText({**corpus, "level": [*levels, "byte" if single_bytes else "token"][0]}, of_member)
 
 
-def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> GroupText:
+def _encoded_corpus(members: Sequence[Member], options: Any) -> GroupText:
     """Load the corpus of all members, which are of runs, or the text `data_path`, as each member reads it.
 
     For a member with `memory.reset=document` the first token of every document is marked. The others get the places
     where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
     """
-    pairs = zip(members, trained, strict=True)
-    whole = options.split == WHOLE
-    corpora = [checkpoint_corpus(of, member.path, options.data_path, member.option, whole) for member, of in pairs]
-    of_member, first, path = {}, corpora[0], members[0].path
-    respects = options.documents == "respect"
-    known = [of.documents.get(options.split, of.sentences.get(options.split, [0])) for of in corpora]
+    split, respects, path = options.split, options.documents == "respect", members[0].path
+    runs = [(member, member.trained) for member in members if member.trained is not None]
+    corpora = [
+        checkpoint_corpus(run, member.path, options.data_path, member.option, split == WHOLE) for member, run in runs
+    ]
+    first, of_member = corpora[0], {}
+    known = [corpus.documents.get(split, corpus.sentences.get(split, [0])) for corpus in corpora]
     documents = np.asarray(max(known, key=len))
-    for member, corpus in zip(members, corpora, strict=True):
-        own, others = corpus.splits[options.split], first.splits[options.split]
+    for (member, run), corpus in zip(runs, corpora, strict=True):
         level, level_of_first = corpus.vocabulary.level, first.vocabulary.level
         allowed = f"reads {level} tokens, {path} {level_of_first} tokens: use context_unit=byte"
         member.require(level == level_of_first, allowed)
         allowed = f"was trained on another corpus ({corpus.name}) than {path} ({first.name})"
         member.require(corpus.checksum == first.checksum, allowed)
-        allowed = f"was trained with another vocabulary than {path}"
-        member.require(corpus.vocabulary == first.vocabulary, allowed)
-        allowed = f"reads other tokens than {path}: the starts of documents (data.document_start) or sentences "
-        allowed += "(data.sentence_marks) differ and shift the positions"
-        same = np.array_equal(own, others) or np.array_equal(without_marks(own), without_marks(others))
-        member.require(same, allowed)
-        marked = member.trained is not None and member.trained.config.memory.reset == "document"
-        own = without_marks(own) if marked and not respects else own
+        plain = without_marks(corpus.splits[split])
+        same = corpus.vocabulary == first.vocabulary and np.array_equal(plain, without_marks(first.splits[split]))
+        allowed = f"reads other tokens than {path}: their vocabularies, the starts of documents (data.document_start) "
+        member.require(same, f"{allowed}or the marks of sentences (data.sentence_marks) differ")
+        marked = run.config.memory.reset == "document"
+        own = plain if marked and not respects else corpus.splits[split]
         hides = respects and not marked and len(documents) > 1
         of_member[member.name] = TokenizedText(own, None, len(own), documents if hides else None)
     return GroupText(first.facts(), of_member)
 
 
-def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> tuple[str, bytes]:
+def _content(members: Sequence[Member], options: Any) -> tuple[str, bytes]:
     """Return the name and the bytes of the text; of UTF-8 text without a character that is cut at either end."""
-    path, configs = options.data_path, [of.config.data for of in trained]
+    runs, path = [(member, member.trained) for member in members if member.trained], options.data_path
+    configs = [run.config.data for _, run in runs]
     require(bool(configs) or path is not None, "data_path", path, "must be a text file: no checkpoint brings a corpus")
     if path is not None:
         configs = [file_data(configs[0] if configs else DataConfig(), path, "byte")]
@@ -206,10 +198,9 @@ def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options
         raise OptionError("data_path", path, error.allowed) from error
     name, _, content = texts[0]
     if path is None:
-        runs = [member for member in members if member.trained]
-        for member, of, (other_name, checksum, other) in zip(runs, trained, texts, strict=True):
-            report_if_changed(of, f"{member.option}={member.path}", other_name, checksum)
-            allowed = f"was trained on another corpus ({other_name}) than {runs[0].path} ({name})"
+        for (member, run), (other_name, checksum, other) in zip(runs, texts, strict=True):
+            report_if_changed(run, f"{member.option}={member.path}", other_name, checksum)
+            allowed = f"was trained on another corpus ({other_name}) than {runs[0][0].path} ({name})"
             member.require(other == content, allowed)
     try:
         content = whole_characters(content).encode()
@@ -217,3 +208,16 @@ def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options
         if any(member.path.startswith(HUGGING_FACE) for member in members):
             raise OptionError("data_path" if path else OPTION, path or name, str(error)) from error
     return name, content
+
+
+def whole_characters(content: bytes) -> str:
+    """Return UTF-8 text without a character that is cut at either end.
+
+    Raises:
+        UserError: the bytes are not UTF-8.
+    """
+    first = next((i for i, byte in enumerate(content[:4]) if byte & 0xC0 != 0x80), 0)
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(content[first:])
+    except UnicodeDecodeError as error:
+        raise UserError(f"is not UTF-8 text (byte {first + error.start})") from error

@@ -24,10 +24,12 @@ from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXL
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.scoring.token_losses import TokenLosses, device_of, token_losses
-from txl_lightning.measure.scoring.windows import (
+from txl_lightning.measure.losses import (
+    TokenLosses,
     WindowReader,
+    device_of,
     sliding_losses,
+    stream_losses,
     visible_window,
     window_reader,
 )
@@ -236,7 +238,7 @@ class StateReuse(ScoringProtocol):
 
     def score(self, split: str) -> TokenLosses:
         streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
-        return token_losses(self.model(), streams, self.evaluation.max_segments)
+        return stream_losses(self.model(), streams, self.evaluation.max_segments)
 
     def first(self, n_tokens: int) -> StateReuse:
         given = self.evaluation
