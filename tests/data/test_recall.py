@@ -13,7 +13,7 @@ from txl_lightning.config.schemas import CONF, RecallData
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.recall import CHARACTERS, Recall
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.losses import WindowReader, context_losses
+from txl_lightning.measure.losses import WindowReader, window_losses
 
 ONE = Recall((12,), 0.9, 8)
 LANES = Recall((4, 4, 8, 12), 0.8, 4)
@@ -55,7 +55,7 @@ def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None
     positions = np.sort(np.random.default_rng(1).choice(np.arange(longest, n), 30_000, replace=False))
     reader = WindowReader(RecallOracle(recall), one_pass=True)
     for c in (1, 3, 4, 8, 11, 12, 16):
-        losses = context_losses(reader, tokens, positions, c)
+        losses = window_losses(reader, tokens, positions, [c])[0]
         error = losses.std() / np.sqrt(len(losses))
         assert abs(losses.mean() - recall.entropy(c)) <= 3 * error + 1e-12
 

@@ -17,8 +17,7 @@ from txl_lightning import CachedTransformerXL
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
-from txl_lightning.measure.losses import stream_losses
-from txl_lightning.measure.losses import loss_grid, window_reader
+from txl_lightning.measure.losses import stream_losses, window_losses, window_reader
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
 from txl_lightning.training.run import build, fit, quiet_libraries, train
@@ -58,7 +57,7 @@ def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
         found = [stream_losses(model, streams).nll]
         if can_cache(model):
             found.append(stream_losses(CachedTransformerXL(model), streams).nll)
-        found.append(loss_grid(window_reader(model, trained_len=T), CORPUS, np.arange(50, 60), [2, 4, 6]))
+        found.append(window_losses(window_reader(model, trained_len=T), CORPUS, np.arange(50, 60), [2, 4, 6]))
         results[device] = found
     for one, other in zip(*results.values(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -69,7 +69,8 @@ def checked(member: Member, text: TokenizedText) -> Member:
         whole_T, (half_T, state) = score(text_T)[0], score(text_T[: middle + 1])
         dtype = next((p.dtype for p in getattr(model, "parameters", list)()), torch.float32)
         share = max(ROUNDING, 8 * torch.finfo(dtype).eps)
-        close = partial(torch.allclose, rtol=1e-6, atol=1e-6 + share * float(whole_T.std(correction=0)))
+        deviation = float(whole_T.nan_to_num(posinf=0, neginf=0).std(correction=0))
+        close = partial(torch.allclose, rtol=1e-6, atol=1e-6 + share * deviation, equal_nan=True)
         if not close(half_T, whole_T[:middle]):
             other_T, _ = score(torch.cat([text_T[: middle + 1], text_T[: n - middle]]))
             allowed = f"must be a causal language model: losses of {member.kind} depend on later tokens"
@@ -164,7 +165,7 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool, dtype: str)
     bos = tokenizer.bos_token_id if begin_of_text else None
     require(not begin_of_text or bos is not None, "begin_of_text", True, f"{reference} has no such token")
     config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     limit = None if limit is None or limit <= 0 else int(limit) - (bos is not None)
     reader = WindowReader(HuggingFaceModel(model, bos, limit), limit=limit, one_pass=True)
     digest = hashlib.sha256(f"{model.config.to_json_string()} {bos}".encode())
@@ -219,8 +220,8 @@ def load_function(reference: str, name: str) -> Member:
     """Call the function of `py:module.function` and return the language model it returns.
 
     The model has `score`. It may have `encode(text: bytes)`, which returns token numbers and the bytes of each token
-    (both [K]; the bytes sum to the text's), and `limit`, the tokens that it can see. Without `encode` its tokens are
-    bytes. A module is also found in the working directory.
+    (both [K]; the bytes sum to the text's), `limit`, the tokens that it can see, and `one_pass`. Without `encode` its
+    tokens are bytes. A module is also found in the working directory.
 
     Raises:
         OptionError: there is no such function, or it returns no language model.
@@ -236,7 +237,7 @@ def load_function(reference: str, name: str) -> Member:
     limit = getattr(model, "limit", None)
     if isinstance(model, nn.Module):
         model = model.eval().requires_grad_(False)
-    reader = WindowReader(model, limit=limit, one_pass=True)
+    reader = WindowReader(model, limit=limit, one_pass=getattr(model, "one_pass", True))
 
     def tokenize(content: bytes) -> TokenizedText:
         if not hasattr(model, "encode"):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -125,7 +126,7 @@ class WindowReader:
 
     Args:
         model: model with its lengths set for reading windows.
-        segment_len: windows are read in segments of this length, the last of which is complete; None to read them whole.
+        segment_len: windows are read in segments of this length, the last one complete; None to read them whole.
         limit: only the last `limit` tokens of a longer window are read; None for no limit.
         one_pass: whether the loss of a window's c-th target is that of a window of c tokens.
         batch_tokens: context tokens in a batch; None for the default of the model's device.
@@ -155,7 +156,9 @@ class WindowReader:
         with T, not with T².
         """
         T, model = windows_BT.shape[1] - 1, self.model
-        edges = [0, T] if self.segment_len is None else [0, *range((T - 1) % self.segment_len + 1, T + 1, self.segment_len)]
+        edges = (
+            [0, T] if self.segment_len is None else [0, *range((T - 1) % self.segment_len + 1, T + 1, self.segment_len)]
+        )
         if self.one_pass and T > LONG_WINDOW and (can_cache(model) or isinstance(model, ScoringModel)):
             model = CachedTransformerXL(model, mem_len=T) if can_cache(model) else model
             edges = [*range(0, T, CHUNK), T]
@@ -167,7 +170,7 @@ class WindowReader:
                 return model.losses_at(tokens_BT, targets_BC, places_C)
             return model.losses(model(tokens_BT, places_Q=places_C)[0], targets_BC)
         state, parts = None, []
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in pairwise(edges):
             here = contexts[(start < contexts) & (contexts <= stop)]
             first = int(here[0]) if len(here) else stop  # a segment without a wanted target has one all the same
             nll_BT, state = model.score(windows_BT[:, start:stop], windows_BT[:, first : stop + 1], state)
@@ -245,12 +248,16 @@ def read_windows(
     contexts_N = targets_N - begins_N
     edges = np.append(np.flatnonzero(np.diff(keys_N[order_N], prepend=-1)), len(order_N))
     begin_W = begins_N[order_N[edges[:-1]]]
-    length_W = np.maximum.reduceat(contexts_N[order_N], edges[:-1])
+    length_W = np.maximum.reduceat((contexts_N if reader.one_pass else ends_N - begins_N)[order_N], edges[:-1])
     rank, world_size = rank_and_world_size()
     own, done = np.argsort(-length_W, kind="stable")[rank::world_size], 0
     losses_N, device = np.zeros(len(order_N)), device_of(reader.model)
     silent = None if progress and rank == 0 else True
-    with torch.no_grad(), evaluating(reader.model), tqdm(total=len(own), unit="window", leave=False, disable=silent) as bar:
+    with (
+        torch.no_grad(),
+        evaluating(reader.model),
+        tqdm(total=len(own), unit="window", leave=False, disable=silent) as bar,
+    ):
         while done < len(own):
             length = int(length_W[own[done]])
             batch = own[done : done + reader.windows_at_once(length)]

@@ -12,9 +12,9 @@ from tests.measure.perplexity.scored import result
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.measure.losses import TokenLosses
 from txl_lightning.measure.perplexity import EvaluateOptions, command
 from txl_lightning.measure.perplexity.attention_lengths import SplitScores, difference
-from txl_lightning.measure.losses import TokenLosses
 from txl_lightning.runs.trained import load_trained
 
 
@@ -95,6 +95,6 @@ def test_differences_are_paired_by_token_and_worse_minus_better() -> None:
 
 def test_seconds_are_those_of_the_scoring(monkeypatch: pytest.MonkeyPatch, runs: SmallRuns, tmp_path: Path) -> None:
     times = iter([100.0, 107.25] * 20)
-    monkeypatch.setattr("txl_lightning.measure.scoring.stream_losses.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("txl_lightning.measure.losses.time.perf_counter", lambda: next(times))
     command.run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"]), tmp_path)
     assert json.loads((tmp_path / "evaluation.json").read_text())["test"]["seconds"] == 7.25

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from examples.recall_oracle import RecallOracle
 from txl_lightning.data.recall import Recall
+from txl_lightning.measure.losses import WindowReader, window_losses
 from txl_lightning.measure.recl.effective_context import (
     Array,
     EffectiveContext,
     relative_effective_context_lengths,
 )
-from txl_lightning.measure.recl.loss_by_context import mean_and_error
-from txl_lightning.measure.losses import WindowReader, loss_grid, position_blocks
+from txl_lightning.measure.recl.loss_by_context import mean_and_error, position_blocks
 from txl_lightning.reporting.tables import markdown_table
 
 FRACTIONS = (0.1, 0.5, 1.0)
@@ -29,7 +29,7 @@ def oracle_losses(
     """Losses of the exact model on a draw of the text, [C, P], and the block of each position, as in `txl recl`."""
     tokens = np.frombuffer(recall.text(n_tokens, seed).encode(), np.uint8)
     positions, blocks = position_blocks(n_tokens, n_positions, contexts, seed)
-    return loss_grid(WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, contexts), blocks
+    return window_losses(WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, contexts), blocks
 
 
 def measured(

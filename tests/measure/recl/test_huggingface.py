@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from txl_lightning.measure.scoring import huggingface
 
 from tests.measure.recl.tiny_huggingface import (
     KINDS,
@@ -20,12 +21,10 @@ from tests.measure.recl.tiny_huggingface import (
     save_tiny,
 )
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.scoring import huggingface
 from txl_lightning.measure.elsewhere import HuggingFaceModel, load_huggingface
-from txl_lightning.measure.models import Member
-from txl_lightning.measure.models import TokenizedText
-from txl_lightning.measure.elsewhere import checked
-from txl_lightning.measure.losses import WindowReader, context_losses, loss_grid, position_blocks
+from txl_lightning.measure.losses import WindowReader, window_losses
+from txl_lightning.measure.models import Member, TokenizedText
+from txl_lightning.measure.recl.loss_by_context import position_blocks
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
@@ -56,9 +55,9 @@ def own_loss(model: Any, window: np.ndarray) -> float:
 
 def test_logits_are_computed_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = WindowReader(HuggingFaceModel(model_of(transformers, "gpt2")), one_pass=True)
-    ours = loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS)
+    ours = window_losses(reader, TOKENS, POSITIONS_T, CONTEXTS)
     monkeypatch.setattr("txl_lightning.measure.elsewhere.LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
-    np.testing.assert_allclose(loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS), ours, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(window_losses(reader, TOKENS, POSITIONS_T, CONTEXTS), ours, rtol=0, atol=1e-5)
 
 
 def own_losses(model: Any, contexts: list[int], begin: list[int]) -> np.ndarray:
@@ -73,8 +72,8 @@ def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind: str, begin: lis
     model = model_of(transformers, kind)
     expected = own_losses(model, CONTEXTS, begin)
     reader = WindowReader(HuggingFaceModel(model, *begin), one_pass=True)
-    np.testing.assert_allclose(loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS), expected, rtol=0, atol=1e-5)
-    direct = [context_losses(reader, TOKENS, POSITIONS_T, c) for c in CONTEXTS]
+    np.testing.assert_allclose(window_losses(reader, TOKENS, POSITIONS_T, CONTEXTS), expected, rtol=0, atol=1e-5)
+    direct = [window_losses(reader, TOKENS, POSITIONS_T, [c])[0] for c in CONTEXTS]
     np.testing.assert_allclose(direct, expected, rtol=0, atol=1e-5)
     assert np.abs(expected[0] - expected[-1]).max() > 0.01
 
@@ -156,7 +155,7 @@ def test_a_model_is_read_as_is_exact_for_it(kind: str, dtype: torch.dtype) -> No
         model: Any = found.model
         contexts, positions = [20, 150, 299], np.array([299])
         losses = [own_loss(model.model, TOKENS[299 - c : 300]) for c in contexts]
-        np.testing.assert_allclose(loss_grid(found, TOKENS, positions, contexts)[:, 0], losses, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(window_losses(found, TOKENS, positions, contexts)[:, 0], losses, rtol=0, atol=1e-4)
 
 
 def test_a_length_that_is_not_reached_is_not_tried() -> None:
@@ -195,12 +194,12 @@ def test_long_windows_are_read_in_chunks(
 ) -> None:
     loaded = load(save_tiny(transformers, tmp_path, kind), begin)
     positions, contexts = POSITIONS_T[POSITIONS_T >= POSITIONS], [*CONTEXTS, 40]
-    whole = loss_grid(loaded.reader, TOKENS, positions, contexts)
+    whole = window_losses(loaded.reader, TOKENS, positions, contexts)
     reader = tried(loaded, STREAM, 40, 7).reader
     assert reader.carrier is not None
     monkeypatch.setattr("txl_lightning.measure.scoring.windows.LONG_WINDOW", 10)
     monkeypatch.setattr("txl_lightning.measure.scoring.windows.CHUNK", 7)
-    np.testing.assert_allclose(loss_grid(reader, TOKENS, positions, contexts), whole, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(window_losses(reader, TOKENS, positions, contexts), whole, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -218,8 +217,8 @@ def test_a_window_of_4096_tokens_in_chunks_has_the_losses_of_one_that_is_read_at
         "name", "hf:name", "llama", None, WindowReader(HuggingFaceModel(model), one_pass=True), lambda _: text
     )
     contexts, positions = [16, 1024, 1025, 4096], np.array([4096, 4150])
-    ours = loss_grid(tried(whole, text, 4096, 256).reader, tokens, positions, contexts)
-    direct = [context_losses(whole.reader, tokens, positions, c) for c in contexts]
+    ours = window_losses(tried(whole, text, 4096, 256).reader, tokens, positions, contexts)
+    direct = [window_losses(whole.reader, tokens, positions, [c])[0] for c in contexts]
     np.testing.assert_allclose(ours, direct, rtol=0, atol=1e-5)
 
 

@@ -30,7 +30,6 @@ from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.files import write_json
-from txl_lightning.measure.perplexity import OWN_SPLITS, EvaluateOptions
 from txl_lightning.measure.elsewhere import checked
 from txl_lightning.measure.group import GroupText, group_text, load_group
 from txl_lightning.measure.losses import (
@@ -46,6 +45,7 @@ from txl_lightning.measure.losses import (
 )
 from txl_lightning.measure.models import Member, TokenizedText
 from txl_lightning.measure.option_checks import check_common_options
+from txl_lightning.measure.perplexity import OWN_SPLITS, EvaluateOptions
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import is_other_text

@@ -27,9 +27,9 @@ from txl_lightning.data.corpus import WHOLE, Corpus, corpus_source, id_documents
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import notice, require
 from txl_lightning.files import write_text
+from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
 from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.protocols import StateReuse
-from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
 from txl_lightning.runs.trained import TrainedModel
 
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")

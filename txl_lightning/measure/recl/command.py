@@ -90,10 +90,14 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         text = group_text(members, options)
         limits = [member.reader.limit or contexts[-1] for member in members]
         if max(limits) < contexts[-1] and text.pieces is None and not all(member.trained for member in members):
-            allowed = f"must be at most {max(limits)}, the tokens that {members[limits.index(max(limits))].path} can see"
+            allowed = (
+                f"must be at most {max(limits)}, the tokens that {members[limits.index(max(limits))].path} can see"
+            )
             raise OptionError("max_context", contexts[-1], allowed)
         members = [checked(member, text.of_member[member.name]) for member in members]
-        at = Positions(text, *position_blocks(text.length, options.n_positions, contexts, options.position_seed), contexts)
+        at = Positions(
+            text, *position_blocks(text.length, options.n_positions, contexts, options.position_seed), contexts
+        )
         losses, scored = {}, {}
         for member in members:
             losses[member.name], scored[member.name] = model_losses(member, at, options)
@@ -165,7 +169,11 @@ def model_losses(member: Member, at: Positions, options: ReclOptions) -> tuple[A
     if len(missing) and rank == 0:
         begins = (at.t[missing_P] - np.asarray(at.contexts)[:, None]).ravel()
         n = len(np.unique(begins)) if member.reader.one_pass else len(begins)
-        print(f"{member.name}: {n:,} windows of up to {at.contexts[-1]} {options.context_unit}s", file=sys.stderr, flush=True)
+        print(
+            f"{member.name}: {n:,} windows of up to {at.contexts[-1]} {options.context_unit}s",
+            file=sys.stderr,
+            flush=True,
+        )
     for start in range(0, len(missing), at_once):
         here = np.isin(at.blocks, missing[start : start + at_once])
         with autocast(options.precision, device_of(member.reader.model)):
@@ -263,8 +271,7 @@ def byte_losses(
     begins_CP = np.searchsorted(starts, positions - np.asarray(contexts)[:, None])
     shape, n_P = begins_CP.shape, stop_P - first_P
     begins, firsts, stops, n = (
-        np.broadcast_to(of_P, shape).ravel()
-        for of_P in (np.minimum(begins_CP, first_P - 1), first_P, stop_P, n_P)
+        np.broadcast_to(of_P, shape).ravel() for of_P in (np.minimum(begins_CP, first_P - 1), first_P, stop_P, n_P)
     )
     ends = np.cumsum(n)
     targets = np.arange(ends[-1]) - np.repeat(ends - n - firsts, n)
@@ -285,7 +292,10 @@ def _measure(
     definition: dict[str, Any] = {
         name: getattr(options, name) for name in ("fractions", "threshold", "bootstrap", "seed")
     }
-    given = {"limits": {one.name: one.reader.limit if in_tokens else None for one in members}, "blocks": at.blocks}
+    given: dict[str, Any] = {
+        "limits": {one.name: one.reader.limit if in_tokens else None for one in members},
+        "blocks": at.blocks,
+    }
     lengths = {}
     for names in groups.values():
         own = {name: losses[name] for name in names}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.errors import require
-from txl_lightning.measure.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
 from txl_lightning.measure.losses import NORMAL_95, Integers, standard_error, window_losses, window_reader
+from txl_lightning.measure.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
 from txl_lightning.model.language_model import LanguageModel
 
 NEAR = 0.01  # of the loss at the longest context
@@ -78,8 +78,8 @@ def mean_and_error(losses_CP: Array, blocks: Integers | None = None) -> tuple[Ar
 def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict[str, Any]]:
     """Return the difference of mean losses of every two models at each context, paired by position, in nats.
 
-    The standard error is over blocks of the differences, which fluctuate less than the losses of either model. `low` and
-    `high` are the ends of the 95 % interval, 1.96 standard errors on either side.
+    The standard error is over blocks of the differences, which fluctuate less than the losses of either model. `low`
+    and `high` are the ends of the 95 % interval, 1.96 standard errors on either side.
     """
     entries = []
     for name, other in combinations(losses, 2):

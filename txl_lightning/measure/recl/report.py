@@ -250,7 +250,9 @@ def _comparisons(results: dict[str, Any]) -> list[str]:
     ]
     groups = []
     for group in results["groups"] if len(results["groups"]) > 1 else ():
-        cells = [f"{'≥ ' if x['at_least'] else ''}{x['mean']:g} [{x['low']}, {x['high']}]" for x in group["recl"].values()]
+        cells = [
+            f"{'≥ ' if x['at_least'] else ''}{x['mean']:g} [{x['low']}, {x['high']}]" for x in group["recl"].values()
+        ]
         groups.append([group["name"], str(len(group["models"])), *cells])
     means = [f"RECL r = {r}: mean [lowest, highest]" for r in _fractions(results)]
     lines: list[str] = []

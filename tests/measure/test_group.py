@@ -1,0 +1,194 @@
+"""Models that are measured together: their tokens' bytes, and models from elsewhere that err."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from txl_lightning.data.vocabulary import Vocabulary, characters_and_unknown
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.measure.elsewhere import HuggingFaceModel, checked, load_function, starts_of_spans
+from txl_lightning.measure.group import whole_characters
+from txl_lightning.measure.losses import WindowReader
+from txl_lightning.measure.models import Member, TokenizedText, character_starts, with_vocabulary
+
+TEXT = b"abcdefghijkl" * 40
+
+
+@pytest.mark.parametrize(
+    ("spans", "starts"),
+    [
+        ([(0, 2), (2, 5), (5, 6)], [0, 2, 5]),
+        ([(1, 2), (4, 5), (5, 6)], [0, 2, 5]),  # bytes between two tokens belong to the second
+        ([(0, 1), (1, 4), (1, 4), (4, 5)], [0, 1, 1, 4]),  # a character of two tokens
+        ([(0, 4), (1, 5), (4, 6), (6, 7)], [0, 0, 0, 6]),  # two characters over three tokens
+        ([(0, 0), (0, 3)], [0, 0]),  # a token without bytes
+    ],
+)
+def test_every_token_has_a_start(spans: list[tuple[int, int]], starts: list[int]) -> None:
+    begins, ends = np.array(spans).T
+    assert starts_of_spans(begins, ends).tolist() == starts
+
+
+def test_the_tokens_of_a_run_have_the_bytes_of_its_vocabulary() -> None:
+    assert character_starts("aé€😀b").tolist() == [0, 1, 3, 6, 10]
+    content = "aéa\n".encode()
+    assert with_vocabulary(Vocabulary("byte"), content).starts.tolist() == [0, 1, 2, 3, 4]
+    assert with_vocabulary(characters_and_unknown(["aé\n".encode()]), content).starts.tolist() == [0, 1, 3, 4]
+    assert with_vocabulary(Vocabulary("byte", ("a",)), b"aa\n").starts is None  # drops line breaks
+    assert with_vocabulary(Vocabulary("word", ("<eos>", "a")), b"a a\n").starts is None
+    sentences = with_vocabulary(Vocabulary("word", ("<S>", "<UNK>", "a")), b"a\na a\n", closed=True)
+    assert sentences.tokens.tolist() == [0, 2, 0, 0, 2, 2, 0]
+    with pytest.raises(UserError, match="'b' is not among"):
+        with_vocabulary(characters_and_unknown([b"a"]), b"b")
+
+
+def test_a_character_cut_at_either_end_is_left_out() -> None:
+    content = "€a😀".encode()
+    assert [whole_characters(content[cut:]) for cut in range(3)] == ["€a😀", "a😀", "a😀"]
+    assert [whole_characters(content[:-cut]) for cut in (1, 2, 3)] == ["€a"] * 3
+    with pytest.raises(UserError, match=r"is not UTF-8 text \(byte 3\)"):
+        whole_characters(b"abc\xffabc")
+
+
+class Fake(nn.Module):
+    """Causal model of transformers: logits are the counts of all tokens read, in tens; the cache has the last ones."""
+
+    def __init__(self, keeps: float = 1, looks: float = 0, rereads: float = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.1 * torch.eye(7))
+        self.keeps, self.looks, self.rereads = keeps, looks, rereads
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = False) -> SimpleNamespace:
+        logits_BTV = self.weight[input_ids].cumsum(1)
+        if past_key_values is not None:
+            logits_BTV = logits_BTV + self.keeps * past_key_values[:, None]
+        ahead_BTV = self.looks * logits_BTV[:, -1:] + self.rereads * torch.arange(7) * input_ids.shape[1]
+        return SimpleNamespace(logits=logits_BTV + ahead_BTV, past_key_values=logits_BTV[:, -1] if use_cache else None)
+
+
+class WithoutCache(Fake):
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:  # type: ignore[override]
+        return super().forward(input_ids)
+
+
+FAKE_TOKENS = np.random.default_rng(0).integers(0, 7, 100)
+FAKE_TEXT = TokenizedText(FAKE_TOKENS, None, len(FAKE_TOKENS))
+
+
+def member_of(model: nn.Module, limit: int | None = None, begin: int | None = None) -> Member:
+    reader = WindowReader(HuggingFaceModel(model, begin, limit).requires_grad_(False), limit=limit, one_pass=True)
+    return Member("name", "hf:name", "kind", None, reader, lambda content: FAKE_TEXT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("fake", "one_pass", "carries"),
+    [
+        (Fake(), True, True),
+        (Fake(keeps=0), True, False),
+        (Fake(rereads=0.1), False, False),
+        (WithoutCache(), True, False),
+    ],
+)
+def test_a_model_is_read_as_is_exact_for_it(fake: Fake, one_pass: bool, carries: bool, dtype: torch.dtype) -> None:
+    found = checked(member_of(fake.to(dtype)), FAKE_TEXT)
+    assert (found.reader.one_pass, found.carries) == (one_pass, carries)
+
+
+def test_a_model_that_sees_later_tokens_is_refused() -> None:
+    with pytest.raises(OptionError, match="models=hf:name: must be a causal language model: losses of kind depend on"):
+        checked(member_of(Fake(looks=1)), FAKE_TEXT)
+
+
+@pytest.mark.parametrize("begin", [None, 3])
+def test_segments_have_the_losses_of_a_text_that_begins_again_where_positions_end(begin: int | None) -> None:
+    model: Any = checked(member_of(Fake(), 20, begin), FAKE_TEXT).reader.model
+    stream, state, losses = torch.from_numpy(FAKE_TOKENS)[None], None, []
+    for start in range(0, 48, 8):
+        nll, state = model.score(stream[:, start : start + 8], stream[:, start + 1 : start + 9], state)
+        losses.append(nll)
+    whole = [model.score(stream[:, i : i + 16], stream[:, i + 1 : i + 17])[0] for i in (0, 16, 32)]
+    torch.testing.assert_close(torch.cat(losses, 1), torch.cat(whole, 1))  # two segments of 8 fit into 20 positions
+
+
+class Scored:
+    """A model whose losses a function computes from tokens and targets."""
+
+    def __init__(self, losses: Any, **attributes: Any) -> None:
+        self.losses = losses
+        vars(self).update(attributes)
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: Any = None) -> Any:
+        return self.losses(tokens_BT, targets_BT)
+
+
+def right(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
+    return tokens_BT[:, -targets_BT.shape[1] :] / 100, None
+
+
+def looking(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
+    """Return losses that depend on tokens 30 places later."""
+    losses_BT = tokens_BT / 100 + nn.functional.pad(tokens_BT[:, 30:] / 100, (0, min(30, tokens_BT.shape[1])))
+    return losses_BT[:, -targets_BT.shape[1] :], None
+
+
+def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
+    raise ValueError("no\nsuch table. More.")
+
+
+def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
+    monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
+    member = load_function(f"py:{__name__}.make", "name")
+    return checked(member, member.tokenize(TEXT))
+
+
+def test_a_function_that_keeps_to_the_interface_reads_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = load(Scored(right), monkeypatch)
+    assert member.tokenize(TEXT).tokens.tolist() == list(TEXT)
+    assert (member.reader.one_pass, member.carries) == (True, False)
+    of_window = Scored(lambda tokens, targets: (torch.full(targets.shape, float(tokens.shape[1])), None))
+    assert not load(of_window, monkeypatch).reader.one_pass
+    assert not load(Scored(right, one_pass=False), monkeypatch).reader.one_pass
+    assert load(Scored(right, limit=9), monkeypatch).reader.limit == 9
+
+
+MODELS: list[tuple[Any, str]] = [
+    (Scored(looking), "must be a causal language model: losses of Scored depend on later tokens"),
+    (Scored(failing), r"cannot read \d+ tokens \(no such table\)"),
+    (Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)), r"score must return .* \[2, 64\] for such targets"),
+    (Scored(lambda tokens, targets: targets.float()), "score must return a tensor of losses of shape"),
+    (Scored, "must return a model with the method score, not type"),
+    (Scored(right, encode=lambda text: ([1] * 3, [len(text) + 2, -1, -1])), "encode must return tokens and their"),
+    (Scored(right, encode=lambda text: ([1], [1])), "encode must return tokens and their sizes"),
+]
+
+
+@pytest.mark.parametrize(("model", "words"), MODELS)
+def test_a_fault_of_a_model_is_named(model: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=rf"models=py:{__name__}\.make: {words}"):
+        load(model, monkeypatch)
+
+
+def raises() -> None:
+    raise FileNotFoundError("no weights.pt\nhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, r"must be py:module\.function") for name in ("module", ".module.function")),
+        ("no_such_module.function", r"must be a function .*No module named"),
+        (f"{__name__}.nothing", "must be a function .*has no attribute 'nothing'"),
+        (f"{__name__}.member_of", "must be a function without arguments"),
+        (f"{__name__}.raises", r"must be a function .* that returns a model \(no weights.pt here\)"),
+    ],
+)
+def test_what_is_no_function_is_named(name: str, words: str) -> None:
+    with pytest.raises(OptionError, match=f"models=py:{name}: {words}") as caught:
+        load_function(f"py:{name}", "name")
+    assert "\n" not in str(caught.value)
