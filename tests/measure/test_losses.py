@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from txl_lightning.data.documents import mark
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
-from txl_lightning.data.documents import mark
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import OptionError
 from txl_lightning.measure import losses as module

@@ -23,6 +23,7 @@ from txl_lightning.measure.models import OPTION, Member, TokenizedText, characte
 from txl_lightning.model.language_model import LanguageModel
 
 HUGGING_FACE, FUNCTION = "hf:", "py:"
+CACHES = ("past_key_values", "cache")  # arguments of transformers' models
 TRIED = 64  # tokens
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
 
@@ -96,7 +97,8 @@ class HuggingFaceModel(nn.Module):
         self.model: Any = model
         self.begin_of_text, self.limit = begin_of_text, limit
         known = inspect.signature(model.forward).parameters
-        self.carries, self.selects = "past_key_values" in known, "logits_to_keep" in known
+        self.cache = next((name for name in CACHES if name in known), None)
+        self.selects = "logits_to_keep" in known
 
     def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Return the loss of each target in nats, in float32, and the state: the cache and the tokens in it, or None.
@@ -109,10 +111,11 @@ class HuggingFaceModel(nn.Module):
         cache, n_read = state or (None, 0)
         if self.limit is not None and n_read + tokens_BT.shape[1] > self.limit:
             cache, n_read = None, 0
-        options = {"past_key_values": cache, "use_cache": True} if self.carries else {}
+        options = {} if self.cache is None else {self.cache: cache, "use_cache": True}
         output = self.model(input_ids=tokens_BT if cache is not None else self._with_begin(tokens_BT), **options)
         nll_BT = _losses(output.logits[:, -targets_BT.shape[1] :], targets_BT)
-        return nll_BT, (output.past_key_values, n_read + tokens_BT.shape[1]) if self.carries else None
+        cache = None if self.cache is None else getattr(output, self.cache, None)
+        return nll_BT, None if cache is None else (cache, n_read + tokens_BT.shape[1])
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
         """Return the losses, [B, C], of the targets after the tokens at `places_C` of a text that begins with them."""

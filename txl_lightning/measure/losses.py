@@ -189,8 +189,9 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
     Absolute positions are counted from the end of a window, so each context has windows of its own. They mean nothing
     beyond the length they were trained with: without recurrence such a model sees at most that length; with recurrence
     it reads segments of that length, with the memory of its training between them. Variants of the model for which one
-    pass is not exact say so (`cannot`): these read such segments with their own lengths. Encodings of distances have no limit: sinusoids exist for any distance, and a trained table repeats its farthest row
-    (Table 8 has both beyond their trained lengths).
+    pass is not exact say so (`cannot`) and read such segments with their own lengths. Encodings of distances have no
+    limit: sinusoids exist for any distance, and a trained table repeats its farthest row (Table 8 has both beyond their
+    trained lengths).
 
     Args:
         model: any language model. Only `score` is used of a model that is not a TransformerXL.

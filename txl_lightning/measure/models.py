@@ -10,8 +10,7 @@ import torch
 
 from txl_lightning.config.lengths import extended_context, longest_trained_distance, trained_clamp
 from txl_lightning.config.schemas import RecurrentModelConfig
-from txl_lightning.data.documents import close_sentences
-from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, code_points
+from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, code_points
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import file_checksum
 from txl_lightning.measure.losses import Integers, WindowReader, window_reader
@@ -143,6 +142,7 @@ def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, 
     own_clamp = trained_clamp(config)
     clamp_len = own_clamp if clamp_len is None or own_clamp is None else clamp_len
     memory = f"memory {config.memory.mem_len}" if config.memory.mem_len else "no recurrence"
+    memory += f", beyond={config.beyond['name']}" if config.beyond else ""
     trained.model.to(device)
 
     def tokenize(content: bytes) -> TokenizedText:

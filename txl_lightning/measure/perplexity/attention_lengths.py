@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.files import write_text
+from txl_lightning.measure.losses import TokenLosses, standard_error, text_units
 from txl_lightning.measure.protocols import ScoringProtocol
-from txl_lightning.measure.losses import standard_error, text_units
-from txl_lightning.measure.losses import TokenLosses
 from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.reporting.tables import escape, markdown_table
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit, unit_name
