@@ -27,8 +27,8 @@ from txl_lightning.measure.generate.command import run as generate
 from txl_lightning.measure.losses import window_reader
 from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
-from txl_lightning.measure.recl import ReclOptions
 from txl_lightning.measure.recl.command import run as recl
+from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.encodings import ENCODINGS, Encoding, LayerPositions
 from txl_lightning.model.encodings.absolute import AlRfouEncoding

@@ -29,7 +29,7 @@ ROWS = (
     Command(
         "recl checkpoints=[A,B,…]",
         package="txl_lightning.measure.recl",
-        options="ReclOptions",
+        options="txl_lightning.measure.recl.options.ReclOptions",
         summary="relative effective context length (RECL) of several models, with gain curves",
         shared_by_ranks=True,
     ),

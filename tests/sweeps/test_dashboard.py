@@ -16,8 +16,8 @@ from txl_lightning.measure.attention import AttentionOptions
 from txl_lightning.measure.attention.command import run as attention
 from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
-from txl_lightning.measure.recl import ReclOptions
 from txl_lightning.measure.recl.command import run as recl
+from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.measure.speed import SpeedOptions
 from txl_lightning.measure.speed.command import run as speed
 from txl_lightning.training.run import train

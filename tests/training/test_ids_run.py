@@ -20,8 +20,8 @@ from txl_lightning.measure.generate import GenerateOptions
 from txl_lightning.measure.generate import command as generate
 from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity import command as evaluate
-from txl_lightning.measure.recl import ReclOptions
 from txl_lightning.measure.recl import command as recl
+from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.training.run import train
 
 IDS = np.arange(4000) ** 2 % 53

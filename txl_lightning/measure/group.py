@@ -127,9 +127,9 @@ def group_text(members: Sequence[Member], options: Any) -> GroupText:
         return _encoded_corpus(members, options)
     for member in members:
         config = None if member.trained is None else member.trained.config
-        alone = config is not None and (config.memory.reset == "document" or config.data.level == "ids")
-        allowed = "was trained with memory.reset=document or data.level=ids: "
-        member.require(not alone, f"{allowed}it can be compared by tokens alone, and with checkpoints alone")
+        resets, ids = config and config.memory.reset == "document", config and config.data.level == "ids"
+        allowed = f"was trained with {'memory.reset=document' if resets else 'data.level=ids'}: "
+        member.require(not (resets or ids), f"{allowed}it can be compared by tokens alone, and with checkpoints alone")
     name, content = _content(members, options)
     corpus = {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
     of_member = {member.name: member.tokenize(content) for member in members}

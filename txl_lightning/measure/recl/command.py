@@ -27,7 +27,6 @@ from txl_lightning.measure.group import GroupText, group_text, load_group, refer
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_losses
 from txl_lightning.measure.models import Member, TokenizedText
 from txl_lightning.measure.option_checks import check_at_least_one, check_common_options
-from txl_lightning.measure.recl import ReclOptions
 from txl_lightning.measure.recl.effective_context import (
     check_definition,
     even_contexts,
@@ -40,6 +39,7 @@ from txl_lightning.measure.recl.loss_by_context import (
     mean_and_error,
     position_blocks,
 )
+from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.measure.recl.report import write_report
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
