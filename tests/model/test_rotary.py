@@ -60,7 +60,7 @@ def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
     seen: list[Tensor] = []
     attention.register_forward_hook(lambda _, given, output: seen.append(output))
     model(stream[:, 5:], memory)
-    torch.testing.assert_close(seen[0], attention.combine_heads(heads, hidden), **EXACT)
+    torch.testing.assert_close(seen[0], attention.combine_heads(heads), **EXACT)
 
 
 def test_interpolation_gives_a_longer_attention_the_angles_of_training() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from txl_lightning.config.schemas import Config, LoggerConfig
+from txl_lightning.errors import OptionError
 from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
 from txl_lightning.measure.recl.command import run as recl
@@ -30,6 +31,8 @@ EXPECTED = {
     for version in ("before_0.2.0", "0.2.0")
     for arm, results in json.loads((FOLDER / version / "expected.json").read_text()).items()
 }
+GONE = "0.2.0/compressive"
+EXPECTED.pop(GONE)
 ROUNDING = 1e-5  # of float32, relative
 LONGER = {"mem_len": 12, "same_length": True}  # what two of the models were evaluated with
 EVALUATED = {"before_0.2.0/relative": LONGER, "0.2.0/muon": LONGER}
@@ -65,6 +68,11 @@ def assert_close(found: Any, expected: Any) -> None:
         assert found == pytest.approx(expected, rel=ROUNDING)
     else:
         assert found == expected
+
+
+def test_an_option_that_is_gone_is_named_with_the_version_that_has_it() -> None:
+    with pytest.raises(OptionError, match=r"memory.compression=conv, which version 0.3.0 has and this one has not$"):
+        load_trained(FOLDER / f"{GONE}.ckpt")
 
 
 @pytest.mark.parametrize("arm", EXPECTED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,25 +11,69 @@ from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.kernels import attend, eager
+from txl_lightning.model.kernels import attend
 from txl_lightning.model.kernels.eager import Factors
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.positions import VisibleKeys, rotate
+from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
+
+
+def scores(
+    q_HBTE: Float[Tensor, "H B T E"] | None,
+    k_HBKE: Float[Tensor, "H B K E"],
+    r_HSE: Float[Tensor, "H S E"] | None,
+    u_HE: Float[Tensor, "H E"] | None,
+    v_HE: Float[Tensor, "H E"] | None,
+    n_queries: int,
+    terms: str = "abcd",
+    bias_HS: Float[Tensor, "H S"] | None = None,
+) -> Float[Tensor, "H B T K"]:
+    """Return A_ij of section 3.3, term by term, for all keys: a causal mask must hide those of the future.
+
+        A_ij = (q_i·k_j + u·k_j + q_i·r_{i-j} + v·r_{i-j}) / sqrt(E)
+                  (a)      (c)       (b)          (d)
+
+    Kernels compute [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E), and only for the keys that a query sees.
+
+    Args:
+        q_HBTE: queries; None without (a) and (b).
+        k_HBKE: keys; not read without (a) and (c).
+        r_HSE: r_s of the distances s = K, …, 0; None for none.
+        u_HE: content bias; None without (c).
+        v_HE: position bias; None without (d).
+        n_queries: T.
+        terms: whether (a) and (b) are among them.
+        bias_HS: biases of the distances, in place of v·r_s; None for none.
+    """
+
+    def by_key(by_distance_HBTS: Tensor) -> Tensor:
+        whole = by_distance_HBTS.expand(-1, -1, n_queries, -1).contiguous()
+        return relative_shift(whole.flatten(0, 1)).unflatten(0, whole.shape[:2])
+
+    H, B, K, E = k_HBKE.shape
+    a = b = c = d = bias = k_HBKE.new_zeros(H, B, n_queries, K)
+    if "a" in terms and q_HBTE is not None:
+        a = torch.einsum("hbte,hbke->hbtk", q_HBTE, k_HBKE)
+    if "b" in terms and q_HBTE is not None and r_HSE is not None:
+        b = by_key(torch.einsum("hbte,hse->hbts", q_HBTE, r_HSE))
+    if u_HE is not None:
+        c = torch.einsum("he,hbke->hbk", u_HE, k_HBKE)[:, :, None]
+    if v_HE is not None and r_HSE is not None:
+        d = by_key(torch.einsum("he,hse->hs", v_HE, r_HSE)[:, None, None])
+    if bias_HS is not None:
+        bias = by_key(bias_HS[:, None, None])
+    return (a + b + c + d + bias) / math.sqrt(E)
 
 
 class Attention(nn.Module):
     """Attention whose logits are the sum of the terms that `config.active_terms` names (section 3.3).
 
-        A_ij = (q_i·k_j + u·k_j + q_i·r_{i-j} + v·r_{i-j}) / sqrt(E)
-                  (a)      (c)       (b)          (d)
-             = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E)
+        Y_i = Σ_j softmax_j(A_i) v_j        A_ij: see `scores`
 
     u is the content bias and v the position bias. r_{i-j} is W_{k,R} R_{i-j} or a trained vector of the distance;
     v·r_{i-j} may be a trained bias. An encoding may rotate q_i and k_j. With `qk_norm` both are first normalised in
-    each head, x / rms(x) · gain (RMSNorm of Zhang & Sennrich 2019; normalised queries and keys: Henry et al. 2020,
-    Dehghani et al. 2023). The projections have no bias, and a projection that no term needs does not exist. Heads come
-    before streams (X = H·B matrices in one batched product) because r is the same for all streams: (b) and (d) are one
-    product per head, with the queries of all streams as rows.
+    each head by an RMSNorm. The projections have no bias, and a projection that no term needs does not exist. Heads
+    come before streams (X = H·B matrices in one batched product) because r is the same for all streams: (b) and (d) are
+    one product per head, with the queries of all streams as rows.
 
     Args:
         config: sizes, terms and dropout.
@@ -131,17 +177,14 @@ class Attention(nn.Module):
             visible: keys that the queries may attend to.
             terms: terms of the logits.
         """
-        kv = kv_PHBKE.unbind()
-        k_HBKE, v_HBKE = kv[0], kv[-1]  # P = 1: k is v, and no kernel reads it (query is None)
-        if positions.rotation_2SE is not None and q_HBTE is not None:
-            q_HBTE, k_HBKE = (rotate(x, positions.rotation_2SE) for x in (q_HBTE, k_HBKE))
+        q_HBTE, k_HBKE = _rotated(q_HBTE, kv_PHBKE[0], positions)  # P = 1: k is v, and no kernel reads it
         scale = self.d_head**-0.5  # of the factors, which are smaller than the logits
         q, u, v, bias_HS = (
             None if x is None else x * scale for x in (q_HBTE, positions.u_HE, positions.v_HE, positions.bias_HS)
         )
         content = _sum(q if "a" in terms else None, None if u is None else u[:, None, None])
         position = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
-        return Factors(content, k_HBKE, v_HBKE, visible, position, self.distance_vectors(positions), bias_HS)
+        return Factors(content, k_HBKE, kv_PHBKE[-1], visible, position, self.distance_vectors(positions), bias_HS)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances s = K, …, 0; None without (b) and (d)."""
@@ -177,8 +220,11 @@ class Attention(nn.Module):
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        factors = self.factors(*self.project(hidden_BTD, memory_BMD), positions.of_terms(terms), visible, terms)
-        return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
+        q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
+        q_HBTE, k_HBKE = _rotated(q_HBTE, kv_PHBKE[0], positions)
+        u_HE, v_HE, *_, bias_HS, _ = given = positions.of_terms(terms)
+        vectors = (self.distance_vectors(given), u_HE, v_HE)
+        return scores(q_HBTE, k_HBKE, *vectors, hidden_BTD.shape[1], terms, bias_HS) + visible.mask_TK
 
     def probabilities(
         self,
@@ -189,6 +235,13 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T K"]:
         """Return the softmax of `logits` over the keys."""
         return self.logits(hidden_BTD, memory_BMD, positions, visible).softmax(dim=-1)
+
+
+def _rotated(q_HBTE: Tensor | None, k_HBKE: Tensor, positions: LayerPositions) -> tuple[Tensor | None, Tensor]:
+    """Rotate queries and keys by their positions, if the encoding does."""
+    if positions.rotation_2SE is None or q_HBTE is None:
+        return q_HBTE, k_HBKE
+    return rotate(q_HBTE, positions.rotation_2SE), rotate(k_HBKE, positions.rotation_2SE)
 
 
 def _normalize(x_HBTE: Tensor, norm: nn.RMSNorm) -> Tensor:
