@@ -317,7 +317,7 @@ def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
     assert all(f"txl {name} " in help_text for name in COMMANDS)
     assert max(map(len, help_text.splitlines())) <= 120
     groups = run_txl("train", "--help").out
-    assert "memory: compressive, off, on, tokens\n" in groups
+    assert "memory: off, on\n" in groups
     assert "n_layer" in groups
     assert "paper/table6" in groups
     assert "checkpoints: []" in run_txl("recl", "--help").out
