@@ -113,10 +113,10 @@ class Architecture:
 class TransformerXLConfig(Architecture):
     """Architecture of a Transformer-XL and its use of memory (paper §3, appendix A and B).
 
-    The fields up to `table_len` fix the model. The others (`LENGTHS`) may differ between training and
-    evaluation on the same weights (`TransformerXL.with_lengths`). The defaults are the paper's enwik8 base
-    model. `dropout` is everywhere except at the attention probabilities; `d_model` must be even, since half of a
-    position is sine and half cosine. `Architecture` has the fields that all models share.
+    Fields in `LENGTHS` may differ between training and evaluation on the same weights (`TransformerXL.with_lengths`).
+    The defaults are the paper's enwik8 base model. `dropout` is everywhere except at the attention probabilities;
+    `d_model` must be even, since half of a position is sine and half cosine. `Architecture` has the fields that all
+    models share.
 
     Args:
         n_head: H, attention heads.
@@ -170,7 +170,6 @@ class TransformerXLConfig(Architecture):
     encoding: str = _option("encoding.name", "relative")
     table_len: int | None = _option("encoding.table_len", None)
 
-    # From here on `LENGTHS`, which may change on the same weights: options of the weights stand above.
     mem_len: int = _option("memory.mem_len", 512)
     same_length: bool = False
     extra_key: bool = False
@@ -227,8 +226,9 @@ class TransformerXLConfig(Architecture):
         return "".join(term for term in self.kind.terms if term in self.terms)
 
 
-_NAMES = [f.name for f in fields(TransformerXLConfig)]
-LENGTHS = frozenset(_NAMES[_NAMES.index("mem_len") :])  # may differ between training and evaluation
+LENGTHS = frozenset(  # may differ between training and evaluation, on the same weights
+    ("mem_len", "same_length", "extra_key", "clamp_len", "ext_len", "memory_start", "memory_reset", "interpolation")
+)
 
 
 @dataclass(frozen=True)
