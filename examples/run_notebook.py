@@ -10,7 +10,6 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
-def run_notebook(path: Path, change: Callable[[str], str] = str) -> dict[str, Any]:
+def run_notebook(path: Path) -> dict[str, Any]:
     """Return the notebook with new outputs: text, and figures as PNG.
 
     Cells run in the folder of the notebook, as in Jupyter. Only plain Python runs: no lines that begin with % or !.
 
     Args:
         path: notebook of format 4.
-        change: replaces the source of every code cell before it runs.
     """
     notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -39,7 +37,7 @@ def run_notebook(path: Path, change: Callable[[str], str] = str) -> dict[str, An
         for number, cell in enumerate(cells, start=1):
             printed = io.StringIO()
             with redirect_stdout(printed):
-                exec(compile(change("".join(cell["source"])), f"cell {number}", "exec"), names)
+                exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
             cell["execution_count"], cell["outputs"] = number, [*_text(printed.getvalue()), *_figures()]
     finally:
         os.chdir(before)

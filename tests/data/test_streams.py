@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl_lightning.data.streams import OrderedStreams, ShuffledStreams, Streams
+from txl_lightning.data.streams import OrderedStreams, ShuffledStreams, Streams, part_of_streams
 from txl_lightning.errors import OptionError
 
 SENTENCE = 0
@@ -41,13 +41,13 @@ def epoch(streams: Streams) -> torch.Tensor:
 
 
 @given(few_streams, lengths_of_segments, st.integers(2, 12), st.integers(0, 3))
-def test_every_token_of_an_ordered_column_but_the_first_is_a_target_once(
-    batch_size: int, segment_len: int, column_len: int, rest: int
+def test_every_token_of_an_ordered_stream_but_the_first_is_a_target_once(
+    batch_size: int, segment_len: int, stream_len: int, rest: int
 ) -> None:
     trimmed = min(rest, batch_size - 1)
-    streams = OrderedStreams(np.arange(batch_size * column_len + trimmed), batch_size, segment_len)
+    streams = OrderedStreams(np.arange(batch_size * stream_len + trimmed), batch_size, segment_len)
     segments = list(streams)
-    expected = torch.arange(column_len * batch_size).view(batch_size, column_len)
+    expected = torch.arange(stream_len * batch_size).view(batch_size, stream_len)
     assert torch.equal(torch.cat([segment.targets for segment in segments], dim=1), expected[:, 1:])
     assert [segment.number for segment in segments] == list(range(len(streams)))
     assert all(segment.targets.shape[1] == segment_len for segment in segments[:-1])
@@ -72,9 +72,9 @@ def test_extended_context_repeats_the_tokens_before_and_tokens_are_one_before_th
     assert torch.equal(past[:, 1:], epoch(make(batch_size, segment_len))[:, :-1])
 
 
-def test_columns_are_divided_evenly_the_first_ranks_have_one_more() -> None:
-    sizes = [len(OrderedStreams(np.arange(647), 22, 4, rank=rank, world_size=8).own) for rank in range(8)]
-    assert sizes == [3, 3, 3, 3, 3, 3, 2, 2]
+def test_the_first_ranks_have_one_stream_more() -> None:
+    bounds = [part_of_streams(22, rank, 8) for rank in range(8)]
+    assert bounds == [(0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 18), (18, 20), (20, 22)]
 
 
 @given(few_streams, few_streams, lengths_of_segments)
@@ -94,24 +94,19 @@ def test_the_union_over_ranks_does_not_depend_on_their_number(
 
 
 @given(few_streams, lengths_of_segments, st.integers(0, 99))
-def test_a_seed_draws_where_the_columns_begin_and_they_wrap_around_the_end(
+def test_a_seed_draws_where_the_streams_begin_and_they_wrap_around_the_end(
     batch_size: int, segment_len: int, seed: int
 ) -> None:
-    n, column_len = 647, 647 // batch_size
+    n, stream_len = 647, 647 // batch_size
     streams, same = (OrderedStreams(np.arange(n), batch_size, segment_len, seed=seed) for _ in range(2))
     first = epoch(streams)
     start = int(first[0, 0]) - 1
-    columns = (start + torch.arange(batch_size * column_len).view(batch_size, column_len)) % n
-    assert torch.equal(first, columns[:, 1:])
+    expected = (start + torch.arange(batch_size * stream_len).view(batch_size, stream_len)) % n
+    assert torch.equal(first, expected[:, 1:])
     assert torch.equal(epoch(streams), first), "every epoch begins at the same place"
     assert torch.equal(epoch(same), first)
-    assert streams.left_out == {"first_of_streams": batch_size, "trimmed": n % batch_size}
-
-
-def test_seeds_begin_anywhere_and_without_one_at_the_first_token() -> None:
     starts = {int(OrderedStreams(np.arange(10), 2, 3, seed=seed).positions(0)[0, 0]) for seed in range(99)}
     assert starts == set(range(10))
-    assert OrderedStreams(np.arange(10), 2, 3).positions(0).tolist() == [[1, 2, 3], [6, 7, 8]]
 
 
 @given(few_streams, lengths_of_segments)
@@ -154,7 +149,7 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
 
 
 @given(few_streams, lengths_of_segments, st.lists(st.integers(1, 9), min_size=60, max_size=90), st.booleans())
-def test_a_column_is_whole_sentences_and_every_token_is_followed_by_its_target(
+def test_a_stream_is_whole_sentences_and_every_token_is_followed_by_its_target(
     batch_size: int, segment_len: int, lengths: list[int], shuffle: bool
 ) -> None:
     segments = list(shuffled(lengths, batch_size, segment_len, shuffle=shuffle))
@@ -163,7 +158,7 @@ def test_a_column_is_whole_sentences_and_every_token_is_followed_by_its_target(
         tokens = torch.cat([segment.tokens[index] for segment in segments]).tolist()
         targets = torch.cat([segment.targets[index] for segment in segments]).tolist()
         stream = [*tokens, targets[-1]]
-        assert stream[0] == SENTENCE, "no column begins inside a sentence"
+        assert stream[0] == SENTENCE, "no stream begins inside a sentence"
         assert targets == stream[1:]
         assert (SENTENCE, SENTENCE) not in itertools.pairwise(stream), "the duplicate <S> is never a target"
         pieces = [list(group) for is_mark, group in itertools.groupby(stream, lambda t: t == SENTENCE) if not is_mark]
@@ -184,6 +179,8 @@ def test_every_epoch_has_an_order_of_its_own_that_the_seed_decides() -> None:
     assert not torch.equal(epoch(shuffled(VARIED, 3, 4, seed=6)), first)
     # Another segment length reads the same order, as far as both go.
     assert torch.equal(epoch(shuffled(VARIED, 3, 7, seed=5))[:, :20], first[:, :20])
+    # 60 sentences of 5 tokens in a stream: 300 tokens, of which 4 may not fill a segment's end; 74 segments of 4.
+    assert (len(shuffled([4] * 60, 1, 4)), len(shuffled([4] * 60, 1, 4, shuffle=False))) == (74, 75)
 
 
 def test_evaluation_reads_the_texts_own_order_every_time_and_nearly_all_of_it() -> None:
@@ -193,13 +190,6 @@ def test_evaluation_reads_the_texts_own_order_every_time_and_nearly_all_of_it() 
     assert first[0].tolist() == text[1 : 1 + first.shape[1]]
     assert streams.n_targets > len(text) - 3 * 10
     assert epoch(alone)[0].tolist() == [*text[1:], SENTENCE], "one stream reads everything"
-
-
-def test_an_epoch_is_as_long_as_the_shortest_column_in_any_order() -> None:
-    """60 sentences of 5 tokens in a column: 300 tokens, of which 4 may not fill a segment's end; 74 segments of 4."""
-    assert len(shuffled([4] * 60, 1, 4)) == 74
-    assert len(shuffled([4] * 60, 1, 4, shuffle=False)) == 75
-    assert len(shuffled([4] * 60, 2, 73)) == (150 - 4) // 73 == 2
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,7 @@ def cached(
         raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
     with suppress(json.JSONDecodeError):
         description = json.loads(text)
-        if description.pop("sizes") == sizes:
+        if description.pop("sizes", None) == sizes:
             paths = [folder / name for name in sizes]
             return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in paths}, description
     raise UserError(f"data.cache_dir={directory}: {folder} is damaged; delete it")

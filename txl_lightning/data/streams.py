@@ -56,7 +56,7 @@ def part_of_streams(n_streams: int, part: int, n_parts: int) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Streams(ABC):
-    """Columns of text as an iterable of `Segment` with a length and a position that can be saved and restored.
+    """Streams of text as an iterable of `Segment` with a length and a position that can be saved and restored.
 
     Rank r of W reads part r of the streams (`part_of_streams`): those of all ranks together are the streams of a single
     process. In a stream every token but the first is a target exactly once, in order. A segment depends on its index
