@@ -1,4 +1,4 @@
-"""RECL of the exact model of `data=recall`, measured and derived, and the tables of docs/effective-context.md."""
+"""RECL of the exact model of `data=recall`, measured and derived."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,7 +17,6 @@ from txl_lightning.measure.recl.effective_context import (
     relative_effective_context_lengths,
 )
 from txl_lightning.measure.recl.loss_by_context import mean_and_error, position_blocks
-from txl_lightning.reporting.tables import markdown_table
 
 FRACTIONS = (0.1, 0.5, 1.0)
 THRESHOLD = 0.01
@@ -75,38 +74,6 @@ def up_to(distance: int, repeats: float) -> Recall:
     return Recall(tuple(d if d <= distance else 16 for d in DISTANCES), repeats, 8)
 
 
-def table_of_chains(n_positions: int = 10_000) -> str:
-    """Measured RECL, with the derived one where it differs, by longest distance, p and r."""
-    shares = (0.9, 0.6, 0.3)
-    header = ["longest d", "seen from c =", *(f"p = {p}, r = {r}" for p in shares for r in FRACTIONS)]
-    rows = []
-    for distance in DISTANCES:
-        cells = []
-        for p in shares:
-            recall = up_to(distance, p)
-            losses, _ = oracle_losses(recall, GRID, n_positions, 400_000, seed=1)
-            for r, length in measured(losses, GRID, bootstrap=0).items():
-                expected = expected_length(recall, GRID, r)
-                cells.append(f"{length.value}" if length.value == expected else f"{length.value} ({expected})")
-        rows.append([str(distance), str(next(c for c in GRID if c >= distance)), *cells])
-    return markdown_table(header, rows)
-
-
-def table_of_shares(n_positions: int = 10_000) -> str:
-    """One distance of 48 tokens: gain of the step from 32 to 48 tokens, measured and derived, and RECL, by p."""
-    grid, rows = range(32, 97, 16), []
-    for p in (0.9, 0.2, 0.06, 0.04, 0.02, 0.0125, 0.01, 0.005):
-        recall = Recall((48,), p, 8)
-        losses, _ = oracle_losses(recall, grid, n_positions, 400_000, seed=1)
-        found = measured(losses, grid, bootstrap=0)
-        gain, of_mean = expected_gains(recall, grid, 1.0)[0], -expm1(recall.entropy(48) - recall.entropy(32))
-        percents = (f"{100 * value:.2f} %" for value in (gain, found[1.0].relative_gains[0], of_mean))
-        lengths = {length.value for length in found.values()}
-        rows.append([str(p), *percents, ", ".join(map(str, sorted(lengths)))])
-    header = ["p", "gain", "measured", "fall of the perplexity itself", "RECL, every r"]
-    return markdown_table(header, rows)
-
-
 LAST = range(12, 188, 25)  # steps that each contain one of 24, 48, …, 168 tokens
 SETTINGS = {
     "2.8, 1.4, 0.7": Recall((24,) * 15 + (48,) * 4 + (72,) * 2 + (96, 120, 144), 0.3, 2),
@@ -115,28 +82,16 @@ SETTINGS = {
 }
 
 
-def table_of_coverage(draws: int = 400, n_positions: int = 2_000) -> str:
-    """Share of draws of the text whose intervals contain the known value: RECL, loss, and gain of a doubling."""
-    rows = []
-    for name, recall in SETTINGS.items():
-        known, exact, covered, of_loss, of_gain = expected_length(recall, LAST, 1.0), 0, 0, 0, 0
-        for seed in range(draws):
-            losses, blocks = oracle_losses(recall, LAST, n_positions, 60_000, seed)
-            length = measured(losses, LAST, [1.0], blocks=blocks, bootstrap=400, seed=seed)[1.0]
-            exact += length.value == known
-            covered += length.low <= known <= length.high
-            nll, error = mean_and_error(losses, blocks)
-            of_loss += abs(nll[-1] - recall.entropy(LAST[-1])) <= 1.96 * error[-1]
-            fall, error = mean_and_error((losses[0] - losses[1])[None], blocks)
-            of_gain += abs(fall[0] - recall.entropy(LAST[0]) + recall.entropy(LAST[1])) <= 1.96 * error[0]
-        shares = (f"{100 * count / draws:.1f} %" for count in (exact, covered, of_loss, of_gain))
-        rows.append([name, str(known), *shares])
-    header = [
-        "gains near RECL, %",
-        "known RECL",
-        "RECL is it",
-        "interval has it",
-        "loss ± 1.96 errors",
-        "gain ± 1.96 errors",
-    ]
-    return markdown_table(header, rows)
+def coverage(recall: Recall, draws: int = 60, n_positions: int = 2_000) -> list[float]:
+    """Share of draws of the text whose intervals contain the known value: RECL, loss, and gain of the first step."""
+    known, covered = expected_length(recall, LAST, 1.0), np.zeros(3)
+    for seed in range(draws):
+        losses, blocks = oracle_losses(recall, LAST, n_positions, 60_000, seed)
+        length = measured(losses, LAST, [1.0], blocks=blocks, bootstrap=400, seed=seed)[1.0]
+        nll, error = mean_and_error(losses, blocks)
+        fall, error_of_fall = mean_and_error((losses[0] - losses[1])[None], blocks)
+        entropies = [recall.entropy(c) for c in LAST]
+        of_loss = abs(nll[-1] - entropies[-1]) <= 1.96 * error[-1]
+        of_gain = abs(fall[0] - entropies[0] + entropies[1]) <= 1.96 * error_of_fall[0]
+        covered += [length.low <= known <= length.high, of_loss, of_gain]
+    return (covered / draws).tolist()
