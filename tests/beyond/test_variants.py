@@ -46,8 +46,13 @@ def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> No
         assert {option: config[option] for option in config if option not in interpolated} == {"name": name} | expected
 
 
-@pytest.mark.parametrize("memory", ["on", "off"])
-@pytest.mark.parametrize("variant", VARIANTS)
+QUICK = [("compressive", "on"), ("memory_tokens", "off"), ("forget_gate", "on")]
+RUNS = [(variant, memory) for variant in VARIANTS for memory in ("on", "off")]
+
+
+@pytest.mark.parametrize(
+    ("variant", "memory"), [pytest.param(*run, marks=() if run in QUICK else pytest.mark.slow) for run in RUNS]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str, memory: str) -> None:
     options = (f"beyond={variant}", *VARIANTS[variant], f"memory={memory}", *OPTIONS)
     whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=16"), tmp_path / "whole")
