@@ -57,18 +57,11 @@ def test_evaluation_of_the_references(convert: Convert, tmp_path: Path, referenc
     trained = load_trained(target)
     direct = from_tensorflow(dict(np.load(reference / "weights.npz")), flags).state_dict()
     assert all(torch.equal(tensor, direct[name]) for name, tensor in trained.model.state_dict().items())
-    options = EvaluateOptions(str(target), splits=["test"], losses=True, batch_size=2, max_segments=4)
+    options = EvaluateOptions(str(target), splits=["test"], max_segments=4)
     evaluate(options, tmp_path)
     settings = json.loads((tmp_path / "evaluation.json").read_text())["evaluation"]
     own = {name: flags[name] for name in ("mem_len", "same_length", "clamp_len")}
     assert settings.items() >= {**own, "segment_len": flags["tgt_len"]}.items()
-    lines = (tmp_path / "text.txt").read_text().splitlines()
-    text = trained.vocabulary.encode("\n".join(lines[-15:]).encode() + b"\n")
-    stream = torch.from_numpy(text.astype(np.int64))[-len(text) // 2 * 2 :].view(2, -1)
-    with torch.no_grad():
-        expected, _ = score_segments(trained.model, stream[:, : 4 * flags["tgt_len"] + 1], flags["tgt_len"])
-    found = np.load(tmp_path / "losses_test.npz")["nll"]
-    np.testing.assert_allclose(found, expected.flatten(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_published_folder_needs_only_lengths(convert: Convert, small: Path) -> None:
