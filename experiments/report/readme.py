@@ -18,6 +18,7 @@ from txl_lightning.reporting.tables import markdown_table
 
 ROOT = Path(__file__).parents[2]
 LAPTOP = "experiments/results/laptop"
+IN_PAGE = ("arm", "init", "best", "length", "paper_best")  # columns of Table 6
 
 
 def parts(results: Mapping[str, Any]) -> dict[str, str]:
