@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from threading import Barrier, local
 from typing import Any, TypeVar
 
@@ -12,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from txl_lightning.data.documents import mark
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.vocabulary import mark
 from txl_lightning.errors import OptionError
 from txl_lightning.measure import losses as module
 from txl_lightning.measure.losses import (
