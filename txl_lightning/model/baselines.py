@@ -52,7 +52,7 @@ class LSTMLayer(nn.Module):
         """
         start = (previous_BD.to(cell_BD.dtype)[None], cell_BD[None])
         x_BTD = x_BTD.to(cell_BD.dtype)
-        with torch.autocast(x_BTD.device.type, enabled=False):
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             if self.training and self.weight_dropout.p:
                 weight_hh = self.weight_dropout(self.lstm.weight_hh_l0)
                 weights = [self.lstm.weight_ih_l0, weight_hh, self.lstm.bias_ih_l0, self.lstm.bias_hh_l0]
