@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
-from txl_lightning.distributed.ranks import all_gather
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.models import Model
 
@@ -84,39 +84,35 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
     return units[:1] if same else units
 
 
-class TokenLoss:
-    """Mean loss over tokens and their number of bytes, in float64, over all ranks.
+class TokenLoss(Metric):
+    """Mean loss over tokens and their number of bytes, from float64 sums over all ranks.
 
     torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one
     token has probability 0.
-
-    Attributes:
-        nll_sum: sum of the losses on this rank, in nats, on the device where it has float64.
-        n_bytes: bytes of the tokens; nan if they are not known.
-        tokens: number of tokens.
     """
 
-    def __init__(self) -> None:
-        self.reset()
+    full_state_update = False
+    nll_sum: Tensor
+    n_bytes: Tensor
+    tokens: Tensor
 
-    def reset(self) -> None:
-        """Forget all tokens."""
-        self.nll_sum: Tensor | float = 0.0
-        self.n_bytes: Tensor | float = 0.0
-        self.tokens = 0
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("nll_sum", "n_bytes", "tokens"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, n_bytes: Tensor | float = math.nan) -> None:
         """Add the losses of some tokens, in nats, and their number of bytes (nan if it is not known)."""
-        device = "cpu" if nll.device.type in WITHOUT_FLOAT64 else nll.device
-        self.nll_sum = self.nll_sum + nll.detach().to(device).double().sum()
-        self.n_bytes = self.n_bytes + (n_bytes.to(device).double() if isinstance(n_bytes, Tensor) else n_bytes)
+        device = torch.device("cpu") if nll.device.type in WITHOUT_FLOAT64 else nll.device
+        if self.device != device:
+            self.to(device)
+        self.nll_sum += nll.detach().to(device).double().sum()
+        self.n_bytes += n_bytes.to(device) if isinstance(n_bytes, Tensor) else n_bytes
         self.tokens += nll.numel()
 
     def compute(self) -> tuple[float, int, float]:
         """Return the mean loss in nats per token (nan without tokens), the tokens and the bytes (nan if not known)."""
-        parts = all_gather((float(self.nll_sum), self.tokens, float(self.n_bytes)))
-        nll_sum, tokens, n_bytes = (sum(values) for values in zip(*parts, strict=True))
-        return nll_sum / tokens if tokens else math.nan, tokens, n_bytes
+        return float(self.nll_sum / self.tokens), int(self.tokens), float(self.n_bytes)
 
 
 def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
