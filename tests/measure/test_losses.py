@@ -194,7 +194,7 @@ def test_ranks_measure_what_one_does() -> None:
 
 MEASURED = """
 import re
-from itertools import pairwise
+from pathlib import Path
 import numpy as np
 from tests.test_conf import composed
 from txl_lightning.measure.losses import window_losses, window_reader
