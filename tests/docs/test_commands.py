@@ -54,7 +54,6 @@ SMALLER = {
 REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
 REPLACED |= {
     "context_curve.every_n_steps": "3",
-    "context_curve.n_positions": "20",
     "checkpoint.keep_every_n_steps": "3",
     "attention_lengths": "[30,60]",
 }
