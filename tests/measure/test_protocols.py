@@ -72,10 +72,8 @@ def test_distances_beyond_training_are_clamped_and_others_are_not(tmp_path: Path
     for make in (protocol.at_attention_length, protocol.with_memory):
         within, beyond = make(trained), make(trained + 6)
         assert within.settings()["clamp_len"] == -1
-        assert within.unclamped() is None
         assert beyond.settings()["clamp_len"] == trained - 1
-        free = beyond.unclamped()
-        assert free is not None
+        free = replace(beyond, clamped=False)
         assert free.settings() == beyond.settings() | {"clamp_len": -1}
         given = replace(free, evaluation=replace(beyond.evaluation, clamp_len=trained - 1))
         np.testing.assert_array_equal(losses(beyond), losses(given))
@@ -87,9 +85,7 @@ def test_the_sliding_window_is_clamped_too(tmp_path: Path) -> None:
     sliding = SlidingWindowProtocol(own.trained, own.corpus, stride=2)
     assert sliding.at_attention_length(8).settings()["clamp_len"] == -1
     assert sliding.at_attention_length(12).settings()["clamp_len"] == 7
-    free = sliding.at_attention_length(12).unclamped()
-    assert free is not None
-    assert free.settings()["clamp_len"] == -1
+    assert replace(sliding.at_attention_length(12), clamped=False).settings()["clamp_len"] == -1
     assert replace(sliding, clamp_len=9).at_attention_length(12).settings()["clamp_len"] == 9
 
 

@@ -138,11 +138,6 @@ class ScoringProtocol(ABC):
     def description(self) -> str:
         """Describe lengths, batch and the start of streams, for a line of text."""
 
-    def unclamped(self) -> ScoringProtocol | None:
-        """Return a copy with the run's own `clamp_len` at any distance; None if that changes nothing."""
-        copy = replace(self, clamped=False)
-        return None if copy.settings() == self.settings() else copy
-
     @property
     def streams_start(self) -> str:
         """Context of the first token of a stream, in words."""
@@ -355,7 +350,8 @@ class SlidingWindowProtocol(ScoringProtocol):
     def lengths(self) -> dict[str, Any]:
         window, stride = self.sizes()
         config: Any = getattr(self.reader().model, "config", None)
-        lengths = {"window": window, "stride": stride, "clamp_len": getattr(config, "clamp_len", None)}
+        lengths = {"protocol": "window", "window": window, "stride": stride}
+        lengths["clamp_len"] = getattr(config, "clamp_len", None)
         return {**lengths, "batch_size": 1, "max_segments": self.max_windows}
 
     def description(self) -> str:

@@ -55,7 +55,8 @@ def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_pa
     for mem_len in (0, 8, 40):
         (line,) = run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"], mem_len=mem_len), tmp_path)
         segments = "segments of 8" if mem_len else "extended context 6, segments of 2"  # windows of 8
-        assert f"memory {mem_len}, {segments}, 2 streams without context" in line
+        word = "carried" if mem_len else "window"
+        assert f"({word}: memory {mem_len}, {segments}, 2 streams without context" in line
         scores.add(line.split()[2])
     assert len(scores) == 3
 
@@ -116,7 +117,7 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, op
 def test_the_sliding_window_scores_one_stream(runs: SmallRuns, tmp_path: Path) -> None:
     tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["test"]
     ours = result(runs, "characters", tmp_path, protocol="window", window=6, stride=1, losses=True)
-    lengths = {"window": 6, "stride": 1, "clamp_len": -1, "batch_size": 1, "max_segments": None}
+    lengths = {"protocol": "window", "window": 6, "stride": 1, "clamp_len": -1, "batch_size": 1, "max_segments": None}
     assert ours["evaluation"] == {**lengths, "precision": "32-true"}
     assert ours["test"]["tokens"] == len(tokens) - 1
     with np.load(tmp_path / "losses_test.npz") as file:

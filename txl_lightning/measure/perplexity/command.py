@@ -148,8 +148,9 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     )
     results = {**vars(evaluation), **scored}
     write_json(directory / "evaluation.json", results)
+    lengths = f"{evaluation.evaluation['protocol']}: {shown.description()}"
     lines = [
-        split_line(split, result, corpus.name + corpus.unknown_share(split), shown.description())
+        split_line(split, result, corpus.name + corpus.unknown_share(split), lengths)
         for split, result in scored.items()
     ]
     lines += [f"{split}: {len(units[split].texts):,} {options.per}s in {scored[split]['units']}" for split in units]

@@ -121,31 +121,6 @@ def generate_all(
     return torch.cat([prompt_BT[0].new_empty(len(prompt_BT), 0), *tokens], dim=1)
 
 
-@torch.no_grad()
-def continuation_losses(
-    model: GenerativeModel,
-    prompt_T: Int[Tensor, " T"],
-    continuation_N: Int[Tensor, " N"],
-    segment_len: int,
-    **options: Any,
-) -> Float[Tensor, " N"]:
-    """Return -log P(token | prompt, tokens before it) in nats of every token of a continuation, read as it is drawn.
-
-    Args:
-        model: with dropout off, and as `generate` would use it: cached where that is possible.
-        prompt_T: tokens of the prompt.
-        continuation_N: tokens that follow it.
-        segment_len: tokens of the prompt that are read at once.
-        options: `document_start` and `closed_documents` of `generate`.
-    """
-    group, losses = _Group(model, [0], **options), []
-    group.begin([prompt_T], segment_len)
-    for token_1 in continuation_N.split(1):
-        losses.append(-group.read()[0].float().gather(0, token_1))
-        group.add(token_1[None])
-    return torch.cat(losses)
-
-
 @dataclass
 class _Group:
     """Prompts that the model reads as a batch, and their memory.
