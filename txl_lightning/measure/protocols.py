@@ -36,7 +36,7 @@ from txl_lightning.measure.losses import (
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast
-from txl_lightning.runs.models import Model, carries_state, model_class
+from txl_lightning.runs.models import Model, always_carries_state, carries_state, model_class
 from txl_lightning.runs.trained import TrainedModel
 
 
@@ -261,7 +261,7 @@ class StateReuse(ScoringProtocol):
         cached = self.cached and can_cache(self.trained.model)
         lengths = self._lengths()
         others = {name: getattr(self.evaluation, name) for name in names}
-        word = protocol_word(lengths, carries_state(self.trained.config))
+        word = protocol_word(lengths, always_carries_state(self.trained.config))
         return {"protocol": word, **lengths, **others, "cached": cached}
 
     @property

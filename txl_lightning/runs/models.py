@@ -58,9 +58,14 @@ def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
 
 
 def carries_state(config: Config) -> bool:
-    """Return whether a segment reads anything of earlier ones: always in a recurrent model, and if a memory says so."""
+    """Return whether a segment reads anything of earlier ones: if there is a memory, or in any case."""
+    return config.memory.mem_len > 0 or always_carries_state(config)
+
+
+def always_carries_state(config: Config) -> bool:
+    """Return whether a segment reads something of earlier ones with `mem_len=0` too: of an LSTM, QRNN or variant."""
     kind: Any = model_class(config).config_class
-    return kind is RecurrentConfig or config.memory.mem_len > 0 or kind(None, mem_len=0).is_recurrent
+    return kind is RecurrentConfig or kind(None, mem_len=0).is_recurrent
 
 
 def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:

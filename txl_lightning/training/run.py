@@ -31,7 +31,7 @@ from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.metrics import peak_memory
-from txl_lightning.runs.models import Model, architecture, make_model, require_room
+from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.runs.threads import resolve_threads
 from txl_lightning.runs.trained import Checkpoint, read_checkpoint
@@ -338,7 +338,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
         "weights_step": weights_step,
         **run.module.metrics,
         "evaluation": {
-            "protocol": protocol_word(lengths, getattr(run.module.model.config, "is_recurrent", False)),
+            "protocol": protocol_word(lengths, always_carries_state(run.config)),
             **lengths,
             "segment_len": options.segment_len,
             "streams_start": streams_start(lengths, run.config.memory.start),
