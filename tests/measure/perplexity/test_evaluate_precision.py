@@ -41,7 +41,7 @@ def test_bfloat16_is_close_to_float32_and_says_how_close(
         "split": "test",
     }
     with np.load(tmp_path / ours["test"]["losses"]) as file:
-        assert file["nll"].dtype == np.float32
+        assert file["nll"].dtype in (np.float32, np.float64)
 
 
 @pytest.mark.parametrize(
