@@ -332,7 +332,11 @@ def sliding_losses(
     require(n >= 2, "splits", f"{n} tokens", "needs at least 2")
     targets = np.arange(1, n if max_windows is None else min(n, max_windows * stride + 1))
     ends = np.minimum(-(-targets // stride) * stride, n - 1)
-    nll = read_windows(reader, tokens, np.maximum(0, ends - longest), targets, ends, progress=True)
+    nll: NDArray[np.floating] = read_windows(
+        reader, tokens, np.maximum(0, ends - longest), targets, ends, progress=True
+    )
+    if any(weight.dtype != torch.float64 for weight in getattr(reader.model, "parameters", list)()):
+        nll = nll.astype(np.float32)  # as the model computes them
     left_out = {"first_of_streams": 1, "trimmed": 0, "max_segments": n - 1 - len(nll)}
     return TokenLosses(nll, targets, left_out, time.perf_counter() - started)
 
