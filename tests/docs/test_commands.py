@@ -64,7 +64,6 @@ RUNS = (
     "runs/off",
     "runs/second",
     "runs/t5",
-    "runs/kept",
     "runs/book",
     "runs/notes",
     "runs/tune",
