@@ -97,4 +97,4 @@ def test_validation_waits_only_for_its_result(arm: str) -> None:
             module.validation_step(segment(number), number)
     with AnsweredReads():
         module.on_validation_epoch_end()
-    assert module.metrics["val/tokens"] == 72
+    assert {"val/nll", "val/tokens"} <= set(module.metrics)

@@ -15,7 +15,7 @@ from tests.wandb_files import history, media, records, run_files, summary, table
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.runs.trained import Checkpoint
 from txl_lightning.training import loggers
-from txl_lightning.training.loggers import CurveFile, continued_run, earlier_rows, supersede, upload_line
+from txl_lightning.training.loggers import CurveFile, earlier_rows, make_logger, supersede, upload_line
 
 OPTIONS = (
     "logger=wandb",
@@ -100,13 +100,16 @@ def test_only_the_runs_of_this_training_are_superseded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
 @pytest.mark.parametrize("earlier", ["online", "offline"])
-def test_only_an_online_run_is_continued_online(tmp_path: Path, mode: str, earlier: str) -> None:
+def test_only_an_online_run_is_continued_online(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, earlier: str
+) -> None:
     """An offline id that was synced later would be replaced, not continued."""
-    contents = {"txl_lightning": {"wandb_id": "abc"}}
+    monkeypatch.setattr(loggers, "start_wandb", lambda *args: args[-1])
+    contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
     config = tiny_config(tmp_path, f"logger.mode={earlier}")
     resumed = Checkpoint(tmp_path, "resume", contents, config, Vocabulary("byte"), {})
     expected = "abc" if mode == earlier == "online" else None
-    assert continued_run(tiny_config(tmp_path, f"logger.mode={mode}"), resumed) == expected
+    assert make_logger(tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}"), tmp_path, resumed, 1) == expected
 
 
 def test_half_a_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
