@@ -1,4 +1,4 @@
-"""Numbers that a run writes, computed a second time: metrics.json, validation.jsonl, metrics.csv, progress.json."""
+"""Numbers that a run writes, computed a second time: metrics.json, validation.jsonl, metrics.csv."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.files import write_json
 from txl_lightning.runs.metrics import training_flops
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.curves import TrainingCurves
@@ -31,7 +30,7 @@ B, T, M, STEPS = 4, 8, 12, 60  # an epoch has 56 steps, so that the memory start
 EVERY, LR, MIN_LR, WARMUP, PEAK = 7, 0.01, 0.002, 10, 1e6
 OPTIONS = (
     *(f"trainer.max_steps={STEPS}", f"trainer.log_every_n_steps={EVERY}", "trainer.val_every_n_steps=20"),
-    *(f"memory.mem_len={M}", "model.dropout=0.1", "logger=csv", "trainer.progress_file=true", "data.level=char"),
+    *(f"memory.mem_len={M}", "model.dropout=0.1", "logger=csv", "data.level=char"),
     *(f"optimizer.lr={LR}", f"optimizer.min_lr={MIN_LR}", f"optimizer.warmup_steps={WARMUP}"),
     *("evaluation.mem_len=16", "evaluation.segment_len=6", "evaluation.same_length=true", "evaluation.clamp_len=14"),
     *("evaluation.ext_len=2", "trainer.val_max_segments=3", "evaluation.max_segments=5", "trainer.stream_groups=2"),
@@ -72,14 +71,6 @@ class Recorded:
         patch.setattr(LanguageModelModule, "_evaluation_end", validated)
         patch.setattr("time.perf_counter", lambda: now)
         patch.setattr("txl_lightning.training.curves.peak_flops", lambda *_: PEAK)
-        patch.setattr("txl_lightning.training.curves.EVERY_SECONDS", 0.0)
-        self.progress: list[dict[str, Any]] = []
-
-        def progress(path: Path, state: dict[str, Any]) -> None:
-            self.progress.append(state)
-            write_json(path, state)
-
-        patch.setattr("txl_lightning.training.curves.write_json", progress)
         text = "".join(f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60))
         (directory / "text.txt").write_text(text, encoding="utf-8")
         self.config: Config = tiny_config(directory, *OPTIONS)
@@ -196,15 +187,11 @@ def test_curves_of_training(recorded: Recorded) -> None:
     assert recorded.metrics["peak_memory_bytes"] >= recorded.curve("train/peak_memory_bytes")[STEPS] > 1e7
 
 
-def test_progress_json_and_config_yaml(recorded: Recorded) -> None:
-    bpc = recorded.curve("train/bpc")[STEPS]
-    expected = {"steps": STEPS, "max_steps": STEPS, "unit": "bpc", "loss": pytest.approx(bpc), "seconds": 420.0}
-    assert json.loads((recorded.run / "progress.json").read_text()) == recorded.progress[-1] == expected
-    assert [state["steps"] for state in recorded.progress] == [*range(STEPS + 1), STEPS]
-    assert recorded.progress[EVERY - 1]["loss"] is None
+def test_config_yaml_and_the_files_of_a_run(recorded: Recorded) -> None:
+    assert recorded.metrics["seconds"] == 420.0
     written = OmegaConf.load(recorded.run / "config.yaml")
     assert (written.memory.mem_len, written.evaluation.mem_len, written.trainer.num_threads) == (M, 16, 1)
-    names = {"config.yaml", "metrics.json", "metrics.csv", "validation.jsonl", "progress.json", "checkpoints"}
+    names = {"config.yaml", "metrics.json", "metrics.csv", "validation.jsonl", "checkpoints"}
     assert {path.name for path in recorded.run.iterdir()} == names
     assert {path.name for path in (recorded.run / "checkpoints").iterdir()} == {
         *("last.ckpt", "previous.ckpt", "best.ckpt")

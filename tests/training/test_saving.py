@@ -244,14 +244,14 @@ def test_a_full_disk_is_reported_and_training_continues(
         full_disk() if contents["global_step"] in (8, 10) else saved(contents, path, previous)
 
     monkeypatch.setattr(storage, "write_checkpoint", save)
-    for name in ("checkpointing.write_checkpoint", "curves.write_json", "loggers.CSVLogger.log_metrics"):
+    for name in ("checkpointing.write_checkpoint", "loggers.CSVLogger.log_metrics"):
         monkeypatch.setattr(f"txl_lightning.training.{name}", full_disk)
     diverge(monkeypatch, 12)
-    options = ("checkpoint.keep_every_n_steps=4", "trainer.progress_file=true", "logger=csv")
+    options = ("checkpoint.keep_every_n_steps=4", "logger=csv")
     metrics = train(tiny_config(tmp_path, *OPTIONS, *options), tmp_path / "run")
     assert (metrics["steps"], metrics["weights_step"]) == (12, 5)
     said = capsys.readouterr().err
-    for what in ("step4.ckpt", "progress.json", "the curves"):
+    for what in ("step4.ckpt", "the curves"):
         assert f"could not write {what}: [Errno 28] No space left on device; training continues" in said
     words = "could not write the checkpoint of step 8: [Errno 28] No space left on device; "
     assert f"{words}the last one is of step 5; training continues" in said

@@ -257,9 +257,8 @@ class TrainerConfig:
     over that many groups of each process's streams. `num_threads` null means as many CPU threads as this size pays
     for (`runs.threads`), stated in `config.yaml`. `attention` is the kernel of training and validation: default,
     the fastest exact one on the device, or flex. `val_every_n_steps` null validates at the end of every epoch. The last
-    step of a run is validated in any case.
-    `progress_file` writes `progress.json` about once a second. `callbacks` lists callbacks of Lightning, each with
-    its class as `_target_` and the arguments of the class.
+    step of a run is validated in any case. `callbacks` lists callbacks of Lightning, each with its class as `_target_`
+    and the arguments of the class.
     """
 
     max_steps: int = MISSING
@@ -275,7 +274,6 @@ class TrainerConfig:
     val_every_n_steps: int | None = None
     val_max_segments: int | None = None
     progress_bar: bool = True
-    progress_file: bool = False
     callbacks: list[Any] = field(default_factory=list)
 
 
@@ -424,6 +422,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: their values without effect, None for all
     "trainer.max_nonfinite_steps": None,
     "checkpoint.memory": None,
+    "trainer.progress_file": None,
     **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
     "model.sink": (False,),
     "model.residual": ("sum",),

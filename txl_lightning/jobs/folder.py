@@ -34,7 +34,7 @@ LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
 # Options that say how and where a job runs and what it leaves, and change no number.
 WITHOUT_INFLUENCE = (
     *("logger", "resume", "checkpoint.every_n_steps", "data.root", "data.cache_dir"),
-    *("trainer.progress_bar", "trainer.progress_file", "trainer.log_every_n_steps"),
+    *("trainer.progress_bar", "trainer.log_every_n_steps"),
 )
 NOT_OF_THE_TEXT = ("data.batch_size", "data.segment_len", "data.seed", "data.random_start")  # among options of `data`
 # Presentation only: a change here does not make finished jobs stale.

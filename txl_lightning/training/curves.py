@@ -21,7 +21,6 @@ from txl_lightning.data.recall import configured
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, check_count
-from txl_lightning.files import write_json
 from txl_lightning.measure.recl.loss_by_context import ContextCurve, context_curve, position_blocks
 from txl_lightning.runs.metrics import (
     loss_metrics,
@@ -305,39 +304,3 @@ class _Lines:
 
     def flush(self) -> None:
         sys.stderr.flush()
-
-
-PROGRESS_FILE = "progress.json"
-EVERY_SECONDS = 1.0
-
-
-class ProgressFile(Callback):
-    """Writes `progress.json`, replaced atomically at most once a second (`trainer.progress_file=true`).
-
-    The file holds `steps`, `max_steps`, `unit` (bpc or ppl), `loss` (training loss at the last log step, in that
-    unit; null before the first) and `seconds` (wall-clock time of the run, earlier sessions included).
-
-    Args:
-        directory: run directory.
-        curves: source of the loss and the time.
-    """
-
-    def __init__(self, directory: Path, curves: TrainingCurves) -> None:
-        self.path, self.curves = directory / PROGRESS_FILE, curves
-        self._last_write = -EVERY_SECONDS
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        if time.monotonic() - self._last_write >= EVERY_SECONDS:
-            self._write(trainer, pl_module)
-
-    def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if not trainer.is_global_zero:
-            return
-        self._last_write = time.monotonic()
-        unit = loss_unit(str(pl_module.level))
-        state = {"steps": trainer.global_step, "max_steps": trainer.max_steps, "unit": unit}
-        state |= {"loss": self.curves.latest.get(f"train/{unit}"), "seconds": round(self.curves.seconds, 2)}
-        with reported(self.path.name):
-            write_json(self.path, state)
-
-    on_train_start = on_train_end = _write

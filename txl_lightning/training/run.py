@@ -47,7 +47,7 @@ from txl_lightning.training.checkpointing import (
     prepare_directory,
 )
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks, resolve_accelerator, resolve_precision
-from txl_lightning.training.curves import ContextCurves, ProgressBar, ProgressFile, TrainingCurves
+from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
 from txl_lightning.training.loggers import custom_callbacks, custom_logger, finish_wandb, make_logger
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals
@@ -165,7 +165,6 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         ContextCurves(config, corpus.splits["valid"], directory, curves) if contexts else None,
         RandomState(ranks, config.seed),
         ProgressBar(curves) if config.trainer.progress_bar else None,
-        ProgressFile(directory, curves) if config.trainer.progress_file else None,
         *own_callbacks,
         checkpoints,
         CleanStop(signals, checkpoints),
