@@ -1,4 +1,4 @@
-"""The code of docs/state-across-batches.md, in its order, and its module in a trainer that stops and resumes."""
+"""The code of docs/training.md, in its order, and its module in a trainer that stops and resumes."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from tests.docs.pages import ROOT, blocks
 from txl_lightning import CachedTransformerXL
 
-PAGE = ROOT / "docs/state-across-batches.md"
+PAGE = ROOT / "docs/training.md"
 
 
 def check_beam_search(names: dict[str, Any]) -> None:
