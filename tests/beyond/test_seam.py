@@ -4,13 +4,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import txl_lightning.beyond
 from tests.docs.pages import blocks
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
+from txl_lightning.model.inference.cached import can_cache
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLLayer
+from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
@@ -24,11 +29,36 @@ def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     config = tiny_config(tmp_path)
     config.beyond = {"name": "toy", "factor": 0.5}
     train(config, tmp_path / "run")
-    model = load_trained(tmp_path / "run/checkpoints/best.ckpt").model
-    assert (type(model).__name__, model.config.factor) == ("ToyTransformerXL", 0.5)  # type: ignore[union-attr]
+    model: Any = load_trained(tmp_path / "run/checkpoints/best.ckpt").model.eval()
+    assert (type(model).__name__, model.config.factor) == ("ToyTransformerXL", 0.5)
+    tokens = torch.arange(6).view(1, 6) % model.config.vocab_size
+    found = model.score(tokens, tokens)[0]
+    for layer in model.layers:
+        layer.factor = 1.0
+    assert not found.allclose(model.score(tokens, tokens)[0])
     config.beyond["facto"] = 1
     with pytest.raises(OptionError, match=r"beyond\.facto=1: is no option of beyond=toy, which has factor"):
         train(config, tmp_path / "second")
+
+
+def test_a_subclass_without_options_does_not_take_the_cores_place(tmp_path: Path) -> None:
+    class Unregistered(TransformerXL):
+        pass
+
+    assert type(make_model(tiny_config(tmp_path), 20)) is TransformerXL
+    assert can_cache(Unregistered(TransformerXLConfig(20, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)))
+
+
+def test_a_model_with_another_forward_is_not_cached() -> None:
+    class Layer(TransformerXLLayer):
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return super().forward(*args, **options)
+
+    class Model(TransformerXL):
+        layer_class = Layer
+
+    sizes = TransformerXLConfig(20, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)
+    assert [can_cache(kind(sizes)) for kind in (TransformerXL, Model)] == [True, False]
 
 
 @pytest.mark.parametrize("importer", ["txl_lightning/model/memory.py", "txl_lightning/cli.py", "experiments/paper.py"])

@@ -52,9 +52,14 @@ def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
     if not name:
         return RecurrentLanguageModel if recurrent else TransformerXL
     module = beyond(name).__name__
-    variants = [model for model in TransformerXL.__subclasses__() if model.__module__ == module]
-    require(bool(variants), "beyond", name, "is no variant of the model")
+    variants = [model for model in _variants() if model.__module__ == module]
+    require(bool(variants), "beyond", name, "is no variant of the model with a config_class of its own")
     return variants[-1]
+
+
+def _variants() -> list[type[TransformerXL]]:
+    """Return the variants that were imported; a subclass that has the core's options is none."""
+    return [model for model in TransformerXL.__subclasses__() if "config_class" in vars(model)]
 
 
 def carries_state(config: Config) -> bool:
@@ -117,7 +122,7 @@ def make_model(config: Config, vocab_size: int) -> Model:
 
 
 def _model(sizes: TransformerXLConfig | RecurrentConfig) -> Model:
-    models: list[Any] = [RecurrentLanguageModel, TransformerXL, *TransformerXL.__subclasses__()]
+    models: list[Any] = [RecurrentLanguageModel, TransformerXL, *_variants()]
     of_config: Model = next(model for model in models[::-1] if model.config_class is type(sizes))(sizes)
     return of_config
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.errors import require
+from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout
@@ -32,15 +33,22 @@ from txl_lightning.model.positions import (
     states_of_document,
     without_marks,
 )
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
 REUSE = 1.2  # a buffer of at least this relative length is kept, and its window moved to the front
 
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
-    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL that does not say that it `cannot`."""
-    return isinstance(model, TransformerXL) and "cached inference" not in model.cannot
+    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL that does not say that it `cannot`.
+
+    It calls no `forward`, so a model that overrides one is none either.
+    """
+    if not isinstance(model, TransformerXL) or "cached inference" in model.cannot:
+        return False
+    layer: Any = model.layers[0]
+    parts = ((model, TransformerXL), (layer, TransformerXLLayer), (layer.attention, Attention))
+    return all(type(part).forward is core.forward for part, core in parts)
 
 
 @dataclass
