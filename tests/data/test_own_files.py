@@ -175,7 +175,7 @@ NO_RECORD = "must have a text in the column text of every record "
         ("a.jsonl", b'{"text": null}\n' * 9, NO_RECORD + r"\(LookupError: one is {'text': None}"),
         ("a.jsonl", b"no json\n" * 9, NO_RECORD),
         ("a.json", b"[]", NO_RECORD + r"\(LookupError: there is none"),
-        ("a.gz", gzip.compress(b"text" * 999)[:-9], "a.gz: cannot be read"),
+        ("a.gz", gzip.compress(b"text" * 999, mtime=0)[:-9], "a.gz: cannot be read"),
         ("a.xz", lzma.compress(b"text" * 999)[:-9], "a.xz: cannot be read"),
     ],
 )
