@@ -33,7 +33,7 @@ import torch
 from benchmarks.bench import OTHERS, ROOT
 from txl_lightning.distributed.processes import JobProcess, execute
 from txl_lightning.files import write_json
-from txl_lightning.jobs.processes import Jobs
+from txl_lightning.jobs import Jobs
 from txl_lightning.reporting.machine import processor
 
 GRACE_SECONDS = 45  # for a stopped part to save and end

@@ -21,7 +21,7 @@ from txl_lightning.cli import COMMANDS, main, register_all
 from txl_lightning.command_line.messages import OF_LIGHTNING, suggestion
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.jobs.folder import LOCK, JobFolder
+from txl_lightning.jobs import LOCK, JobFolder
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
@@ -156,6 +156,14 @@ def test_a_fault_in_an_own_file_is_one_line(tmp_path: Path, name: str, message: 
     done = run_txl("train", "--config-dir=own", f"experiment={name}", directory=tmp_path)
     assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1)
     assert message in done.err
+
+
+def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> None:
+    (own_configs(tmp_path) / "data/ptb.yaml").write_text("defaults: [file]\npath: text.txt\n")
+    for words in (["--config-dir", "own", "experiment=mine"], ["-m", "hydra.searchpath=[own]", "seed=1,2"]):
+        done = run_txl("train", *words, directory=tmp_path)
+        assert (done.status, len(done.err.splitlines())) == (2, 1)
+        assert "own/data/ptb.yaml: has the name of a file of txl_lightning" in done.err
 
 
 def test_further_ranks_read_own_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

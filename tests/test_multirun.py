@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.txl_process_launcher.process_launcher import ProcessLauncher
+from hydra_plugins.txl_process_launcher import ProcessLauncher
 from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl
@@ -136,8 +136,8 @@ def test_options_of_the_launcher_are_checked_before_a_job_starts(
 
 def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Mock()
-    monkeypatch.setattr("hydra_plugins.txl_process_launcher.process_launcher.JobProcess", made)
-    monkeypatch.setattr("hydra_plugins.txl_process_launcher.process_launcher.pickle", Mock())
+    monkeypatch.setattr("hydra_plugins.txl_process_launcher.JobProcess", made)
+    monkeypatch.setattr("hydra_plugins.txl_process_launcher.pickle", Mock())
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     job = Mock(directory=tmp_path / "0", overrides=("seed=1",), number=0)
     job.config.hydra.job.env_set = {"A": "1"}

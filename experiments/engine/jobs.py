@@ -22,7 +22,7 @@ from txl_lightning.config.schemas import CONF, Config, DataConfig, data_class, p
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.files import expand
-from txl_lightning.jobs.folder import JobFolder, code_of, with_influence
+from txl_lightning.jobs import JobFolder, code_of, identity
 from txl_lightning.reporting.machine import gpus, processor
 from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 
@@ -159,7 +159,7 @@ def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
         depends |= {"machine": ", ".join([processor(), *gpus()])} if job.alone else {}
         depends |= {"needs": [made[name] for name in job.needs]}
         if job.command == "train":
-            options = with_influence(plain(composed(job.overrides)))
+            options = identity(plain(composed(job.overrides)))
             depends |= {"options": options | {"data.path": corpora[job.name]}}  # the text counts, not its place
         else:
             depends |= {"defaults": defaults(job.command), "overrides": job.overrides}

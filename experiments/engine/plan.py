@@ -21,8 +21,7 @@ from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.distributed.processes import Ended, JobProcess, execute
 from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum
-from txl_lightning.jobs.folder import JobFolder
-from txl_lightning.jobs.processes import Jobs, Progress, clock
+from txl_lightning.jobs import JobFolder, Jobs, Progress, clock
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
 

@@ -30,7 +30,7 @@ from experiments.sections import (
 )
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
-from txl_lightning.jobs.processes import clock
+from txl_lightning.jobs import clock
 from txl_lightning.reporting.machine import cores, processor
 from txl_lightning.reporting.tables import escape, markdown_table
 

@@ -20,7 +20,7 @@ from experiments.arms import OFF, ON
 from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan
 from experiments.engine.profiles import PROFILES, Setup
 from tests import wandb_files
-from txl_lightning.jobs.folder import JobFolder
+from txl_lightning.jobs import JobFolder
 
 ROOT = Path(__file__).parents[2]
 REPRODUCE = [sys.executable, "-m", "experiments.reproduce"]

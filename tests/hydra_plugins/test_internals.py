@@ -4,8 +4,8 @@ import pytest
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus
 
-from hydra_plugins.txl_process_launcher._multirun_job import add_singletons
 from txl_lightning.command_line.messages import hydra_parser
+from txl_lightning.command_line.multirun import add_singletons
 from txl_lightning.errors import UserError
 
 

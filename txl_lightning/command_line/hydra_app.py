@@ -39,7 +39,7 @@ from txl_lightning.command_line.multirun import (
 )
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import Stopped, notice
-from txl_lightning.jobs.folder import JobFolder, identity, refuse_another_text
+from txl_lightning.jobs import JobFolder, identity, refuse_another_text
 
 NONE = re.compile(r"(?<![^\s,:(\[{])None(?![^\s,)\]}])")  # a whole value or element
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
@@ -55,9 +55,9 @@ def run_command(command: Command, words: list[str]) -> None:
     words = [literal(word, command.text_options) for word in words]
     try:
         given = read_flags(words)
-        refuse_unusable(given.overrides, command)
         composed = [*given.overrides]  # `compose` knows no flags
         composed += [f"hydra.searchpath=[{quoted(os.path.abspath(given.config_dir))}]"] if given.config_dir else []
+        refuse_unusable(composed, command)
         if given.help:
             show(options_help(command, composed))
             return

@@ -8,9 +8,11 @@ import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn, get_type_hints
 
 from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
@@ -97,13 +99,16 @@ def read_flags(words: Sequence[str]) -> Namespace:
 
 
 def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
-    """Refuse what Hydra would misread: two choices as one, no choice, `+option=value`, a choice of another command.
+    """Refuse what Hydra would misread: two choices as one, no choice, `+option=value`, a choice of another command,
+    a custom file with the name of one of ours.
 
     Raises:
         UserError: an override cannot be used.
     """
     for word in overrides:
         name, _, value = word.partition("=")
+        if name == "hydra.searchpath":
+            refuse_names_of_ours(word)
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
         if word.startswith("+"):
@@ -117,6 +122,24 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
         of_another = value.startswith("published/") != (command.name == "evaluate")
         if (of_another and value not in ("", "null")) if is_experiment else value == "null":
             raise UserError(f"{word}: must be one of {', '.join(choices_of(name, command))}")
+
+
+def refuse_names_of_ours(searchpath: str) -> None:
+    """Refuse folders with a file that Hydra would ignore, since one of ours has its name.
+
+    Args:
+        searchpath: the override `hydra.searchpath=[…]`.
+
+    Raises:
+        UserError: names the first such file.
+    """
+    (override,) = OverridesParser.create().parse_overrides([searchpath])
+    folders = value if isinstance(value := override.value(), list) else []  # Hydra refuses any other value
+    for folder in (Path(str(name).removeprefix("file://")) for name in folders):
+        for ours in sorted(CONF.rglob("*.yaml")) if folder.resolve() != CONF.resolve() else ():
+            own = folder / ours.relative_to(CONF)
+            if own.is_file():
+                raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
 
 
 def choices_of(group: str, command: Command | None = None, own: Sequence[str] = ()) -> list[str]:

@@ -1,22 +1,30 @@
-"""A multirun: results of its jobs, the files `multirun.json` and `multirun.md` in its folder, its name in W&B."""
+"""A multirun: its jobs as the launcher sends them to processes, `multirun.json` and `multirun.md`, its name in W&B."""
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobStatus, run_job, setup_globals
 from hydra.experimental.callback import Callback
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, read_write
 
-from txl_lightning.errors import UserError
+from txl_lightning.errors import Stopped, UserError
 from txl_lightning.files import write_json, write_text
-from txl_lightning.jobs.folder import JobFolder, job_folders
+from txl_lightning.jobs import JobFolder, job_folders
 from txl_lightning.reporting.tables import markdown_table
 
-JSON_FILE, TABLE_FILE = "multirun.json", "multirun.md"
+JSON_FILE, TABLE_FILE, ERROR_FILE = "multirun.json", "multirun.md", "error.txt"
 LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb"))
 MAX_EXIT_STATUS = 100  # higher ones mean signals and errors of the shell
 MAX_NAME_LENGTH = 128  # of a W&B group
@@ -35,6 +43,75 @@ class JobError(Exception):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+@dataclass
+class MultirunJob:
+    """One job of a multirun.
+
+    Attributes:
+        number: hydra.job.num.
+        overrides: overrides of this job alone.
+        directory: where it writes.
+        config: composed by the launcher, so that the job's process need not compose it.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    directory: Path
+    config: DictConfig
+    task: TaskFunction
+    hydra_context: HydraContext
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its number."""
+        return str(self.number)
+
+
+def run_pickled(pickled: bytes) -> Any:
+    """Run a job in its process as `BasicLauncher` does; return its value, or a `JobError` and write `error.txt`.
+
+    Args:
+        pickled: the job, and Hydra's singletons without its plugins and resolvers, which cannot be pickled.
+    """
+    Plugins.instance()  # its scan replaces classes, so it precedes code that uses them
+    job: MultirunJob
+    job, singletons = pickle.loads(pickled)
+    add_singletons(singletons)
+    setup_globals()
+    value, error = None, None
+    try:
+        done = run_job(
+            hydra_context=job.hydra_context,
+            task_function=job.task,
+            config=job.config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+        if done.status == JobStatus.COMPLETED:
+            value = done._return_value
+        else:  # `return_value` would print a line and raise it
+            error = done._return_value
+    except Exception as raised:
+        error = raised
+    (job.directory / ERROR_FILE).unlink(missing_ok=True)  # of an earlier start
+    if error is None:
+        return value
+    text = "".join(traceback.format_exception(error))
+    with suppress(OSError):  # a full disk, or no folder
+        (job.directory / ERROR_FILE).write_text(text)
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        sys.stderr.write(text)
+    describe = getattr(job.task, "describe", lambda error: f"{type(error).__name__}: {error}")
+    return JobError(describe(error), stopped=isinstance(error, Stopped))
+
+
+def add_singletons(instances: dict[type, Any]) -> None:
+    """Add to Hydra's singletons (private). The public `set_state` drops the plugins and scans for them again."""
+    Singleton._instances.update(instances)
 
 
 # A line for each job of this process's multirun that failed, and None for each other one, filled by the launcher.

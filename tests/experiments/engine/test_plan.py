@@ -12,9 +12,9 @@ from experiments.engine import plan as module
 from experiments.engine.jobs import Job, composed
 from experiments.engine.plan import Plan, in_order, make_slots
 from experiments.engine.profiles import PROFILES, Setup
+from txl_lightning.distributed.processes import Ended
 from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum
-from txl_lightning.jobs.processes import Ended
 
 JOBS = [
     Job("time", "speed", (), "x", alone=True),

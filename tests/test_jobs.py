@@ -1,4 +1,4 @@
-"""The engine of jobs: processes with their results and ends, several at once, in order, within a limit, progress."""
+"""Jobs: identity, folder with its record and lock, and the engine that runs several at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,124 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from omegaconf import OmegaConf
 
+from txl_lightning import jobs as module
 from txl_lightning.distributed.processes import Ended, JobProcess, execute
 from txl_lightning.errors import UserError
-from txl_lightning.jobs.processes import Jobs, Progress, clock
+from txl_lightning.jobs import JobFolder, Jobs, Progress, choose_folders, clock, code_of, difference, identity
+
+OPTIONS = {"seed": 1, "optimizer.lr": 0.001}
+
+
+def test_options_that_only_say_how_a_job_runs_are_not_its_identity() -> None:
+    options = {
+        "seed": 1,
+        "n": "${seed}",
+        "logger": {"name": "csv"},
+        "data": {"root": "/a", "name": "b"},
+        "trainer": {"num_threads": 2},
+    }
+    expected = {"seed": 1, "data.name": "b", "trainer.num_threads": 2}
+    assert identity(OmegaConf.create({**options, "hydra": {"a": "???"}})) == {**expected, "n": 1}
+    assert identity({**options, "n": (1, 2)}) == {**expected, "n": [1, 2]}
+
+
+def test_the_first_option_that_differs_is_named() -> None:
+    assert difference({"seed": 1, "n": 2}, {"seed": 1, "n": 3}) == "n=3, not 2"
+    assert difference({"seed": 1}, {"seed": 1, "n": 3}) == "n=3, not None"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose command uses a module, a folder and a table."""
+    sources = {
+        "command": "from txl_sample.used import f\nfrom txl_sample import kinds, report\n",
+        "used": "def f(x):\n    import txl_sample.late\n    return x + 1\n",
+        **dict.fromkeys(("__init__", "late", "kinds/__init__", "kinds/one", "report", "other"), "A = 1\n"),
+    }
+    (tmp_path / "txl_sample/kinds").mkdir(parents=True)
+    for name, source in sources.items():
+        (tmp_path / f"txl_sample/{name}.py").write_text(source)
+    monkeypatch.setattr(module, "SOURCES", tmp_path)
+    return tmp_path / "txl_sample"
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "changes"),
+    [
+        ("command.py", "X = 1\n", True),
+        ("used.py", "X = 1\n", True),
+        ("used.py", "# why\n\n", False),
+        ("late.py", "X = 1\n", True),  # imported in a function
+        ("kinds/two.py", "X = 1\n", True),  # of a folder that is imported as a whole
+        ("report.py", "X = 1\n", False),
+        ("other.py", "X = 1\n", False),
+    ],
+)
+def test_the_code_of_a_command_is_what_it_imports(package: Path, file: str, more: str, changes: bool) -> None:
+    def code() -> str:
+        code_of.cache_clear()
+        module.statements.cache_clear()
+        return code_of("txl_sample.command")
+
+    before = code()
+    with (package / file).open("a") as added:
+        added.write(more)
+    assert (code() != before) == changes
+
+
+def test_comments_and_docstrings_are_no_other_code() -> None:
+    one = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
+    assert module.statements(one) == module.statements('"""Module."""\ndef f(x):\n\n    return (x + 1)\n')
+
+
+def record(overrides: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    return {"objective": "val/nll", "overrides": overrides, "options": options}
+
+
+def test_a_folder_of_another_job_or_of_another_run_is_refused(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path / "0")
+    job.begin(record(["seed=1"], OPTIONS))
+    job.begin(record(["typed another way"], OPTIONS))
+    assert job.record["overrides"] == ["seed=1"]
+    with pytest.raises(UserError, match=r"holds another job \(seed=1, not 2\): choose another hydra.sweep.dir"):
+        job.begin(record(["seed=2"], {**OPTIONS, "seed": 2}))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").touch()
+    with pytest.raises(UserError, match="holds a run that is no job of this multirun"):
+        JobFolder(tmp_path / "run").begin(record([], OPTIONS))
+
+
+def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    for number, seed in enumerate((1, 1, 2)):
+        JobFolder(tmp_path / str(number)).begin(record([], {"seed": seed}))
+    wanted = [tmp_path / str(i) for i in range(4)]
+    jobs = [(wanted[i], {"seed": seed}) for i, seed in ((0, 2), (1, 1), (2, 1), (3, 1), (0, 5))]
+    assert choose_folders(tmp_path, jobs) == [tmp_path / name for name in "21035"]
+
+
+def test_a_job_runs_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCK_SECONDS", 0.2)
+    job = JobFolder(tmp_path / "0")
+    for wait in (False, True):
+        with job.locked(), pytest.raises(UserError, match="0: another command writes into"), job.locked(wait):
+            pass
+
+
+def test_a_cut_off_result_is_none_and_clearing_keeps_the_lock(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path, result_file="recl.json")
+    assert (job.record, job.result) == ({}, None)
+    for content in ("{", "[]"):
+        (tmp_path / "recl.json").write_text(content)
+        assert job.result is None
+    job.write({"key": "k"})
+    (tmp_path / "recl.json").write_text('{"recl": 3}')
+    assert (job.record, job.result) == ({"key": "k"}, {"recl": 3})
+    (tmp_path / "figures").mkdir()
+    with job.locked():
+        job.clear()
+        assert [path.name for path in tmp_path.iterdir()] == [module.LOCK]
 
 
 @dataclass(frozen=True)
@@ -120,7 +234,7 @@ def test_jobs_run_side_by_side_after_those_they_need_and_alone_at_the_end() -> N
 def test_a_job_that_exceeds_the_limit_is_ended_with_its_children(
     words: list[str], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txl_lightning.jobs.processes.SECONDS_TO_KILL", 0.2)
+    monkeypatch.setattr(module, "SECONDS_TO_KILL", 0.2)
     late = Call("late", execute, (words,))
     options: dict[str, Any] = {"limit": 1.0, "grace_seconds": 0.2, "first_signal": signal.SIGTERM}
     record, engine = run(late, Call("later"), **options)
