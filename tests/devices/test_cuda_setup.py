@@ -47,16 +47,15 @@ def test_gradients_go_by_nccl_on_gpus_and_everything_else_by_gloo(
     monkeypatch.setattr(environment, "environment", lambda: started)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        dist, "init_process_group", lambda *names, rank, world_size: calls.append((*names, rank, world_size))
-    )
+    monkeypatch.setattr(dist, "init_process_group", lambda *names, **place: calls.append((*names, *place.values())))
     monkeypatch.setattr(dist, "new_group", lambda backend, timeout=timedelta(1): backend)
     monkeypatch.setenv("MASTER_ADDR", "")
     monkeypatch.setenv("MASTER_PORT", "")
     config = tiny_config(tmp_path, f"trainer.accelerator={accelerator}", "trainer.devices=2")
     check_config(config)
     connected = environment.connect(config.trainer)
-    assert calls == ([1] if accelerator == "gpu" else []) + [(backend, "env://", 1, 2)]
+    device = torch.device("cuda", 1) if accelerator == "gpu" else None
+    assert calls == ([device] if device else []) + [(backend, "env://", 1, 2, device)]
     assert (connected.rank, connected.world_size, connected.group) == (1, 2, "gloo")
 
 
@@ -66,6 +65,7 @@ def test_the_trainer_of_several_gpus_is_ddp_with_the_options_of_the_run(
     given: dict[str, Any] = {}
     monkeypatch.setattr(run.L, "Trainer", lambda **options: given.update(options) or object())
     monkeypatch.setattr(run, "disable_signal_handlers", lambda trainer: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4")
     run._build_trainer(config, tmp_path, [], None)
     assert isinstance(given["strategy"], DDPStrategy)

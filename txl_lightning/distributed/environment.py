@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
 from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.distributed.processes import MEETING
-from txl_lightning.distributed.ranks import Ranks, meeting, n_processes
+from txl_lightning.distributed.ranks import Ranks, meeting, n_processes, own_gpu
 from txl_lightning.errors import require
 
 
@@ -42,13 +42,13 @@ def connect(options: TrainerConfig) -> Ranks:
     if started is None or world_size == 1:
         return Ranks()
     if not dist.is_initialized():
-        file, backend = os.environ.get(MEETING), "gloo"
+        file, backend, device = os.environ.get(MEETING), "gloo", None
         if options.accelerator == "gpu":
-            torch.cuda.set_device(started.local_rank())
-            backend = "nccl"
+            backend, device = "nccl", own_gpu(started.local_rank())
         with meeting():
             if file is None:
                 os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
             address = file or "env://"
-            dist.init_process_group(backend, address, rank=started.global_rank(), world_size=world_size)
+            place: dict[str, Any] = {"rank": started.global_rank(), "world_size": world_size, "device_id": device}
+            dist.init_process_group(backend, address, **place)
     return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank())

@@ -148,6 +148,13 @@ def process_group() -> Iterator[None]:
             dist.destroy_process_group()
 
 
+def own_gpu(local_rank: int) -> torch.device:
+    """Return the GPU of a process, which becomes the current one: the only one that it sees, or one for each rank."""
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def rank_and_world_size() -> tuple[int, int]:
     """Return r and W of the default process group; 0 and 1 without one."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

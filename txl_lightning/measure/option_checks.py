@@ -11,6 +11,7 @@ import torch
 
 from txl_lightning.config.schemas import check_logger, check_seed
 from txl_lightning.data.corpus import SPLITS
+from txl_lightning.distributed.ranks import own_gpu
 from txl_lightning.errors import OptionError, check_count, require
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.threads import set_threads
@@ -68,7 +69,7 @@ def chosen_device(accelerator: str) -> torch.device:
     if accelerator == "cpu":
         return torch.device("cpu")
     require(torch.cuda.is_available(), "accelerator", accelerator, "no GPU is visible")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def open_checkpoint(options: Any) -> TrainedModel:

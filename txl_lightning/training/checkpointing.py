@@ -37,6 +37,7 @@ from txl_lightning.runs.storage import (
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.loggers import HISTORY, continues_in, reported
 from txl_lightning.training.module import MemoryHolder, steps_of
+from txl_lightning.training.optimization import MuonWithAdam
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
@@ -426,11 +427,6 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
     changing: Any = [{name: group[name] for name in ("lr", "initial_lr")} for group in groups]
     scheduled = {name: schedules[name] for name in ("base_lrs", "last_epoch", "_last_lr")}
     position = {"state_dict": {"combined_loader": [data.train_dataloader().state_dict()]}}
-    moments: dict[int, Any] = {}
-    for group in optimizer.param_groups:
-        for n, x in enumerate(group["params"], len(moments)):
-            adam = {"step": torch.tensor(0.0), "exp_avg": x, "exp_avg_sq": x}
-            moments[n] = adam if "betas" in group else {"momentum_buffer": x}
     like: dict[str, Any] = {"pytorch-lightning_version": object, "training_memory": {"next_number": 0}}
     like |= {"optimizer_states": [{"state": {}, "param_groups": changing}], "lr_schedulers": [scheduled]}
     like |= {"loops": {"fit_loop": {**trainer.fit_loop.state_dict(), **position}}}
@@ -442,8 +438,18 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
     with naming(resumed.option, resumed.path):
         check(state, like)
         found, fit, carried = state["optimizer_states"][0], state["loops"]["fit_loop"], state["training_memory"]
+        parameters = [(x, "betas" in group) for group in optimizer.param_groups for x in group["params"]]
+        by_matrix = isinstance(optimizer, MuonWithAdam) and any(n not in range(len(parameters)) for n in found["state"])
+        if by_matrix:  # up to 0.3.0
+            parameters = [(part, adam) for x, adam in parameters for part in x.chunk(optimizer.n_matrices.get(x, 1))]
+        moments: dict[int, Any] = {}
+        for n, (x, has_adam) in enumerate(parameters):
+            adam = {"step": torch.tensor(0.0), "exp_avg": x, "exp_avg_sq": x}
+            moments[n] = adam if has_adam else {"momentum_buffer": x}
         with_moments = {n: moments[n] for n in moments if n in found["state"]}  # the others never had a gradient
         check(found["state"], with_moments, "optimizer_states.0.state", only=True)
+        if by_matrix:
+            found["state"] = optimizer.by_parameter(found["state"])
         resumed.require(bool(with_moments) or not resumed.step, "lacks the moments of the optimizer")
         done, at = steps_of(fit)["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
         resumed.require(done == resumed.step, f"has done {resumed.step} steps, and {done} in its loops")

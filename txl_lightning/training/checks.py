@@ -6,6 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
 
 from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import (
@@ -18,6 +19,7 @@ from txl_lightning.config.schemas import (
     flat,
     plain,
 )
+from txl_lightning.distributed.environment import environment
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.model.kernels import check_kernel
@@ -83,6 +85,8 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
     accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
     n_gpus = torch.cuda.device_count()
+    if n_gpus == 1 and isinstance(environment(), SLURMEnvironment):  # --gpus-per-task=1 shows each process its own
+        n_gpus = trainer.devices
     kept, groups = checkpoint.keep_every_n_steps, trainer.stream_groups
     processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
     enough = f"must be at least the {W} processes of {processes}, times trainer.stream_groups={groups}"

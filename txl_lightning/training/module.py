@@ -280,7 +280,10 @@ class LanguageModelModule(L.LightningModule):
             nll_BT, memory = self._scorer_for(segment, memory)(segment.tokens, segment.targets, memory)
             step = self.global_step * len(segments) + i
             positions = scored_positions(self.config.loss, nll_BT.shape[1], self.config.seed, step)
-            counted.append(nll_BT[:, positions.to(self.device) if isinstance(positions, Tensor) else positions])
+            if isinstance(positions, Tensor):
+                positions = positions.pin_memory() if self.device.type == "cuda" else positions
+                positions = positions.to(self.device, non_blocking=True)  # of other memory the CPU waits for the copy
+            counted.append(nll_BT[:, positions])
         return counted[0] if len(counted) == 1 else torch.cat(counted, dim=1), memory
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -320,8 +323,6 @@ class LanguageModelModule(L.LightningModule):
         rank is not. With a gradient scaler (16-mixed) gradients overflow regularly and the scaler skips those steps
         itself; only the loss counts then.
         """
-        if self.ranks.world_size > 1 and self.device.type == "cuda":
-            self.ranks.largest(0)  # fails at once if a rank died; waiting for its gradients would not end
         limit = self.config.optimizer.clip_norm or math.inf
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
         value = self.gradient_norm if self.fused else self.loss

@@ -109,12 +109,10 @@ class MuonWithAdam(torch.optim.Optimizer):
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, fused: bool = False) -> None:
         self._ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
-        parts = matrices_of_layers(model, config.split_qkv)
-        self._blocks = {parameter: parameter.detach().chunk(n) for parameter, n in parts}
-        others = [parameter for parameter in model.parameters() if parameter not in self._blocks]
+        self.n_matrices = dict(matrices_of_layers(model, config.split_qkv))
+        others = [parameter for parameter in model.parameters() if parameter not in self.n_matrices]
         self._adam = torch.optim.AdamW(others, **_adam_options(config, fused))
-        matrices = [block for blocks in self._blocks.values() for block in blocks]
-        muon = {"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay}
+        muon = {"params": list(self.n_matrices), "lr": config.lr, "weight_decay": config.weight_decay}
         super().__init__([muon, *self._adam.param_groups], {})
         self._share()
 
@@ -126,6 +124,17 @@ class MuonWithAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         self._share()
 
+    def by_parameter(self, state: dict[int, Any]) -> dict[int, Any]:
+        """Return the state of a checkpoint up to 0.3.0, where each matrix had an entry, with one for each parameter."""
+        number, joined = 0, {}
+        for i, parameter in enumerate(parameter for group in self.param_groups for parameter in group["params"]):
+            n = self.n_matrices.get(parameter, 1)
+            own = [state[j] for j in range(number, number + n) if j in state]
+            if own:
+                joined[i] = own[0] if n == 1 else {"momentum_buffer": torch.cat([x["momentum_buffer"] for x in own])}
+            number += n
+        return joined
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient."""
@@ -134,34 +143,34 @@ class MuonWithAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         group = self.param_groups[0]
-        decay = 1 - group["lr"] * group["weight_decay"]
-        by_shape: defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        for matrix, grad in self._matrices_with_gradients():
-            if "momentum_buffer" not in self.state[matrix]:
-                self.state[matrix]["momentum_buffer"] = torch.zeros_like(grad)
-            momentum = self.state[matrix]["momentum_buffer"]
-            momentum.lerp_(grad, 1 - MOMENTUM)
-            update = grad.lerp(momentum, MOMENTUM).to(self._ns_dtype)
-            is_tall = matrix.shape[0] > matrix.shape[1]
-            by_shape[tuple(sorted(matrix.shape))].append((matrix.T, update.T) if is_tall else (matrix, update))
-        for (_, longest), members in by_shape.items():
-            # Small matrices cost more in calls than in arithmetic: those of one shape, or its transpose, are stacked.
-            orthogonal_NAB = orthogonalize(torch.stack([update for _, update in members]))
-            for (matrix, _), orthogonal_AB in zip(members, orthogonal_NAB, strict=True):
-                matrix.mul_(decay).add_(orthogonal_AB, alpha=-group["lr"] * 0.2 * math.sqrt(longest))
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if parameters:
+            self._step_of_matrices(parameters, group["lr"], 1 - group["lr"] * group["weight_decay"])
         self._adam.step()
         return loss
 
-    def _matrices_with_gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for parameter, blocks in self._blocks.items():
-            if parameter.grad is not None:
-                yield from zip(blocks, parameter.grad.chunk(len(blocks)), strict=True)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters."""
-        for parameter in self._blocks:
-            parameter.grad = None
-        self._adam.zero_grad(set_to_none)
+    def _step_of_matrices(self, parameters: list[Tensor], lr: float, decay: float) -> None:
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        updates = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+        torch._foreach_mul_(parameters, decay)
+        # Small matrices cost more in calls than in arithmetic: those of one shape, or its transpose, are stacked.
+        by_shape: defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for parameter, update in zip(parameters, updates, strict=True):
+            n = self.n_matrices[parameter]
+            for matrix, part in zip(parameter.chunk(n), update.chunk(n), strict=True):
+                by_shape[tuple(sorted(matrix.shape))].append((matrix, part))
+        for (_, longest), members in by_shape.items():
+            matrices, parts = zip(*members, strict=True)
+            wide = [part.T if part.shape[0] > part.shape[1] else part for part in parts]
+            orthogonal_NAB = orthogonalize(torch.stack(wide).to(self._ns_dtype)).to(matrices[0].dtype)
+            pairs = zip(parts, orthogonal_NAB, strict=True)
+            directions = [O_AB if part.shape == O_AB.shape else O_AB.T.contiguous() for part, O_AB in pairs]
+            torch._foreach_add_(matrices, directions, alpha=-lr * 0.2 * math.sqrt(longest))
 
 
 def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
@@ -177,7 +186,7 @@ def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
         matrices_NAB: N matrices with no more rows than columns.
     """
     a, b, c = COEFFICIENTS
-    norms = torch.stack([matrix.norm() for matrix in matrices_NAB])
+    norms = torch.stack(torch._foreach_norm(matrices_NAB.unbind()))
     X = matrices_NAB / norms.clamp(min=EPS)[:, None, None]
     exact = X.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     if exact and X.shape[2] >= 2 * X.shape[1]:

@@ -281,11 +281,14 @@ def _require_room(config: Config, vocab_size: int) -> None:
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], resumed: Checkpoint | None) -> L.Trainer:
     options = config.trainer
+    n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
+    gpus = [torch.device("cuda", rank % n_visible) for rank in range(options.devices)]
+    several = DDPStrategy(parallel_devices=gpus if options.accelerator == "gpu" else None)
     trainer = L.Trainer(
         accelerator=options.accelerator,
-        devices=options.devices,
+        devices=min(options.devices, n_visible),
         num_nodes=options.num_nodes,
-        strategy=DDPStrategy() if n_processes(options) > 1 else "auto",
+        strategy=several if n_processes(options) > 1 else "auto",
         plugins=[DurableCheckpoints(resumed.contents if resumed else None), environment() or LightningEnvironment()],
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=options.max_steps,
@@ -302,13 +305,18 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], r
         callbacks=callbacks,
         logger=False,
     )
-    disable_signal_handlers(trainer)  # CleanStop handles signals
+    disable_signal_handlers(trainer)  # CleanStop handles them
     return trainer
 
 
 def disable_signal_handlers(trainer: L.Trainer) -> None:
-    """Keep Lightning from installing signal handlers (a private method), which talk to other ranks."""
+    """Keep Lightning from installing signal handlers, and from asking the other ranks for signals in every step.
+
+    Both are private methods. The second, new in 2.6, makes the CPU wait for the GPU; it catches the error of a rank
+    that died, after which the others wait for its gradients.
+    """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def fit(run: TrainingRun) -> None:

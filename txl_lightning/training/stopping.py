@@ -90,8 +90,8 @@ def requeue(config: Config) -> None:
 class CleanStop(Callback):
     """Saves after the current step and stops, once a signal was received.
 
-    The signal may reach the ranks at different times: they agree after every step, so that all of them save the
-    same one. A validation due at that step runs first, as it would without the signal.
+    The signal may reach the ranks at different times: they agree in every step, so that all of them save the same one.
+    A validation due at that step runs first, as it would without the signal.
 
     Args:
         signals: receives the signals.
@@ -108,8 +108,11 @@ class CleanStop(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.signals.training = False
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+    def on_before_optimizer_step(self, *step: Any) -> None:
+        # Fails at once if a rank died; on a GPU, waiting for its gradients would not end.
         self.agreed = self.ranks.largest(self.signals.signum)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if not self.agreed:
             return
         if self.checkpoints is None:

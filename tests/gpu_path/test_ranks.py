@@ -1,0 +1,101 @@
+"""Collectives of two ranks, and the GPU that each of them takes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+from tests.training.small_run import tiny_config
+from txl_lightning.config.schemas import from_plain, plain
+from txl_lightning.distributed import ranks
+from txl_lightning.distributed.processes import run_on_all
+from txl_lightning.errors import OptionError
+from txl_lightning.measure.option_checks import chosen_device
+from txl_lightning.training import run
+from txl_lightning.training.checks import check_config
+
+STEPS = range(4, 9)
+OPTIONS = ("trainer.max_steps=10", "trainer.val_every_n_steps=10", "checkpoint.every_n_steps=10")
+
+
+class Collectives(L.Callback):
+    """Counts the collectives from the start of the first of `STEPS` to the end of the last."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step + 1 == STEPS.start:
+            self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self.profiler.__enter__()
+        if trainer.global_step + 1 == STEPS.stop:
+            self.profiler.__exit__(None, None, None)
+            self.found = Counter(e.name for e in self.profiler.events() if e.name.startswith("c10d::"))
+
+
+def count(config: dict[str, Any], directory: str) -> str:
+    """Train, and return the number of collectives of each kind in a step."""
+    counting, built = Collectives(), run._build_trainer
+
+    def with_counting(config: Any, directory: Path, callbacks: list[Any], *rest: Any) -> Any:
+        return built(config, directory, [*callbacks, counting], *rest)
+
+    run._build_trainer = with_counting
+    try:
+        run.train(from_plain(config), Path(directory))
+    finally:
+        run._build_trainer = built
+    return json.dumps({name: n / len(STEPS) for name, n in counting.found.items()})
+
+
+def test_two_ranks_exchange_gradients_and_one_flag(tmp_path: Path) -> None:
+    """One bucket of gradients, and one flag through gloo, which no GPU waits for."""
+    config = plain(tiny_config(tmp_path, *OPTIONS, "trainer.log_every_n_steps=100", "trainer.devices=2"))
+    assert json.loads(run_on_all(count, config, str(tmp_path / "run"), processes=2)) == {"c10d::allreduce_": 2.0}
+
+
+def test_lightning_asks_for_signals_by_the_method_that_is_replaced() -> None:
+    assert "_broadcast_sigterm_tensor" in _TrainingEpochLoop.advance.__code__.co_names
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Devices that became the current one."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return chosen
+
+
+@pytest.mark.parametrize(("n_visible", "index"), [(4, 2), (1, 0)])
+def test_a_command_makes_its_gpu_the_current_one(
+    n_visible: int, index: int, devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_visible)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert [chosen_device("gpu")] == devices == [torch.device("cuda", index)]
+
+
+def test_a_task_of_slurm_may_see_its_own_gpu_alone(
+    tmp_path: Path, devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`srun --gpus-per-task=1`: four ranks a machine, each of which sees one GPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(CUDAAccelerator, "is_available", staticmethod(lambda: True))
+    monkeypatch.setattr("lightning.fabric.accelerators.cuda.num_cuda_devices", lambda: 1)
+    config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4", "evaluation.batch_size=4")
+    with pytest.raises(OptionError, match="1 GPUs are visible and trainer.devices=4"):
+        check_config(config)
+    for name, value in {"NTASKS": "4", "STEP_NUM_TASKS": "4", "NTASKS_PER_NODE": "4", "JOB_NAME": "txl"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    for name, value in {"PROCID": "2", "LOCALID": "2", "NODEID": "0", "JOB_ID": "7"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    check_config(config)
+    trainer = run._build_trainer(config, tmp_path, [], None)
+    assert (trainer.strategy.root_device, trainer.global_rank, trainer.world_size) == (torch.device("cuda", 0), 2, 4)
+    assert ranks.own_gpu(2) == torch.device("cuda", 0)

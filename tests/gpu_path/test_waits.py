@@ -1,0 +1,56 @@
+"""Copies to a GPU for which the CPU would wait: those of memory that is not pinned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tests.devices.arms import make
+from tests.devices.test_meta_training import segment
+from tests.training.small_run import bare_module
+from txl_lightning.training.checks import LOSSES
+from txl_lightning.training.module import LanguageModelModule
+
+
+class CopiesToGpu(TorchFunctionMode):
+    """Lets tensors stay on the CPU and counts the copies to a GPU.
+
+    Attributes:
+        n: number of copies.
+        waits: those for which the CPU would wait.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = self.waits = 0
+        self.pinned: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "pin_memory":
+            self.pinned.append(args[0])
+            return args[0]
+        devices = [x for x in (*args[1:], kwargs.get("device")) if isinstance(x, torch.device | str)]
+        if name == "cuda" or (name == "to" and any(torch.device(device).type == "cuda" for device in devices)):
+            self.n += 1
+            self.waits += not (kwargs.get("non_blocking") and any(args[0] is tensor for tensor in self.pinned))
+            return args[0]
+        return func(*args, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
+@pytest.mark.parametrize("segment_len", [6, 2])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_step_copies_from_pinned_memory_alone(loss: str, segment_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = bare_module(make("relative, memory"), loss=loss, segment_len=segment_len)
+    module.trainer = type("Trainer", (), {"precision_plugin": None, "strategy": None, "global_step": 0})()
+    monkeypatch.setattr(LanguageModelModule, "device", torch.device("cuda"))
+    batch = segment(0)
+    batch = batch._replace(tokens=torch.ones(batch.tokens.shape).long(), targets=torch.ones(batch.targets.shape).long())
+    with CopiesToGpu() as copies:
+        module.add_gradients(batch)
+    assert copies.n == (6 // segment_len if loss == "random_half" else 0)
+    assert copies.waits == 0
