@@ -89,7 +89,7 @@ def test_a_task_of_slurm_may_see_its_own_gpu_alone(
     monkeypatch.setattr(CUDAAccelerator, "is_available", staticmethod(lambda: True))
     monkeypatch.setattr("lightning.fabric.accelerators.cuda.num_cuda_devices", lambda: 1)
     config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4", "evaluation.batch_size=4")
-    with pytest.raises(OptionError, match="1 GPUs are visible and trainer.devices=4"):
+    with pytest.raises(OptionError, match=r"1 GPUs are visible and trainer\.devices=4"):
         check_config(config)
     for name, value in {"NTASKS": "4", "STEP_NUM_TASKS": "4", "NTASKS_PER_NODE": "4", "JOB_NAME": "txl"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
