@@ -109,7 +109,7 @@ class MuonWithAdam(torch.optim.Optimizer):
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, fused: bool = False) -> None:
         self._ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
-        self.n_matrices = dict(matrices_of_layers(model, config.split_qkv))
+        self.n_matrices: dict[Tensor, int] = dict(matrices_of_layers(model, config.split_qkv))
         others = [parameter for parameter in model.parameters() if parameter not in self.n_matrices]
         self._adam = torch.optim.AdamW(others, **_adam_options(config, fused))
         muon = {"params": list(self.n_matrices), "lr": config.lr, "weight_decay": config.weight_decay}
