@@ -29,7 +29,7 @@ ATTENTION_OPTIONS = tuple(f"evaluation.{name}" for name in ("mem_len", "ext_len"
 PLACES = ("data.root", "data.cache_dir")
 CORPUS_OPTIONS = (
     *("data", "data.path", "data.level", "data.fractions", "data.prefix", "data.newlines"),
-    *("data.dtype", "data.names", "data.bytes", "data.vocab_size"),
+    *("data.dtype", "data.names", "data.vocab_size"),
 )
 STEP = 8  # tokens by which `longest_segment` grows
 

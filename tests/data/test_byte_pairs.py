@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_tokens_do_not_depend_on_how_the_text_is_read(chunks: list[bytes], longe
 def test_bytes_are_counted_only_where_they_are_known() -> None:
     characters = characters_and_unknown(["aé€".encode()])
     assert characters.count_bytes(characters.encode("é€a".encode())) == 6
-    assert characters.count_bytes(characters.encode(b"ax")) is None
+    assert characters.count_bytes(replace(characters, lenient=True).encode(b"ax")) is None
     assert Vocabulary("word", ("<eos>", "<unk>")).count_bytes(np.array([0])) is None
     assert Vocabulary("byte", ("b", "\n")).count_bytes(np.array([0, 1, 1])) == 3
 

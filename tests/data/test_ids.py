@@ -1,4 +1,4 @@
-"""Token ids in files of NumPy: splits, documents, names, bytes, and input that is refused."""
+"""Token ids in files of NumPy: splits, documents, names, and input that is refused."""
 
 import gzip
 import json
@@ -34,15 +34,12 @@ def joined(corpus: Corpus) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<u2", ">u2", "<i4", ">i8", "u8"])
 def test_a_file_of_any_integers_is_mapped_and_cut_by_fractions(tmp_path: Path, dtype: str) -> None:
     path = saved(tmp_path, IDS.astype(dtype))
-    corpus = ids_of(path, tmp_path, fractions=[0.5, 0.3, 0.2], bytes=2500)
+    corpus = ids_of(path, tmp_path, fractions=[0.5, 0.3, 0.2])
     assert [len(corpus.splits[split]) for split in SPLITS] == [500, 300, 200]
     assert np.array_equal(joined(corpus), IDS)
     assert all(isinstance(corpus.splits[split].base, np.memmap) for split in SPLITS)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.stat().st_size > 500 and path.is_file()]
     assert (corpus.name, len(corpus.vocabulary), corpus.vocabulary.decode([3, 36])) == ("notes.npy", 37, "3 36")
-    assert set(corpus.bytes_per_token.values()) == {2.5}
-    plain = ids_of(path, tmp_path)
-    assert (plain.bytes_per_token, plain.count_bytes("test", np.arange(10))) == ({}, None)
 
 
 @pytest.mark.parametrize("dtype", own_files.RAW_DTYPES)
@@ -61,10 +58,8 @@ def test_every_split_may_have_its_own_file(tmp_path: Path) -> None:
         (tmp_path / "ids").mkdir(exist_ok=True)
         part.astype(np.uint16).tofile(tmp_path / "ids" / name)
     paths = [str(tmp_path / "ids" / name) for name in ("train.bin", "val.bin", "val.bin")]
-    corpus = ids_of(paths, tmp_path, dtype="uint16", bytes=[1600, 1000, 300])
+    corpus = ids_of(paths, tmp_path, dtype="uint16")
     assert [corpus.splits[split].tolist() for split in SPLITS] == [IDS[:800].tolist(), *[IDS[800:].tolist()] * 2]
-    assert corpus.bytes_per_token == {"train": 2, "valid": 5, "test": 1.5}
-    assert corpus.count_bytes("test", np.arange(10)) == 15
     by_name = ids_of(str(tmp_path / "ids"), tmp_path, dtype="uint16")
     assert by_name.splits["valid"].tolist() == IDS[800:].tolist()
 
@@ -117,7 +112,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (IDS, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31"),
     (IDS, {"level": "byte"}, r"data.level=byte: must be ids for .*notes.npy: it holds an array, no text"),
     (IDS, {"level": "byte", "dtype": "uint16"}, r"data.dtype=uint16: is for data.level=ids, not byte"),
-    (IDS, {"bytes": [1, 2]}, r"data.bytes=\[1, 2\]: must be the bytes of all splits together, or of each"),
     (IDS, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
     (IDS, {"tokenizer": "t.json"}, r"data.tokenizer=t.json: is for data.level=bpe, not ids"),
 ]

@@ -136,7 +136,7 @@ def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
     ("word", "read"),
     [
         ("trainer.num_threads=None", "trainer.num_threads=null"),
-        ("data.bytes=[None, 2,None]", "data.bytes=[null, 2,null]"),
+        ("data.path=[None, 2,None]", "data.path=[null, 2,null]"),
         ("seed=1,None", "seed=1,null"),
         ("encoding=None", "encoding=null"),
         ("logger.arguments={a:None}", "logger.arguments={a:null}"),

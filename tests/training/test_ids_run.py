@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ids")
     IDS.astype(np.uint16).tofile(folder / "notes.bin")
     (folder / "names.txt").write_text("\n".join(f"n{number}" for number in range(60)))
-    options = ("data.path=notes.bin", "data.dtype=uint16", "data.names=names.txt", "data.bytes=10000")
+    options = ("data.path=notes.bin", "data.dtype=uint16", "data.names=names.txt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         train(tiny_config(folder, *SHORT, *options), folder / "run")
@@ -59,11 +59,10 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, 
     assert OmegaConf.load(run / "run/config.yaml").data.path == str(run / "notes.bin")
     result = evaluation(run, tmp_path)
     assert result["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
-    for units in (result, {name: metrics[f"test/{name}"] for name in ("nll", "ppl", "bpt", "bpb")}):
+    for units in (result, {name: metrics[f"test/{name}"] for name in ("nll", "ppl", "bpt")}):
         assert units["ppl"] == pytest.approx(math.exp(units["nll"]))
         assert units["bpt"] == pytest.approx(units["nll"] / math.log(2))
-        assert units["bpb"] == pytest.approx(units["bpt"] / 2.5, rel=1e-3)  # 10,000 bytes for 4,000 ids
-    assert result["bytes"] == round(result["tokens"] * 2.5)
+    assert (result["bytes"], "bpb" in result) == (None, False)  # the bytes of these ids are not known
     assert math.isfinite(evaluation(run, tmp_path, protocol="window", window=8, stride=4)["nll"])
 
 
@@ -94,7 +93,6 @@ def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: 
     np.save(tmp_path / "other.npy", (IDS[:900] + 7).astype(">u4"))
     result = evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
     assert result["tokens"] == 900 - 2  # all but the first ones of two streams
-    assert "bpb" not in result  # the bytes of these ids are not known
     assert evaluation(run, tmp_path, data_path=[str(tmp_path / "other.npy")] * 3, splits=["test"])["tokens"] > 800
     np.save(tmp_path / "other.npy", IDS + 8)
     with pytest.raises(
@@ -147,7 +145,7 @@ def test_a_resumed_run_continues_with_a_moved_file(options: tuple[str, ...], tmp
         if name == "resumed":
             (tmp_path / "notes.npy").rename(tmp_path / "moved.npy")
             last = tmp_path / "half/checkpoints/last.ckpt"
-            further = (f"resume={last}", f"data.path={tmp_path / 'moved.npy'}", "data.bytes=8000")
+            further = (f"resume={last}", f"data.path={tmp_path / 'moved.npy'}")
         (tmp_path / name).mkdir()
         recorded_run(plain(tiny_config(tmp_path, *options, *further)), str(tmp_path / name), {})
         losses[name] = recorded_losses(tmp_path / name)

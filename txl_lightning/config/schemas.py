@@ -144,7 +144,7 @@ class FileData(DataConfig):
     At level ids `path` is a `.npy` or raw `.bin` file of token ids, a folder of `.npy` files, or three paths: train,
     valid, test. `dtype` is the type of the ids in a `.bin` file; `vocab_size` null is the largest id + 1, or the number
     of `names`, a file with a name for every id. `document_start` matches the whole number or name of an id that begins
-    documents. `bytes` is the number of bytes that all ids stand for, or three, one for each split.
+    documents.
     """
 
     path: Any = None
@@ -152,7 +152,6 @@ class FileData(DataConfig):
     sentence_marks: str = "start"
     dtype: str | None = None
     names: str | None = None
-    bytes: Any = None
 
 
 @dataclass
@@ -434,6 +433,7 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     "memory.n_tokens": (0,),
     **dict.fromkeys(("memory.write_tokens", "memory.tokens_see_states", "evaluation.compressed_len")),
     "memory.first": (0,),
+    "data.bytes": None,
     "evaluation.first": (None, 0),
 }
 

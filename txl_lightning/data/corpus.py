@@ -27,7 +27,6 @@ from txl_lightning.data.vocabulary import (
     close_sentences,
     mark,
     train_byte_pairs,
-    without_marks,
 )
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, file_checksum, not_special, write_text
@@ -40,7 +39,7 @@ LEVELS_OF_OPTIONS = {
     "vocab_size": ("bpe", "ids"),
     "tokenizer": ("bpe",),
     "min_count": ("word", "char"),
-} | dict.fromkeys(("dtype", "names", "bytes"), ("ids",))
+} | dict.fromkeys(("dtype", "names"), ("ids",))
 
 Pattern = re.Pattern[bytes]
 
@@ -70,11 +69,8 @@ class Corpus:
         vocabulary: symbols of the tokens.
         checksum: SHA-256 over the SHA-256 of all files that were read, and over the positions of the splits.
         cutoffs: usual cut-offs of the adaptive embedding and softmax for this vocabulary; empty for none.
-        sentences: position of every sentence's first token (`<S>`) by split, memory-mapped; empty unless the
-            corpus is a list of unordered sentences (lm1b).
-        documents: position of every document's first token by split, ascending from 0, memory-mapped; empty if it is
-            not known where documents start.
-        bytes_per_token: mean by split, from `data.bytes`; empty without.
+        documents: position of every document's first token by split, ascending from 0, memory-mapped; the sentences of
+            lm1b, and 0 alone if it is not known where documents start.
         unknown: share of tokens that are `<unk>` by split; empty without such a token.
     """
 
@@ -83,10 +79,13 @@ class Corpus:
     vocabulary: Vocabulary
     checksum: str
     cutoffs: tuple[int, ...] = ()
-    sentences: dict[str, np.ndarray] = field(default_factory=dict)
     documents: dict[str, np.ndarray] = field(default_factory=dict)
-    bytes_per_token: dict[str, float] = field(default_factory=dict)
     unknown: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sentences(self) -> dict[str, np.ndarray]:
+        """The `documents` of a corpus of unordered sentences (lm1b), which begin with `<S>`; empty for others."""
+        return self.documents if self.vocabulary.starts_sentences else {}
 
     def facts(self) -> dict[str, Any]:
         """Return what results say of their corpus: name, level, checksum, and the shares of `<unk>` if it has words."""
@@ -97,13 +96,6 @@ class Corpus:
     def unknown_share(self, split: str) -> str:
         """Return the share of `<unk>` in a split as words to follow its name; empty if there is none."""
         return f" with {self.unknown[split]:.1%} <unk>" if self.unknown.get(split) else ""
-
-    def count_bytes(self, split: str, positions: np.ndarray) -> int | None:
-        """Return the number of bytes that the tokens at positions of a split stand for; None if it is not known."""
-        if self.vocabulary.byte_lengths is not None:
-            return self.vocabulary.count_bytes(without_marks(self.splits[split][positions]))
-        per_token = self.bytes_per_token.get(split)
-        return None if per_token is None else round(per_token * len(positions))
 
 
 def load_corpus(
@@ -143,11 +135,12 @@ def load_corpus(
         starts = {split: np.zeros(1, np.int64) for split in splits}
     else:
         made = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
-        documents = config.document_start if marked else marked
-        key = cache_key(checksum, vocabulary or made, source.closed_sentences, source.documents, documents)
+        closed = getattr(config, "sentence_marks", "start") == "both"
         pattern = start_pattern(config.document_start) if marked else None
+        key = cache_key(checksum, vocabulary or made, closed, pattern)
+        prepare = partial(_prepare, source, vocabulary, closed, pattern)
         try:
-            arrays, description = cached(expand(config.cache_dir), key, partial(_prepare, source, vocabulary, pattern))
+            arrays, description = cached(expand(config.cache_dir), key, prepare)
         except UserError as error:
             raise UserError(f"{source.name}: {error}") from error
         vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
@@ -165,9 +158,7 @@ def load_corpus(
         vocabulary=vocabulary,
         checksum=checksum,
         cutoffs=source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else (),
-        sentences=starts if vocabulary.starts_sentences else {},
-        documents=starts if (source.documents or marked) and not vocabulary.starts_sentences else {},
-        bytes_per_token=_bytes_per_token(config, {split: len(tokens) for split, tokens in splits.items()}),
+        documents=starts,
     )
 
 
@@ -266,23 +257,6 @@ def _vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: V
     return vocabulary
 
 
-def _bytes_per_token(config: DataConfig, n_tokens: dict[str, int]) -> dict[str, float]:
-    """Return bytes by token of every split, from `data.bytes`; empty without.
-
-    Raises:
-        OptionError: these are neither one nor three numbers.
-    """
-    given = getattr(config, "bytes", None)
-    if given is None:
-        return {}
-    listed = given if isinstance(given, list) else [given]
-    good = len(listed) in (1, len(SPLITS)) and all(isinstance(number, int) and number > 0 for number in listed)
-    require(good, "data.bytes", given, "must be the bytes of all splits together, or of each: [train,valid,test]")
-    if len(listed) == 1:
-        return dict.fromkeys(SPLITS, given / sum(n_tokens.values()))
-    return {split: number / n_tokens[split] for split, number in zip(SPLITS, listed, strict=True)}
-
-
 def start_pattern(document_start: str | None) -> Pattern:
     """Compile the regular expression `data.document_start`, which matches nowhere if it is null.
 
@@ -333,32 +307,35 @@ def id_documents(
         yield from (chunks_of_ids(ids[start:stop]) for start, stop in pairwise([*sorted(starts), len(ids)]))
 
 
-def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, folder: Path) -> dict[str, Any]:
+def _prepare(
+    source: Source, given: Vocabulary | None, closed: bool, pattern: Pattern | None, folder: Path
+) -> dict[str, Any]:
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
 
-    With a pattern the first tokens of documents are marked.
+    With a pattern the first tokens of documents are marked. Sentences with `<S>` have it at both ends if `closed`.
     """
     vocabulary = source.vocabulary(read(source.listed or source.parts["train"])) if given is None else given
-    encoder = vocabulary.of_known_characters() if given is not None and not given.lenient else vocabulary
-    apart = (source.documents or pattern) and not encoder.starts_sentences
+    encoder = replace(vocabulary, lenient=vocabulary.unknown >= 0) if given is None else given
     counts: dict[str, int] = {}
     unknown: dict[str, float] = {}
     for split, parts in source.parts.items():
         if encoder.level == "ids":
             tokens = id_documents(parts, encoder, pattern)
         else:
-            documents = split_documents(parts, pattern) if apart else [read(parts)]
+            documents = [read(parts)] if encoder.starts_sentences else split_documents(parts, pattern)
             tokens = map(encoder.encode_chunks, documents)
-        path, marked = folder / split, pattern is not None
-        counts[split], n_unknown = _write_split(encoder, tokens, path, source.closed_sentences, marked)
+        counts[split], n_unknown = _write_split(encoder, tokens, folder / split, closed, pattern is not None)
         if not counts[split]:
             cut = "cuts are at the ends of lines, and it has too few" if encoder.level == "word" else "it is too short"
             other = ": use data.level=bpe or char" if encoder.level == "word" else ""
             raise UserError(f"the {split} split is empty: {cut}{other}")
         if encoder.unknown >= 0:
             unknown[split] = n_unknown / counts[split]
-    if source.published and given is None:
-        source.published.check(len(vocabulary), counts)
+    for name, published in source.published.items() if given is None else ():
+        made = {"vocabulary": len(vocabulary), **counts}[name]
+        if made != published:
+            differs = f"{made:,} ({name}) where {published:,} are published"
+            raise UserError(f"the preparation has {differs}: it is not the published text, or not all of it")
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning as L
 
 from txl_lightning.config.lengths import evaluation_extended_context
@@ -45,9 +43,9 @@ class StreamsDataModule(L.LightningDataModule):
         self.data, self.evaluation, self.ext_len = data, evaluation, ext_len
         self.corpus: Corpus = load_corpus(data, vocabulary, marked)
         if marked:
-            starts = (self.corpus.documents or self.corpus.sentences)["train"]
             allowed = "must match the first lines of documents: with memory.reset=document the training split needs at "
-            require(len(starts) > 1, "data.document_start", data.document_start, f"{allowed}least two documents")
+            several = len(self.corpus.documents["train"]) > 1
+            require(several, "data.document_start", data.document_start, f"{allowed}least two documents")
         n_tokens, needed = len(self.corpus.splits["train"]), data.batch_size * (data.segment_len + 1)
         allowed = f"the training split of {self.corpus.name} has {n_tokens} tokens, shorter than one segment per "
         allowed += f"stream: needs batch_size x (segment_len + 1) = {needed}"
@@ -65,7 +63,8 @@ class StreamsDataModule(L.LightningDataModule):
         place = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if split != "train":
             return evaluation_streams(self.corpus, split, self.evaluation, self.ext_len, *place)
-        return _streams(self.corpus, split, self.data, self.ext_len, *place)
+        seed = self.data.seed if self.data.random_start or self.corpus.sentences else None
+        return _streams(self.corpus, split, self.data, (self.ext_len, *place), seed)
 
     def on_before_batch_transfer(self, batch: Segment, dataloader_idx: int) -> Segment:
         """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
@@ -102,19 +101,17 @@ def evaluation_streams(
         OptionError: the split is too short for an option of `evaluation`.
     """
     ext_len = evaluation_extended_context(evaluation, model_ext_len)
-    return _streams(corpus, split, evaluation, ext_len, rank, world_size)
+    return _streams(corpus, split, evaluation, (ext_len, rank, world_size))
 
 
 def _streams(
-    corpus: Corpus, split: str, group: DataConfig | EvaluationConfig, ext_len: int, rank: int, world_size: int
+    corpus: Corpus, split: str, sizes: DataConfig | EvaluationConfig, further: tuple[int, ...], seed: int | None = None
 ) -> Streams:
-    """Return the streams of a split in the sizes of `group`; those of training depend on its seed."""
-    tokens, sizes = corpus.splits[split], (group.batch_size, group.segment_len, ext_len, rank, world_size)
-    training = group if isinstance(group, DataConfig) else None
-    order: dict[str, Any] = {"seed": training.seed} if training else {"shuffle": False}
+    """Return the streams of a split, in the order of the text without a seed; `further` are ext_len and place."""
+    lengths = (sizes.batch_size, sizes.segment_len, *further)
     try:
         if corpus.sentences:
-            return ShuffledStreams(tokens, *sizes, starts=corpus.sentences[split], **order)
-        return OrderedStreams(tokens, *sizes, seed=training.seed if training and training.random_start else None)
+            return ShuffledStreams(corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed)
+        return OrderedStreams(corpus.splits[split], *lengths, seed=seed)
     except OptionError as error:
-        raise error.within("data" if training else "evaluation") from error
+        raise error.within("data" if isinstance(sizes, DataConfig) else "evaluation") from error

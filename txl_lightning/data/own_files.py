@@ -106,8 +106,7 @@ def file(config: FileData, whole: bool = False) -> Source:
             verb = "joined and cut" if "" in files else f"{' and '.join(missing)} cut from the end of train"
             notice(f"data.path={name}: {verb}, {'ids' if ids else 'bytes'} of each split: {sizes}")
     parts = {split: parts[split] for split in (SPLITS if not whole else (WHOLE,))}
-    closed = config.sentence_marks == "both"
-    return Source(name, parts, open_vocabulary(config), closed_sentences=closed, documents=True)
+    return Source(name, parts, open_vocabulary(config))
 
 
 def _size(part: Part) -> int:

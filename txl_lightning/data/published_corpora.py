@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import fnmatch
 import hashlib
 import http.client
@@ -13,7 +12,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -27,17 +26,14 @@ from txl_lightning.data.sources import (
     MakeVocabulary,
     Part,
     Parts,
-    Published,
     Source,
     by_split,
     cut_file,
-    mapped,
+    open_vocabulary,
 )
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import UserError, require
 from txl_lightning.files import expand
 
-Format = Literal["plain", "numbers", "spaced"]
-Find = Callable[[], Parts | None]
 # Files of a part of a corpus, for `data.prefix`.
 PREFIXES = {
     "enwik8": "enwik8.prefix",
@@ -45,7 +41,7 @@ PREFIXES = {
     "wikitext-103": "wiki.train.prefix.tokens, wiki.valid.tokens and wiki.test.tokens",
     "lm1b": "some of the shards, with those that are held out, or heldout-*.tokens",
 }
-TRAIN_SHARDS_OF_LM1B = 99
+SHARDS_OF_LM1B, TRAIN_SHARDS_OF_LM1B = ("news.en-?????-of-00100", "news.en.heldout-00000-of-00050"), 99
 SECONDS_TO_ANSWER = 15
 WIKITEXT, REVISION = "Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3"
 LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
@@ -77,21 +73,17 @@ FILES = {
 
 CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
-
-PUBLISHED: dict[str, Published] = {
-    "enwik8, newlines kept": Published(205, CHARACTERS),
-    # Published without line breaks: the number of symbols, but not that of bytes.
-    "enwik8, newlines dropped": Published(204),
-    # The original's script strips spaces at both ends of every split.
-    "text8": Published(27, CHARACTERS, slack=2),
-    "wikitext-103": Published(267_735, {"train": 103_227_021, **WIKITEXT_EVALUATION}),
-    "wikitext-103.prefix": Published(None, WIKITEXT_EVALUATION),
-    "wikitext-103.prefix, counted words": Published(267_735, WIKITEXT_EVALUATION),
-    "wikitext-2": Published(33_278, {"train": 2_088_628, **WIKITEXT_EVALUATION}),
-    "ptb": Published(10_000, {"train": 929_589, "valid": 73_760, "test": 82_430}),
-    "lm1b": Published(793_471),
+# Entries of the vocabulary and tokens of the splits with `<eos>`, which a correct preparation reproduces.
+PUBLISHED: dict[str, dict[str, int]] = {
+    "enwik8, newlines kept": {"vocabulary": 205, **CHARACTERS},
+    "enwik8, newlines dropped": {"vocabulary": 204},  # of the bytes, line breaks are counted too
+    "text8": {"vocabulary": 27, **CHARACTERS},
+    "wikitext-103": {"vocabulary": 267_735, "train": 103_227_021, **WIKITEXT_EVALUATION},
+    "wikitext-2": {"vocabulary": 33_278, "train": 2_088_628, **WIKITEXT_EVALUATION},
+    "ptb": {"vocabulary": 10_000, "train": 929_589, "valid": 73_760, "test": 82_430},
+    "lm1b": {"vocabulary": 793_471},
+    "lm1b, <S> at both ends": {"vocabulary": 793_471},
 }
-
 # Cut-offs of the adaptive embedding and softmax (paper's scripts).
 CUTOFFS: dict[str, tuple[int, ...]] = {
     "wikitext-103": (20_000, 40_000, 200_000),
@@ -107,35 +99,28 @@ def enwik8(config: Enwik8Data) -> Source:
     """
     ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
     require(config.newlines in ways, "data.newlines", config.newlines, "must be dropped (as in the paper) or kept")
-    return _hundred_mb(config, "numbers", ways[config.newlines], f", newlines {config.newlines}")
+    return _hundred_mb(config, ways[config.newlines], f", newlines {config.newlines}")
 
 
 def text8(config: DataConfig) -> Source:
     """First 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
-    return _hundred_mb(config, "spaced", vocabulary.characters)
+    return _hundred_mb(config, vocabulary.characters)
 
 
-def _hundred_mb(config: DataConfig, prepared: Format, make_vocabulary: MakeVocabulary, way: str = "") -> Source:
-    """Read the 10^8 bytes in one file, or in the three files of the original's scripts (`.raw`: not prepared)."""
-    folder, name = _folder(config, config.name), config.name
+def _hundred_mb(config: DataConfig, make_vocabulary: MakeVocabulary, way: str = "") -> Source:
+    """Read the 10^8 bytes in one file, or in the three `.raw` files of the original's scripts."""
+    folder = _folder(config, config.name)
 
-    def whole() -> Parts | None:
-        path = folder / name
-        if not path.is_file():
-            return _files(folder, "{}.txt.raw") or _files(folder, "{}.txt", form=prepared)
+    def find(prefix: bool) -> Parts | None:
+        path = folder / f"{config.name}{'.prefix' * prefix}"
+        if prefix or not path.is_file():
+            return cut_file(path) if path.is_file() else _files(folder, "{}.txt.raw")
         size, cuts = path.stat().st_size, [0, *accumulate(CHARACTERS.values())]
         if size != cuts[-1]:
             raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
         return by_split(Part(path, start, stop) for start, stop in pairwise(cuts))
 
-    def prefix() -> Parts | None:
-        path = folder / PREFIXES[name]
-        return cut_file(path, alignment="byte") if path.is_file() else None
-
-    parts = _find(config, folder, whole, prefix)
-    if config.prefix:
-        return Source(f"{name}.prefix{way}", parts, make_vocabulary)
-    return Source(f"{name}{way}", parts, make_vocabulary, published=PUBLISHED[f"{name}{way}"])
+    return _source(config, _find(config, folder, find), make_vocabulary, way)
 
 
 def wikitext(config: DataConfig) -> Source:
@@ -144,101 +129,77 @@ def wikitext(config: DataConfig) -> Source:
     With `data.prefix` WikiText-103 trains on the beginning of its training split and evaluates on the whole other
     splits; the vocabulary comes from `train-word-counts.txt` if that file is present.
     """
-    folder, name = _folder(config, config.name), config.name + ".prefix" * config.prefix
+    folder = _folder(config, config.name)
 
-    def prefix() -> Parts | None:
-        """Leave out the last line of the training prefix, which is incomplete."""
-        paths = [folder / f"wiki.{name}.tokens" for name in ("train.prefix", "valid", "test")]
-        if not all(path.is_file() for path in paths):
-            return None
-        with mapped(paths[0]) as text:
-            stop = text.rfind(b"\n") + 1
-        return by_split([Part(paths[0], 0, stop), Part(paths[1]), Part(paths[2])])
+    def find(prefix: bool) -> Parts | None:
+        train = ("train.prefix", *SPLITS[1:])
+        return _files(folder, "wiki.{}.tokens", names=train) if prefix else _files(folder, "wiki.{}.tokens", "{}.txt")
 
-    parts = _find(config, folder, lambda: _files(folder, "wiki.{}.tokens", "{}.txt"), prefix)
-    cutoffs, counts = CUTOFFS.get(config.name, ()), folder / "train-word-counts.txt"
+    parts, counts = _find(config, folder, find), folder / "train-word-counts.txt"
     if config.prefix and counts.is_file():
-        published = PUBLISHED[f"{name}, counted words"]
-        return Source(name, parts, vocabulary.words_of_count_file, (Part(counts),), published, cutoffs)
-    return Source(name, parts, vocabulary.words, published=PUBLISHED[name], cutoffs=cutoffs)
+        return _source(config, parts, vocabulary.words_of_count_file, listed=counts)
+    return _source(config, parts, vocabulary.words)
 
 
 def ptb(config: DataConfig) -> Source:
     """Penn Treebank as Mikolov prepared it: 10,000 words with `<eos>`, or the characters of these words."""
     if config.level == "word":
         folder = _folder(config, "penn", "ptb")
-        parts = _find(config, folder, lambda: _files(folder, "{}.txt", "ptb.{}.txt"))
-        return Source("ptb", parts, vocabulary.words, published=PUBLISHED["ptb"])
+        parts = _find(config, folder, lambda _: _files(folder, "{}.txt", "ptb.{}.txt"))
+        return _source(config, parts, vocabulary.words)
     folder = _folder(config, "pennchar", "ptb-char", "ptb")
     patterns = ["ptb.char.{}.txt", *(["{}.txt"] if folder.name != "ptb" else [])]  # in ptb these are words
-    parts = _find(config, folder, lambda: _files(folder, *patterns, form="spaced"))
-    return Source("ptb, characters", parts, vocabulary.characters)
+    parts = _find(config, folder, lambda _: _files(folder, *patterns, form="spaced"))
+    return _source(config, parts, vocabulary.characters, ", characters")
 
 
 def lm1b(config: Lm1bData) -> Source:
-    """One Billion Word benchmark: shuffled sentences, each begins with `<S>`.
+    """One Billion Word benchmark: shuffled sentences, each begins with `<S>`; validation and test are the same text.
 
     The vocabulary is `1b_word_vocab.txt` if that file is present, otherwise the words that occur at least three times
-    in the training shards (the rule that made that file). `data.prefix` allows some of the training shards, or held-out
-    shards only (cut into splits); the corpus' name says which. `data.sentence_marks=both` has `<S>` at the ends of
-    sentences too, as the TensorFlow code: the end of a sentence and the start of the next one are then two tokens.
+    in training (the rule that made that file). `data.prefix` allows some of the training shards, or held-out shards
+    only (cut into splits). `data.sentence_marks=both` has `<S>` at the ends of sentences too, as the TensorFlow code:
+    the end of a sentence and the start of the next one are then two tokens.
     """
     marks, allowed = config.sentence_marks, "must be start or both (as in the TensorFlow code)"
     require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
     folder = _folder(config, "one-billion-words", "lm1b")
-    parts, name = _find(config, folder, lambda: _all_of_lm1b(folder), lambda: _some_of_lm1b(folder)), "lm1b"
-    if config.prefix:
-        pieces = [part.path.stem for part in parts["train"] if part.path.suffix == ".tokens"]
-        name += "." + ("+".join(pieces) or f"{len(parts['train'])}-of-{TRAIN_SHARDS_OF_LM1B}-shards")
-    if parts["valid"] == parts["test"]:
-        name += ", valid = test = heldout-00000"
-    if marks == "both":
-        name += ", <S> at both ends"
-    path = folder / "1b_word_vocab.txt"
-    listed = (Part(path),) if path.is_file() else ()
-    make_vocabulary = vocabulary.words_of_list if listed else vocabulary.words_of_sentences
-    published = PUBLISHED["lm1b"] if listed or not config.prefix else None
-    return Source(name, parts, make_vocabulary, listed, published, CUTOFFS["lm1b"], marks == "both")
 
+    def find(prefix: bool) -> Parts | None:
+        train, held_out = ([Part(path) for path in sorted(folder.glob(f"**/{name}"))] for name in SHARDS_OF_LM1B)
+        if held_out and (prefix or len(train) == TRAIN_SHARDS_OF_LM1B):
+            return {"train": train, "valid": held_out, "test": held_out}
+        cut = [cut_file(path, alignment="line") for path in sorted(folder.glob("heldout-*.tokens"))]
+        if prefix and cut:
+            return {split: [part for of_file in cut for part in of_file[split]] for split in SPLITS}
+        return _files(folder, "{}.txt")
 
-def _all_of_lm1b(folder: Path) -> Parts | None:
-    one, shards, held_out = folder / "train.txt", _shards(folder), _held_out(folder)
-    train = [Part(one)] if one.is_file() else shards if len(shards) == TRAIN_SHARDS_OF_LM1B else []
-    return {"train": train, **held_out} if train and held_out else None
-
-
-def _some_of_lm1b(folder: Path) -> Parts | None:
-    shards, held_out = _shards(folder), _held_out(folder)
-    if shards and held_out:
-        return {"train": shards, **held_out}
-    pieces = [cut_file(path, alignment="line") for path in sorted(folder.glob("heldout-*.tokens"))]
-    return {split: [part for piece in pieces for part in piece[split]] for split in SPLITS} if pieces else None
-
-
-def _shards(folder: Path) -> list[Part]:
-    return [Part(path) for path in sorted(folder.glob("**/news.en-?????-of-00100"))]
-
-
-def _held_out(folder: Path) -> Parts | None:
-    # The original's preparation writes heldout-00000 twice, as valid and as test.
-    valid, test = folder / "valid.txt", folder / "test.txt"
-    if valid.is_file() and test.is_file():
-        same = filecmp.cmp(valid, test, shallow=False)
-        return {"valid": [Part(valid)], "test": [Part(valid if same else test)]}
-    paths = sorted(folder.glob("**/news.en.heldout-00000-of-00050"))[:1]
-    return {split: [Part(path) for path in paths] for split in ("valid", "test")} if paths else None
+    parts, listed = _find(config, folder, find), folder / "1b_word_vocab.txt"
+    way = ", <S> at both ends" * (marks == "both")
+    if listed.is_file():
+        return _source(config, parts, vocabulary.words_of_list, way, listed)
+    return _source(config, parts, vocabulary.words_of_sentences, way)
 
 
 def wikipedia_2015(config: DataConfig) -> Source:
     """Plain text of Wikipedia articles of 2015 (`<doc …>` lines between them), of about enwik8's size: 90/5/5 %."""
     folder = _folder(config, "wikipedia-2015")
 
-    def whole() -> Parts | None:
+    def find(_: bool) -> Parts | None:
         paths = [path for end in ("", ".xz") if (path := folder / f"wikipedia-2015.txt{end}").is_file()]
         return cut_file(paths[0], alignment=ALIGNMENT[config.level]) if paths else None
 
-    make = {"char": vocabulary.characters_and_unknown, "word": vocabulary.words}.get(config.level, vocabulary.all_bytes)
-    return Source("wikipedia-2015", _find(config, folder, whole), make)
+    return _source(config, _find(config, folder, find), open_vocabulary(config))
+
+
+def _source(
+    config: DataConfig, parts: Parts, make_vocabulary: MakeVocabulary, way: str = "", listed: Path | None = None
+) -> Source:
+    """Return the source of a corpus under its own name; a part of it has no published sizes."""
+    published = {} if config.prefix else PUBLISHED.get(f"{config.name}{way}", {})
+    name = f"{config.name}{'.prefix' * config.prefix}{way}"
+    of_list = (Part(listed),) if listed else ()
+    return Source(name, parts, make_vocabulary, of_list, published, CUTOFFS.get(config.name, ()))
 
 
 def _folder(config: DataConfig, *names: str) -> Path:
@@ -256,38 +217,41 @@ def _folder(config: DataConfig, *names: str) -> Path:
     return next((root / name for name in names if (root / name).is_dir()), root / names[-1])
 
 
-def _files(folder: Path, *patterns: str, form: Format = "plain") -> Parts | None:
-    """Return the files of the three splits by the first pattern that has all; `{}` stands for the split."""
+def _files(
+    folder: Path, *patterns: str, names: Sequence[str] = SPLITS, form: Literal["plain", "spaced"] = "plain"
+) -> Parts | None:
+    """Return the files of the three splits by the first pattern that has all; `{}` stands for the split's name."""
     for pattern in patterns:
-        paths = [folder / pattern.format(split) for split in SPLITS]
+        paths = [folder / pattern.format(name) for name in names]
         if all(path.is_file() for path in paths):
             return by_split(Part(path, format=form) for path in paths)
     return None
 
 
-def _find(config: DataConfig, folder: Path, whole: Find, prefix: Find = lambda: None) -> Parts:
+def _find(config: DataConfig, folder: Path, find: Callable[[bool], Parts | None]) -> Parts:
     """Return the files of a corpus, which is downloaded if it is missing, or with `data.prefix` those of its part.
+
+    Args:
+        config: group `data`.
+        folder: folder of the corpus.
+        find: returns the files of the corpus, or of its part if its argument is true, if they are there.
 
     Raises:
         OptionError: `data.prefix` is needed, is not for this corpus, or its files are missing.
         UserError: the corpus cannot be downloaded.
     """
-    name = config.name
-    if config.prefix:
-        part = prefix() if name in PREFIXES else None
-        if part is None:
-            allowed = f"needs {PREFIXES[name]} in {folder}" if name in PREFIXES else f"must be false for data={name}"
-            raise OptionError("data.prefix", True, allowed)
-        return part
-    found = whole()
-    if found is None:
+    name, prefix = config.name, config.prefix
+    require(not prefix or name in PREFIXES, "data.prefix", prefix, f"must be false for data={name}")
+    parts = find(prefix)
+    if parts is None:
+        require(not prefix, "data.prefix", prefix, f"needs {PREFIXES.get(name)} in {folder}")
         there = f"{folder} has only a part of it: data.prefix=true uses that, under its own name"
-        require(name not in PREFIXES or prefix() is None, "data", name, there)
+        require(find(True) is None, "data", name, there)
         fetch(name, folder)
-        found = whole()
-    if found is None:
+        parts = find(False)
+    if parts is None:
         raise UserError(f"data={name}: the download in {folder} is not complete")
-    return found
+    return parts
 
 
 def fetch(corpus: str, folder: Path) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import vocabulary
-from txl_lightning.data.vocabulary import Vocabulary, cut_after
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError, notice, require
 from txl_lightning.files import sync_folder, write_json
 
@@ -72,8 +72,7 @@ class Part:
         stop: byte or id after the last; a float is a fraction of the file, None is the end of the file.
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
             line break at the end of the file gets one.
-        format: `numbers` and `spaced` are the output of the original's scripts for enwik8 (a number for every byte,
-            `10` written as a line break) and text8 (spaces between characters, `_` for a space). For ids their type.
+        format: `spaced` has spaces between characters and `_` for a space, as Penn Treebank's. For ids their type.
     """
 
     path: Path
@@ -87,37 +86,6 @@ Parts = dict[str, list[Part]]  # by split
 
 
 @dataclass(frozen=True)
-class Published:
-    """Published sizes of a corpus, which a correct preparation reproduces.
-
-    Args:
-        vocabulary: number of entries; None is not checked.
-        tokens: number of tokens by split, with `<eos>`.
-        slack: number of tokens by which a split may be shorter.
-    """
-
-    vocabulary: int | None = None
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    slack: int = 0
-
-    def check(self, vocabulary: int, tokens: Mapping[str, int]) -> None:
-        """Compare the sizes of prepared tokens with the published ones.
-
-        Raises:
-            UserError: a size differs; the message has both.
-        """
-        differs = self.vocabulary not in (None, vocabulary)
-        wrong = [f"a vocabulary of {vocabulary:,} where {self.vocabulary:,} are published"] if differs else []
-        wrong += [
-            f"{tokens[split]:,} tokens in {split} where {published:,} are published"
-            for split, published in self.tokens.items()
-            if not published - self.slack <= tokens[split] <= published
-        ]
-        if wrong:
-            raise UserError(f"the preparation has {', '.join(wrong)}: it is not the published text, or not all of it")
-
-
-@dataclass(frozen=True)
 class Source:
     """Text of a corpus before it is encoded.
 
@@ -126,10 +94,8 @@ class Source:
         parts: bytes of every split.
         vocabulary: makes the vocabulary from the bytes of the training split, or of `listed`.
         listed: file that lists the vocabulary, if there is one.
-        published: sizes that the encoded tokens must have.
+        published: entries of the `vocabulary` and tokens of splits that a correct preparation has.
         cutoffs: usual cut-offs of the adaptive softmax.
-        closed_sentences: whether `<S>` stands at both ends of a sentence (lm1b).
-        documents: whether every part is a document.
         checksum: checksum of the corpus, if the text of this name is known; another text is reported.
     """
 
@@ -137,10 +103,8 @@ class Source:
     parts: Parts
     vocabulary: MakeVocabulary
     listed: tuple[Part, ...] = ()
-    published: Published | None = None
+    published: Mapping[str, int] = field(default_factory=dict)
     cutoffs: tuple[int, ...] = ()
-    closed_sentences: bool = False
-    documents: bool = False
     checksum: str | None = None
 
 
@@ -216,16 +180,15 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
     """Yield the bytes of all parts in order, in chunks.
 
     Raises:
-        UserError: a file cannot be read, or does not have its part's `format`.
+        UserError: a file cannot be read.
     """
     for part in parts:
         last = b"\n"
         with mapped(part.path) as text:
             start, stop = _cut(text, part.start, part.alignment), _cut(text, part.stop, part.alignment)
-            chunks = (text[at : min(at + CHUNK_BYTES, stop)] for at in range(start, stop, CHUNK_BYTES))
-            for chunk in _undo_preparation(chunks, part):
-                last = chunk or last
-                yield chunk
+            for at in range(start, stop, CHUNK_BYTES):
+                last = text[at : min(at + CHUNK_BYTES, stop)]
+                yield last.replace(b" ", b"").replace(b"_", b" ") if part.format == "spaced" else last
         if part.alignment == "line" and not last.endswith(b"\n"):
             yield b"\n"  # otherwise the next part would continue the line
 
@@ -241,20 +204,6 @@ def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Align
     while alignment == "char" and start < size and text[start] & 0xC0 == 0x80:
         start += 1
     return start
-
-
-def _undo_preparation(chunks: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Yield the bytes as they were before the original's preparation script."""
-    if part.format == "plain":
-        yield from chunks
-    elif part.format == "spaced":
-        yield from (chunk.replace(b" ", b"").replace(b"_", b" ") for chunk in chunks)
-    else:
-        try:
-            for chunk in cut_after(chunks, b" \n"):
-                yield bytes(map(int, chunk.replace(b"\n", b" 10 ").split()))
-        except ValueError as error:
-            raise UserError(f"{part.path}: must hold numbers from 0 to 255 ({error})") from error
 
 
 def python_stdlib(config: DataConfig) -> Source:
@@ -306,7 +255,7 @@ def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> 
     ends = np.cumsum([path.stat().st_size for path in paths])
     cuts = [0, *np.searchsorted(ends, [0.9 * ends[-1], 0.95 * ends[-1]]).tolist(), len(paths)]
     parts = {split: [Part(p) for p in paths[a:b]] for split, (a, b) in zip(SPLITS, pairwise(cuts), strict=True)}
-    return Source(name, parts, open_vocabulary(config), documents=True)
+    return Source(name, parts, open_vocabulary(config))
 
 
 def cache_key(*parts: object) -> str:

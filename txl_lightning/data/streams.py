@@ -207,8 +207,7 @@ class ShuffledStreams(Streams):
 
     Args:
         starts: positions of the first tokens of sentences in the split, ascending from 0.
-        seed: seed of the shuffling.
-        shuffle: whether to use a new order in every epoch, or the order of the text.
+        seed: draws a new order in every epoch; None is the order of the text.
 
     The other arguments are those of `Streams`.
 
@@ -217,15 +216,14 @@ class ShuffledStreams(Streams):
     """
 
     starts: np.ndarray = field(kw_only=True, repr=False)
-    seed: int = field(default=1, kw_only=True)
-    shuffle: bool = field(default=True, kw_only=True)
+    seed: int | None = field(default=None, kw_only=True)
 
     def _measure(self) -> int:
         self.epoch, self.text_len = 0, len(self.tokens) + 1  # with the <S> after the last sentence
         self.lengths = np.diff(self.starts, append=len(self.tokens))
         self._order()
         n_targets = int(np.diff(self.stream_starts, append=len(self.tokens)).min())
-        if self.shuffle:
+        if self.seed is not None:
             shortest = len(self.tokens) // self.batch_size - int(self.lengths.max(initial=0)) + 1
             n_targets = shortest // self.segment_len * self.segment_len
         allowed = f"gives too few of {len(self.starts):,} sentences ({len(self.tokens):,} tokens) to each stream "
@@ -250,7 +248,7 @@ class ShuffledStreams(Streams):
     def _order(self) -> None:
         """Compute the epoch's order of sentences, their ends in it, and the starts of streams."""
         self._sentences = np.arange(len(self.starts))
-        if self.shuffle:
+        if self.seed is not None:
             np.random.default_rng([self.seed, self.epoch]).shuffle(self._sentences)
         self._ends = np.cumsum(self.lengths[self._sentences])
         begins = np.concatenate([[0], self._ends])

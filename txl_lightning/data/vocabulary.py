@@ -6,7 +6,7 @@ import codecs
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice, repeat
 from typing import Any, Literal, get_args
@@ -49,16 +49,15 @@ class Vocabulary:
 
     Byte level: without symbols all 256 bytes, numbered by value; with symbols (Latin-1 characters) only those, and
     line breaks are dropped if they are not among them, as the paper reads enwik8. Word level: `<eos>` ends every
-    line; if `<eos>` is not a symbol, `<S>` begins every sentence instead (lm1b). Unknown characters and words become
-    `<unk>` or `<UNK>`. BPE: symbols are the bytes of each token as Latin-1 characters. Ids: symbols are names, or the
+    line; if `<eos>` is not a symbol, `<S>` begins every sentence instead (lm1b). Unknown words become `<unk>` or
+    `<UNK>`. BPE: symbols are the bytes of each token as Latin-1 characters. Ids: symbols are names, or the
     numbers themselves; text is names between white space.
 
     Args:
         level: byte, char, word, bpe or ids.
         symbols: in the order of their numbers; empty for all bytes.
         tokenizer: contents of the `tokenizer.json` of level bpe.
-        lenient: of a corpus that is encoded with this vocabulary, an unknown character or byte is `<unk>`, or left out
-            if there is none, instead of an error.
+        lenient: an unknown character or byte is `<unk>`, or left out if there is none, instead of an error.
     """
 
     level: Level
@@ -160,12 +159,6 @@ class Vocabulary:
         """Return the bytes of token numbers: those that were encoded, UTF-8 or not."""
         return b"".join(self._bytes[int(token)] for token in tokens)
 
-    def of_known_characters(self) -> Vocabulary:
-        """Return a vocabulary in which an unknown character is an error instead of `<unk>`, also of a lenient one."""
-        if self.level != "char":
-            return self
-        return replace(self, symbols=tuple("" if s == UNKNOWN else s for s in self.symbols), lenient=False)
-
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers for a checkpoint."""
         state: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
@@ -201,7 +194,7 @@ class Vocabulary:
     def _table(self) -> np.ndarray:
         """Token number by code point; the last entry is for all larger code points."""
         characters = {ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1}
-        table = np.full(max(characters, default=0) + 2, self.unknown, dtype=np.int32)
+        table = np.full(max(characters, default=0) + 2, self.unknown if self.lenient else -1, dtype=np.int32)
         table[list(characters)] = list(characters.values())
         return table
 

@@ -164,8 +164,7 @@ def _encoded_corpus(members: Sequence[Member], options: Any) -> GroupText:
         checkpoint_corpus(run, member.path, options.data_path, member.option, split == WHOLE) for member, run in runs
     ]
     first, of_member = corpora[0], {}
-    known = [corpus.documents.get(split, corpus.sentences.get(split, [0])) for corpus in corpora]
-    documents = np.asarray(max(known, key=len))
+    documents = np.asarray(max((corpus.documents[split] for corpus in corpora), key=len))
     for (member, run), corpus in zip(runs, corpora, strict=True):
         level, level_of_first = corpus.vocabulary.level, first.vocabulary.level
         allowed = f"reads {level} tokens, {path} {level_of_first} tokens: use context_unit=byte"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def with_vocabulary(vocabulary: Vocabulary, content: bytes, closed: bool = False
     Raises:
         UserError: a symbol is not in the vocabulary.
     """
-    tokens = vocabulary.of_known_characters().encode(content)
+    tokens = replace(vocabulary, lenient=False).encode(content)
     if closed:
         tokens, _ = close_sentences(tokens, vocabulary.numbers[SENTENCE])
     starts: Integers | None = None

@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -243,10 +243,8 @@ def _text(trained: TrainedModel, data_path: Any) -> FileData:
 
 def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
     data = _text(trained, data_path)
-    data = replace(data, bytes=None) if whole else data
     try:
-        corpus = load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document", whole)
-        return corpus if corpus.checksum == trained.corpus else replace(corpus, bytes_per_token={})
+        return load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document", whole)
     except OptionError as error:
         option = "data_path" if error.option == "data.path" else error.option
         raise OptionError(option, error.value, error.allowed) from error

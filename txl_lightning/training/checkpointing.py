@@ -46,7 +46,7 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "beyond", "optimizer")
 FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
 FREE_OPTIONS = (
-    *("data.root", "data.path", "data.tokenizer", "data.names", "data.bytes", "data.cache_dir", "model.name"),
+    *("data.root", "data.path", "data.tokenizer", "data.names", "data.cache_dir", "model.name"),
     "memory.segments",
 )
 

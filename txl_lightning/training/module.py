@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -185,7 +185,6 @@ class LanguageModelModule(L.LightningModule):
         vocabulary: its level decides between bits per character and perplexity.
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
         ranks: the processes of the run.
-        bytes_per_token: mean by split, where a token has no bytes of its own (`data.bytes`).
 
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
@@ -204,12 +203,10 @@ class LanguageModelModule(L.LightningModule):
         vocabulary: Vocabulary,
         evaluation_lengths: dict[str, Any],
         ranks: Ranks = Ranks(),  # noqa: B008 - frozen
-        bytes_per_token: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config, self.ranks, self.evaluation_lengths = model, config, ranks, evaluation_lengths
-        self.bytes_per_token = bytes_per_token or {}
         self.level, byte_lengths = vocabulary.level, vocabulary.byte_lengths
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
@@ -374,8 +371,7 @@ class LanguageModelModule(L.LightningModule):
 
     def _evaluation_end(self, stage: str) -> None:
         nll, tokens, n_bytes = self.losses[stage].compute()
-        per_token = self.bytes_per_token.get({"val": "valid"}.get(stage, stage), n_bytes / tokens if tokens else None)
-        values = loss_metrics(nll, self.level, per_token)
+        values = loss_metrics(nll, self.level, n_bytes / tokens if tokens else None)
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
         self.metrics[f"{stage}/tokens"] = tokens
         for_callbacks = {f"{stage}/{name}": value for name, value in values.items()}

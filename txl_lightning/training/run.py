@@ -146,7 +146,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
     lengths = evaluation_lengths(in_windows(config))
-    module = LanguageModelModule(model, config, corpus.vocabulary, lengths, ranks, corpus.bytes_per_token)
+    module = LanguageModelModule(model, config, corpus.vocabulary, lengths, ranks)
     record = {
         "config": stored(config),
         "vocabulary": corpus.vocabulary.state_dict(),

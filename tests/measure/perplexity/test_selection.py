@@ -84,7 +84,9 @@ def test_a_shorter_sweep_leaves_the_other_splits_whole(runs: SmallRuns, tmp_path
 
 
 def test_sentences_stay_whole() -> None:
-    corpus = Corpus("text", {"valid": np.arange(20)}, Vocabulary("byte"), "", (), {"valid": np.array([0, 6, 11, 15])})
+    corpus = Corpus(
+        "text", {"valid": np.arange(20)}, Vocabulary("word", ("<S>",)), "", (), {"valid": np.array([0, 6, 11, 15])}
+    )
     assert first_tokens(corpus, "valid", None) is corpus
     for n, kept, starts in ((12, 11, [0, 6]), (11, 11, [0, 6]), (3, 6, [0]), (19, 15, [0, 6, 11])):
         shorter = first_tokens(corpus, "valid", n)

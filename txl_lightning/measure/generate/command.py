@@ -239,7 +239,7 @@ def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt", clos
     """
     shown = f"{text!r:.{MOST_SHOWN}}"
     try:
-        tokens = vocabulary.of_known_characters().encode(text.encode())
+        tokens = replace(vocabulary, lenient=False).encode(text.encode())
     except UserError as error:
         raise OptionError(option, shown, str(error)) from error
     if closed:

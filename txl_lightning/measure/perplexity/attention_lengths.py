@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.data.corpus import Corpus
+from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.files import write_text
 from txl_lightning.measure.losses import TokenLosses, standard_error, text_units
 from txl_lightning.measure.protocols import ScoringProtocol
@@ -48,7 +49,9 @@ class SplitScores:
 
     def values(self, losses: TokenLosses) -> dict[str, Any]:
         """Return the values of losses that `evaluation.json` has for every split and length."""
-        n_bytes = self.corpus.count_bytes(self.split, losses.positions)
+        # Sentences in order end with a <S> after the last token: as the first one.
+        tokens = self.corpus.splits[self.split].take(losses.positions, mode="wrap")
+        n_bytes = self.corpus.vocabulary.count_bytes(without_marks(tokens))
         units, over = self.units(losses)
         error, n_units = standard_error(losses.nll, units)
         errors = errors_by_unit(error, losses.mean, self.level)
@@ -174,14 +177,14 @@ def score_chosen(
 
 def first_tokens(corpus: Corpus, split: str, n: int | None) -> Corpus:
     """Return the corpus with only the first n tokens of a split, or whole sentences of at most n tokens in all."""
-    tokens, sentences = corpus.splits[split], corpus.sentences
+    tokens, documents = corpus.splits[split], corpus.documents
     if n is None or n >= len(tokens):
         return corpus
-    if split in sentences:
-        starts = np.asarray(sentences[split])
+    if corpus.sentences:
+        starts = np.asarray(documents[split])
         kept = max(1, int(np.searchsorted(starts, n, side="right")) - 1)
-        n, sentences = int(starts[kept]), {**sentences, split: starts[:kept]}
-    return replace(corpus, splits={**corpus.splits, split: tokens[:n]}, sentences=sentences)
+        n, documents = int(starts[kept]), {**documents, split: starts[:kept]}
+    return replace(corpus, splits={**corpus.splits, split: tokens[:n]}, documents=documents)
 
 
 def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) -> list[str]:
