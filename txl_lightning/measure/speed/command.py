@@ -126,8 +126,7 @@ def _models(options: SpeedOptions) -> dict[str, TransformerXL]:
         return {"word" if loss_unit(trained.vocabulary.level) == "ppl" else "char": trained.model}
     models = {}
     for level in options.levels:
-        vocab_size, cutoffs = PUBLISHED[VOCABULARIES[level]].vocabulary, CUTOFFS.get(VOCABULARIES[level], ())
-        assert vocab_size is not None
+        vocab_size, cutoffs = PUBLISHED[VOCABULARIES[level]]["vocabulary"], CUTOFFS.get(VOCABULARIES[level], ())
         sizes: dict[str, Any] = {name: getattr(options, name) for name in SIZES}
         sizes["d_head"] = options.d_model // options.n_head
         config = TransformerXLConfig(vocab_size=vocab_size, cutoffs=cutoffs, **sizes)
