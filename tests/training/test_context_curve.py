@@ -12,11 +12,9 @@ import torch
 
 from tests.measure.kept_figures import curves, kept_figures
 from tests.training.small_run import tiny_config
-from tests.wandb_files import media, run_files, table
 from txl_lightning.config.lengths import trained_clamp
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.recall import Recall
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.recl.command import run as recl
 from txl_lightning.measure.recl.loss_by_context import context_curve, position_blocks
@@ -91,9 +89,8 @@ def test_distances_beyond_training_are_clamped_as_in_recl(tmp_path: Path) -> Non
     assert row["nll"][7] != pytest.approx(losses[-1][7], rel=1e-6)
 
 
-def test_the_figure_has_every_measurement_and_the_entropies_of_known_text(tmp_path: Path) -> None:
-    text = ("data=recall", "data.distance=4", "data.n_tokens=4000", "data.cache_dir=CACHE", "evaluation.max_segments=2")
-    config = tiny_config(tmp_path, *OPTIONS, *text, "context_curve.every_n_steps=3")
+def test_the_figure_has_every_measurement(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, *OPTIONS, "context_curve.every_n_steps=3")
     with kept_figures() as figures:
         train(config, tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run/context_curve.jsonl").read_text().splitlines()]
@@ -101,23 +98,19 @@ def test_the_figure_has_every_measurement_and_the_entropies_of_known_text(tmp_pa
     assert {name: y for name, (_, y) in curves(axes).items() if y} == {
         f"{c} tokens": [row["bpc"][i] for row in rows] for i, c in enumerate(CONTEXTS)
     }
-    dashed = [list(line.get_ydata()) for line in axes.get_lines() if line.get_linestyle() == "--"][:8]
-    entropy = Recall((4,), repeats=0.9, symbols=8).entropy(4) / math.log(2)
-    assert dashed == [pytest.approx([bits] * 4) for bits in (*[3] * 3, *[entropy] * 5)]
 
 
 @pytest.mark.slow
 def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
-    options = (*OPTIONS, "model.dropout=0", "context_curve.every_n_steps=6", "logger=wandb")
+    options = (*OPTIONS, "model.dropout=0", "context_curve.every_n_steps=6")
+    rows = []
     for devices in (1, 2):
         train(tiny_config(tmp_path, *options, f"trainer.devices={devices}"), tmp_path / f"run{devices}")
-    (one,), (two,) = (run_files(tmp_path / f"run{devices}") for devices in (1, 2))
-    assert len(media(two, "table", "context/curve_table")) == 2
-    shown = [table(run, "context/table") for run in (one, two)]
-    assert shown[0]["columns"] == shown[1]["columns"]
-    for of_one, of_two in zip(shown[0]["data"], shown[1]["data"], strict=True):
-        losses = slice(0, 9)  # steps and losses; RECL compares losses, which rounding decides
-        assert [float(cell) for cell in of_two[losses]] == pytest.approx([float(c) for c in of_one[losses]], rel=1e-4)
+        lines = (tmp_path / f"run{devices}/context_curve.jsonl").read_text().splitlines()
+        rows.append([json.loads(line) for line in lines])
+    assert len(rows[1]) == 2
+    for one, two in zip(*rows, strict=True):  # losses: RECL compares them, which rounding decides
+        assert two["nll"] == pytest.approx(one["nll"], rel=1e-4)
 
 
 def test_the_training_does_not_notice(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import resource
 import time
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import tqdm.std
 
 from tests.in_process import run_txl
 from tests.training.small_run import TINY, tiny_config
@@ -22,7 +20,6 @@ from txl_lightning.runs import metrics
 from txl_lightning.runs.bfloat16 import cpu_bfloat16_speedup, cpu_has_bfloat16
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.checks import check_config, resolve_accelerator, resolve_precision
-from txl_lightning.training.curves import use_monotonic_clock
 from txl_lightning.training.loggers import CurveFile
 from txl_lightning.training.run import train
 
@@ -162,21 +159,6 @@ def test_sums_of_losses_stay_in_float64_on_a_device_without_it(monkeypatch: pyte
     loss.update(torch.full((2, 3), 2.0), torch.tensor(6.0))
     assert loss.nll_sum.dtype == loss.n_bytes.dtype == torch.float64
     assert loss.compute() == (2.0, 6, 6.0)
-
-
-def test_a_progress_bar_survives_a_clock_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1e9]
-    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
-    bar = tqdm.std.tqdm(total=10, mininterval=0.0, miniters=1, file=io.StringIO())
-    assert bar._time() == now[0]  # the private attribute that is replaced
-    use_monotonic_clock(bar)
-    bar.update(5)
-    now[0] -= 3600
-    time.sleep(0.01)
-    bar.update(2)
-    assert 0 < bar.format_dict["elapsed"] < 60
-    assert bar.last_print_n == 7
-    bar.close()
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

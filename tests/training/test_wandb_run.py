@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.training.small_run import tiny_config
-from tests.wandb_files import artifacts, history, media, records, run_files, summary, table
+from tests.wandb_files import artifacts, history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.reporting.wandb_panels import log_files, wandb_run
-from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.loggers import arm, run_name, upload_line
+from txl_lightning.runs.trained import Checkpoint, load_trained
+from txl_lightning.training import loggers
+from txl_lightning.training.loggers import arm, make_logger, run_name, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("max_context=8", "every_n_steps=6")
 CURVES = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
+PANELS = [("validation", "val/nll", "val/nll"), ("context_curve", "within_1_percent", "context/within_1_percent")]
 GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.log_every_n_steps=4")
 
 
@@ -70,26 +72,13 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
     assert set(axes.values()) == {"tokens"}
     for name in CURVES:
         assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
-    kept = [json.loads(line) for line in (run.parents[2] / "wandb_history.jsonl").read_text().splitlines()]
-    for name in ("train/nll", "train/learning_rate", "val/nll", "context/bpc/4", "recl/0.5"):
-        expected = [row["metrics"][name] for row in kept if name in row.get("metrics", ())]
-        assert [row[name] for row in history(run, name)] == pytest.approx(expected), name
     validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpc")]
     assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
     for name in ("context/bpc/2", "context/bpc/8", "recl/0.1", "recl/1.0"):
         assert [row["tokens"] for row in history(run, name)] == [192, 384], name
-    assert len(media(run, "table", "context/curve_table")) == 2
-    shown = table(run, "context/table")
-    assert [row[0] for row in shown["data"]] == ["6", "12"]
-    columns = {"context/bpc/8": "bpc at 8 tokens", "context/doublings/2": "bits 2 → 4"}
-    columns |= {
-        "context/within_1_percent": "within 1 %",
-        "recl/0.5": "RECL r = 0.5",
-        "recl/0.5/guarded": "guarded r = 0.5",
-    }
-    for name, column in columns.items():
-        logged = [row[name] for row in history(run, name)]
-        assert [float(row[shown["columns"].index(column)]) for row in shown["data"]] == pytest.approx(logged), name
+    for file, name, panel in PANELS:
+        rows = [json.loads(line) for line in (run.parents[2] / f"{file}.jsonl").read_text().splitlines()]
+        assert [row[panel] for row in history(run, panel)] == pytest.approx([row[name] for row in rows])
 
 
 def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, shown: dict[str, Any]) -> None:
@@ -100,36 +89,38 @@ def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, 
     assert values["test/bpc"] == metrics["test/bpc"]
 
 
-def test_the_best_weights_are_an_artifact_and_no_more_than_weights(directory: Path, run: Path) -> None:
-    model = artifacts(run)["model"]
-    assert model["name"] == f"model-{run.stem.removeprefix('run-')}"
-    assert json.loads(model["metadata"])["arm"] == "relative, recurrence, full loss"
-    (content,) = model["manifest"]["contents"]
-    path = directory / "run/checkpoints/weights_step_12.ckpt"
-    assert content["local_path"] == str(path)  # offline no copy is made elsewhere
-    best = path.with_name("best.ckpt")
-    assert path.stat().st_size < best.stat().st_size / 2
-    ours, theirs = (load_trained(file) for file in (path, best))
-    assert ours.step == theirs.step == 12
-    assert ours.config == theirs.config
-    state = theirs.model.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in ours.model.state_dict().items())
-
-
 @pytest.mark.slow
-def test_a_resumed_run_continues_its_curves(directory: Path, run: Path) -> None:
-    before = artifacts(run)["model"]["manifest"]["contents"][0]
-    longer = (*GIVEN, "trainer.max_steps=24", "logger.artifacts=false", "resume=auto")
-    train(tiny_config(directory, *longer), directory / "run")
-    (second,) = run_files(directory / "run")
-    assert second.name != run.name
-    assert run.with_name(run.name + ".superseded").exists()  # `wandb sync` does not upload its rows twice
-    assert [row["tokens"] for row in history(second, "train/nll")] == list(range(128, 769, 128))
-    assert [row["trainer/global_step"] for row in history(second, "val/nll")] == [5, 10, 12, 15, 20, 24]
-    assert [row["trainer/global_step"] for row in history(second, "test/nll")] == [12, 24]
+def test_every_offline_session_is_a_run_and_one_command_uploads_them(
+    directory: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tiny_config(directory, *GIVEN, "trainer.max_steps=24", "resume=auto"), directory / "run")
+    first, second = files = sorted(run_files(directory / "run"))
+    assert (first, len({file.name for file in files})) == (run, 2)
+    assert [row["tokens"] for row in history(second, "train/nll")] == [512, 640, 768]
     assert summary(second)["summary"]["final/tokens"] == 768
-    assert "model" not in artifacts(second)
-    assert Path(before["local_path"]).exists()  # what the first session refers to until it is synced
+    folders = f"wandb sync {first.parent} {second.parent}"
+    assert upload_line(directory / "run") == f"offline run of Weights & Biases, to upload it: {folders}"
+    monkeypatch.setattr(loggers, "SECONDS_TO_WRITE", 0.0)
+    data = second.read_bytes()
+    for cut in (len(data) - 40, len(data) // 2, 100):  # as by a full disk
+        second.write_bytes(data[:cut])
+        assert upload_line(directory / "run") == (
+            f"offline run of Weights & Biases: {second} was cut off, as by a full disk"
+        )
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("earlier", ["online", "offline"])
+def test_only_an_online_run_is_continued_online(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, earlier: str
+) -> None:
+    """An offline id that was synced later would be replaced, not continued."""
+    monkeypatch.setattr(loggers, "start_wandb", lambda *args: args[-1])
+    contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
+    config = tiny_config(tmp_path, f"logger.mode={earlier}")
+    resumed = Checkpoint(tmp_path, "resume", contents, config, Vocabulary("byte"), {})
+    expected = "abc" if mode == earlier == "online" else None
+    assert make_logger(tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}"), tmp_path, resumed, 1) == expected
 
 
 @pytest.mark.parametrize(

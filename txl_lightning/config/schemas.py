@@ -311,8 +311,7 @@ class LoggerConfig:
 
     Project, mode, group and name have the defaults WANDB_PROJECT, WANDB_MODE, WANDB_RUN_GROUP and WANDB_NAME.
     `group` null is named after the multirun, `run_name` null after the model and its lengths; `tags` are added to the
-    tags of the model. `artifacts` logs the best weights, without optimizer state, at the end of the run: online at
-    once, offline as a file beside the checkpoints that `wandb sync` uploads.
+    tags of the model.
 
     `_target_` is the class of another logger of Lightning, in place of the one of this `name`, and `arguments` a
     mapping with its arguments; `save_dir` is the run directory if it is not among them.
@@ -326,7 +325,6 @@ class LoggerConfig:
     group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
     run_name: str | None = _of_wandb("WANDB_NAME", None)
     tags: list[str] = field(default_factory=list)
-    artifacts: bool = True
 
 
 @dataclass
@@ -352,7 +350,6 @@ class Config:
     loss: str = "full"
     resume: str | None = None
     initial_weights: str | None = None
-    new_vocabulary: bool = False
     seed: int = 1
 
 
@@ -435,6 +432,7 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     "memory.first": (0,),
     "data.bytes": None,
     "evaluation.first": (None, 0),
+    **dict.fromkeys(("logger.artifacts", "new_vocabulary")),
 }
 
 
@@ -442,9 +440,10 @@ def _without_gone(values: dict[str, Any]) -> dict[str, Any]:
     """Drop the options that are gone, or raise `UserError` where one had an effect."""
     values = {name: dict(group) if isinstance(group, dict) else group for name, group in values.items()}
     for option, without_effect in GONE.items():
-        group, name = option.split(".")
-        if isinstance(values.get(group), dict) and name in values[group]:
-            value = values[group].pop(name)
+        group, _, name = option.rpartition(".")
+        inside = values.get(group) if group else values
+        if isinstance(inside, dict) and name in inside:
+            value = inside.pop(name)
             if without_effect is not None and value not in without_effect:
                 raise UserError(f"its config has {option}={value}, which version 0.3.0 has and this one has not")
     if "column_chunks" in values.get("trainer", {}):  # the name up to 0.3.0

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from omegaconf import OmegaConf
-from torch import Tensor
 
 from txl_lightning.config.architecture import LENGTHS
 from txl_lightning.config.lengths import evaluation_lengths, in_windows
@@ -35,7 +33,7 @@ from txl_lightning.runs.storage import (
     write_checkpoint,
 )
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
-from txl_lightning.training.loggers import HISTORY, continues_in, reported
+from txl_lightning.training.loggers import continues_in, reported
 from txl_lightning.training.module import MemoryHolder, steps_of
 from txl_lightning.training.optimization import MuonWithAdam
 
@@ -63,7 +61,6 @@ NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model tha
     "vocab_size",
 }
 NO_BEST: dict[str, Any] = {"nll": math.inf, "step": -1}  # before the first validation
-MOST_SHOWN = 8
 
 
 class Checkpoints(Callback):
@@ -336,12 +333,10 @@ def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | Non
     """Create the run directory with `config.yaml` and `tokenizer.json`; remove what an earlier run left there.
 
     Metrics and curves of another run are removed, and the user is told. Its checkpoints are removed by the new run's
-    first one. With `resume=auto` the rows of W&B stay: a session that was killed before its first checkpoint is the
-    same run.
+    first one.
     """
     if not continues_in(directory, resumed):
         names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png"]
-        names += [HISTORY] if config.resume != "auto" else []
         found = [directory / name for name in names if (directory / name).exists()]
         if found or (directory / "checkpoints" / LAST).exists():
             what = "which this one replaces"
@@ -473,86 +468,17 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
 def check_weights(found: Checkpoint, model: Model, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
     """Return the weights of a checkpoint for the model.
 
-    Initial weights may be of another vocabulary: known tokens keep their rows, new ones have those of `model`.
-
     Args:
         found: the checkpoint of `resume` or `initial_weights`.
         model: model that takes the weights.
         vocabulary: vocabulary of the corpus.
 
     Raises:
-        OptionError: the checkpoint has another architecture, or a vocabulary that cannot be used.
+        OptionError: the checkpoint has another architecture or vocabulary.
     """
+    found.require(found.vocabulary == vocabulary, "was trained on another vocabulary than this corpus has")
     for name, value in vars(architecture(found.config, len(vocabulary))).items():
         needed = getattr(model.config, name, None)
         allowed = f"is of another model: {name} is {value}, this model needs {needed}"
         found.require(name in NON_ARCHITECTURE_FIELDS or value == needed, allowed)
-    if found.vocabulary == vocabulary:
-        return found.weights
-    found.require(found.option != "resume", "was trained on another vocabulary than this corpus has")
-    with naming(found.option, found.path):
-        return keep_known_tokens(found.weights, found.vocabulary, vocabulary, model)
-
-
-def keep_known_tokens(
-    weights: dict[str, Tensor], before: Vocabulary, after: Vocabulary, model: Model
-) -> dict[str, Tensor]:
-    """Return weights for another vocabulary.
-
-    A token is known if both vocabularies have it, in the same cluster of the adaptive softmax: it keeps its row of the
-    embedding, which the softmax shares, and its bias. The rows of new tokens are those of `model`, as initialized.
-
-    Args:
-        weights: weights of a model with the same architecture and cut-offs, by name.
-        before: vocabulary of `weights`.
-        after: vocabulary of the result.
-        model: new model with `after`.
-
-    Raises:
-        UserError: the levels have no tokens in common, such as bytes and characters.
-    """
-    known = known_tokens(before, after, model)
-    new = np.flatnonzero(known >= 0)
-    old = known[new]
-    result = dict(weights)
-    bias = model.softmax.bias.detach().clone()
-    bias[new] = weights["softmax.bias"][old]
-    result["softmax.bias"] = bias
-    edges = model.embedding.edges if model.embedding.div_val > 1 else (0, len(after))
-    for cluster, table in enumerate(model.embedding.tables):
-        name = f"embedding.tables.{cluster}"
-        rows = table.detach().clone()
-        inside = (new >= edges[cluster]) & (new < edges[cluster + 1])
-        rows[new[inside] - edges[cluster]] = weights[name][old[inside] - edges[cluster]].to(rows)
-        result[name] = rows
-    return result
-
-
-def known_tokens(before: Vocabulary, after: Vocabulary, model: Model) -> np.ndarray:
-    """Return the number that every token of `after` has in `before`, -1 for new tokens, [V].
-
-    Raises:
-        UserError: the levels have no tokens in common.
-    """
-    if before.level != after.level and not (before.consists_of_bytes and after.consists_of_bytes):
-        raise UserError(f"was trained at level {before.level}: none of its tokens is one of level {after.level}")
-    numbers = {symbol: number for number, symbol in enumerate(_symbols(before))}
-    found = np.array([numbers.get(symbol, -1) for symbol in _symbols(after)], dtype=np.int64)
-    firsts = model.embedding.edges[1:-1]
-    cluster_before, cluster_after = (np.searchsorted(firsts, n, side="right") for n in (found, np.arange(len(after))))
-    return np.where(cluster_before == cluster_after, found, -1)
-
-
-def describe_change(before: Vocabulary, after: Vocabulary, model: Model) -> str | None:
-    """Describe in one line how many tokens are known, and name some new ones; None if the vocabularies are equal."""
-    if before == after:
-        return None
-    new = np.flatnonzero(known_tokens(before, after, model) < 0)
-    shown = ", ".join(repr(after.decode([token])) for token in new[:MOST_SHOWN].tolist())
-    names = f": {shown}{', …' if len(new) > MOST_SHOWN else ''}" if len(new) else ""
-    known = len(after) - len(new)
-    return f"{known:,} of {len(after):,} tokens are known and keep their weights, {len(new):,} are new{names}"
-
-
-def _symbols(vocabulary: Vocabulary) -> tuple[str, ...]:
-    return vocabulary.symbols or tuple(map(chr, range(len(vocabulary))))
+    return found.weights

@@ -150,7 +150,6 @@ def options_without_effect(config: Config) -> list[str]:
     no_attention = f"model={config.model.name} has no attention"
     no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
     no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
-    no_weights = None if config.initial_weights else "only initial_weights keeps one"
     # The other corpora have a default in conf/data, which says what their documents are.
     never_reset = "only memory.reset=document reads it" if data.name == "file" and memory.reset == "never" else None
     options = (
@@ -160,7 +159,6 @@ def options_without_effect(config: Config) -> list[str]:
         ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
         ("data.document_start", data.document_start, None, never_reset),
-        ("new_vocabulary", config.new_vocabulary, False, no_weights),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
     )
     return [

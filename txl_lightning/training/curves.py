@@ -16,8 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
 from txl_lightning.config.lengths import extended_context, trained_clamp
-from txl_lightning.config.schemas import Config, RecallData
-from txl_lightning.data.recall import configured
+from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, check_count
@@ -31,7 +30,7 @@ from txl_lightning.runs.metrics import (
     training_flops,
     unit_name,
 )
-from txl_lightning.training.loggers import CurveFile, RepeatableWandbLogger, log_metrics, reported
+from txl_lightning.training.loggers import CurveFile, log_metrics, reported
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -152,8 +151,8 @@ class ContextCurves(Callback):
     """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
 
     Logs `context/{bpc or ppl}/{c}`, `context/doublings/{c}` (bits from c to 2c), `context/within_1_percent`, `recl/{r}`
-    and `recl/{r}/guarded` over steps, in the words of `recl.json`; W&B gets each measurement as a curve over c too.
-    When training ends, `context_curve.png` shows the losses over steps, and W&B gets all measurements as a table.
+    and `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
+    losses over steps.
     RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
     its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
     is excluded from tokens/s.
@@ -169,7 +168,7 @@ class ContextCurves(Callback):
     """
 
     def __init__(self, config: Config, tokens: np.ndarray, directory: Path, curves: TrainingCurves) -> None:
-        self.file, self.curves, self.data = CurveFile(directory / "context_curve.jsonl"), curves, config.data
+        self.file, self.curves = CurveFile(directory / "context_curve.jsonl"), curves
         self.every_n_steps, self.tokens, options = config.context_curve.every_n_steps, tokens, config.context_curve
         check_count("context_curve.every_n_steps", options.every_n_steps)
         check_count("context_curve.max_context", options.max_context, least=N_CONTEXTS)
@@ -193,7 +192,7 @@ class ContextCurves(Callback):
             self.file.keep_until(trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        if self.every_n_steps is None or trainer.global_step % self.every_n_steps:
+        if trainer.global_step % self.every_n_steps:
             return
         curve = context_curve(pl_module.model, self.tokens, self.positions, self.contexts, **self.given)
         if trainer.is_global_zero:
@@ -206,10 +205,6 @@ class ContextCurves(Callback):
         row = {"steps": step, "contexts": self.contexts, "nll": curve.nll, "nll_standard_error": curve.standard_error}
         row |= {unit: values, **curve.gains, "recl": {str(r): vars(found) for r, found in curve.recl.items()}}
         log_metrics(trainer, {**self._scalars(row, unit), "tokens": self.curves.tokens})
-        for logger in trainer.loggers:
-            if isinstance(logger, RepeatableWandbLogger):
-                title = f"{unit_name(module.level)} by context"
-                logger.log_series("context/curve", self.contexts, {unit: values}, "context", title, step)
         self.file.append(row)
 
     def _scalars(self, row: dict[str, Any], unit: str) -> dict[str, float]:
@@ -220,31 +215,17 @@ class ContextCurves(Callback):
         return scalars | {f"recl/{r}/guarded": float(found["guarded"]) for r, found in row["recl"].items()}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # Earlier versions wrote rows without gains.
         rows = self.file.keep(lambda row: True) if trainer.is_global_zero else []
-        rows = [row for row in rows if row["contexts"] == self.contexts and "doublings" in row]
+        rows = [row for row in rows if row["contexts"] == self.contexts]
         if not rows:
             return
         from txl_lightning.reporting.canvas import line_figure  # imports matplotlib
 
-        unit, level, steps = loss_unit(pl_module.level), pl_module.level, [row["steps"] for row in rows]
+        unit, steps = loss_unit(pl_module.level), [row["steps"] for row in rows]
         curves = {f"{c} tokens": [(steps, [row[unit][i] for row in rows])] for i, c in enumerate(self.contexts)}
-        exact = {}
-        if isinstance(self.data, RecallData):
-            entropies = [loss_metrics(configured(self.data).entropy(c), level)[unit] for c in self.contexts]
-            exact = {name: [(steps, [bits] * len(steps))] for name, bits in zip(curves, entropies, strict=True)}
         path, title = self.file.path.with_suffix(".png"), "Loss by context, during training"
         with reported(path.name):
-            line_figure(path, curves, "steps", unit_name(level), title, exact, dashed_label="entropy with this context")
-        header = ["steps", *(f"{unit} at {c} tokens" for c in self.contexts)]
-        header += [f"bits {found['from']} → {found['to']}" for found in rows[-1]["doublings"]]
-        header += ["within 1 %", *(f"{word} r = {r}" for word in ("RECL", "guarded") for r in rows[-1]["recl"])]
-        cells = [[row["steps"], *self._scalars(row, unit).values()] for row in rows]
-        for logger in trainer.loggers:
-            if isinstance(logger, RepeatableWandbLogger):
-                from txl_lightning.reporting.wandb_panels import log_table
-
-                log_table(logger.experiment, "context/table", header, cells)
+            line_figure(path, curves, "steps", unit_name(pl_module.level), title)
 
 
 class ProgressBar(Callback):
@@ -262,7 +243,6 @@ class ProgressBar(Callback):
             every = math.ceil(trainer.max_steps / 10)
             options = {"file": _Lines(), "mininterval": 0.0, "maxinterval": math.inf, "miniters": every}
         self._bar = tqdm(total=int(trainer.max_steps), initial=trainer.global_step, unit="step", **options)
-        use_monotonic_clock(self._bar)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if self._bar is not None:
@@ -284,15 +264,6 @@ class ProgressBar(Callback):
         if "train/tokens_per_second" in latest:
             shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
         return ", ".join(shown)
-
-
-def use_monotonic_clock(bar: tqdm) -> None:
-    """Let a bar measure time with a clock that never jumps (a private attribute of tqdm, which reads the wall clock).
-
-    A wall clock that is set back would stop the bar and make its rate and time left negative.
-    """
-    bar._time = time.monotonic
-    bar.start_t = bar.last_print_t = bar._time()
 
 
 class _Lines:

@@ -1,10 +1,4 @@
-"""Destinations of the curves: JSON Lines, `metrics.csv`, Weights & Biases.
-
-An interrupted training is one W&B run with all curves, not one for each session. Offline, W&B cannot resume a run:
-uploading a second folder with the same id replaces the first. Therefore every row is also kept in
-`wandb_history.jsonl`. A resumed run starts a new W&B run with an id of its own, repeats the rows up to its checkpoint,
-and renames the files of the earlier sessions, so that `wandb sync` does not find them.
-"""
+"""Destinations of the curves: JSON Lines, `metrics.csv`, Weights & Biases, and loggers and callbacks of Lightning."""
 
 from __future__ import annotations
 
@@ -15,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
@@ -32,8 +26,7 @@ from txl_lightning.config.schemas import Config, RecurrentModelConfig, Transform
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_text
 from txl_lightning.runs.metrics import loss_metrics
-from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import Checkpoint, read_checkpoint
+from txl_lightning.runs.trained import Checkpoint
 
 
 @contextmanager
@@ -163,46 +156,7 @@ def _make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
         raise OptionError(option, shown, f"cannot be made: {type(error).__name__}: {line}") from error
 
 
-HISTORY = "wandb_history.jsonl"
-SUPERSEDED = ".superseded"  # suffix of the .wandb file of an earlier session
-TEST = "test/"  # measured after the last step
 SECONDS_TO_WRITE = 20.0
-
-
-class RepeatableWandbLogger(WandbLogger):
-    """W&B logger that keeps its rows in a file, from which a resumed run repeats them.
-
-    Args:
-        run: the W&B run.
-        file: `wandb_history.jsonl` of the run directory.
-    """
-
-    def __init__(self, run: Any, file: CurveFile) -> None:
-        super().__init__(experiment=run)
-        self.file = file
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics(metrics, step)
-        self.file.append({"steps": step, "metrics": dict(metrics)})
-
-    def log_series(
-        self, panel: str, x: Sequence[float], curves: Mapping[str, Sequence[float]], x_name: str, title: str, step: int
-    ) -> None:
-        """Log a panel of named curves over a common x, measured after `step` steps."""
-        from txl_lightning.reporting.wandb_panels import log_line_series
-
-        log_line_series(self.experiment, panel, x, curves, x_name, title)
-        self.file.append({"steps": step, "series": [panel, x, curves, x_name, title]})
-
-    def repeat(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log the rows of earlier sessions again, in their order."""
-        from txl_lightning.reporting.wandb_panels import log_line_series
-
-        for row in rows:
-            if "metrics" in row:
-                super().log_metrics(row["metrics"], row["steps"])
-            elif "series" in row:
-                log_line_series(self.experiment, *row["series"])
 
 
 def continues_in(directory: Path, resumed: Checkpoint | None) -> bool:
@@ -211,50 +165,35 @@ def continues_in(directory: Path, resumed: Checkpoint | None) -> bool:
 
 
 def make_logger(config: Config, directory: Path, resumed: Checkpoint | None, n_parameters: int) -> Logger | None:
-    """Return the logger that the config names, with the rows of earlier sessions of this run; None for none."""
-    step = resumed.step if resumed else 0
+    """Return the logger that the config names; None for none.
+
+    A resumed run continues its W&B run if both are online. Offline every session is a run of its own: of two folders
+    with one id an upload would keep the second only.
+    """
     if config.logger.name == "csv":
-        return csv_logger(directory, step)
+        return csv_logger(directory, resumed.step if resumed else 0)
     if config.logger.name != "wandb":
         return None
-    from_step = step if continues_in(directory, resumed) or config.resume == "auto" else None
     online = resumed is not None and config.logger.mode == resumed.config.logger.mode == "online"
-    wandb_id = resumed.record.get("wandb_id") if resumed and online else None
-    return start_wandb(config, directory, n_parameters, from_step, wandb_id)
-
-
-def earlier_rows(file: CurveFile, step: int, max_steps: int) -> list[dict[str, Any]]:
-    """Return the rows up to `step` that earlier sessions logged, and drop the others, which will be measured again."""
-
-    def is_kept(row: dict[str, Any]) -> bool:
-        measured_again = step >= max_steps and any(name.startswith(TEST) for name in row.get("metrics", ()))
-        return row["steps"] <= step and not measured_again
-
-    return file.keep(is_kept)
-
-
-def supersede(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rename the offline runs of earlier sessions, whose rows a new run has repeated."""
-    for path in _offline_files(directory, rows):
-        path.rename(path.with_name(path.name + SUPERSEDED))
+    return start_wandb(config, directory, n_parameters, resumed.record.get("wandb_id") if resumed and online else None)
 
 
 def upload_line(directory: Path) -> str | None:
-    """Return a line with the command that uploads the offline run of a run directory, or why it is incomplete.
+    """Return a line with the command that uploads the offline runs of a run directory, or why the last is incomplete.
 
     Returns:
-        None if there is no such run.
+        None if there is none.
     """
-    files = _offline_files(directory, CurveFile(directory / HISTORY).keep(lambda row: True))
+    files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
     if not files:
         return None
     deadline = time.monotonic() + SECONDS_TO_WRITE
     while not (complete := is_complete(files[-1])) and time.monotonic() < deadline:  # W&B still writes after its end
         time.sleep(0.1)
     if not complete:
-        again = "a command with resume=auto writes it again, from wandb_history.jsonl"
-        return f"offline run of Weights & Biases: {files[-1]} was cut off, as by a full disk; {again}"
-    return f"offline run of Weights & Biases, to upload it: wandb sync {shlex.quote(str(files[-1].parent))}"
+        return f"offline run of Weights & Biases: {files[-1]} was cut off, as by a full disk"
+    folders = " ".join(shlex.quote(str(file.parent)) for file in files)
+    return f"offline run of Weights & Biases, to upload it: wandb sync {folders}"
 
 
 def is_complete(path: Path) -> bool:
@@ -265,78 +204,33 @@ def is_complete(path: Path) -> bool:
     return b"\x92\x01" in path.read_bytes()[-64:]
 
 
-def _offline_files(directory: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
-    ids = [row["run"] for row in rows if "run" in row]
-    return [path for run_id in ids for path in directory.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb")]
-
-
 CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
     **dict.fromkeys(("train/*", "context/*", "recl/*")),
     **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb"), "min"),
     "train/tokens_per_second": "mean",
 }
-FINAL = "final"  # prefix of the values of `metrics.json`: `final/val/nll` is of the best weights on the whole split
 
 
-def start_wandb(
-    config: Config, directory: Path, n_parameters: int, step: int | None, online_id: str | None
-) -> RepeatableWandbLogger:
-    """Start a W&B run with the whole config, in group `logger.group` and tagged by arm.
-
-    The x axis of all curves is `tokens`. A resumed run has the curves of its earlier sessions too: online W&B continues
-    them, offline they are repeated.
+def start_wandb(config: Config, directory: Path, n_parameters: int, run_id: str | None) -> WandbLogger:
+    """Start a W&B run with the whole config, in group `logger.group` and tagged by arm; curves are over `tokens`.
 
     Args:
         config: config of the run.
         directory: run directory.
         n_parameters: number of trained parameters.
-        step: step from which the run of this directory continues; None for another run.
-        online_id: id of an online W&B run to continue; None for a new one.
+        run_id: id of an online W&B run to continue; None for a new one.
 
     Raises:
         OptionError: W&B refuses the run.
     """
     from txl_lightning.reporting.wandb_panels import start_run
 
-    file = CurveFile(directory / HISTORY)
-    earlier = earlier_rows(file, -1 if step is None else step, config.trainer.max_steps)
-    recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(arm(config))}
-    run = start_run(
-        directory, config.logger, "train", recorded, name=run_name(config), tags=arm(config), run_id=online_id
-    )
+    words = arm(config)
+    recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)}
+    run = start_run(directory, config.logger, "train", recorded, name=run_name(config), tags=words, run_id=run_id)
     for metric, summary in CURVES.items():
         run.define_metric(metric, step_metric="tokens", summary=summary)
-    logger = RepeatableWandbLogger(run, file)
-    if online_id is None:
-        file.append({"steps": 0, "run": run.id})  # step 0, so that a resumed run keeps the line
-        logger.repeat(earlier)
-        supersede(directory, earlier)
-    return logger
-
-
-def finish_wandb(logger: WandbLogger, config: Config, metrics: Mapping[str, Any], best: Path | None) -> None:
-    """Write the metrics as summary, the best weights as artifact `model-RUN`, and end the run.
-
-    The artifact has config and vocabulary too and is usable as `checkpoint=`. Without the optimizer's state it has a
-    third of the checkpoint's size. Its name contains the step: an offline run refers to the file until `wandb sync`, so
-    a resumed run must not overwrite it. A failed write is reported and does not fail the run; `metrics.json` exists by
-    then.
-    """
-    from txl_lightning.reporting.wandb_panels import log_files
-
-    run = logger.experiment
-    run.summary.update({f"{FINAL}/{name}": value for name, value in metrics.items()})
-    if config.logger.artifacts and best is not None:
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
-        try:
-            contents = read_checkpoint(best).contents
-            path = best.resolve().with_name(f"weights_step_{contents['global_step']}.ckpt")
-            write_checkpoint({name: contents[name] for name in ("state_dict", "global_step", "txl_lightning")}, path)
-            metadata = {**numbers, "arm": ", ".join(arm(config))}
-            log_files(run, f"model-{run.id}", "model", [path], metadata, in_place=True)
-        except (OSError, ValueError) as error:
-            print(f"could not write the artifact of the weights: {error}", file=sys.stderr, flush=True)
-    run.finish()
+    return WandbLogger(experiment=run)
 
 
 def arm(config: Config) -> list[str]:
@@ -345,13 +239,10 @@ def arm(config: Config) -> list[str]:
         return [config.model.name, f"{config.loss} loss"]
     assert isinstance(config.model, TransformerXLModelConfig)
     words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
-    has_position_terms = kind_named(config.encoding.name).terms != "a"
-    fewer_terms = has_position_terms and config.model.terms != "abcd"
-    parts = {
-        f"terms {config.model.terms or 'none'}": fewer_terms,
-    }
+    if kind_named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
+        words.append(f"terms {config.model.terms or 'none'}")
     beyond = " ".join(f"{name}={value}".removeprefix("name=") for name, value in config.beyond.items())
-    return [*words, *(part for part, is_on in parts.items() if is_on), *filter(None, [beyond])]
+    return [*words, beyond] if beyond else words
 
 
 def run_name(config: Config) -> str:

@@ -41,14 +41,13 @@ from txl_lightning.training.checkpointing import (
     check_same_run,
     check_state,
     check_weights,
-    describe_change,
     find_checkpoint,
     last_good,
     prepare_directory,
 )
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks, resolve_accelerator, resolve_precision
 from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
-from txl_lightning.training.loggers import custom_callbacks, custom_logger, finish_wandb, make_logger
+from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals
 
@@ -102,9 +101,9 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
                 raise UserError(f"{name}={value} after {metrics['steps']} steps: training diverged; lower optimizer.lr")
         if ranks.rank == 0:
             write_json(run.directory / "metrics.json", metrics, allow_nan=False)
-            if isinstance(run.trainer.logger, WandbLogger):
-                best = None if run.checkpoints is None else run.checkpoints.best_path
-                finish_wandb(run.trainer.logger, run.config, metrics, best)
+            if isinstance(run.trainer.logger, WandbLogger):  # `final/val/nll` is of the best weights on the whole split
+                run.trainer.logger.experiment.summary.update({f"final/{name}": x for name, x in metrics.items()})
+                run.trainer.logger.experiment.finish()
     return metrics
 
 
@@ -201,7 +200,7 @@ def _load_data(
     if resumed and (config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")):
         given = resumed.vocabulary  # without file and training
     elif initial:
-        given = _kept_vocabulary(config, initial.vocabulary, ranks)
+        given = _kept_vocabulary(config, initial, ranks)
     data = ranks.in_turn(lambda: make_data(config, given))
     corpus = data.corpus
     if given is not None and not resumed and any(corpus.unknown.values()):
@@ -228,17 +227,18 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDa
     return StreamsDataModule(data, in_windows(config).evaluation, extended_context(config), vocabulary, marked)
 
 
-def _kept_vocabulary(config: Config, vocabulary: Vocabulary, ranks: Ranks) -> Vocabulary | None:
-    """Return the vocabulary of initial weights, which encodes the new text too; None if the text has one of its own."""
-    if config.new_vocabulary or vocabulary.level != config.data.level:
-        return None
+def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocabulary:
+    """Return the vocabulary of initial weights, which encodes the new text too."""
+    vocabulary, level = initial.vocabulary, config.data.level
+    allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
+    initial.require(vocabulary.level == level, allowed)
     ignored = [
         f"data.{name}"
         for name in ("vocab_size", "tokenizer", "min_count", "names")
         if getattr(config.data, name, None) is not None
     ]
     without = f"; {', '.join(ignored)} without effect" if ignored else ""
-    kept = f"its vocabulary of {len(vocabulary):,} tokens is kept (new_vocabulary=true makes one of the text){without}"
+    kept = f"its vocabulary of {len(vocabulary):,} tokens is kept{without}"
     ranks.report(f"initial_weights={config.initial_weights}: {kept}")
     return replace(vocabulary, lenient=vocabulary.unknown >= 0)
 
@@ -265,9 +265,6 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
             ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
     elif found is not None:
         model.load_state_dict(check_weights(found, model, vocabulary))
-        change = describe_change(found.vocabulary, vocabulary, model)
-        if change:
-            ranks.report(f"initial_weights={config.initial_weights}: {change}")
     # Lightning converts the model after it has restored the weights, which float32 would round.
     return model.double() if config.trainer.precision == "64-true" else model
 
