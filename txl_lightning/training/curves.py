@@ -192,7 +192,7 @@ class ContextCurves(Callback):
             self.file.keep_until(trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        if trainer.global_step % self.every_n_steps:
+        if self.every_n_steps is None or trainer.global_step % self.every_n_steps:
             return
         curve = context_curve(pl_module.model, self.tokens, self.positions, self.contexts, **self.given)
         if trainer.is_global_zero:
