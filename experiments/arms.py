@@ -61,7 +61,7 @@ class Arm:
             (random_half), which is evaluated as the full loss is.
         longer: the longer segments of Table 10, with as many tokens of training as the other arms.
         baseline: lstm or qrnn instead of a Transformer.
-        adam: train with Adam, where the profile has another optimizer.
+        optimizer: train with this one, where the profile has another: adam or muon.
         corpus: corpus to use instead of the user's; None for the user's.
     """
 
@@ -70,7 +70,7 @@ class Arm:
     loss: str = "full"
     longer: bool = False
     baseline: str | None = None
-    adam: bool = False
+    optimizer: str | None = None
     corpus: OtherCorpus | None = None
 
     @property
@@ -87,17 +87,15 @@ class Arm:
 
     def _words(self, encoding: str) -> list[str]:
         words = ["recurrence" if self.recurrence else "no recurrence", encoding, f"{self.loss.replace('_', ' ')} loss"]
-        return words + ["longer segments"] * self.longer + ["Adam"] * self.adam
+        return words + ["longer segments"] * self.longer + ([self.optimizer.capitalize()] if self.optimizer else [])
 
     @property
     def family(self) -> str:
         """Name of its recipe in `Profile.recipes`; the profile's own recipe is that of `recurrence`."""
-        if self.baseline or self.adam:
-            return self.baseline or "adam"
-        if kind_named(self.encoding).absolute:
-            return "absolute"
-        if self.encoding == "shaw":
-            return "shaw"
+        if chosen := self.baseline or self.optimizer:
+            return chosen
+        if kind_named(self.encoding).absolute or self.encoding == "shaw":
+            return self.encoding
         return "recurrence" if self.recurrence else "no_recurrence"
 
     def overrides(self, profile: Profile, config: Config) -> tuple[str, ...]:
@@ -106,7 +104,7 @@ class Arm:
         if self.baseline:
             return (f"model={self.baseline}", *recipe)
         words = [f"memory={'on' if self.recurrence else 'off'}", f"encoding={self.encoding}", f"loss={self.loss}"]
-        words += ["optimizer=adam"] * self.adam + [*recipe]
+        words += [f"optimizer={self.optimizer}"] * bool(self.optimizer) + [*recipe]
         if self.longer:
             segment_len = profile.longer_segment or longest_segment(config)
             steps = {f"trainer.{name}": getattr(config.trainer, name) for name in ("max_steps", "val_every_n_steps")}
@@ -212,7 +210,7 @@ def saved_bytes(config: Config) -> int:
 @cache
 def _saved_bytes(config_json: str) -> int:
     config = from_plain(json.loads(config_json))
-    model: Any = make_model(config, 256)  # bytes
+    model: Any = make_model(config, (config.data.vocab_size or 2048) if config.data.level == "bpe" else 256)
     memory = model.start_memory(config.data.batch_size, static=True)
     tokens_BT = torch.zeros(config.data.batch_size, config.data.segment_len, dtype=torch.long)
     saved: dict[int, int] = {}

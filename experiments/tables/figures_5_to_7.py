@@ -3,7 +3,7 @@
 Paper: nearby tokens dominate, but some heads attend to the whole memory. A softmax of term (a) alone is nearly
 uniform, (b) alone looks like all terms, and (d) alone also prefers near tokens but is flatter.
 Runs: `txl attention` on every run with recurrence, the relative encoding and the full loss, and on the same trained
-with Adam, or on the largest published model that the profile trains.
+with the other optimizer (Adam or Muon), or on the largest published model that the profile trains.
 Writes: the three figures of the first run, a table of their shapes, and the differences between terms within heads.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.arms import ON, Arm, kept, trainings
+from experiments.arms import ON, Arm, trainings
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import Setup
 from experiments.sections import Difference, Number, Section, Table, copied_figures, label, ours
@@ -76,11 +76,12 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def _measured(setup: Setup) -> dict[str, list[tuple[Job, Job]]]:
-    """Return runs with their attention maps by optimizer: the profile's own first, then Adam if that is another."""
-    own, published = setup.config.optimizer.name.capitalize(), largest_run(setup)
-    runs = {own: [published] if published else trainings(ON, setup)}
-    if own != "Adam" and not published and (adam := kept([Arm(adam=True)], setup)):
-        runs["Adam"] = trainings(adam[0], setup)
+    """Return runs with their attention maps by optimizer: the profile's own, then those of which it has a recipe."""
+    own, published = setup.config.optimizer.name, largest_run(setup)
+    runs = {own.capitalize(): [published] if published else trainings(ON, setup)}
+    for name in ("adam", "muon"):
+        if name in setup.profile.recipes and name != own and not published:
+            runs[name.capitalize()] = trainings(Arm(optimizer=name), setup)
     return {
         optimizer: [(run, _attention(run, setup)) for run in of_optimizer] for optimizer, of_optimizer in runs.items()
     }

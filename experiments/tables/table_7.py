@@ -128,9 +128,8 @@ def shuffled_lines(setup: Setup) -> OtherCorpus:
         write_json(whole.with_suffix(".json"), sizes)
     fractions = ",".join(repr(size / sum(sizes)) for size in sizes)
     path = f"{RUNS}/../{whole.parent.name}/{whole.name}"
-    return OtherCorpus(
-        SHUFFLED, ("data=file", f"data.path={path}", f"data.level={level}", f"data.fractions=[{fractions}]")
-    )
+    words = ["data=file", f"data.path={path}", f"data.level={level}", f"data.fractions=[{fractions}]"]
+    return OtherCorpus(SHUFFLED, (*words, *[f"data.vocab_size={len(corpus.vocabulary)}"] * (level == "bpe")))
 
 
 def _sizes(whole: Path) -> list[int] | None:

@@ -23,12 +23,14 @@ from experiments.engine.profiles import PROFILES, Setup
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import OptionError
 
-FAMILIES = ("no_recurrence", "shaw", "absolute", "lstm", "qrnn", "adam")
+FAMILIES = ("no_recurrence", "shaw", "absolute", "al_rfou", "lstm", "qrnn", "adam")
 LRS = {name: (i + 1) * 1e-3 for i, name in enumerate(FAMILIES)}
 
 
 def config_of(arm: Arm, tmp_path: Path, *overrides: str) -> Config:
-    profile = replace(PROFILES["smoke"], recipes={name: (f"optimizer.lr={lr}",) for name, lr in LRS.items()})
+    profile = replace(
+        PROFILES["smoke"], longer_segment=None, recipes={name: (f"optimizer.lr={lr}",) for name, lr in LRS.items()}
+    )
     return composed(training(arm, 1, Setup(profile, overrides, tmp_path, planning=True)).overrides)
 
 
@@ -41,26 +43,27 @@ def config_of(arm: Arm, tmp_path: Path, *overrides: str) -> Config:
         (Arm(False, loss="half", longer=True), "no_recurrence"),
         (Arm(False, "shaw"), "shaw"),
         (Arm(True, "shaw"), "shaw"),
-        (Arm(False, "al_rfou"), "absolute"),
+        (Arm(False, "absolute"), "absolute"),
+        (Arm(False, "al_rfou"), "al_rfou"),
         (Arm(baseline="qrnn"), "qrnn"),
-        (Arm(adam=True), "adam"),
+        (Arm(optimizer="adam"), "adam"),
     ],
 )
 def test_an_arm_has_the_recipe_of_its_family(arm: Arm, family: str | None, tmp_path: Path) -> None:
     optimizer = config_of(arm, tmp_path, "optimizer=muon", "optimizer.lr=9e-3").optimizer
     assert optimizer.lr == pytest.approx(LRS[family] if family else 9e-3)
-    assert optimizer.name == ("adam" if arm.adam else "muon")
+    assert optimizer.name == (arm.optimizer or "muon")
 
 
 def test_arms_have_names() -> None:
-    arm = Arm(False, "absolute", "random_half", longer=True, adam=True, corpus=OtherCorpus("shuffled lines", ()))
+    arm = Arm(False, "absolute", "random_half", longer=True, optimizer="adam", corpus=OtherCorpus("shuffled lines", ()))
     assert arm.title == "no recurrence, Vaswani, random half loss, longer segments, Adam, shuffled lines"
     assert arm.key == "shuffled_lines-no_recurrence-absolute-random_half_loss-longer_segments-Adam"
     assert (Arm(baseline="lstm").title, Arm(baseline="lstm").key) == ("LSTM", "lstm")
 
 
 def test_longer_segments_take_no_more_memory_than_recurrence_and_read_as_many_tokens(tmp_path: Path) -> None:
-    recurrent, longer = config_of(Arm(), tmp_path), config_of(Arm(False, longer=True), tmp_path)
+    recurrent, longer = (config_of(arm, tmp_path, "data.level=byte") for arm in (Arm(), Arm(False, longer=True)))
     longest = longer.data.segment_len
     assert (longest, longest % 8) == (longest_segment(recurrent), 0)
     assert longest > recurrent.data.segment_len

@@ -37,8 +37,8 @@ def config(tmp_path: Path, *overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("n_parameters", "n_layer", "tokens", "available", "chosen"),
     [
-        (383_000, 3, 16 * 32, 2, 1),  # txl_laptop_small in the profile laptop
-        (5_192_000, 6, 16 * 128, 2, 2),  # txl_laptop_large
+        (383_000, 3, 16 * 32, 2, 1),
+        (5_192_000, 6, 16 * 128, 2, 2),
         (41_000_000, 12, 22 * 512, 16, 16),
         (41_000_000, 12, 1, 16, 1),
     ],

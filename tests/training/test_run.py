@@ -220,7 +220,13 @@ def test_double_precision_trains_in_double_precision(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_three_hundred_smoke_steps_learn_a_bit_and_a_half(tmp_path: Path) -> None:
-    options = ("data=python-packages", "data.batch_size=16", "data.segment_len=32", "evaluation.batch_size=16")
+    options = (
+        "data=python-packages",
+        "data.level=byte",
+        "data.batch_size=16",
+        "data.segment_len=32",
+        "evaluation.batch_size=16",
+    )
     options += ("trainer.val_every_n_steps=100", "evaluation.max_segments=60")
     start, end = (
         train(tiny_config(tmp_path, *options, *more), tmp_path / str(i))["val/bpc"]

@@ -31,7 +31,7 @@ from txl_lightning.data.vocabulary import (
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, file_checksum, not_special, write_text
 
-BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
+BPE_VOCAB_SIZES = {"python-packages": 2048}  # unless `data.vocab_size` is given; 8192 for other corpora
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
@@ -229,7 +229,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
             return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, UserError) as error:
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
-    size = BPE_VOCAB_SIZE if size is None else size
+    size = BPE_VOCAB_SIZES.get(config.name, 8192) if size is None else size
 
     def train(_: Path) -> dict[str, Any]:
         return {"tokenizer": train_byte_pairs(read(source.parts["train"]), size)}
