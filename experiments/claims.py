@@ -98,8 +98,8 @@ CLAIMS = (
         "terms_look_as_described",
         "Terms (a), (b), (d) look as described",
         "Figure 7 and appendix D: (a) alone is nearly uniform, (b) looks like the whole, (d) prefers near tokens",
-        "Within the heads of all seeds, with Adam and with Muon where both are trained: entropy of (a) minus 0.9 of "
-        "the uniform’s; distance to all terms of (a) and of (d) minus that of (b); mean distance of (a) minus (d); entropy "
+        "Within the heads of all seeds, with Adam and with Muon if both are trained: entropy of (a) minus 0.9 of the "
+        "uniform’s; distance to all terms of (a) and of (d) minus that of (b); mean distance of (a) minus (d); entropy "
         "of (d) minus (b).",
     ),
 )
