@@ -29,7 +29,7 @@ from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
 from txl_lightning.measure.recl.command import run as recl
 from txl_lightning.measure.recl.options import ReclOptions
-from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
+from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.encodings import ENCODINGS, Encoding, LayerPositions
 from txl_lightning.model.encodings.absolute import AlRfouEncoding
 from txl_lightning.model.encodings.relative import RelativeEncoding

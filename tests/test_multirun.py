@@ -21,7 +21,7 @@ from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl
 from tests.training.small_run import TINY
 from txl_lightning.cli import register_all
-from txl_lightning.command_line.messages import describe, one_line
+from txl_lightning.command_line.messages import one_line
 from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs
 from txl_lightning.config.schemas import CONF, Config
 from txl_lightning.errors import OptionError
@@ -211,8 +211,8 @@ def test_more_failures_than_an_exit_status_can_say(
 
 
 def test_a_defect_is_named_by_its_type() -> None:
-    assert describe(ZeroDivisionError("division by zero\nsomewhere"), Config) == "ZeroDivisionError: division by zero"
-    assert describe(RuntimeError(), Config) == "RuntimeError: "
+    assert one_line(ZeroDivisionError("division by zero\nsomewhere"), Config) == "ZeroDivisionError: division by zero"
+    assert one_line(RuntimeError(), Config) == "RuntimeError: "
 
 
 def test_a_choice_of_an_extra_that_is_not_installed_says_which() -> None:

@@ -16,8 +16,7 @@ from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tin
 from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL, TokenMemory, from_original
 from txl_lightning.errors import OptionError
 from txl_lightning.model import CachedTransformerXL, generate_all
-from txl_lightning.model.checkpoints import to_original
-from txl_lightning.model.checkpoints.formats import CheckpointError, named_views
+from txl_lightning.model.checkpoints import CheckpointError, named_views, to_original
 from txl_lightning.model.kernels import cpu, eager
 from txl_lightning.model.positions import sinusoid
 

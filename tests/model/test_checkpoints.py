@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.model.tiny_model import tiny_model
-from txl_lightning.model.checkpoints.formats import (
+from txl_lightning.model.checkpoints import (
     CheckpointError,
     from_huggingface,
     from_original,

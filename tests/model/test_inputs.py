@@ -13,7 +13,7 @@ from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfi
 from txl_lightning.beyond.compressive import CompressiveTransformerXL
 from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
+from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
 
 T = 4
 ARMS: dict[str, dict[str, Any]] = {

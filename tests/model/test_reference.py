@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from txl_lightning import Memory, TransformerXL
-from txl_lightning.model.checkpoints.formats import from_huggingface, from_original, to_huggingface, to_original
+from txl_lightning.model.checkpoints import from_huggingface, from_original, to_huggingface, to_original
 
 FILES = sorted((Path(__file__).parent.parent / "reference").glob("*.safetensors"))
 HUGGINGFACE = [path for path in FILES if path.stem.startswith("hf_")]

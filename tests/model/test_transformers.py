@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.model.checkpoints.formats import from_huggingface, to_huggingface
+from txl_lightning.model.checkpoints import from_huggingface, to_huggingface
 
 transformers = pytest.importorskip(
     "transformers",

@@ -23,7 +23,6 @@ from txl_lightning.command_line import Command, ended_by_ctrl_c, show, usable_ca
 from txl_lightning.command_line.messages import (
     EXPECTED,
     choices_of,
-    describe,
     is_expected,
     one_line,
     read_flags,
@@ -52,36 +51,50 @@ def run_command(command: Command, words: list[str]) -> None:
     Raises:
         SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
     """
-    words = [literal(word, command.text_options) for word in words]
+    OUTCOMES.clear()
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
-        given = read_flags(words)
-        composed = [*given.overrides]  # `compose` knows no flags
-        composed += [f"hydra.searchpath=[{quoted(os.path.abspath(given.config_dir))}]"] if given.config_dir else []
-        refuse_unusable(composed, command)
-        if given.help:
-            show(options_help(command, composed))
-            return
-        if command.shared_by_ranks and _is_further_rank():
-            _run_further_rank(command, composed)
-            return
+        _run(command, [literal(word, command.text_options) for word in words], wants_traceback)
+    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
+        print(f"txl {command.name}: interrupted", file=sys.stderr)
+        sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except Exception as error:
-        if not is_expected(error):
-            raise
-        rank = next((f", rank {os.environ[name]}" for name in ("RANK", "SLURM_PROCID") if name in os.environ), "")
-        _fail(f"{command.name}{rank}", error, command.schema)
-    except KeyboardInterrupt as stopped:
-        _interrupted(command, stopped)
+        if not any(OUTCOMES):
+            if wants_traceback or not is_expected(error):
+                raise
+            _fail(command, error)
+        if not isinstance(error, JobError):  # of the sweeper itself
+            print(f"txl {command.name}: {one_line(error, command.schema)}", file=sys.stderr)
+    if failed := report_failed_jobs(command.name):
+        sys.exit(failed)
+
+
+def _run(command: Command, words: list[str], wants_traceback: bool) -> None:
+    given = read_flags(words)
+    composed = [*given.overrides]  # `compose` knows no flags
+    composed += [f"hydra.searchpath=[{quoted(os.path.abspath(given.config_dir))}]"] if given.config_dir else []
+    refuse_unusable(composed, command)
+    if given.help:
+        show(options_help(command, composed))
+        return
+    if command.shared_by_ranks and _is_further_rank():
+        _run_further_rank(command, composed)
+        return
     flags = [word for word in words if word not in given.overrides]
     words = [*flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *given.overrides]
-    OUTCOMES.clear()
-    arguments, wants_traceback = sys.argv, os.environ.get("HYDRA_FULL_ERROR") == "1"
-    with usable_caches():  # restores the environment
+    application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)
+    MultirunTable.directory = MultirunTable.run_directory = None
+    arguments = sys.argv
+    with usable_caches(), MultirunTable.lock, warnings.catch_warnings():  # the first restores the environment
+        warnings.filterwarnings("error", message="provider=hydra.searchpath")  # of a folder that does not exist
         # Hydra raises its errors instead of printing them on several lines.
         sys.argv, os.environ["HYDRA_FULL_ERROR"] = [sys.argv[0], *words], "1"
         try:
-            _run_hydra(command, wants_traceback)
-        finally:
+            application(HydraTask(command, wants_traceback))()
+        finally:  # the results of a multirun also if it failed or was interrupted
             sys.argv = arguments
+            if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
+                print(table)
 
 
 def options_help(command: Command, overrides: list[str]) -> str:
@@ -198,39 +211,14 @@ class HydraTask:
         except EXPECTED as error:
             if self.wants_traceback or multirun:
                 raise
-            _fail(command.name, error, command.schema)
+            _fail(command, error)
         if command.directory != "none":
             show(str(directory))
         return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
 
     def describe(self, error: BaseException) -> str:
         """Return an error in one line."""
-        return describe(error, self.command.schema)
-
-
-def _run_hydra(command: Command, wants_traceback: bool) -> None:
-    application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)
-    schema = command.schema
-    MultirunTable.directory = MultirunTable.run_directory = None
-    try:
-        with MultirunTable.lock, warnings.catch_warnings():
-            warnings.filterwarnings("error", message="provider=hydra.searchpath")  # of a folder that does not exist
-            try:
-                application(HydraTask(command, wants_traceback))()
-            finally:  # the results of a multirun also if it failed or was interrupted
-                if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
-                    print(table)
-    except KeyboardInterrupt as stopped:
-        _interrupted(command, stopped)
-    except Exception as error:
-        if not any(OUTCOMES):
-            if wants_traceback or not is_expected(error):
-                raise
-            _fail(command.name, error, schema)
-        if not isinstance(error, JobError):  # of the sweeper itself
-            print(f"txl {command.name}: {describe(error, schema)}", file=sys.stderr)
-    if failed := report_failed_jobs(command.name):
-        sys.exit(failed)
+        return one_line(error, self.command.schema)
 
 
 def _hydra() -> AbstractContextManager[Any]:
@@ -254,13 +242,9 @@ def _is_further_rank() -> bool:
     return started is not None and started.global_rank() > 0
 
 
-def _fail(where: str, error: BaseException, schema: type) -> NoReturn:
+def _fail(command: Command, error: BaseException) -> NoReturn:
     """End with one line and status 2, for a run that a signal stopped 128 + signal as a shell does."""
-    print(f"txl {where}: {one_line(error, schema)}", file=sys.stderr)
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    where = command.name if rank == "0" else f"{command.name}, rank {rank}"
+    print(f"txl {where}: {one_line(error, command.schema)}", file=sys.stderr)
     sys.exit(128 + error.signum if isinstance(error, Stopped) else 2)
-
-
-def _interrupted(command: Command, stopped: KeyboardInterrupt) -> NoReturn:
-    """End with one line and 128 + the signal: that of a multirun, which `Jobs.run` names, or SIGINT."""
-    print(f"txl {command.name}: interrupted", file=sys.stderr)
-    sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))

@@ -51,15 +51,8 @@ def is_expected(error: BaseException) -> bool:
     return isinstance(error, EXPECTED) or any(text in str(error) for text in OF_LIBRARIES)
 
 
-def describe(error: BaseException, schema: type) -> str:
-    """Return `one_line` of an expected error, and type and first line of any other."""
-    if isinstance(error, (*EXPECTED, JobError)):
-        return one_line(error, schema)
-    return f"{type(error).__name__}: {_first_line(error)}"
-
-
 def one_line(error: BaseException, schema: type) -> str:
-    """Reduce an error of ours, of Hydra or of OmegaConf to one line.
+    """Reduce an error to one line; a defect of the program is named by its type.
 
     Args:
         error: of one of Hydra or OmegaConf the first line of its cause is shown too.
@@ -79,7 +72,9 @@ def one_line(error: BaseException, schema: type) -> str:
         typed = next((word for word in sys.argv if word.startswith(f"{unknown[1]}=")), unknown[1])
         return f"{typed}: no such option{suggestion(unknown[1], schema)}"
     if not isinstance(error, (HydraException, OmegaConfBaseException, YAMLError)):
-        return _first_line(error) + next((hint for text, hint in OF_LIBRARIES.items() if text in str(error)), "")
+        hint = next((hint for text, hint in OF_LIBRARIES.items() if text in str(error)), None)
+        is_defect = hint is None and not isinstance(error, (*EXPECTED, JobError))
+        return (f"{type(error).__name__}: " if is_defect else "") + _first_line(error) + (hint or "")
     if error.__cause__ is not None:
         return f"{_first_line(error)}: {_first_line(error.__cause__)}"
     return " ".join(str(error).split())
