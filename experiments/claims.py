@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.sections import Difference, Section, to_json
 
-MARKS = {"✓": "the interval is above zero", "✗": "below", "≈": "includes zero", "–": "this run cannot tell"}
+MARKS = {"✓": "the interval is above zero", "✗": "below zero", "≈": "includes zero", "–": "this run cannot tell"}
 
 
 @dataclass(frozen=True)

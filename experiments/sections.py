@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -131,6 +131,8 @@ class Difference:
         percent_high: the other end.
         paper: the paper's effect in percent; None where it has none.
         untested: why the difference says nothing about its claim, in a sentence; empty where it does.
+        tokens: tokens of training at each validation that both sides have.
+        course: by seed, the effect in percent at these validations, at training's lengths; None without.
     """
 
     key: str
@@ -144,6 +146,8 @@ class Difference:
     percent_high: float | None = None
     paper: float | None = None
     untested: str = ""
+    tokens: tuple[int, ...] = ()
+    course: Mapping[str, Sequence[float]] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import base64
 import json
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -14,12 +15,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from experiments.claims import MARKS, judged
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
-from experiments.report.pictures import draw_claims
+from experiments.report.pictures import courses, draw_effects, mean_course
 from experiments.sections import (
     HEADINGS,
     Section,
@@ -30,13 +32,17 @@ from experiments.sections import (
 )
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
-from txl_lightning.jobs import clock
+from txl_lightning.jobs import JobFolder, clock
 from txl_lightning.reporting.machine import cores, processor
 from txl_lightning.reporting.tables import escape, markdown_table
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 ROOT = Path(__file__).parents[2]
-RULE = f"Marks: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())} (95 % intervals)."
+SCALES = ("laptop", "night")
+RULE = (
+    "An effect is positive where the claim holds: for losses, by how much a loss is lower, in percent. Marks, one for "
+    f"each comparison: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())} (95 % intervals)."
+)
 
 
 def assemble(plan: Plan, outcomes: Outcomes, sections: Sequence[Section], wall_seconds: float) -> dict[str, Any]:
@@ -237,14 +243,16 @@ def render(results: Mapping[str, Any], directory: Path) -> Page:
         unfinished = f"Unfinished: {jobs['finished']} of {jobs['planned']} jobs are finished."
         page.text(f"To continue: {results['command']}", unfinished, "quote")
     page.text(introduction(results))
-    quoted = f"Columns headed paper are quoted from Dai et al. 2019 (arXiv:1901.02860): {results['differences']}."
-    page.text(f"{quoted} Columns headed here were measured in this run.", results["note"], "quote")
-    page.heading(2, "Claims, in this run", "claims")
+    page.heading(2, "What holds here", "claims")
+    for line in summary(results["claims"]):
+        page.text(line)
     page.table(*claims_table(results["claims"]))
     page.text(RULE, kind="note")
-    if picture := draw_claims(directory, results["claims"]):
+    if picture := draw_effects(directory, _side_by_side(results, directory)):
         page.figure(picture.png, picture.caption)
-    page.heading(3, "The differences")
+    quoted = f"Columns headed paper are quoted from Dai et al. 2019 (arXiv:1901.02860): {results['differences']}."
+    page.text(f"{quoted} Columns headed here were measured in this run.", results["note"], "quote")
+    page.heading(2, "The differences", "differences")
     for number, claim in enumerate(results["claims"], 1):
         page.text(f"{claim['paper']}. {claim['difference']}", f"{number}. {claim['claim']}.")
         page.table(["difference", "", "effect here", "in percent", "paper"], rows_of(claim), [False] * 2 + [True] * 3)
@@ -268,16 +276,53 @@ def introduction(results: Mapping[str, Any]) -> str:
     return f"{took}. It trained {len(trained)} models of {size}, of {corpus}, unless a table says otherwise."
 
 
+def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return in a sentence each which claims hold, which do not, and which effects grow or shrink with training."""
+    marks = [{row["mark"] for row in claim["rows"]} - {"–"} for claim in claims]
+    trends = {number: [growth(row) for row in rows] for number, rows in courses(claims)}
+    kinds = {
+        "Holds in every comparison": [found == {"✓"} for found in marks],
+        "Holds in some comparisons, not in all": ["✓" in found and found != {"✓"} for found in marks],
+        "Does not hold": ["✗" in found and "✓" not in found for found in marks],
+        "Too close to call": [found == {"≈"} for found in marks],
+        "Cannot be told in this run": [not found for found in marks],
+        "Grows over the second half of training": [min(trends.get(n + 1, [0])) > 0 for n in range(len(claims))],
+        "Shrinks over it": [max(trends.get(n + 1, [0])) < 0 for n in range(len(claims))],
+    }
+    named = [f"{claim['claim']} ({number})" for number, claim in enumerate(claims, 1)]
+    chosen = {
+        kind: [name for name, is_one in zip(named, which, strict=True) if is_one] for kind, which in kinds.items()
+    }
+    return [f"{kind}: {'; '.join(names)}." for kind, names in chosen.items() if names]
+
+
+def growth(row: Mapping[str, Any]) -> float:
+    """Return how many percent points an effect on validation gains between the middle and the end of training."""
+    middle, end = np.interp([row["tokens"][-1] / 2, row["tokens"][-1]], row["tokens"], mean_course(row))
+    return float(end - middle)
+
+
+def _side_by_side(results: Mapping[str, Any], directory: Path) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """Return the claims of this report, and those of the other profile of `SCALES` where its report lies beside it."""
+    found = {results["title"]: results["claims"]}
+    for name in SCALES if results["profile"] in SCALES else ():
+        other = JobFolder(directory.parent / name, "results.json").record
+        if name != results["profile"] and other.get("claims"):
+            found[other["title"]] = other["claims"]
+    return found
+
+
 def claims_table(claims: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], list[bool]]:
     """Return header, rows and alignment of the table with a row for each claim."""
     rows = []
     for number, claim in enumerate(claims, 1):
         found = [row for row in claim["rows"] if "percent" in row]
-        marks = " ".join(row["mark"] for row in claim["rows"]) or "–"
+        counts = Counter(row["mark"] for row in claim["rows"])
+        marks = " ".join(f"{n if len(claim['rows']) > 1 else ''}{sign}" for sign in MARKS if (n := counts[sign])) or "–"
         effect = _in_percent(found[0]) if len(found) == 1 else _range([row["percent"] for row in found])
         paper = _range([row["paper"] for row in claim["rows"] if "paper" in row])
         rows.append([str(number), claim["claim"], marks, effect, paper])
-    return ["", "claim", "marks", "effect here", "paper"], rows, [True, False, False, True, True]
+    return ["", "claim of the paper", "marks", "effect here", "in the paper"], rows, [True, False, False, True, True]
 
 
 def rows_of(claim: Mapping[str, Any]) -> list[list[str]]:

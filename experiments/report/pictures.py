@@ -1,61 +1,86 @@
-"""Picture of the claims at the top of the report."""
+"""Picture of the claims at the top of the report: effect against training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter
+import numpy as np
 
 from experiments.sections import Figure
 from txl_lightning.reporting.canvas import COLOURS, new_figure
 
-MARK_COLOURS = {"✓": "#0b6b50", "✗": "#a33a00", "≈": "#4a4f57", "–": "#9aa0a8"}
-LINEAR = 1.0  # percent: up to here the scale is linear, beyond logarithmic
+PNG = "figures/effects.png"
 CAPTION = (
-    "The differences that each claim rests on, in the order of their rows below, in percent, with 95 % intervals (◇: "
-    "the paper’s): right of the line as the claim says. An arrow: the interval is open there."
+    "How each effect changes with training: it is above the line as the claim says. Validation loss of one side minus "
+    "the other's, in percent, at the same tokens and at training's lengths, without recurrence in windows; thick: mean "
+    "over seeds, thin: single seeds."
 )
+Claims = Sequence[Mapping[str, Any]]
 
 
-def draw_claims(directory: Path, claims: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Draw the differences of all claims as `figures/claims.png`; None if no claim has one yet.
+def courses(claims: Claims) -> list[tuple[int, list[Mapping[str, Any]]]]:
+    """Return each claim's number and its differences with a course; a course that an earlier claim has is left out."""
+    found, seen = [], []
+    for number, claim in enumerate(claims, 1):
+        rows = [row for row in claim["rows"] if row.get("course") and row["course"] not in seen]
+        seen += [row["course"] for row in rows]
+        found += [(number, rows)] if rows else []
+    return found
+
+
+def mean_course(row: Mapping[str, Any]) -> list[float]:
+    """Return the course of a difference, its mean over seeds."""
+    return [float(value) for value in np.mean(list(row["course"].values()), axis=0)]
+
+
+def draw_effects(directory: Path, claims_of: Mapping[str, Claims]) -> Figure | None:
+    """Draw the course of all differences, a row for each claim and a column for each reproduction.
 
     Args:
         directory: folder of the report.
-        claims: of `results.json`.
+        claims_of: claims of `results.json`, by words for the reproduction; the first is that of the report.
+
+    Returns:
+        None if it has no course yet.
     """
-    drawn = [[row for row in claim["rows"] if "percent" in row] for claim in claims]
-    if not any(drawn):
+    shown = {words: dict(courses(claims)) for words, claims in claims_of.items()}
+    numbers = list(next(iter(shown.values())))
+    if not numbers:
         return None
-    figure = new_figure(6.0, 0.6 + sum(0.3 + 0.16 * max(1, len(rows)) for rows in drawn))
-    axes, y, bottom = figure.add_subplot(), 0.0, 0.0
-    axes.set_xscale("symlog", linthresh=LINEAR)
-    axes.axvline(0, color="black", linewidth=0.9, zorder=0)
-    for number, (claim, rows) in enumerate(zip(claims, drawn, strict=True), 1):
-        axes.text(0.0, y, f"{number}  {claim['claim']}", transform=axes.get_yaxis_transform(), fontsize=9, va="center")
-        y += 1.2
-        for row in rows:
-            colour, ends = MARK_COLOURS[row["mark"]], [row.get("percent_low"), row.get("percent_high")]
-            if ends != [None, None]:
-                low, high = (row["percent"] if end is None else end for end in ends)
-                axes.plot([low, high], [y, y], color=colour, linewidth=1.6)
-                if None in ends:
-                    axes.plot([row["percent"]], [y], color=colour, marker="<" if ends[0] is None else ">", markersize=6)
-            axes.plot([row["percent"]], [y], color=colour, marker="o", markersize=3.5)
-            if "paper" in row:
-                axes.plot([row["paper"]], [y], color=COLOURS[1], marker="D", fillstyle="none", markersize=5)
-            y += 0.8
-        bottom = y = y + 0.4
-    axes.set_ylim(bottom, -0.8)
-    axes.set_yticks([])
-    axes.set_xlabel("effect in percent; of losses: of the loss that should be higher", fontsize=9)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-    axes.grid(axis="x", alpha=0.25)
-    for side in ("left", "right", "top"):
-        axes.spines[side].set_visible(False)
-    path = directory / "figures/claims.png"
+    figure = new_figure(3.4 * len(shown) + 2.6, 1.0 + 1.75 * len(numbers))
+    grid = figure.subplots(len(numbers), len(shown), squeeze=False)
+    titles = [claim["claim"] for claim in next(iter(claims_of.values()))]
+    for axes_of_claim, number in zip(grid, numbers, strict=True):
+        names = dict.fromkeys(_name(row) for of_claim in shown.values() for row in of_claim.get(number, ()))
+        colours = dict(zip(names, cycle(COLOURS)))
+        for axes, (words, of_claim) in zip(axes_of_claim, shown.items(), strict=True):
+            axes.axhline(0, color="black", linewidth=0.9)
+            for row in of_claim.get(number, ()):
+                tokens, colour = np.array(row["tokens"]) / 1e6, colours[_name(row)]
+                for one in row["course"].values():
+                    axes.plot(tokens, one, color=colour, linewidth=0.6, alpha=0.6)
+                axes.plot(tokens, mean_course(row), color=colour, linewidth=1.8)
+            if axes_of_claim is grid[0]:
+                axes.set_title(words, fontsize=9, pad=22)
+            if axes is axes_of_claim[0]:
+                axes.text(0, 1.06, f"{number}  {titles[number - 1]}", transform=axes.transAxes, fontsize=9)
+                axes.set_ylabel("effect (%)", fontsize=8)
+            if axes_of_claim is grid[-1]:
+                axes.set_xlabel("million tokens of training", fontsize=8)
+            axes.tick_params(labelsize=8)
+            axes.grid(alpha=0.25)
+        for name, colour in colours.items():
+            axes_of_claim[-1].plot([], [], color=colour, label=name)
+        axes_of_claim[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=7, frameon=False)
+    path = directory / PNG
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return Figure("figures/claims.png", CAPTION)
+    figure.savefig(path, dpi=130)
+    return Figure(PNG, CAPTION)
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Title of a difference without the lengths at which its test loss is measured."""
+    return str(row["title"]).rpartition(", ")[0].replace(" (", "\n(")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.report.pages import Page, claims_table, introduction, render, table_of
-from experiments.report.pictures import CAPTION
+from experiments.report.pages import RULE, Page, claims_table, introduction, render, summary, table_of
+from experiments.report.pictures import CAPTION, PNG, courses
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
 
@@ -28,10 +28,12 @@ def parts(results: Mapping[str, Any]) -> dict[str, str]:
     )
     front = [
         introduction(results),
+        *summary(results["claims"]),
         markdown_table(*claims_table(results["claims"])).rstrip("\n"),
-        f'<img src="{LAPTOP}/figures/claims.png" width="560" alt="Differences of each claim in percent">',
-        CAPTION,
+        RULE,
     ]
+    if courses(results["claims"]):
+        front += [f'<img src="{LAPTOP}/{PNG}" width="700" alt="Effect of each claim by tokens of training">', CAPTION]
     details = [
         f"{results['note']} ± is the standard error over seeds.",
         markdown_table(*table_of(table_6)).rstrip("\n"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -69,7 +70,8 @@ class Comparisons:
         )
         spread = self._spread(lambda run: float(run.test(at)["nll"]))
         nats = over_blocks(worse_SB - better_SB, weights_B, Spread(2 * spread.variance, spread.freedom))
-        return self._row(key, title, nats, (worse_SB, better_SB), weights_B, paper)
+        found = self._row(key, title, nats, (worse_SB, better_SB), weights_B, paper)
+        return replace(found, **course(worse_runs, better_runs))
 
     def gains(self, key: str, arm: Arm, other: Arm | None = None, paper: float | None = None) -> Difference:
         """Return how much an arm gains from longer attention; with another arm, how much more than that one.
@@ -116,6 +118,20 @@ class Comparisons:
             if any(by_seed.values()):
                 texts[runs[0].found["corpus"]["sha256"]].append(by_seed)
         return seed_spread(list(texts.values()))
+
+
+def course(worse_runs: Sequence[Evaluation], better_runs: Sequence[Evaluation]) -> dict[str, Any]:
+    """Return the fields `tokens` and `course` of a difference, by the validations of both sides during training.
+
+    Sides whose steps differ in tokens are compared at the points of the second, between those of the first.
+    """
+    pairs = {str(b.seed): (w.validations, b.validations) for w, b in zip(worse_runs, better_runs, strict=True)}
+    tokens = sorted(set.intersection(*(set(better) for _, better in pairs.values())))
+    by_seed: dict[str, list[float]] = {}
+    for seed, (worse, better) in pairs.items():
+        above = np.interp(tokens, sorted(worse), [worse[n] for n in sorted(worse)])
+        by_seed[seed] = [round(100 * (1 - better[n] / loss), 3) for n, loss in zip(tokens, above.tolist(), strict=True)]
+    return {"tokens": tuple(tokens), "course": by_seed} if tokens else {}
 
 
 def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from experiments.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
+ENDING = "-lengths"  # of the name of an evaluation, after that of its run
 At = Literal["init", "best"]
 """Attention length of a test loss: training's, or the one with the best validation loss."""
 
@@ -39,6 +41,13 @@ class Evaluation:
         valid = self.found["valid"]
         swept: dict[str, Any] = valid["sweep"] or valid["selected"]
         return swept
+
+    @property
+    def validations(self) -> dict[int, float]:
+        """Validation losses during training in nats, by tokens of training."""
+        path = self.folder.with_name(self.folder.name.removesuffix(ENDING)) / "validation.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        return {row["tokens"]: row["val/nll"] for row in rows}
 
     def test(self, at: At) -> dict[str, Any]:
         """Return the test losses at training's lengths or at the length chosen on validation."""
@@ -70,7 +79,7 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
         # Lines in random order hold nothing that longer attention could find.
         lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
-    return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
+    return Job(f"{run.name}{ENDING}", "evaluate", tuple(words), run.arm, needs=(run.name,))
 
 
 def with_evaluations(runs: Runs, setup: Setup) -> list[Job]:

@@ -6,12 +6,12 @@ Runs: every row of the table and, for the claim about the half loss, the absolut
 a half of the positions drawn at random; each is evaluated on validation at a grid of attention lengths, and on test at
 training's length ("init") and at the length that validation chose ("best"). For the table's last rows, the standard
 model of Table 1 where the profile trains it.
-Writes: the tables, the differences, loss by attention length, and learning curves with and without recurrence.
+Writes: the tables, the differences, and loss by attention length.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +56,7 @@ def jobs(setup: Setup) -> list[Job]:
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return the tables, the differences and both figures."""
+    """Return the tables, the differences and the figure."""
     runs = _runs(setup)
     found, unit = evaluations(runs, setup, outcomes), outcomes.unit
     metrics = outcomes.metrics(next(job for of_arm in runs.values() for job in of_arm if outcomes.has(job)))
@@ -75,13 +75,13 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             "that both of its rows have. The paper's numbers are of validation."
         ),
         tables=tuple(tables),
-        figures=(_lengths_figure(found, metrics, outcomes), _learning_curves(runs, metrics, outcomes)),
-        differences=tuple(differences(found, outcomes)),
+        figures=(_lengths_figure(found, metrics, outcomes),),
+        differences=tuple(differences(found, outcomes, runs)),
     )
 
 
-def differences(found: Evaluations, outcomes: Outcomes) -> list[Difference]:
-    """Return the differences of the claims that Table 6 tells; without a result where a side has none yet."""
+def differences(found: Evaluations, outcomes: Outcomes, planned: Collection[Arm]) -> list[Difference]:
+    """Return the differences of the claims that Table 6 tells, of planned arms; empty while one has no result."""
     half = {name: Arm(False, name, "half") for name in ENCODINGS}
     others = [name for name in ENCODINGS if name != "relative"]
     pairs: list[tuple[str, Arm, Arm, At]] = [  # key, the arm that is lower if the claim is right, the other
@@ -94,13 +94,13 @@ def differences(found: Evaluations, outcomes: Outcomes) -> list[Difference]:
         claim = f"half_loss_rescues_absolute_encodings/{encoding}"
         pairs += [(claim, last_half, full, "init"), (f"{claim}_random_half", last_half, random_half, "init")]
     comparisons = Comparisons(found, outcomes)
-    rows = [comparisons.losses(*pair, _in_paper(*pair[1:])) for pair in pairs]
+    rows = [comparisons.losses(*pair, _in_paper(*pair[1:])) for pair in pairs if {pair[1], pair[2]} <= set(planned)]
     if OFF in found and not any(run.chose_longer for run in found[OFF]):
         rows[1] = replace(rows[1], untested=NO_LONGER)
     key = "only_ours_gains_from_longer_attention"
     for arm, name in ((ON, "ours"), (OFF, "ours_no_recurrence")):
         rows.append(comparisons.gains(f"{key}/{name}", arm, None, _gain_in_paper(arm)))
-    for arm in (SHAW, half["shaw"]):  # absolute encodings cannot attend farther than in training
+    for arm in (arm for arm in (SHAW, half["shaw"]) if arm in planned):  # absolute encodings cannot attend farther
         more = _gain_in_paper(ON) - _gain_in_paper(arm)
         rows.append(comparisons.gains(f"{key}/{arm.key}", ON, arm, more))
     return rows
@@ -191,19 +191,6 @@ def _lengths_figure(found: Evaluations, metrics: dict[str, Any], outcomes: Outco
     words = ("attention length at evaluation (tokens)", _loss_axis(metrics, unit), "Loss by attention length")
     line_figure(path, curves, *words, log_x=True)
     return Figure(png, "Validation loss by attention length at evaluation, with the same weights; first seed.")
-
-
-def _learning_curves(runs: Runs, metrics: dict[str, Any], outcomes: Outcomes) -> Figure:
-    curves, unit = {}, outcomes.unit
-    for arm in (arm for arm in (ON, OFF) if arm in runs):
-        files = [outcomes.runs / run.name / "validation.jsonl" for run in runs[arm] if outcomes.has(run)]
-        rows_by_run = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-        curves[arm.title] = [([r["tokens"] for r in rows], [r[f"val/{unit}"] for r in rows]) for rows in rows_by_run]
-    path, png = outcomes.figure("learning_curves.png")
-    line_figure(path, curves, "training tokens", _loss_axis(metrics, unit), "With and without recurrence")
-    return Figure(
-        png, "Validation loss during training at training's lengths, without recurrence in windows; one line per seed."
-    )
 
 
 def _loss_axis(metrics: dict[str, Any], unit: str) -> str:

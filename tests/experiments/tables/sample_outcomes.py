@@ -61,7 +61,7 @@ def _train(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
         metrics[name] = round(least * (1 + random_.random()))
     metrics |= {"seconds": 60 + random_.random(), "val/bpc": loss, "test/bpc": loss + 0.01}
     metrics |= {"val/ppl": 2**loss, "test/ppl": 2 ** (loss + 0.01)}
-    rows = [{"tokens": 1000 * i, "val/bpc": loss + 1 / i, "val/ppl": 2**loss + 1 / i} for i in range(1, 4)]
+    rows = [{"tokens": 1000 * i, "val/nll": loss + 1 / i} for i in range(1, 4)]
     return {"metrics.json": metrics, "validation.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
 
 

@@ -99,5 +99,5 @@ def test_a_difference_names_its_sides_and_waits_for_both(setup: Setup) -> None:
 
 def test_the_best_lengths_cannot_be_told_where_no_run_without_recurrence_chose_a_longer_one(setup: Setup) -> None:
     runs, outcomes = write_losses(setup, {ON: 0, OFF: 0})  # without recurrence 64 is best, which is training's
-    found = {row.key: row.untested for row in differences(evaluations(runs, setup, outcomes), outcomes)}
+    found = {row.key: row.untested for row in differences(evaluations(runs, setup, outcomes), outcomes, runs)}
     assert {key for key, reason in found.items() if reason} == {"recurrence_helps_at_the_best_lengths/best"}
