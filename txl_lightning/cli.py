@@ -1,6 +1,6 @@
 """The command `txl`: one row per command.
 
-A new command is a package with its options and the module `command`, a file in `conf/` and a row here.
+A new command is a module with `run`, a dataclass of its options, a file in `conf/` and a row here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from txl_lightning.command_line import Command, ended_by_ctrl_c, show
 ROWS = (
     Command(
         "train [overrides]",
-        package="txl_lightning.training",
+        module="txl_lightning.training.command",
         options="txl_lightning.config.schemas.Config",
         summary="train one model; -m for a multirun (txl train -m memory=on,off)",
         config="config",
@@ -22,40 +22,40 @@ ROWS = (
     ),
     Command(
         "evaluate checkpoint=PATH",
-        package="txl_lightning.measure.perplexity",
-        options="EvaluateOptions",
+        module="txl_lightning.measure.perplexity",
+        options="txl_lightning.measure.options.EvaluateOptions",
         summary="loss of a checkpoint (nll, ppl or bpc) at any lengths; sweep of attention lengths",
     ),
     Command(
         "recl checkpoints=[A,B,…]",
-        package="txl_lightning.measure.recl",
-        options="txl_lightning.measure.recl.options.ReclOptions",
+        module="txl_lightning.measure.recl",
+        options="txl_lightning.measure.options.ReclOptions",
         summary="relative effective context length (RECL) of several models, with gain curves",
         shared_by_ranks=True,
     ),
     Command(
         "attention checkpoint=PATH",
-        package="txl_lightning.measure.attention",
-        options="AttentionOptions",
+        module="txl_lightning.measure.attention",
+        options="txl_lightning.measure.options.AttentionOptions",
         summary="attention weights of every head, averaged over a split and on a piece of text",
     ),
     Command(
         "speed",
-        package="txl_lightning.measure.speed",
-        options="SpeedOptions",
+        module="txl_lightning.measure.speed",
+        options="txl_lightning.measure.options.SpeedOptions",
         summary="time per token: vanilla sliding window against state reuse (Table 9)",
     ),
     Command(
         "generate checkpoint=PATH prompt=TEXT",
-        package="txl_lightning.measure.generate",
-        options="GenerateOptions",
+        module="txl_lightning.measure.generate",
+        options="txl_lightning.measure.options.GenerateOptions",
         summary="sample text from a model, shown as it is sampled; context=N continues test tokens",
         text_options=("prompt",),
     ),
     Command(
         "convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT",
-        package="txl_lightning.runs.convert",
-        options="ConvertOptions",
+        module="txl_lightning.runs.convert.command",
+        options="txl_lightning.runs.convert.ConvertOptions",
         summary="convert checkpoints: original, huggingface, txl; from the TensorFlow code's too",
         directory="none",
     ),

@@ -8,16 +8,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from txl_lightning.measure.recl.effective_context import EffectiveContext, relative_effective_context_lengths
+from txl_lightning.measure.effective_context import EffectiveContext, relative_effective_context_lengths
 
 if TYPE_CHECKING:
+    from txl_lightning.measure.loss_by_context import context_curve, context_gains, position_blocks
     from txl_lightning.measure.losses import WindowReader, window_losses, window_reader
-    from txl_lightning.measure.recl.loss_by_context import context_curve, context_gains, position_blocks
 
     loss_grid = window_losses
 
 OF_MODELS = {
-    **dict.fromkeys(("context_curve", "context_gains", "position_blocks"), "recl.loss_by_context"),
+    **dict.fromkeys(("context_curve", "context_gains", "position_blocks"), "loss_by_context"),
     **dict.fromkeys(("WindowReader", "window_losses", "window_reader"), "losses"),
 }
 __all__ = [

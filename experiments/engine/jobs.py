@@ -154,7 +154,7 @@ def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
     """
     made: dict[str, str] = {}
     for job in jobs:
-        code = code_of(f"{COMMANDS[job.command].package}.command")
+        code = code_of(COMMANDS[job.command].module)
         depends: dict[str, Any] = {"code": code, "command": job.command, "torch": torch.__version__}
         depends |= {"machine": ", ".join([processor(), *gpus()])} if job.alone else {}
         depends |= {"needs": [made[name] for name in job.needs]}

@@ -10,8 +10,8 @@ from tests.measure.generate.test_generate_command import generated, options
 from tests.measure.perplexity.test_comparison import COUNTS
 from tests.measure.recl.small_recl import recl
 from tests.measure.small_runs import SmallRuns
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run as evaluate
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run as evaluate
 
 LINES = "".join(f"line {i}: a square of {i}\n" for i in range(60))
 Split = dict[str, Any]

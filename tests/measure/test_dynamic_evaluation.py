@@ -18,8 +18,8 @@ from txl_lightning.beyond.dynamic_evaluation import DynamicEvaluation, dynamic_e
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
-from txl_lightning.measure.perplexity.command import run
+from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
+from txl_lightning.measure.perplexity import run
 from txl_lightning.measure.protocols import StateReuse
 from txl_lightning.runs.trained import TrainedModel, load_trained
 

@@ -20,6 +20,7 @@ from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.data.vocabulary import mark
 from txl_lightning.errors import OptionError
 from txl_lightning.measure import losses as module
+from txl_lightning.measure.loss_by_context import context_curve, position_blocks
 from txl_lightning.measure.losses import (
     WindowReader,
     read_windows,
@@ -30,7 +31,6 @@ from txl_lightning.measure.losses import (
     window_losses,
     window_reader,
 )
-from txl_lightning.measure.recl.loss_by_context import context_curve, position_blocks
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.model.inference.cached import CachedTransformerXL
 

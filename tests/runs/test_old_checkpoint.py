@@ -17,10 +17,9 @@ import pytest
 
 from txl_lightning.config.schemas import Config, LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run as evaluate
-from txl_lightning.measure.recl.command import run as recl
-from txl_lightning.measure.recl.options import ReclOptions
+from txl_lightning.measure.options import EvaluateOptions, ReclOptions
+from txl_lightning.measure.perplexity import run as evaluate
+from txl_lightning.measure.recl import run as recl
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train

@@ -14,8 +14,8 @@ from txl_lightning import errors
 from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.speed import SpeedOptions
-from txl_lightning.measure.speed import command as speed
+from txl_lightning.measure import speed
+from txl_lightning.measure.options import SpeedOptions
 from txl_lightning.model.baselines import RecurrentLanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs import models

@@ -12,14 +12,11 @@ from sweeps.dashboard import PINNED, as_json, main, workspace
 from tests.training.small_run import tiny_config
 from tests.wandb_files import run_files, summary
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.attention import AttentionOptions
-from txl_lightning.measure.attention.command import run as attention
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run as evaluate
-from txl_lightning.measure.recl.command import run as recl
-from txl_lightning.measure.recl.options import ReclOptions
-from txl_lightning.measure.speed import SpeedOptions
-from txl_lightning.measure.speed.command import run as speed
+from txl_lightning.measure.attention import run as attention
+from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, ReclOptions, SpeedOptions
+from txl_lightning.measure.perplexity import run as evaluate
+from txl_lightning.measure.recl import run as recl
+from txl_lightning.measure.speed import run as speed
 from txl_lightning.training.run import train
 
 COMMANDS = ("train", "evaluate", "recl", "speed", "attention")

@@ -14,14 +14,9 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary, train_byte_pairs
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.attention import AttentionOptions
-from txl_lightning.measure.attention import command as attention
-from txl_lightning.measure.generate import GenerateOptions
-from txl_lightning.measure.generate import command as generate
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity import command as evaluate
-from txl_lightning.measure.recl import command as recl
-from txl_lightning.measure.recl.options import ReclOptions
+from txl_lightning.measure import attention, generate, recl
+from txl_lightning.measure import perplexity as evaluate
+from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, GenerateOptions, ReclOptions
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training.run import train

@@ -14,14 +14,9 @@ from tests.training.recorded_run import complete, recorded_losses, recorded_run
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.attention import AttentionOptions
-from txl_lightning.measure.attention import command as attention
-from txl_lightning.measure.generate import GenerateOptions
-from txl_lightning.measure.generate import command as generate
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity import command as evaluate
-from txl_lightning.measure.recl import command as recl
-from txl_lightning.measure.recl.options import ReclOptions
+from txl_lightning.measure import attention, generate, recl
+from txl_lightning.measure import perplexity as evaluate
+from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, GenerateOptions, ReclOptions
 from txl_lightning.training.run import train
 
 IDS = np.arange(4000) ** 2 % 53

@@ -8,8 +8,8 @@ import pytest
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.recl.command import run as recl
-from txl_lightning.measure.recl.options import ReclOptions
+from txl_lightning.measure.options import ReclOptions
+from txl_lightning.measure.recl import run as recl
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train

@@ -9,8 +9,8 @@ import torch
 
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run as evaluate
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run as evaluate
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train

@@ -20,10 +20,10 @@ from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.streams import Segment, Streams
 from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
+from txl_lightning.measure.attention_lengths import SplitScores
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stream_losses
-from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
-from txl_lightning.measure.perplexity.attention_lengths import SplitScores
-from txl_lightning.measure.perplexity.command import split_line
+from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
+from txl_lightning.measure.perplexity import split_line
 from txl_lightning.measure.protocols import ScoringProtocol, StateReuse
 from txl_lightning.runs.bfloat16 import autocast
 

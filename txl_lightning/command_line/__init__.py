@@ -20,8 +20,8 @@ class Command:
 
     Attributes:
         usage: words after `txl`, for the help text; the first is the command's name, and `conf/NAME.yaml` its defaults.
-        package: has a module `command` with `run(options, directory) -> list[str]`, the lines to print at the end.
-        options: dataclass of the options: a class of the package, or a dotted name.
+        module: has `run(options, directory) -> list[str]`, which returns the lines to print at the end.
+        options: dotted name of the dataclass of the options.
         summary: purpose of the command in one line.
         config: file in `conf/`, if its name is not that of the command.
         directory: `prepared`: the run directory is made and `config.yaml` written into it before the command runs;
@@ -32,7 +32,7 @@ class Command:
     """
 
     usage: str
-    package: str
+    module: str
     options: str
     summary: str
     config: str = ""
@@ -49,8 +49,7 @@ class Command:
     @property
     def schema(self) -> type:
         """Dataclass of the options."""
-        name = self.options if "." in self.options else f"{self.package}.{self.options}"
-        module, _, class_name = name.rpartition(".")
+        module, _, class_name = self.options.rpartition(".")
         return getattr(import_module(module), class_name)
 
     @property
@@ -61,7 +60,7 @@ class Command:
     @property
     def run(self) -> Callable[[Any, Path], list[str]]:
         """Function of the command: takes options and run directory, returns the lines to print."""
-        return import_module(f"{self.package}.command").run
+        return import_module(self.module).run
 
 
 @contextmanager

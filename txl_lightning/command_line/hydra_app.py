@@ -162,7 +162,7 @@ class HydraTask:
     @property
     def modules(self) -> list[str]:
         """Modules that its jobs need: a launcher that forks them imports each once."""
-        return [__name__, f"{self.command.package}.command"]
+        return [__name__, self.command.module]
 
     def __call__(self, config: DictConfig) -> Any:
         """Run the command, or resume it if it is a job of a multirun that was stopped.

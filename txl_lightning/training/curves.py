@@ -20,7 +20,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, check_count
-from txl_lightning.measure.recl.loss_by_context import ContextCurve, context_curve, position_blocks
+from txl_lightning.measure.loss_by_context import ContextCurve, context_curve, position_blocks
 from txl_lightning.runs.metrics import (
     loss_metrics,
     loss_unit,

@@ -15,8 +15,7 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import UserError
-from txl_lightning.measure.attention import AttentionOptions
-from txl_lightning.measure.attention.command import (
+from txl_lightning.measure.attention import (
     distance_figure,
     farthest_heads,
     printable,
@@ -24,7 +23,8 @@ from txl_lightning.measure.attention.command import (
     text_figure,
     write_report,
 )
-from txl_lightning.measure.attention.maps import TextAttention, attention_maps, most_attended
+from txl_lightning.measure.attention_maps import TextAttention, attention_maps, most_attended
+from txl_lightning.measure.options import AttentionOptions
 from txl_lightning.runs.trained import load_trained
 
 NO_LOGGER = LoggerConfig(name="none")

@@ -13,9 +13,9 @@ from txl_lightning.command_line.hydra_app import literal
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
-from txl_lightning.measure.generate import GenerateOptions
-from txl_lightning.measure.generate import command as generate_command
-from txl_lightning.measure.generate.command import run, typed_prompt, with_context
+from txl_lightning.measure import generate as generate_command
+from txl_lightning.measure.generate import run, typed_prompt, with_context
+from txl_lightning.measure.options import GenerateOptions
 from txl_lightning.model import CachedTransformerXL, SlidingWindow
 from txl_lightning.runs.trained import load_trained
 

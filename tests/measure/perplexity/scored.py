@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.measure.small_runs import SmallRuns
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run
 
 
 def result(runs: SmallRuns, kind: str, directory: Path, **options: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.measure.losses import stream_losses
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run
 from txl_lightning.runs.trained import load_trained
 
 LENGTHS = [24, 4, 12, 12]

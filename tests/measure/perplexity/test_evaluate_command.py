@@ -17,8 +17,8 @@ from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 

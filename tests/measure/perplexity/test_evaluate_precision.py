@@ -9,8 +9,9 @@ import pytest
 
 from tests.measure.perplexity.scored import result
 from tests.measure.small_runs import SmallRuns
-from txl_lightning.measure.perplexity import EvaluateOptions, command
-from txl_lightning.measure.perplexity.command import run
+from txl_lightning.measure import perplexity as command
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run
 
 LARGEST = 0.01  # nats; eight bits of mantissa
 

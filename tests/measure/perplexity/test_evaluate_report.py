@@ -6,9 +6,9 @@ from typing import Any
 from tests.measure.kept_figures import Figures, curves
 from tests.measure.logged_panels import logged_panels
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.attention_lengths import write_sweeps
-from txl_lightning.measure.perplexity.command import log_results, split_line
+from txl_lightning.measure.attention_lengths import write_sweeps
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import log_results, split_line
 
 
 def row(length: int, bpc: float, error: float | None, tokens: int = 1000) -> dict[str, Any]:

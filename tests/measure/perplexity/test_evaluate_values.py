@@ -12,9 +12,10 @@ from tests.measure.perplexity.scored import result
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.measure import perplexity as command
+from txl_lightning.measure.attention_lengths import SplitScores, difference
 from txl_lightning.measure.losses import TokenLosses
-from txl_lightning.measure.perplexity import EvaluateOptions, command
-from txl_lightning.measure.perplexity.attention_lengths import SplitScores, difference
+from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.runs.trained import load_trained
 
 

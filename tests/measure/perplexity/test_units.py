@@ -17,8 +17,8 @@ from tests.measure.small_runs import SmallRuns
 from tests.training.small_run import tiny_config, trained
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
-from txl_lightning.measure.perplexity.command import run
+from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
+from txl_lightning.measure.perplexity import run
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.training.run import train
 

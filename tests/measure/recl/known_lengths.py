@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from examples.recall_oracle import RecallOracle
 from txl_lightning.data.recall import Recall
-from txl_lightning.measure.losses import WindowReader, window_losses
-from txl_lightning.measure.recl.effective_context import (
+from txl_lightning.measure.effective_context import (
     Array,
     EffectiveContext,
     relative_effective_context_lengths,
 )
-from txl_lightning.measure.recl.loss_by_context import mean_and_error, position_blocks
+from txl_lightning.measure.loss_by_context import mean_and_error, position_blocks
+from txl_lightning.measure.losses import WindowReader, window_losses
 
 FRACTIONS = (0.1, 0.5, 1.0)
 THRESHOLD = 0.01

@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema
 
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.recl.command import run
-from txl_lightning.measure.recl.options import ReclOptions
+from txl_lightning.measure.options import ReclOptions
+from txl_lightning.measure.recl import run
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/recl.schema.json").read_text())
 SMALL: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 30, "bootstrap": 20}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.recl.effective_context import relative_effective_context_lengths, resampled
+from txl_lightning.measure.effective_context import relative_effective_context_lengths, resampled
 
 
 def by_the_paper(

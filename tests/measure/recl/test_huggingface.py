@@ -21,9 +21,9 @@ from tests.measure.recl.tiny_huggingface import (
 from txl_lightning.errors import OptionError
 from txl_lightning.measure import elsewhere
 from txl_lightning.measure.elsewhere import HuggingFaceModel, checked, load_huggingface
+from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import WindowReader, window_losses
 from txl_lightning.measure.models import Member, TokenizedText
-from txl_lightning.measure.recl.loss_by_context import position_blocks
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.recl.loss_by_context import position_blocks
+from txl_lightning.measure.loss_by_context import position_blocks
 
 
 def n_windows(positions: np.ndarray, contexts: list[int]) -> int:

@@ -17,9 +17,9 @@ from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.measure import recl as recl_command
 from txl_lightning.measure.group import model_names
 from txl_lightning.measure.losses import window_losses
-from txl_lightning.measure.recl import command as recl_command
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 

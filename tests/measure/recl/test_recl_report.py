@@ -9,7 +9,7 @@ import pytest
 from tests.measure.kept_figures import Figures, bands, curves
 from tests.measure.logged_panels import logged_panels
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.recl.report import write_report
+from txl_lightning.measure.recl_report import write_report
 
 
 def length(value: int, low: int, high: int, start: float, **others: Any) -> dict[str, Any]:

@@ -14,11 +14,11 @@ import torch
 from tests.measure.kept_figures import Figures, kept_figures
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.recl import command
-from txl_lightning.measure.recl.command import run
-from txl_lightning.measure.recl.effective_context import resampled
-from txl_lightning.measure.recl.loss_by_context import context_gains, key_tokens
-from txl_lightning.measure.recl.options import ReclOptions
+from txl_lightning.measure import recl as command
+from txl_lightning.measure.effective_context import resampled
+from txl_lightning.measure.loss_by_context import context_gains, key_tokens
+from txl_lightning.measure.options import ReclOptions
+from txl_lightning.measure.recl import run
 from txl_lightning.runs.trained import load_trained
 
 CONTEXTS, FRACTIONS, THRESHOLD, SEED, SAMPLES = [4, 8, 12, 16], [0.3, 1.0], 0.02, 3, 25

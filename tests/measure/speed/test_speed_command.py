@@ -13,8 +13,9 @@ from tests.measure.small_runs import SmallRuns
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import UserError
-from txl_lightning.measure.speed import SpeedOptions, command
-from txl_lightning.measure.speed.command import RATIOS, SCHEMES, TimedScheme, make_schemes, random_text, run, vanilla_of
+from txl_lightning.measure import speed as command
+from txl_lightning.measure.options import SpeedOptions
+from txl_lightning.measure.speed import RATIOS, SCHEMES, TimedScheme, make_schemes, random_text, run, vanilla_of
 from txl_lightning.reporting.machine import processor
 
 TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}

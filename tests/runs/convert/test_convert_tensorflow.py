@@ -13,8 +13,8 @@ from tests.model.tensorflow_model import V, tensorflow_like, variables_of
 from tests.model.tiny_model import score_segments
 from tests.runs.convert.test_convert_command import Convert
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run as evaluate
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run as evaluate
 from txl_lightning.model.checkpoints import from_tensorflow
 from txl_lightning.runs.convert.command import read_vocabulary
 from txl_lightning.runs.trained import load_trained

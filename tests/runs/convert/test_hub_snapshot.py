@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from tests.model.tiny_model import score_segments, tiny_model
 from tests.runs.convert.test_convert_command import Convert
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.perplexity import EvaluateOptions
-from txl_lightning.measure.perplexity.command import run
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run
 from txl_lightning.model.checkpoints import to_huggingface
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.trained import load_trained

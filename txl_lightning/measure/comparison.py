@@ -45,7 +45,7 @@ from txl_lightning.measure.losses import (
 )
 from txl_lightning.measure.models import Member, TokenizedText
 from txl_lightning.measure.option_checks import check_common_options
-from txl_lightning.measure.perplexity import OWN_SPLITS, EvaluateOptions
+from txl_lightning.measure.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import is_other_text

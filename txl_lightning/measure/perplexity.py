@@ -13,9 +13,7 @@ from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json
-from txl_lightning.measure.option_checks import check_at_least_one, open_checkpoint, options_as_typed
-from txl_lightning.measure.perplexity import OWN_SPLITS, DynamicOptions, EvaluateOptions
-from txl_lightning.measure.perplexity.attention_lengths import (
+from txl_lightning.measure.attention_lengths import (
     AtLength,
     SplitScores,
     first_tokens,
@@ -26,13 +24,15 @@ from txl_lightning.measure.perplexity.attention_lengths import (
     table_6,
     write_sweeps,
 )
-from txl_lightning.measure.perplexity.comparison import compare_models
-from txl_lightning.measure.perplexity.units import FreshUnits, units_of
+from txl_lightning.measure.comparison import compare_models
+from txl_lightning.measure.option_checks import check_at_least_one, open_checkpoint, options_as_typed
+from txl_lightning.measure.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
 from txl_lightning.measure.protocols import (
     ScoringProtocol,
     SlidingWindowProtocol,
     StateReuse,
 )
+from txl_lightning.measure.units import FreshUnits, units_of
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_unit, shown_units
 from txl_lightning.runs.models import beyond

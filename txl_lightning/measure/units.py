@@ -28,7 +28,7 @@ from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences,
 from txl_lightning.errors import notice, require
 from txl_lightning.files import write_text
 from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
-from txl_lightning.measure.perplexity import EvaluateOptions
+from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.protocols import StateReuse
 from txl_lightning.runs.trained import TrainedModel
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.errors import require
+from txl_lightning.measure.effective_context import Array, EffectiveContext, relative_effective_context_lengths
 from txl_lightning.measure.losses import NORMAL_95, Integers, standard_error, window_losses, window_reader
-from txl_lightning.measure.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
 from txl_lightning.model.language_model import LanguageModel
 
 NEAR = 0.01  # of the loss at the longest context

@@ -20,8 +20,7 @@ from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_json, write_text
-from txl_lightning.measure.attention import AttentionOptions
-from txl_lightning.measure.attention.maps import (
+from txl_lightning.measure.attention_maps import (
     ALL_TERMS,
     CENTRED,
     SINGLE_TERMS,
@@ -32,6 +31,7 @@ from txl_lightning.measure.attention.maps import (
     text_attention,
 )
 from txl_lightning.measure.option_checks import check_at_least_one, open_checkpoint, options_as_typed
+from txl_lightning.measure.options import AttentionOptions
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import new_figure, save_figure
 from txl_lightning.reporting.tables import escape, markdown_table

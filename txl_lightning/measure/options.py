@@ -1,0 +1,330 @@
+"""Options of the commands that measure a trained model; read without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from txl_lightning.config.schemas import LoggerConfig
+
+OWN_SPLITS = ["valid", "test"]  # scored if none are given
+
+
+@dataclass
+class DynamicOptions:
+    """Dynamic evaluation (see `txl_lightning.beyond.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
+
+    Args:
+        lr: η, the learning rate; null for static evaluation alone, or with `search`.
+        decay: λ, the rate of decay towards the trained weights.
+        epsilon: ε, added to the root mean square of the training gradients.
+        search: choose η of `lrs` and λ of `decays` with the lowest loss on validation.
+        lrs: learning rates of the search.
+        decays: decays of the search.
+        segments: segments of training text for the root mean square of the gradients.
+    """
+
+    lr: float | None = None
+    decay: float = 0.0
+    epsilon: float = 1e-4
+    search: bool = False
+    lrs: list[float] = field(default_factory=lambda: [3e-5, 1e-4, 3e-4, 1e-3])
+    decays: list[float] = field(default_factory=lambda: [0.0, 1e-3, 1e-2])
+    segments: int = 1024
+
+    @property
+    def on(self) -> bool:
+        """Whether splits are evaluated dynamically too."""
+        return self.search or self.lr is not None
+
+
+@dataclass
+class EvaluateOptions:
+    """Options of `txl evaluate`: perplexity or bits per character of a checkpoint, or bits per byte of several models.
+
+    Lengths and batch size that are null are those of the run's own evaluation.
+
+    Args:
+        checkpoint: checkpoint of `txl train` to score.
+        models: models to score on one text in bits per byte instead: txl:PATH, hf:NAME_OR_FOLDER, py:module.function.
+        splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
+        protocol: carried, the state from segment to segment; window, recomputed for every few tokens; or both, to score
+            `models` with both, those without a state in windows alone.
+        batch_size: number of streams (protocol=carried); null for the run's own, 1 for dynamic evaluation.
+        segment_len: tokens in a segment (protocol=carried).
+        mem_len: memory length in tokens (protocol=carried).
+        ext_len: extended context in tokens (protocol=carried).
+        same_length: whether all queries attend to equally many keys (protocol=carried).
+        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
+            longest distance of training if you give longer lengths; -1 for no limit.
+        interpolation: positions of an encoding that rotates (rope) are divided by this; 0 for as much as the farthest
+            distance exceeds that of training; null for training's.
+        window: tokens in a window (protocol=window); null for the attention length of training, or all tokens that an
+            hf: or py: model sees.
+        stride: tokens scored in each window (protocol=window); null for half the window.
+        attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
+        select_on: split that chooses the attention length, valid or train: the sweep runs on this split only, the
+            others are scored at the lengths of training and at the chosen length; null for a sweep on every split.
+        sweep_tokens: tokens of that split, or of validation in `dynamic.search`, to use, from its start; null for all.
+        dynamic: dynamic evaluation as well (protocol=carried): the weights learn from every segment once it is scored.
+        tolerance: how much worse than the best an attention length may be to count as reaching it, in ppl or bpc;
+            null for 0.005 ppl or 0.0005 bpc.
+        block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
+        losses: write the loss of every token to `losses_SPLIT.npz`.
+        per: write a table with the loss of every line, document or token of each split; null for none.
+        unit_memory: carried, for the losses of the scores above; or fresh: each line or document is scored as if it
+            were alone (protocol=carried), and these are the scores above.
+        table: format of the table, tsv or parquet.
+        data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint;
+            needed if no model of `models` is a run's.
+        begin_of_text: read the tokenizer's begin-of-text token of an hf: model before the text or the window.
+        dtype: weights of hf: models: float32, bfloat16 or float16.
+        max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
+            without limit if it had none or with protocol=window.
+        cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
+        accelerator: cpu or gpu.
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
+            on this machine.
+        num_threads: CPU threads; null for as many as training such a model pays for.
+        logger: group: none or wandb.
+    """
+
+    checkpoint: str = ""
+    models: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    protocol: str = "carried"
+    batch_size: int | None = None
+    segment_len: int | None = None
+    mem_len: int | None = None
+    ext_len: int | None = None
+    same_length: bool | None = None
+    clamp_len: int | None = None
+    interpolation: float | None = None
+    window: int | None = None
+    stride: int | None = None
+    attention_lengths: list[int] | None = None
+    select_on: str | None = None
+    sweep_tokens: int | None = None
+    dynamic: DynamicOptions = field(default_factory=DynamicOptions)
+    tolerance: float | None = None
+    block_len: int = 1000
+    losses: bool = False
+    per: str | None = None
+    unit_memory: str = "carried"
+    table: str = "tsv"
+    data_path: Any = None
+    begin_of_text: bool = False
+    dtype: str = "float32"
+    max_segments: int | None = None
+    cached: bool = True
+    accelerator: str = "cpu"
+    precision: str = "32-true"
+    num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
+
+
+@dataclass
+class ReclOptions:
+    """Options of `txl recl`: relative effective context length of a group of models (appendix C).
+
+    Args:
+        checkpoints: checkpoints of `txl train`, all trained on one corpus.
+        models: further models: txl:PATH, hf:NAME_OR_PATH (Hugging Face), py:module.function (returns a model).
+        names: names of the models in tables and figures; null for the names of their run directories.
+        groups: a label for each model; models with one label, such as the seeds of a model, form a group of their own;
+            null for one group of all.
+        context_unit: token, for models with one tokenizer; byte for any.
+        begin_of_text: read the begin-of-text token of hf: models before every window, beside the context.
+        dtype: weights of hf: models: float32, bfloat16 or float16.
+        split: train, valid or test; null for test, or for the whole of another text (`data_path`).
+        contexts: the grid: an ascending list, or doubling: first_context, 2 first_context, 4 first_context, …
+            max_context; null for first_context, first_context + step, … max_context.
+        first_context: smallest context in tokens.
+        step: distance between contexts in tokens.
+        max_context: largest context in tokens.
+        n_positions: number of positions to score, in blocks spread evenly over the split.
+        position_seed: moves each block to a place drawn within its part of the split; null for the end of the part.
+        fractions: fractions r of hardest positions, each in (0, 1].
+        threshold: relative gain below which more context no longer counts.
+        bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
+        documents: respect: no window begins before the document of the token before its target, where documents are
+            known; ignore: windows begin anywhere, and models that tell documents apart no longer do.
+        key_gain: nats by which the loss of a key token falls from the first to the second of key_contexts.
+        key_contexts: two contexts of the grid; null for the shortest and the longest.
+        seed: seed of the resampling.
+        clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
+            the longest distance of its training; -1 for no limit.
+        data_path: the runs' own files where they have moved, or others to score; needed if no checkpoint brings a
+            corpus.
+        store: folder that keeps losses for later groups.
+        batch_tokens: context tokens in a batch; null for the default of the device.
+        accelerator: cpu or gpu.
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
+            on this machine.
+        num_threads: CPU threads; null for as many as training such a model pays for.
+        logger: group: none or wandb.
+    """
+
+    checkpoints: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    names: list[str] | None = None
+    groups: list[str] | None = None
+    context_unit: str = "token"
+    begin_of_text: bool = False
+    dtype: str = "float32"
+    split: str | None = None
+    contexts: Any = None
+    first_context: int = 16
+    step: int = 16
+    max_context: int = 256
+    n_positions: int = 1000
+    position_seed: int | None = None
+    fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
+    threshold: float = 0.01
+    bootstrap: int = 1000
+    documents: str = "respect"
+    key_gain: float = 2.0
+    key_contexts: list[int] | None = None
+    seed: int = 1
+    clamp_len: int | None = None
+    data_path: Any = None
+    store: str = "~/.cache/txl_lightning/losses"
+    batch_tokens: int | None = None
+    accelerator: str = "cpu"
+    precision: str = "32-true"
+    num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+@dataclass
+class AttentionOptions:
+    """Options of `txl attention`: where the heads of a checkpoint attend (Figures 5-7).
+
+    Lengths and batch size that are null are those of the run's own evaluation.
+
+    Args:
+        checkpoint: checkpoint of `txl train` with a Transformer-XL.
+        split: train, valid or test; null for valid, or for the whole of another text (`data_path`).
+        batch_size: number of streams.
+        segment_len: tokens in a segment.
+        mem_len: memory length in tokens.
+        same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
+        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
+            longest distance of its training; -1 for no limit.
+        max_segments: stop after this many segments; null for as many as the run's own evaluation, without limit if it
+            had none.
+        heads: heads of Figure 6 as LAYER:HEAD, counted from 1; null for the head with the largest mean distance in
+            the first, the middle and the last layer.
+        text_position: position in the split of Figure 6's first target; null for the middle.
+        text_tokens: number of Figure 6's targets; null for 24, or fewer in short segments.
+        data_path: the run's own files where they have moved, or others to read, in the vocabulary of the checkpoint.
+        accelerator: cpu or gpu.
+        num_threads: CPU threads; null for as many as training such a model pays for.
+        logger: group: none or wandb.
+    """
+
+    checkpoint: str = MISSING
+    split: str | None = None
+    batch_size: int | None = None
+    segment_len: int | None = None
+    mem_len: int | None = None
+    same_length: bool = True
+    clamp_len: int | None = None
+    max_segments: int | None = None
+    heads: list[str] | None = None
+    text_position: int | None = None
+    text_tokens: int | None = None
+    data_path: Any = None
+    accelerator: str = "cpu"
+    num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+@dataclass
+class SpeedOptions:
+    """Options of `txl speed`: time per token of a vanilla sliding window and of state reuse (Table 9).
+
+    Args:
+        checkpoint: checkpoint of `txl train` to time; null for a model with random weights.
+        levels: char, word or both, with the paper's vocabularies; random weights only.
+        n_layer: layers; random weights only.
+        d_model: width of the model; random weights only.
+        n_head: heads per layer; random weights only.
+        d_inner: width of the feed-forward layers; random weights only.
+        segment_len: tokens in a segment of state reuse.
+        attention_lengths: attention lengths to time.
+        rounds: number of rounds; a round times every scheme at every attention length.
+        budget_seconds: no further round starts that would end later than this; 3 rounds are always timed.
+        seed: seed of weights and text.
+        accelerator: cpu or gpu.
+        num_threads: CPU threads; null for torch's default.
+        logger: group: none or wandb.
+    """
+
+    checkpoint: str | None = None
+    levels: list[str] = field(default_factory=lambda: ["char", "word"])
+    n_layer: int = 4
+    d_model: int = 128
+    n_head: int = 8
+    d_inner: int = 512
+    segment_len: int = 128
+    attention_lengths: list[int] = field(default_factory=lambda: [800, 1800, 2800, 3800])
+    rounds: int = 15
+    budget_seconds: float = 480.0
+    seed: int = 1
+    accelerator: str = "cpu"
+    num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
+
+
+@dataclass
+class GenerateOptions:
+    """Options of `txl generate`: continue prompts, or tokens of a corpus.
+
+    Args:
+        checkpoint: checkpoint of `txl train`.
+        prompt: text to continue; null to continue tokens of a corpus.
+        prompts: several texts to continue, of any lengths: each as it is continued alone; instead of `prompt`.
+        prompt_file: text file with a prompt on every line that is not empty; instead of `prompt`.
+        prompt_ids: token ids to continue, a list or a `.npy` file: one prompt, or one in each row; instead of `prompt`.
+        context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
+        position: position in the split of the first of these tokens; null for a random one.
+        split: train, valid or test, for `context`; null for test, or for the whole of another text (`data_path`).
+        n_tokens: tokens to generate.
+        n_samples: samples to generate of every prompt.
+        top_k: draw from the k most probable tokens; null for all.
+        top_p: draw from the most probable tokens whose probabilities sum to top_p.
+        temperature: divisor of the logits.
+        seed: seed of the first sample of every prompt, and of `position`; the next sample has seed + 1.
+        mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
+            then recomputes a window of its training segment for every token. Distances beyond the longest of training
+            are clamped.
+        data_path: the run's own files where they have moved, or others, for `context`, in the vocabulary of the
+            checkpoint.
+        accelerator: cpu or gpu.
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
+            on this machine.
+        num_threads: CPU threads; null for as many as training such a model pays for.
+    """
+
+    checkpoint: str = MISSING
+    prompt: str | None = None
+    prompts: list[str] | None = None
+    prompt_file: str | None = None
+    prompt_ids: Any = None
+    context: int | None = None
+    position: int | None = None
+    split: str | None = None
+    n_tokens: int = 500
+    n_samples: int = 1
+    top_k: int | None = 40
+    top_p: float = 1.0
+    temperature: float = 1.0
+    seed: int = 1
+    mem_len: int | None = None
+    data_path: Any = None
+    accelerator: str = "cpu"
+    precision: str = "32-true"
+    num_threads: int | None = None
