@@ -22,7 +22,7 @@ from txl_lightning.config.schemas import (
     TransformerXLModelConfig,
     typed,
 )
-from txl_lightning.measure.protocols import StateReuse
+from txl_lightning.measure.scoring import Scoring
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel
 from txl_lightning.training.run import train
@@ -191,11 +191,11 @@ def test_longer_attention_of_the_ablation_is_clamped_at_trainings_longest_distan
 ) -> None:
     config = composed(f"profile={profile}", *([f"experiment={experiment}"] if experiment else []))
     run = TrainedModel(None, config, None, step=0)  # type: ignore[arg-type]
-    protocol = StateReuse(run, None, config.evaluation)  # type: ignore[arg-type]
-    lengths = protocol.at_attention_length(640).lengths()
+    protocol = Scoring(run, None, config.evaluation)  # type: ignore[arg-type]
+    lengths = protocol.at_attention_length(640).model_lengths()
     assert (lengths["mem_len"], lengths["same_length"]) == (640, True)
     assert lengths["clamp_len"] == config.memory.mem_len + config.data.segment_len - 1
-    at_training = protocol.at_training_lengths().lengths()
+    at_training = protocol.at_training_lengths().model_lengths()
     assert (at_training["mem_len"], at_training["clamp_len"]) == (config.memory.mem_len, -1)
 
 

@@ -19,18 +19,15 @@ from txl_lightning.config.schemas import CONF
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.training.run import train
 
-FOLDER = "txl_lightning.measure.share"
+MODULE = "txl_lightning.measure.share"
 
 
 def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, options, command, row = blocks(ROOT / "docs/house.md", "python")
-    package = tmp_path / "share"
-    package.mkdir()
-    for name, code in {"__init__.py": options, "command.py": command}.items():
-        (package / name).write_text(code.replace(FOLDER, "share"))
+    (tmp_path / "share.py").write_text(f"{options}\n{command}")
     monkeypatch.syspath_prepend(tmp_path)
     train(tiny_config(tmp_path, "trainer.max_steps=2"), tmp_path / "run")
-    import share.command
+    import share
 
     # Every job of a multirun gets the contents of the store, and a job's process cannot import this module.
     monkeypatch.setattr(ConfigStore.instance(), "repo", dict(ConfigStore.instance().repo))
@@ -42,9 +39,9 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
         given = compose("share", overrides=words)
     call = ast.parse(row).body[0].value  # type: ignore[attr-defined]
     given_row = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-    assert Command(call.args[0].value, **given_row).package == FOLDER
+    assert Command(call.args[0].value, **given_row).module == MODULE
     (tmp_path / "out").mkdir()
-    (line,) = share.command.run(OmegaConf.to_object(given), tmp_path / "out")
+    (line,) = share.run(OmegaConf.to_object(given), tmp_path / "out")
     assert line.endswith("of tokens have a loss above 3.0 nats")
     assert (tmp_path / "out/share.json").is_file()
 

@@ -20,7 +20,7 @@ from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity import run
-from txl_lightning.measure.protocols import StateReuse
+from txl_lightning.measure.scoring import Scoring
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 T = 8  # segment of the small runs, and their memory
@@ -39,12 +39,12 @@ def opened(runs: SmallRuns, kind: str = "characters", double: bool = False) -> t
     )
 
 
-def protocol_of(trained: TrainedModel, corpus: Corpus, **given: Any) -> StateReuse:
+def protocol_of(trained: TrainedModel, corpus: Corpus, **given: Any) -> Scoring:
     evaluation = replace(trained.config.evaluation, **{"batch_size": 1, "max_segments": 30, **given})
-    return StateReuse(trained, corpus, evaluation, cached=False)
+    return Scoring(trained, corpus, evaluation, cached=False)
 
 
-def learning(static: StateReuse, segments: int = 16, **rates: float) -> DynamicEvaluation:
+def learning(static: Scoring, segments: int = 16, **rates: float) -> DynamicEvaluation:
     return dynamic_evaluation(static, static.corpus, DynamicOptions(segments=segments, **{**RATES, **rates}), None)
 
 

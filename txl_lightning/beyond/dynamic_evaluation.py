@@ -20,11 +20,10 @@ from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.streams import Segment, Streams
 from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
-from txl_lightning.measure.attention_lengths import SplitScores
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stream_losses
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity import split_line
-from txl_lightning.measure.protocols import ScoringProtocol, StateReuse
+from txl_lightning.measure.scoring import Scoring, SplitScores
 from txl_lightning.runs.bfloat16 import autocast
 
 RATES = ("lr", "decay", "epsilon")
@@ -32,7 +31,7 @@ RUN = 8  # neighbouring segments of training text, before the next place
 
 
 @dataclass(frozen=True)
-class DynamicEvaluation(StateReuse):
+class DynamicEvaluation(Scoring):
     """Protocol `carried` with weights that learn from every segment once it is scored.
 
         θ ← θ - η · g / (√MS + ε) + λ · min(√MS / mean(√MS), 1 / λ) · (θ_trained - θ)
@@ -62,10 +61,10 @@ class DynamicEvaluation(StateReuse):
         streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
         return stream_losses(self.model(), streams, self.evaluation.max_segments, self._losses)
 
-    def lengths(self) -> dict[str, Any]:
-        return {**super().lengths(), "dynamic": {name: getattr(self, name) for name in RATES}}
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "dynamic": {name: getattr(self, name) for name in RATES}}
 
-    def scores(self, static: ScoringProtocol, scores: SplitScores, files: Path | None) -> dict[str, Any]:
+    def scores(self, static: Scoring, scores: SplitScores, files: Path | None) -> dict[str, Any]:
         """Return the entry `dynamic` of a split in `evaluation.json`.
 
         Args:
@@ -80,7 +79,7 @@ class DynamicEvaluation(StateReuse):
         allowed = f"is too large: the loss of {scores.split} is not finite"
         require(math.isfinite(after.mean), "dynamic.lr", self.lr, allowed)
         losses = {} if files is None else {"losses": scores.write(self, files / name)}
-        return {**scores.values(after), "below_static": scores.difference(static, self), **losses}
+        return {**scores.values(after), "below_static": scores.difference(scores.losses(static), after), **losses}
 
     def lines(self, scored: dict[str, Any], corpus: str) -> list[str]:
         """Return lines to print: the chosen rates, if they were searched, and every split's loss and difference.
@@ -120,7 +119,7 @@ class DynamicEvaluation(StateReuse):
                     weight += decay * (origin - weight) - rate * gradient
 
 
-def gradient_rms(protocol: StateReuse, corpus: Corpus, n_segments: int) -> tuple[Tensor, ...]:
+def gradient_rms(protocol: Scoring, corpus: Corpus, n_segments: int) -> tuple[Tensor, ...]:
     """Return √MS of every weight: the root mean square of its gradients in segments of training text.
 
     Segments are read in runs of neighbours, spread evenly over the split, each run after a memory's length of text.
@@ -132,7 +131,7 @@ def gradient_rms(protocol: StateReuse, corpus: Corpus, n_segments: int) -> tuple
     """
     model, given = protocol.model(), protocol.evaluation
     streams = evaluation_streams(corpus, "train", given, extended_context(protocol.trained.config))
-    before = -(-protocol.lengths().get("mem_len", 0) // given.segment_len)
+    before = -(-protocol.model_lengths().get("mem_len", 0) // given.segment_len)
     length = min(RUN, n_segments, len(streams))
     firsts = np.linspace(0, len(streams) - length, -(-min(n_segments, len(streams)) // length), dtype=int)
     squares = [torch.zeros_like(weight) for weight in _weights(model)]
@@ -148,7 +147,7 @@ def gradient_rms(protocol: StateReuse, corpus: Corpus, n_segments: int) -> tuple
 
 
 def dynamic_evaluation(
-    protocol: StateReuse, corpus: Corpus, options: DynamicOptions, search_tokens: int | None
+    protocol: Scoring, corpus: Corpus, options: DynamicOptions, search_tokens: int | None
 ) -> DynamicEvaluation:
     """Return the protocol at the given rates, or at those with the lowest loss on validation.
 
@@ -161,9 +160,13 @@ def dynamic_evaluation(
     given: dict[str, Any] = {"lr": options.lr or 0.0, "decay": options.decay, "epsilon": options.epsilon}
     dynamic = DynamicEvaluation(**vars(protocol), rms=gradient_rms(protocol, corpus, options.segments), **given)
     rows: list[dict[str, Any]] = []
+    shorter = protocol.evaluation
+    if search_tokens is not None:
+        n_segments = -(-search_tokens // (shorter.batch_size * shorter.segment_len))
+        shorter = replace(shorter, max_segments=min(n_segments, shorter.max_segments or n_segments))
     for lr, decay in product(options.lrs, options.decays) if options.search else ():
-        searched = replace(dynamic, lr=lr, decay=decay)
-        nll = (searched if search_tokens is None else searched.first(search_tokens)).losses("valid").mean
+        searched = replace(dynamic, lr=lr, decay=decay, evaluation=shorter)
+        nll = searched.losses("valid").mean
         rows.append({"lr": lr, "decay": decay, "nll": nll if math.isfinite(nll) else None})
     if rows:
         best = min(rows, key=lambda row: math.inf if row["nll"] is None else row["nll"])

@@ -30,7 +30,7 @@ from txl_lightning.measure.attention_maps import (
     most_attended,
     text_attention,
 )
-from txl_lightning.measure.option_checks import check_at_least_one, open_checkpoint, options_as_typed
+from txl_lightning.measure.commands import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.options import AttentionOptions
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import new_figure, save_figure

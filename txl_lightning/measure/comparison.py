@@ -30,6 +30,7 @@ from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.files import write_json
+from txl_lightning.measure.commands import check_common_options
 from txl_lightning.measure.elsewhere import checked
 from txl_lightning.measure.group import GroupText, group_text, load_group
 from txl_lightning.measure.losses import (
@@ -44,8 +45,8 @@ from txl_lightning.measure.losses import (
     visible_window,
 )
 from txl_lightning.measure.models import Member, TokenizedText
-from txl_lightning.measure.option_checks import check_common_options
 from txl_lightning.measure.options import OWN_SPLITS, EvaluateOptions
+from txl_lightning.measure.scoring import scoring_of
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import is_other_text
@@ -54,13 +55,12 @@ PROTOCOLS = {"both": ["carried", "window"]}
 SEGMENT_LEN, BATCH_SIZE = 128, 10  # of a model from elsewhere, where none is given
 
 
-def compare_models(options: EvaluateOptions, directory: Path, protocol_of: Any) -> list[str]:
+def compare_models(options: EvaluateOptions, directory: Path) -> list[str]:
     """Score `options.models` on the splits and write `evaluation.json`.
 
     Args:
         options: options of the command.
         directory: folder for the file.
-        protocol_of: returns the `ScoringProtocol` of a run's model, a corpus and options.
 
     Returns:
         Lines to print: one for each score and for each difference.
@@ -81,20 +81,18 @@ def compare_models(options: EvaluateOptions, directory: Path, protocol_of: Any) 
     for split in options.splits or ([WHOLE] if is_other_text(options.data_path, trained) else OWN_SPLITS):
         text = group_text(members, SimpleNamespace(**vars(group), split=split))
         results["corpus"] = text.corpus
-        results[split] = _scores(members, text, split, options, protocol_of)
+        results[split] = _scores(members, text, split, options)
         lines += _lines(split, results[split])
     write_json(directory / "evaluation.json", results)
     return lines
 
 
-def _scores(
-    members: list[Member], text: GroupText, split: str, options: EvaluateOptions, protocol_of: Any
-) -> dict[str, Any]:
+def _scores(members: list[Member], text: GroupText, split: str, options: EvaluateOptions) -> dict[str, Any]:
     scores: dict[str, dict[str, Any]] = {}
     losses: dict[str, Array] = {}
     pieces: Any = text.pieces  # of a group in bytes
     for member, protocol in product(members, PROTOCOLS.get(options.protocol, [options.protocol])):
-        found = _token_losses(member, text, split, replace(options, protocol=protocol), protocol_of)
+        found = _token_losses(member, text, split, replace(options, protocol=protocol))
         allowed = f"{member.path} has no state that can be carried: choose window, or both"
         require(found is not None or options.protocol == "both", "protocol", protocol, allowed)
         if found is not None:
@@ -114,7 +112,7 @@ def _scores(
 
 
 def _token_losses(
-    member: Member, text: GroupText, split: str, options: EvaluateOptions, protocol_of: Any
+    member: Member, text: GroupText, split: str, options: EvaluateOptions
 ) -> tuple[TokenLosses, dict[str, Any]] | None:
     """Return the losses of a split and the lengths; None if there is no state to carry."""
     tokens, trained = text.of_member[member.name], member.trained
@@ -125,8 +123,8 @@ def _token_losses(
     if trained is not None:  # the whole split, whatever its run evaluates
         evaluation = replace(trained.config.evaluation, max_segments=None)
         trained = replace(trained, config=replace(trained.config, evaluation=evaluation))
-        protocol = protocol_of(trained, corpus, options)
-        return protocol.losses(split), protocol.settings()
+        scoring = scoring_of(trained, corpus, options)
+        return scoring.losses(split), scoring.settings()
     precision = autocast(options.precision, device_of(reader.model))
     if options.protocol == "window":
         window = reader.limit if options.window is None else options.window

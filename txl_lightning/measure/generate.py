@@ -20,8 +20,8 @@ from txl_lightning.data.own_files import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import not_special, write_json, write_text
+from txl_lightning.measure.commands import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.losses import device_of
-from txl_lightning.measure.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.options import GenerateOptions
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling

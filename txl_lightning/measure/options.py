@@ -59,8 +59,6 @@ class EvaluateOptions:
         same_length: whether all queries attend to equally many keys (protocol=carried).
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
             longest distance of training if you give longer lengths; -1 for no limit.
-        interpolation: positions of an encoding that rotates (rope) are divided by this; 0 for as much as the farthest
-            distance exceeds that of training; null for training's.
         window: tokens in a window (protocol=window); null for the attention length of training, or all tokens that an
             hf: or py: model sees.
         stride: tokens scored in each window (protocol=window); null for half the window.
@@ -101,7 +99,6 @@ class EvaluateOptions:
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
-    interpolation: float | None = None
     window: int | None = None
     stride: int | None = None
     attention_lengths: list[int] | None = None

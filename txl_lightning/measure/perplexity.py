@@ -8,41 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.config.lengths import in_windows, with_segment_len
-from txl_lightning.config.schemas import plain
-from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus
+from txl_lightning.data.corpus import SPLITS, WHOLE
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.measure.attention_lengths import (
     AtLength,
-    SplitScores,
+    curves_of,
     first_tokens,
     plan_sweep,
     score_chosen,
     sweep_lengths,
-    swept_splits,
     table_6,
     write_sweeps,
 )
+from txl_lightning.measure.commands import check_at_least_one, log_panels, open_checkpoint, options_as_typed
 from txl_lightning.measure.comparison import compare_models
-from txl_lightning.measure.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
-from txl_lightning.measure.protocols import (
-    ScoringProtocol,
-    SlidingWindowProtocol,
-    StateReuse,
-)
+from txl_lightning.measure.scoring import OF_CARRIED, OF_WINDOW, Scoring, SplitScores, scoring_of
 from txl_lightning.measure.units import FreshUnits, units_of
-from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_unit, shown_units
 from txl_lightning.runs.models import beyond
-from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
+from txl_lightning.runs.trained import checkpoint_corpus, is_other_text
 
-MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
-OF_PROTOCOL = {"carried": MEMORY_LENGTHS, "window": ("window", "stride")}
 FOR_A_CHECKPOINT = ("checkpoint", "attention_lengths", "select_on", "losses", "max_segments", "per")
 DYNAMIC = "dynamic_evaluation"  # module of `txl_lightning.beyond`
-SAMPLE_TOKENS = 5_000  # of the difference to float32
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
 
@@ -69,8 +58,6 @@ class Evaluation:
         protocol: option `protocol`.
         evaluation: all lengths, in the words of the options, and the precision.
         streams_start: context of the first token of every stream.
-        float32_difference: nll in this precision minus that in float32, on the first `tokens` tokens of `split`; None
-            with precision=32-true.
         dynamic: rates of dynamic evaluation and how they were found; None without.
     """
 
@@ -80,23 +67,22 @@ class Evaluation:
     protocol: str
     evaluation: dict[str, Any]
     streams_start: str
-    float32_difference: dict[str, Any] | None
     dynamic: dict[str, Any] | None
 
 
 @options_as_typed()
 def run(options: EvaluateOptions, directory: Path) -> list[str]:
-    """Score the splits and write `evaluation.json`; for a sweep also its tables and figure.
+    """Score the splits and write `evaluation.json`; for a sweep also its table and figure.
 
     Returns:
-        Lines to print: one for each split, and the tables of a sweep.
+        Lines to print: one for each split, and the table of a sweep.
 
     Raises:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     _check_options(options)
     if options.models:
-        return compare_models(options, directory, _make_protocol)
+        return compare_models(options, directory)
     trained, chosen_on = open_checkpoint(options), options.select_on
     if options.per is not None:
         trained = replace(trained, vocabulary=replace(trained.vocabulary, lenient=True))
@@ -106,21 +92,21 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=whole)
     corpus = corpus if chosen_on is None else first_tokens(corpus, chosen_on, options.sweep_tokens)
     units = {split: units_of(trained, corpus, split, options) for split in options.splits if options.per}
-    protocol = _make_protocol(trained, corpus, options)
+    scoring = scoring_of(trained, corpus, options)
     if options.unit_memory == "fresh":
         alone = {split: np.concatenate(of_split.tokens) for split, of_split in units.items()}
-        protocol = replace(protocol, corpus=replace(corpus, splits=alone))
-        protocol = FreshUnits(**vars(protocol), units=units, per=str(options.per))
-    shown = protocol if chosen_on is None else protocol.at_training_lengths()
-    plan = _plan(protocol, options) or [(None, shown)]
+        scoring = replace(scoring, corpus=replace(corpus, splits=alone))
+        scoring = FreshUnits(**vars(scoring), units=units, per=str(options.per))
+    shown = scoring if chosen_on is None else scoring.at_training_lengths()
+    plan = _plan(scoring, options) or [(None, shown)]
     learning: Any = None
     if options.dynamic.on:
         own = corpus if options.data_path is None else checkpoint_corpus(trained, options.checkpoint)
-        learning = beyond(DYNAMIC).dynamic_evaluation(protocol, own, options.dynamic, options.sweep_tokens)
+        learning = beyond(DYNAMIC).dynamic_evaluation(scoring, own, options.dynamic, options.sweep_tokens)
 
     best, files, scored = plan[0], directory if options.losses else None, {}
     for split in sorted(options.splits, key=lambda split: split != chosen_on):
-        scores = SplitScores(protocol.corpus, split, options.block_len)
+        scores = SplitScores(scoring.corpus, split, options.block_len)
         result = scored[split] = scores.values(scores.losses(shown))
         if len(plan) > 1 and chosen_on in (None, split):
             result["sweep"], best = sweep_lengths(plan, scores, options.tolerance)
@@ -142,25 +128,18 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         corpus=corpus.facts(),
         protocol=options.protocol,
         evaluation=shown.settings(),
-        streams_start=protocol.streams_start,
-        float32_difference=float32_difference(shown, options.splits[0]),
+        streams_start=scoring.streams_start,
         dynamic=None if learning is None else learning.found,
     )
     results = {**vars(evaluation), **scored}
     write_json(directory / "evaluation.json", results)
     lengths = f"{evaluation.evaluation['protocol']}: {shown.description()}"
-    lines = [
-        split_line(split, result, corpus.name + corpus.unknown_share(split), lengths)
-        for split, result in scored.items()
-    ]
+    names = {split: corpus.name + corpus.unknown_share(split) for split in scored}
+    lines = [split_line(split, result, names[split], lengths) for split, result in scored.items()]
     lines += [f"{split}: {len(units[split].texts):,} {options.per}s in {scored[split]['units']}" for split in units]
-    if (difference := evaluation.float32_difference) is not None:
-        sample = f"the first {difference['tokens']:,} tokens of {difference['split']}"
-        lines.append(f"{shown.precision}: nll {difference['nll']:+.5f} beside float32 on {sample}")
     lines += learning.lines(scored, corpus.name) if learning is not None else []
     lines += write_sweeps(results, options.splits, directory) if len(plan) > 1 else []
-    if options.logger.name == "wandb":
-        log_results(results, options, directory)
+    log_results(results, options, directory)
     return lines
 
 
@@ -173,9 +152,9 @@ def _check_options(options: EvaluateOptions) -> None:
     for name in FOR_A_CHECKPOINT if options.models else ():
         value = getattr(options, name)
         require(value == getattr(EvaluateOptions(), name), name, value, "is for a checkpoint, not for models")
-    protocols = [*OF_PROTOCOL, *(["both"] if options.models else [])]
+    protocols = ["carried", "window", *(["both"] if options.models else [])]
     require(options.protocol in protocols, "protocol", options.protocol, f"must be {' or '.join(protocols)}")
-    for protocol, names in OF_PROTOCOL.items():
+    for protocol, names in {"carried": OF_CARRIED, "window": OF_WINDOW}.items():
         for name in names:
             value, used = getattr(options, name), options.protocol in (protocol, "both")
             require(value is None or used, name, value, f"is for protocol={protocol}")
@@ -202,56 +181,15 @@ def _check_options(options: EvaluateOptions) -> None:
         beyond(DYNAMIC).check_options(options)
 
 
-def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> list[AtLength]:
+def _plan(scoring: Scoring, options: EvaluateOptions) -> list[AtLength]:
     """Plan the sweep; empty without attention lengths, and with `select_on` for a model that has none."""
     lengths = options.attention_lengths
-    cannot = getattr(protocol.trained.model, "cannot", {"attention lengths": "a recurrent model has none"})
-    has_lengths = "attention lengths" not in cannot
-    if options.select_on is not None and options.protocol == "carried" and not has_lengths:
+    cannot = getattr(scoring.trained.model, "cannot", {"attention lengths": "a recurrent model has none"})
+    if options.select_on is not None and options.protocol == "carried" and "attention lengths" in cannot:
         return []
     allowed = "must be given with select_on: lengths to choose from"
     require(options.select_on is None or lengths is not None, "attention_lengths", lengths, allowed)
-    return [] if lengths is None else plan_sweep(protocol, lengths)
-
-
-def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) -> ScoringProtocol:
-    """Return the protocol at the given lengths; the others are those of the run's own evaluation."""
-    common: dict[str, Any] = {"precision": chosen_precision(options.precision, options.accelerator)}
-    common["interpolation"] = options.interpolation
-    if options.protocol == "window":
-        sizes = (options.window, options.stride, options.clamp_len, options.max_segments)
-        return SlidingWindowProtocol(trained, corpus, *sizes, **common)
-    given = {name: getattr(options, name) for name in (*MEMORY_LENGTHS, "clamp_len", "max_segments")}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if options.dynamic.on:
-        chosen.setdefault("batch_size", 1)
-    own = trained.config.evaluation
-    own = replace(own, max_segments=None) if WHOLE in corpus.splits else own
-    limited = with_segment_len(own, chosen.get("segment_len", own.segment_len))
-    if limited.max_segments is not None:  # as many tokens with other streams, too
-        batch_size = chosen.get("batch_size", own.batch_size)
-        limited = replace(limited, max_segments=-(-limited.max_segments * own.batch_size // batch_size))
-    evaluation = in_windows(replace(trained.config, evaluation=replace(limited, **chosen))).evaluation
-    clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
-    cached = options.cached and not options.dynamic.on  # keys and values would be those of earlier weights
-    return StateReuse(trained, corpus, evaluation, cached, clamped=clamped, **common)
-
-
-def float32_difference(protocol: ScoringProtocol, split: str) -> dict[str, Any] | None:
-    """Return by how much the protocol's precision changes the mean loss of about `SAMPLE_TOKENS` first tokens.
-
-    Args:
-        protocol: scored protocol.
-        split: split to take the tokens from.
-
-    Returns:
-        The entry `float32_difference` of `evaluation.json`; None with `32-true`.
-    """
-    if protocol.precision == "32-true":
-        return None
-    sample = protocol.first(SAMPLE_TOKENS)
-    ours, exact = sample.losses(split), replace(sample, precision="32-true").losses(split)
-    return {"nll": ours.mean - exact.mean, "tokens": len(ours.nll), "split": split}
+    return [] if lengths is None else plan_sweep(scoring, lengths)
 
 
 def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) -> str:
@@ -269,27 +207,27 @@ def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) ->
 
 
 def log_results(results: dict[str, Any], options: EvaluateOptions, directory: Path) -> None:
-    """Log a W&B run: the scores as summary and table; for a sweep also its table and curves.
+    """Log a W&B run, if `logger=wandb`: the scores as summary and table; for a sweep also its table and curves.
 
     Args:
         results: contents of `evaluation.json`.
         options: options of the command.
         directory: folder for the files of the run.
     """
-    from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
-
-    splits, unit, rows = options.splits, loss_unit(results["corpus"]["level"]), []
-    known = {**plain(options), "corpus": results["corpus"], "evaluation": results["evaluation"]}
-    with wandb_run(directory, options.logger, "evaluate", known) as run:
-        for split in splits:
-            for prefix, result in ((split, results[split]), (f"{split}/dynamic", results[split].get("dynamic"))):
-                shown = ("nll", *shown_units(result), "tokens") if result else ()
-                run.summary.update({f"{prefix}/{name}": result[name] for name in shown})
-            rows.append([split, *(results[split][name] for name in ("nll", unit)), results[split]["tokens"]])
-        log_table(run, "evaluate/table", ["split", "nll", unit, "tokens"], rows)
-        if sweeps := swept_splits(results, splits):
-            log_table(run, "evaluate/table_6", *table_6(results, splits))
-            lengths = [row["attention_length"] for row in next(iter(sweeps.values()))["lengths"]]
-            curves = {split: [row[unit] for row in sweep["lengths"]] for split, sweep in sweeps.items()}
-            words = ("attention length", f"{unit} by attention length")
-            log_line_series(run, "evaluate/attention_lengths", lengths, curves, *words)
+    splits, unit = options.splits, loss_unit(results["corpus"]["level"])
+    summary: dict[str, Any] = {}
+    for split in splits:
+        for prefix, result in ((split, results[split]), (f"{split}/dynamic", results[split].get("dynamic"))):
+            shown = ("nll", *shown_units(result), "tokens") if result else ()
+            summary |= {f"{prefix}/{name}": result[name] for name in shown}
+    names = ["nll", unit, "tokens"]
+    tables: dict[str, Any] = {
+        "table": (["split", *names], [[split, *(results[split][name] for name in names)] for split in splits])
+    }
+    curves: dict[str, Any] = {}
+    if swept := curves_of(results, splits):
+        tables["table_6"], (lengths, _) = table_6(results, splits), next(iter(swept.values()))
+        losses = {split: y for split, (_, y) in swept.items()}
+        curves["attention_lengths"] = (lengths, losses, "attention length", f"{unit} by attention length")
+    known = {"corpus": results["corpus"], "evaluation": results["evaluation"]}
+    log_panels(options, directory, "evaluate", known, tables, curves, summary=summary)

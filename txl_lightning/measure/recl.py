@@ -22,6 +22,7 @@ from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import expand, write_atomically, write_json
+from txl_lightning.measure.commands import check_at_least_one, check_common_options
 from txl_lightning.measure.effective_context import (
     check_definition,
     even_contexts,
@@ -38,7 +39,6 @@ from txl_lightning.measure.loss_by_context import (
 )
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_losses
 from txl_lightning.measure.models import Member, TokenizedText
-from txl_lightning.measure.option_checks import check_at_least_one, check_common_options
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl_report import write_report
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision

@@ -18,7 +18,7 @@ from txl_lightning.config.schemas import plain
 from txl_lightning.data.published_corpora import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_json, write_text
-from txl_lightning.measure.option_checks import check_at_least_one, check_common_options, chosen_device
+from txl_lightning.measure.commands import check_at_least_one, check_common_options, chosen_device
 from txl_lightning.measure.options import SpeedOptions
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow

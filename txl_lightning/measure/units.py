@@ -29,7 +29,7 @@ from txl_lightning.errors import notice, require
 from txl_lightning.files import write_text
 from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
 from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.protocols import StateReuse
+from txl_lightning.measure.scoring import Scoring
 from txl_lightning.runs.trained import TrainedModel
 
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -117,7 +117,7 @@ def _report_missing(vocabulary: Vocabulary, content: bytes, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class FreshUnits(StateReuse):
+class FreshUnits(Scoring):
     """Protocol `carried`, every unit a stream of its own: its losses are those of a text that is this unit.
 
     Args:
@@ -131,7 +131,7 @@ class FreshUnits(StateReuse):
     @torch.no_grad()
     def score(self, split: str) -> TokenLosses:
         started, model, units, given = time.perf_counter(), self.model(), self.units[split], self.evaluation
-        T, lengths, most = given.segment_len, self._lengths(), given.max_segments
+        T, lengths, most = given.segment_len, self.model_lengths(), given.max_segments
         texts = [torch.from_numpy(np.append(of_unit, units.closing).astype(np.int64)) for of_unit in units.tokens]
         firsts_U, targets_U = units.bounds[:-1], np.array([max(0, len(text) - 1) for text in texts])
         require(bool(targets_U.any()), "per", self.per, f"no {self.per} of {split} has two tokens, to score the second")
@@ -161,8 +161,8 @@ class FreshUnits(StateReuse):
         left_out["max_segments"] = int(targets_U.sum() - n_U.sum())
         return TokenLosses(nll_P.numpy()[positions], positions, left_out, time.perf_counter() - started)
 
-    def lengths(self) -> dict[str, Any]:
-        return {**super().lengths(), "batch_size": None, "fresh_for": self.per}
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "batch_size": None, "fresh_for": self.per}
 
     def description(self) -> str:
         return f"{super().description().rpartition(', ')[0]}, each {self.per} {self.streams_start}"

@@ -73,20 +73,6 @@ def test_a_longer_segment_leaves_the_memory_as_it_is(runs: SmallRuns, tmp_path: 
         assert evaluation_lengths(config)["mem_len"] == 8
 
 
-@pytest.mark.parametrize("protocol", ["carried", "window"])
-def test_interpolation_of_a_sweep_is_given_or_follows_the_attention_length(
-    runs: SmallRuns, tmp_path: Path, protocol: str
-) -> None:
-    options = {"splits": ["test"], "attention_lengths": [8, 40], "protocol": protocol}
-    losses = set()
-    for interpolation, factors in ((2.5, [2.5, 2.5]), (0, [1.0, 40 / 16])):  # training: a memory and segment of 8 each
-        sweep = result(runs, "rope", tmp_path, interpolation=interpolation, **options)["test"]["sweep"]
-        assert [row["evaluation"]["interpolation"] for row in sweep["lengths"]] == factors
-        assert sweep["init"]["evaluation"]["interpolation"] == 1.0
-        losses.add(sweep["lengths"][0]["nll"])
-    assert len(losses) == 2
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 3, "ext_len": 5, "mem_len": 0}])
 def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, options: dict) -> None:
@@ -181,8 +167,6 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
         ("characters", {"mem_len": -3}, "^mem_len=-3"),
         ("characters", {"clamp_len": -2}, "^clamp_len=-2"),
         ("characters", {"batch_size": 4000}, "^batch_size=4000"),
-        ("characters", {"interpolation": 2.0}, "^interpolation=2.0: must be 1: encoding=relative rotates no"),
-        ("lstm", {"interpolation": 2.0}, "^interpolation=2.0: must be null: lstm has no positions"),
         ("characters", {"protocol": "vanilla"}, "^protocol=vanilla: must be carried or window"),
         ("characters", {"precision": "16-mixed"}, "precision=16-mixed: must be one of 32-true, bf16-mixed, auto"),
         ("characters", {"window": 8}, "^window=8: is for protocol=window"),

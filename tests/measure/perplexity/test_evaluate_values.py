@@ -13,9 +13,9 @@ from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.measure import perplexity as command
-from txl_lightning.measure.attention_lengths import SplitScores, difference
 from txl_lightning.measure.losses import TokenLosses
 from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.scoring import SplitScores
 from txl_lightning.runs.trained import load_trained
 
 
@@ -43,7 +43,7 @@ def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Pa
     lengths = {"protocol": "carried", "mem_len": 8, "ext_len": 0, "same_length": False, "clamp_len": -1}
     lengths |= {"segment_len": 8, "batch_size": 3, "max_segments": 2, "cached": True, "precision": "32-true"}
     assert ours["evaluation"] == lengths
-    assert (ours["streams_start"], ours["float32_difference"]) == ("without context", None)
+    assert ours["streams_start"] == "without context"
     test, (nll, positions) = ours["test"], losses(tmp_path / "losses_test.npz")
     assert test["tokens"] == len(nll) == 3 * 2 * 8
     assert test["nll"] == pytest.approx(sum(nll.astype(float)) / len(nll), rel=1e-9)
@@ -80,18 +80,21 @@ def test_differences_are_paired_by_token_and_worse_minus_better() -> None:
     random, positions = np.random.default_rng(0), np.arange(90)
     text = random.normal(0, 1, 90)
     worse, better = (TokenLosses(2 + text + random.normal(x, 0.1, 90), positions, {}, 1.0) for x in (0.3, 0.0))
-    found = difference(worse, better, positions // 10, "char")
+    characters, words = (
+        SplitScores(Corpus("text", {}, Vocabulary(level, ("a",)), ""), "test", 10) for level in ("char", "word")
+    )
+    found = characters.difference(worse, better)
     error, _ = by_blocks(worse.nll - better.nll, positions, 10)
     assert found["nll"] == pytest.approx(worse.nll.mean() - better.nll.mean())
     assert found["bpc"] == pytest.approx(found["nll"] / math.log(2))
     assert found["standard_error"]["nll"] == pytest.approx(error)
     assert found["standard_error"]["bpc"] == pytest.approx(error / math.log(2))
     assert error < 0.05  # that of the text alone is 0.1
-    of_words = difference(worse, better, positions // 10, "word")
+    of_words = words.difference(worse, better)
     assert of_words["ppl"] == pytest.approx(math.exp(worse.nll.mean()) - math.exp(better.nll.mean()))
     assert of_words["standard_error"]["ppl"] == pytest.approx(error * math.exp(better.nll.mean()))
     shorter = TokenLosses(better.nll[1:], positions[1:], {}, 1.0)
-    assert difference(worse, shorter, positions // 10, "char") is None
+    assert characters.difference(worse, shorter) is None
 
 
 def test_seconds_are_those_of_the_scoring(monkeypatch: pytest.MonkeyPatch, runs: SmallRuns, tmp_path: Path) -> None:

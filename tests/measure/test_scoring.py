@@ -13,7 +13,7 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.measure.protocols import SlidingWindowProtocol, StateReuse
+from txl_lightning.measure.scoring import Scoring
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel
 
@@ -22,7 +22,7 @@ TOKENS = np.random.default_rng(3).integers(0, 256, N).astype(np.uint8)
 LONGER = {"relative": 14, "shaw": 14}  # absolute positions end with the trained length
 
 
-def protocol_of(folder: Path, *overrides: str, tokens: np.ndarray = TOKENS, **others: Any) -> StateReuse:
+def protocol_of(folder: Path, *overrides: str, tokens: np.ndarray = TOKENS, **others: Any) -> Scoring:
     """Protocol of an untrained model with large weights in float64, on one stream."""
     config = tiny_config(folder, "evaluation.batch_size=1", *overrides)
     torch.manual_seed(1)
@@ -33,7 +33,7 @@ def protocol_of(folder: Path, *overrides: str, tokens: np.ndarray = TOKENS, **ot
     vocabulary = Vocabulary("byte")
     corpus = Corpus("text", {"test": tokens}, vocabulary, "")
     trained = TrainedModel(model, config, vocabulary, 0)
-    return StateReuse(trained, corpus, config.evaluation, **others)
+    return Scoring(trained, corpus, config.evaluation, **others)
 
 
 def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
@@ -69,24 +69,23 @@ def test_distances_beyond_training_are_clamped_and_others_are_not(tmp_path: Path
     protocol = protocol_of(tmp_path, f"memory={memory}")
     trained = SEGMENT + (SEGMENT if memory == "on" else 0)
     assert trained_clamp(protocol.trained.config) == trained - 1
-    for make in (protocol.at_attention_length, protocol.with_memory):
-        within, beyond = make(trained), make(trained + 6)
-        assert within.settings()["clamp_len"] == -1
-        assert beyond.settings()["clamp_len"] == trained - 1
-        free = replace(beyond, clamped=False)
-        assert free.settings() == beyond.settings() | {"clamp_len": -1}
-        given = replace(free, evaluation=replace(beyond.evaluation, clamp_len=trained - 1))
-        np.testing.assert_array_equal(losses(beyond), losses(given))
-        assert not np.allclose(losses(beyond), losses(free))
+    within, beyond = (protocol.at_attention_length(length) for length in (trained, trained + 6))
+    assert within.settings()["clamp_len"] == -1
+    assert beyond.settings()["clamp_len"] == trained - 1
+    free = replace(beyond, clamped=False)
+    assert free.settings() == beyond.settings() | {"clamp_len": -1}
+    given = replace(free, evaluation=replace(beyond.evaluation, clamp_len=trained - 1))
+    np.testing.assert_array_equal(losses(beyond), losses(given))
+    assert not np.allclose(losses(beyond), losses(free))
 
 
 def test_the_sliding_window_is_clamped_too(tmp_path: Path) -> None:
     own = protocol_of(tmp_path, "memory=off")
-    sliding = SlidingWindowProtocol(own.trained, own.corpus, stride=2)
+    sliding = replace(own, protocol="window", stride=2)
     assert sliding.at_attention_length(8).settings()["clamp_len"] == -1
     assert sliding.at_attention_length(12).settings()["clamp_len"] == 7
-    assert replace(sliding.at_attention_length(12), clamped=False).settings()["clamp_len"] == -1
-    assert replace(sliding, clamp_len=9).at_attention_length(12).settings()["clamp_len"] == 9
+    given = replace(sliding, evaluation=replace(own.evaluation, clamp_len=9))
+    assert given.at_attention_length(12).settings()["clamp_len"] == 9
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""Parts that the commands share: checks of options, the device, the checkpoint, tables in Markdown, panels in W&B."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from txl_lightning.config.schemas import check_logger, check_seed, plain
+from txl_lightning.data.corpus import SPLITS
+from txl_lightning.distributed.ranks import own_gpu
+from txl_lightning.errors import OptionError, check_count, require
+from txl_lightning.files import write_text
+from txl_lightning.reporting.tables import escape, markdown_table
+from txl_lightning.runs.bfloat16 import chosen_precision
+from txl_lightning.runs.threads import set_threads
+from txl_lightning.runs.trained import TrainedModel, load_trained
+
+DTYPES = ("float32", "bfloat16", "float16")
+Table = tuple[Sequence[str], Sequence[Sequence[object]]]
+"""Header and rows."""
+
+
+def check_common_options(options: Any) -> None:
+    """Check `accelerator` and `num_threads`; also `precision`, `split`, `seed`, `dtype` and `logger` of some commands.
+
+    Raises:
+        OptionError: naming the option.
+    """
+    check_at_least_one(options, "num_threads")
+    chosen_device(options.accelerator)
+    if hasattr(options, "precision"):
+        chosen_precision(options.precision, options.accelerator)
+    if hasattr(options, "seed"):
+        check_seed(options.seed)
+    if hasattr(options, "logger"):
+        check_logger(options.logger, ("wandb", "none"))
+    for name, choices in (("split", (None, *SPLITS)), ("dtype", DTYPES)):
+        value = getattr(options, name, choices[0])
+        require(value in choices, name, value, f"must be one of {', '.join(filter(None, choices))}")
+
+
+def check_at_least_one(options: Any, *names: str) -> None:
+    """Check that each of the named options is null or an integer >= 1.
+
+    Raises:
+        OptionError: naming the option.
+    """
+    for name in names:
+        check_count(name, getattr(options, name))
+
+
+@contextmanager
+def options_as_typed() -> Iterator[None]:
+    """Rename options in errors to those of the command: `mem_len` instead of `evaluation.mem_len`."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(error.option.removeprefix("evaluation."), error.value, error.allowed) from error
+
+
+def chosen_device(accelerator: str) -> torch.device:
+    """Return the CPU, or the GPU of this process; never another device than the one asked for.
+
+    Raises:
+        OptionError: `accelerator` is neither `cpu` nor `gpu`, or there is no GPU.
+    """
+    require(accelerator in ("cpu", "gpu"), "accelerator", accelerator, "must be cpu or gpu")
+    if accelerator == "cpu":
+        return torch.device("cpu")
+    require(torch.cuda.is_available(), "accelerator", accelerator, "no GPU is visible")
+    return own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def open_checkpoint(options: Any) -> TrainedModel:
+    """Load `checkpoint` onto the device of the command, and set the threads that it uses.
+
+    Raises:
+        OptionError: an option of `check_common_options`, or the checkpoint cannot be read.
+    """
+    check_common_options(options)
+    trained = load_trained(options.checkpoint)
+    set_threads(options.num_threads, trained)
+    trained.model.to(chosen_device(options.accelerator))
+    return trained
+
+
+def write_markdown(path: Path, *parts: Table | str) -> list[str]:
+    """Write tables and lines of text, which are escaped except for `## `; return the lines, to print them."""
+    lines: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            heading = "## " * part.startswith("## ")
+            lines.append(heading + escape(part.removeprefix(heading)))
+        else:
+            lines += markdown_table(*part).splitlines()
+    write_text(path, "\n".join(lines) + "\n")
+    return lines
+
+
+def log_panels(
+    options: Any,
+    directory: Path,
+    command: str,
+    known: Mapping[str, Any],
+    tables: Mapping[str, Table],
+    curves: Mapping[str, tuple[Sequence[float], Mapping[str, Sequence[float]], str, str]] | None = None,
+    images: Mapping[str, str] | None = None,
+    summary: Mapping[str, Any] | None = None,
+) -> None:
+    """Log the results of a command as a W&B run, if `logger=wandb`.
+
+    Args:
+        options: options of the command, shown beside the run.
+        directory: folder of the command.
+        command: name of the command, before the names of all panels.
+        known: values to show beside the options.
+        tables: by panel.
+        curves: by panel, x, named curves over it, the name of x and a title.
+        images: titles of figures by the name of their PNG, which is that of their panel.
+        summary: values of the run.
+    """
+    if options.logger.name != "wandb":
+        return
+    from txl_lightning.reporting.wandb_panels import log_image, log_line_series, log_table, wandb_run
+
+    with wandb_run(directory, options.logger, command, {**plain(options), **known}) as run:
+        run.summary.update(dict(summary or {}))
+        for panel, table in tables.items():
+            log_table(run, f"{command}/{panel}", *table)
+        for panel, series in (curves or {}).items():
+            log_line_series(run, f"{command}/{panel}", *series)
+        for name, title in (images or {}).items():
+            log_image(run, f"{command}/{name}", directory / f"{name}.png", title)
