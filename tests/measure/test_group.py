@@ -11,10 +11,18 @@ from torch import Tensor, nn
 
 from txl_lightning.data.vocabulary import Vocabulary, characters_and_unknown
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.elsewhere import HuggingFaceModel, checked, load_function, starts_of_spans
 from txl_lightning.measure.group import whole_characters
 from txl_lightning.measure.losses import WindowReader
-from txl_lightning.measure.models import Member, TokenizedText, character_starts, with_vocabulary
+from txl_lightning.measure.models import (
+    HuggingFaceModel,
+    Member,
+    TokenizedText,
+    character_starts,
+    checked,
+    load_function,
+    starts_of_spans,
+    with_vocabulary,
+)
 
 TEXT = b"abcdefghijkl" * 40
 

@@ -15,22 +15,25 @@ from matplotlib.colors import LogNorm
 from matplotlib.patches import Patch
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
-from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError, require
-from txl_lightning.files import write_json, write_text
+from txl_lightning.files import write_json
 from txl_lightning.measure.attention_maps import (
     ALL_TERMS,
-    CENTRED,
-    SINGLE_TERMS,
     Array,
     TextAttention,
     attention_maps,
     most_attended,
     text_attention,
 )
-from txl_lightning.measure.commands import check_at_least_one, open_checkpoint, options_as_typed
+from txl_lightning.measure.commands import (
+    check_at_least_one,
+    log_panels,
+    open_checkpoint,
+    options_as_typed,
+    write_markdown,
+)
 from txl_lightning.measure.options import AttentionOptions
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import new_figure, save_figure
@@ -115,11 +118,11 @@ def farthest_heads(mean_distance_NH: Array) -> list[str]:
 def write_report(
     results: dict[str, Any], maps: dict[str, Array], text: TextAttention, options: AttentionOptions, directory: Path
 ) -> list[str]:
-    """Write `attention.md`, and as SVG and PNG `by_distance` (Figure 5), `text` (6), `terms` (7) and `terms_centred`.
+    """Write `attention.md`, and as SVG and PNG `by_distance` (Figure 5), `text` (6) and `terms` (7).
 
     Args:
         results: contents of `attention.json`.
-        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d; centred a_centred, …).
+        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d).
         text: attention of Figure 6.
         options: options of the command; logger `wandb` gets the figures as images, and the table.
         directory: folder for the files.
@@ -127,54 +130,33 @@ def write_report(
     Returns:
         Lines to print: the heads with the largest mean distance, and notes.
     """
-    heads, notes = results["heads"], list(map(escape, _notes(results)))
-    rows = [_row(head) for head in heads]
-    write_text(directory / "attention.md", "\n".join([markdown_table(HEADER, rows), *notes]) + "\n")
-    titles = _draw(results, maps, text, directory)
-    if options.logger.name == "wandb":
-        from txl_lightning.reporting.wandb_panels import log_image, log_table, wandb_run
-
-        known = {**plain(options), "corpus": results["corpus"]}
-        with wandb_run(directory, options.logger, "attention", known) as run:
-            log_table(run, "attention/heads", HEADER, rows)
-            for name, title in titles.items():
-                log_image(run, f"attention/{name}", directory / f"{name}.png", title)
+    heads, n_head = results["heads"], results["heads"][-1]["head"]
+    rows, L = [_row(head) for head in heads], results["distances"]
+    lengths = ", ".join(f"{name} {value}" for name, value in results["evaluation"].items())
+    where = f"{results['corpus']['name']} ({results['split']})"
+    averaged = f"average over {results['queries']:,} tokens of {where}"
+    note = (
+        f"Average over the {results['queries']:,} tokens of {where} that see all {L} relative positions 0 … −{L - 1}; "
+        f"0 is the query itself, the last token read ({lengths})."
+    )
+    write_markdown(directory / "attention.md", (HEADER, rows), "", note)
+    titles = {"by_distance": f"Where {len(heads)} heads attend: {averaged}"}
+    distance_figure(directory / "by_distance", {"": maps[ALL_TERMS]}, n_head, titles["by_distance"])
+    titles["text"] = f"Attention on the memory, from token {text.position:,} of {where} on"
+    text_figure(directory / "text", text, results["text"]["heads"], titles["text"])
+    if panels := {f"softmax of {title}": maps[term] for term, title in SCORES.items() if term in maps}:
+        titles["terms"] = f"Single terms of the score: {averaged}"
+        distance_figure(directory / "terms", panels, n_head, titles["terms"])
+    known = {"corpus": results["corpus"]}
+    log_panels(options, directory, "attention", known, {"heads": (HEADER, rows)}, images=titles)
     farthest = sorted(heads, key=lambda head: -head["mean_distance"])[:MOST_PRINTED]
     shown = markdown_table(HEADER, [_row(head) for head in farthest]).splitlines()
-    return [f"Heads with the largest mean distance, {len(farthest)} of {len(heads)}:", *shown, "", *notes]
+    return [f"Heads with the largest mean distance, {len(farthest)} of {len(heads)}:", *shown, "", escape(note)]
 
 
 def _row(head: dict[str, Any]) -> list[str]:
     entropy, distance, share = (head[name] for name in ("entropy_bits", "mean_distance", "in_memory"))
     return [f"{head['layer']}", f"{head['head']}", f"{entropy:.2f}", f"{distance:.1f}", f"{100 * share:.1f}"]
-
-
-def _notes(results: dict[str, Any]) -> list[str]:
-    """Describe the averages, and name the terms that the model lacks."""
-    L, lengths = results["distances"], ", ".join(f"{name} {value}" for name, value in results["evaluation"].items())
-    missing = [term for term in SINGLE_TERMS if term not in results["terms"]]
-    return [
-        f"Average over the {results['queries']:,} tokens of {results['corpus']['name']} ({results['split']}) that see "
-        f"all {L} relative positions 0 … −{L - 1}; 0 is the query itself, the last token read ({lengths}).",
-        *(f"Figure 7: the model has no term ({term}) (encoding={results['encoding']})." for term in missing),
-    ]
-
-
-def _draw(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path) -> dict[str, str]:
-    """Draw the figures and return their titles by name."""
-    n_head = results["heads"][-1]["head"]
-    where = f"{results['corpus']['name']} ({results['split']})"
-    averaged = f"average over {results['queries']:,} tokens of {where}"
-    titles = {"by_distance": f"Where {len(results['heads'])} heads attend: {averaged}"}
-    distance_figure(directory / "by_distance", {"": maps[ALL_TERMS]}, n_head, titles["by_distance"])
-    titles["text"] = f"Attention on the memory, from token {text.position:,} of {where} on"
-    text_figure(directory / "text", text, results["text"]["heads"], titles["text"])
-    for stem, suffix, split in (("terms", "", ""), ("terms_centred", CENTRED, ", mean query moved into u and v")):
-        panels = {f"softmax of {title}": maps[term + suffix] for term, title in SCORES.items() if term + suffix in maps}
-        if panels:
-            titles[stem] = f"Single terms of the score{split}: {averaged}"
-            distance_figure(directory / stem, panels, n_head, titles[stem])
-    return titles
 
 
 def distance_figure(stem: Path, panels: Mapping[str, Array], n_head: int, title: str) -> None:

@@ -2,11 +2,6 @@
 
 The model runs as in any evaluation. The inputs of its attention modules are recorded, from which the scores of all
 terms and of single terms are computed again. Only sums over queries are kept.
-
-Single terms are not unique: a constant m added to q and taken from u and v changes no score, but moves weight between
-(a) and (c), and between (b) and (d). The centred split chooses m so that the mean query of each head is zero:
-
-    (a) (q_i - m)·k_j    (c) (u + m)·k_j    (b) (q_i - m)·r_{i-j}    (d) (v + m)·r_{i-j},    m = mean of q_i
 """
 
 from __future__ import annotations
@@ -30,14 +25,12 @@ from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.kernels import eager
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ALL_TERMS = "all"
 SINGLE_TERMS = "abd"  # u·k does not depend on the query: the paper shows no softmax of (c) alone
-CENTRED = "_centred"  # end of the names of single terms of the centred split
 
 Array = NDArray[np.float64]
 MARKED_SHARE = 0.2  # of the context, for each target
@@ -49,8 +42,8 @@ class AttentionMaps:
     """Averages over queries, one row per head, layer by layer (R = N·H rows).
 
     Args:
-        by_distance: for `all` terms, each single term and, of an encoding with all four terms, each single term of the
-            centred split (`a_centred`), [R, L]: share of attention at the distances 0, …, L - 1; every row sums to 1.
+        by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances 0, …, L - 1;
+            every row sums to 1.
         averages: by name, [R]. entropy_bits: mean of -Σ_j P_ij log2 P_ij. mean_distance: mean of Σ_j P_ij (i - j), in
             tokens. in_memory: share of attention on the memory. All distances count, also those beyond L.
         queries: number of queries averaged.
@@ -106,7 +99,7 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
 
     Queries that do not yet see L keys (`attention_reach`), at the start of a stream, of a document after which the
     memory is reset, or of a segment without memory, are left out. Takes O(N·H·(M + T)) float64 numbers besides one
-    batch. A model with all four terms reads the streams twice: first for the mean queries of the centred split.
+    batch.
 
     Args:
         model: model in evaluation mode, its lengths set.
@@ -120,25 +113,13 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     reach = attention_reach(config, streams.segment_len)
     zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
     names = [ALL_TERMS, *(term for term in SINGLE_TERMS if term in config.active_terms)]
-    mean_NHE, entropy_NH, in_memory_NH, queries = zeros(config.d_head), zeros(), zeros(), 0
-    if set(config.active_terms) == set("abcd"):
-        names += [term + CENTRED for term in SINGLE_TERMS]
-        for n, attention, inputs, counts_BT in _counted_queries(model, streams, max_segments, reach):
-            q_HBTE, _ = attention.project(inputs.hidden_BTD)
-            assert q_HBTE is not None
-            mean_NHE[n] += (q_HBTE * counts_BT[:, :, None]).sum(dim=(1, 2), dtype=torch.float64)
-            queries += int(counts_BT.sum()) if n == 0 else 0
-        mean_NHE /= max(1, queries)
-    queries = 0
+    entropy_NH, in_memory_NH, queries = zeros(), zeros(), 0
     sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in names}
     for n, attention, inputs, counts_BT in _counted_queries(model, streams, max_segments, reach):
         queries += int(counts_BT.sum()) if n == 0 else 0
         n_memory = inputs.memory_BMD.shape[1]
         for name in names:
-            if name.endswith(CENTRED):
-                logits_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED))
-            else:
-                logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
+            logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
             weights_HBTK = logits_HBTK.softmax(-1) * counts_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
             of_distance_HS = with_distances(weights_HTK, n_memory).sum(dim=1)
@@ -180,17 +161,6 @@ def _counted_queries(
             counts_BT = ((inputs.visible.mask_TK == 0).sum(dim=-1) >= reach).expand(B, -1).clone()
             counts_BT[:, :first] = False
             yield n, attention, inputs, counts_BT
-
-
-def centred_logits(attention: Attention, inputs: AttentionInputs, mean_HE: Tensor, terms: str) -> Tensor:
-    """Return the logits of some terms, [H, B, T, K], with `mean_HE` taken from every query and added to u and v."""
-    q_HBTE, kv_PHBKE = attention.project(inputs.hidden_BTD, inputs.memory_BMD)
-    assert q_HBTE is not None
-    mean_HE, given = mean_HE.to(q_HBTE.dtype), inputs.positions
-    u_HE, v_HE = (mean_HE if bias is None else bias + mean_HE for bias in (given.u_HE, given.v_HE))
-    positions = given._replace(u_HE=u_HE, v_HE=v_HE).of_terms(terms)
-    factors = attention.factors(q_HBTE - mean_HE[:, None, None], kv_PHBKE, positions, inputs.visible, terms)
-    return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
 
 def with_distances(weights_XTK: Tensor, n_before: int) -> Tensor:

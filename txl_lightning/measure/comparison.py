@@ -31,7 +31,6 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.files import write_json
 from txl_lightning.measure.commands import check_common_options
-from txl_lightning.measure.elsewhere import checked
 from txl_lightning.measure.group import GroupText, group_text, load_group
 from txl_lightning.measure.losses import (
     NORMAL_95,
@@ -44,7 +43,7 @@ from txl_lightning.measure.losses import (
     stream_losses,
     visible_window,
 )
-from txl_lightning.measure.models import Member, TokenizedText
+from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.measure.scoring import scoring_of
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision

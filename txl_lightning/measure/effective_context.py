@@ -36,8 +36,6 @@ class EffectiveContext:
         high_at_least: whether `high` is only a lower bound.
         guarded: RECL that also ends where the model's own mean loss no longer falls, over all or over hard positions.
         guarded_at_least: whether `guarded` is only a lower bound.
-        longer_than: ends of the interval of RECL minus that of each other model, over the same resamples, by model;
-            empty without resamples.
         limit: number of tokens the model can see; None for no limit.
         relative_gains: g(c, c') for every c of the grid but the last, with c' = c + Δ.
         perplexity_gains: exp f(c, c) - exp f(c, c') at these c (Figure 3).
@@ -51,7 +49,6 @@ class EffectiveContext:
     high_at_least: bool
     guarded: int
     guarded_at_least: bool
-    longer_than: dict[str, list[int]]
     limit: int | None
     relative_gains: list[float]
     perplexity_gains: list[float]
@@ -122,7 +119,6 @@ def relative_effective_context_lengths(
         for i, name in enumerate(losses):
             values_S = values_SI[:, i]
             low, high = _interval(values_S)
-            others = [(j, other) for j, other in enumerate(losses) if j != i and bootstrap]
             results[name][r] = EffectiveContext(
                 value=int(value_I[i]),
                 at_least=bool(at_least_I[i]),
@@ -131,7 +127,6 @@ def relative_effective_context_lengths(
                 high_at_least=bool(open_SI[values_S == high, i].any()),
                 guarded=int(guarded_I[i]),
                 guarded_at_least=bool(open_I[i]),
-                longer_than={other: _interval(values_S - values_SI[:, j]) for j, other in others},
                 limit=limit_of[name],
                 relative_gains=gains_IC[i].tolist(),
                 perplexity_gains=(np.exp(short_C) - np.exp(long_IC[i])).tolist(),

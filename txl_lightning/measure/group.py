@@ -19,9 +19,17 @@ from txl_lightning.data.corpus import WHOLE, split_bytes
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.measure.commands import chosen_device
-from txl_lightning.measure.elsewhere import FUNCTION, HUGGING_FACE, load_function, load_huggingface
 from txl_lightning.measure.losses import Integers
-from txl_lightning.measure.models import OPTION, Member, TokenizedText, load_run
+from txl_lightning.measure.models import (
+    FUNCTION,
+    HUGGING_FACE,
+    OPTION,
+    Member,
+    TokenizedText,
+    load_function,
+    load_huggingface,
+    load_run,
+)
 from txl_lightning.runs.trained import checkpoint_corpus, report_if_changed
 
 TRAINED = "txl:"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from txl_lightning.config.lengths import tokens_per_step
-from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, UserError, require
@@ -28,7 +26,6 @@ from txl_lightning.measure.effective_context import (
     even_contexts,
     relative_effective_context_lengths,
 )
-from txl_lightning.measure.elsewhere import checked
 from txl_lightning.measure.group import GroupText, group_text, load_group, references
 from txl_lightning.measure.loss_by_context import (
     context_gains,
@@ -38,7 +35,7 @@ from txl_lightning.measure.loss_by_context import (
     position_blocks,
 )
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_losses
-from txl_lightning.measure.models import Member, TokenizedText
+from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl_report import write_report
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
@@ -46,9 +43,8 @@ from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import is_other_text
 
-SCHEMA_VERSION = 7  # of docs/recl.schema.json
+SCHEMA_VERSION = 8  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
-CHOICES = {"context_unit": ("token", "byte"), "documents": ("respect", "ignore")}
 DOUBLING = "doubling"
 SCORING_VERSION = 3  # increase it when scoring changes: older files of the store are then no longer found
 STORED_PARTS = 10  # of the blocks of a model
@@ -71,6 +67,8 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
 
     Under a launcher (torchrun) the windows are divided over the processes. Only the first process writes
     results and returns lines.
+
+    `losses.npz` has `models` [I], `contexts` [C], `positions` [P], `blocks` [P] and `nll` [I, C, P], in nats.
 
     Returns:
         Lines to print: the table and its notes.
@@ -106,32 +104,34 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     results = _measure(options, members, losses, scored, at)
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
-    write_arrays(directory / "losses.npz", np.savez_compressed, loss_arrays(losses, at))
-    return write_report(results, directory, options.logger, plain(options))
+    arrays = {"models": list(losses), "contexts": contexts, "positions": at.t, "blocks": at.blocks}
+    nll_ICP = np.asarray(list(losses.values()), dtype=np.float32)
+    write_atomically(directory / "losses.npz", partial(_save, np.savez_compressed, {**arrays, "nll": nll_ICP}))
+    return write_report(results, directory, options)
 
 
 def _check_options(options: ReclOptions) -> list[int]:
     """Check the options and return the grid of contexts."""
-    n_models, names, groups = len(references(options)), options.names, options.groups
-    valid = names is None or (len(names) == len(set(names)) == n_models and all(names))
-    require(valid, "names", names, f"must be {n_models} different names, one per model")
-    valid = groups is None or (len(groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in groups))
-    require(valid, "groups", groups, f"must be {n_models} labels of letters, digits and _.+-, one per model")
-    for name, choices in CHOICES.items():
-        value = getattr(options, name)
-        require(value in choices, name, value, f"must be one of {', '.join(choices)}")
+    n_models, names, groups, keys = len(references(options)), options.names, options.groups, options.key_contexts
     check_common_options(options)
     check_at_least_one(options, "first_context", "step", "batch_tokens")
-    contexts = _grid(options)
-    allowed = "must be an integer >= 2 (for a standard error)"
-    require(options.n_positions >= 2, "n_positions", options.n_positions, allowed)
-    seed = options.position_seed
-    require(seed is None or seed >= 0, "position_seed", seed, "must be null or an integer >= 0")
+    contexts, seed = _grid(options), options.position_seed
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
-    require(options.key_gain > 0, "key_gain", options.key_gain, "must be above 0")
-    keys = options.key_contexts
-    valid = keys is None or (len(keys) == 2 and keys[0] < keys[1] and set(keys) <= set(contexts))
-    require(valid, "key_contexts", keys, "must be two contexts of the grid, ascending")
+    named = names is None or (len(names) == len(set(names)) == n_models and all(names))
+    labelled = groups is None or (len(groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in groups))
+    two_of_grid = keys is None or (len(keys) == 2 and keys[0] < keys[1] and set(keys) <= set(contexts))
+    rules = [
+        ("names", named, f"must be {n_models} different names, one per model"),
+        ("groups", labelled, f"must be {n_models} labels of letters, digits and _.+-, one per model"),
+        ("context_unit", options.context_unit in ("token", "byte"), "must be one of token, byte"),
+        ("documents", options.documents in ("respect", "ignore"), "must be one of respect, ignore"),
+        ("n_positions", options.n_positions >= 2, "must be an integer >= 2 (for a standard error)"),
+        ("position_seed", seed is None or seed >= 0, "must be null or an integer >= 0"),
+        ("key_gain", options.key_gain > 0, "must be above 0"),
+        ("key_contexts", two_of_grid, "must be two contexts of the grid, ascending"),
+    ]
+    for name, right, allowed in rules:
+        require(right, name, getattr(options, name), allowed)
     return contexts
 
 
@@ -186,7 +186,7 @@ def model_losses(member: Member, at: Positions, options: ReclOptions) -> tuple[A
         if path is not None and rank == 0:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_arrays(path, np.savez, {"losses": losses_CP})
+                write_atomically(path, partial(_save, np.savez, {"losses": losses_CP}))
             except OSError as error:
                 raise UserError(f"store={path.parent}: losses cannot be stored: {error}") from error
     allowed = f"has losses that are not -log P in 0 … {LARGEST:g} nats"
@@ -222,21 +222,9 @@ def _read(path: Path) -> Array | None:
         raise UserError(f"store={path.parent}: {path.name} is damaged; delete it") from error
 
 
-def write_arrays(path: Path, save: Callable[..., None], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an .npz file atomically with `np.savez` or `np.savez_compressed`."""
-    content = io.BytesIO()
-    save(content, **arrays)
-    write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
-
-
-def loss_arrays(losses: Mapping[str, Array], at: Positions) -> dict[str, np.ndarray]:
-    """Return the arrays of `losses.npz`: `models` [I], `contexts` [C], `positions` [P], `blocks` [P], `nll` [I, C, P].
-
-    Losses are in nats, in float32.
-    """
-    arrays = {"models": list(losses), "contexts": at.contexts, "positions": at.t, "blocks": at.blocks}
-    nll = np.asarray(list(losses.values()), dtype=np.float32)
-    return {name: np.asarray(values) for name, values in {**arrays, "nll": nll}.items()}
+def _save(save: Callable[..., None], arrays: Mapping[str, Any], path: Path) -> None:
+    with path.open("wb") as file:  # numpy would change the suffix of a path
+        save(file, **arrays)
 
 
 def byte_losses(
@@ -348,7 +336,7 @@ def _measure(
         **key,
         "models": models,
         "differences": loss_differences(losses, at.blocks),
-        "groups": [_summary(label, {n: losses[n] for n in names}, lengths) for label, names in groups.items()],
+        "groups": [{"name": label, "models": names} for label, names in groups.items()],
         "corpus": at.text.corpus,
         "positions": {
             "seed": options.position_seed,
@@ -359,19 +347,3 @@ def _measure(
             "cut": int((at.t - at.contexts[-1] < begins).sum()),
         },
     }
-
-
-def _summary(label: str, losses: dict[str, Array], lengths: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean, smallest and largest RECL of the models of a group, and their mean loss at each context.
-
-    The standard error is over models: for seeds of one model, that of training it again.
-    """
-    nll_IC = np.stack([losses_CP.mean(axis=1) for losses_CP in losses.values()])
-    error = (nll_IC.std(axis=0, ddof=1) / np.sqrt(len(losses))).tolist() if len(losses) > 1 else None
-    recl = {}
-    for r in lengths[next(iter(losses))]:
-        found = [lengths[name][r] for name in losses]
-        values, at_least = [one["value"] for one in found], any(one["at_least"] for one in found)
-        recl[r] = {"mean": fmean(values), "low": min(values), "high": max(values), "at_least": at_least}
-    means = {"nll": nll_IC.mean(axis=0).tolist(), "nll_standard_error_over_models": error}
-    return {"name": label, "models": list(losses), "recl": recl, **means}

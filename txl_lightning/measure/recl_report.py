@@ -10,10 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.files import write_text
+from txl_lightning.measure.commands import Table, log_panels, write_markdown
+from txl_lightning.measure.options import ReclOptions
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend
-from txl_lightning.reporting.tables import escape, latex_table, markdown_table
 from txl_lightning.runs.metrics import unit_name
 
 MOST_TICKS = 12
@@ -21,12 +20,10 @@ LAST_DOUBLINGS = 3  # in the table
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
 
 
-def write_report(
-    results: dict[str, Any], directory: Path, logger: LoggerConfig, config: dict[str, Any] | None = None
-) -> list[str]:
-    """Write the table and the figures.
+def write_report(results: dict[str, Any], directory: Path, options: ReclOptions) -> list[str]:
+    """Write the tables and the figures.
 
-        recl.md, recl.tex        losses and gains by context, Table 8, and comparisons
+        recl.md                  losses and gains by context, Table 8, differences
         gains_*.svg|png          Figure 3, a file for each r and group
         contexts.svg|png         Figure 4
         differences.svg|png      loss minus that of the first model, if there are several
@@ -34,37 +31,28 @@ def write_report(
     Args:
         results: contents of `recl.json`.
         directory: folder for the files.
-        logger: logger options; `wandb` gets the tables and the curves as panels.
-        config: configuration to show beside the W&B run.
+        options: options of the command; logger `wandb` gets the tables and the curves as panels.
 
     Returns:
         Lines to print: the tables and their notes.
     """
-    alone, table_8 = _gains(results), _table_8(results)
+    alone, table_8, differences = _gains(results), _table_8(results), _differences(results)
     grouped = "; ".join(", ".join(group["models"]) for group in results["groups"])
-    lines = ["Loss by context and its gain, without a group:", "", *markdown_table(*alone).splitlines()]
-    lines += ["", f"RECL in the group of: {escape(grouped)}", "", *markdown_table(*table_8).splitlines()]
-    lines += ["", *map(escape, _notes(results))]
-    write_text(directory / "recl.md", "\n".join([*lines, *_comparisons(results)]) + "\n")
-    write_text(directory / "recl.tex", f"{latex_table(*alone)}\n{latex_table(*table_8)}")
-    by_file = _gains_by_file(results)
-    for stem, of_file in by_file.items():
-        gain_figure(directory / stem, results, *of_file)
+    parts: list[Table | str] = ["Loss by context and its gain, without a group:", "", alone, "", f"RECL in the group of: {grouped}", ""]
+    parts += [table_8, *(["", differences] if differences[1] else []), "", *_notes(results)]
+    lines = write_markdown(directory / "recl.md", *parts)
+    curves: dict[str, Any] = {}
+    for stem, (title, gains, needed) in _gains_by_file(results).items():
+        gain_figure(directory / stem, results, title, gains, needed)
+        curves[stem] = (results["contexts"][:-1], {**gains, "needed for a longer RECL": needed}, "c", title)
     context_figure(directory / "contexts", results)
     if len(results["models"]) > 1:
         difference_figure(directory / "differences", results)
-    if logger.name == "wandb":
-        from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
-
-        with wandb_run(directory, logger, "recl", {**(config or {}), "corpus": results["corpus"]}) as run:
-            log_table(run, "recl/gains", *alone)
-            log_table(run, "recl/table", *table_8)
-            for stem, (title, curves, needed) in by_file.items():
-                series = {**curves, "needed for a longer RECL": needed}
-                log_line_series(run, f"recl/{stem}", results["contexts"][:-1], series, "c", title)
-            unit, title = results["unit"], f"{unit_name(results['corpus']['level'])} by context"
-            means = {model["name"]: model[unit] for model in results["models"]}
-            log_line_series(run, f"recl/{unit}", results["contexts"], means, "context", title)
+    unit = results["unit"]
+    means, title = {one["name"]: one[unit] for one in results["models"]}, unit_name(results["corpus"]["level"])
+    curves[unit] = (results["contexts"], means, "context", f"{title} by context")
+    tables = {"gains": alone, "table": table_8}
+    log_panels(options, directory, "recl", {"corpus": results["corpus"]}, tables, curves)
     return lines
 
 
@@ -106,8 +94,7 @@ def context_figure(stem: Path, results: dict[str, Any]) -> None:
     for model, look in zip(results["models"], looks(), strict=False):
         _draw(axes, model["name"], contexts, model[unit], look)
     _context_axis(axes, results)
-    axes.set_ylabel(unit_name(results["corpus"]["level"]))
-    axes.set_title("Loss by context, all positions")
+    axes.set(ylabel=unit_name(results["corpus"]["level"]), title="Loss by context, all positions")
     save_with_legend(figure, axes, stem)
 
 
@@ -122,17 +109,16 @@ def difference_figure(stem: Path, results: dict[str, Any]) -> None:
     axes.axhline(0, **{**next(of_models), "marker": ""}, linewidth=1.1, label=plain_text(first))
     for found, look in zip((one for one in results["differences"] if one["model"] == first), of_models, strict=False):
         mean, error = -np.array(found["nll"]), np.array(found["nll_standard_error"])
-        _draw(axes, found["minus"], contexts, mean, look, (mean - error, mean + error))
+        _draw(axes, found["minus"], contexts, mean, look)
+        axes.fill_between(contexts, mean - error, mean + error, color=look["color"], alpha=0.12, linewidth=0)
     _context_axis(axes, results)
-    axes.set_ylabel("difference of the loss (nats)")
-    axes.set_title(plain_text(f"Loss minus that of {first} (± standard error)"))
+    title = plain_text(f"Loss minus that of {first} (± standard error)")
+    axes.set(ylabel="difference of the loss (nats)", title=title)
     save_with_legend(figure, axes, stem)
 
 
-def _draw(axes: Axes, name: str, x: Any, y: Any, look: Mapping[str, Any], band: tuple[Any, Any] | None = None) -> None:
+def _draw(axes: Axes, name: str, x: Any, y: Any, look: Mapping[str, Any]) -> None:
     axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
-    if band is not None:
-        axes.fill_between(x, *band, color=look["color"], alpha=0.12, linewidth=0)
 
 
 def _context_axis(axes: Axes, results: dict[str, Any]) -> None:
@@ -146,16 +132,8 @@ def _context_axis(axes: Axes, results: dict[str, Any]) -> None:
     axes.set_xlabel(f"context ({results['context_unit']}s)")
 
 
-def _fractions(results: dict[str, Any]) -> list[str]:
-    return [str(float(r)) for r in results["fractions"]]
-
-
-def _hardest(fraction: str) -> str:
-    return f"hardest {float(fraction):.0%} of positions"
-
-
-def _gains(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows that need no group: losses at both ends of the grid, and what more context gains."""
+def _gains(results: dict[str, Any]) -> Table:
+    """Return what needs no group: losses at both ends of the grid, and what more context gains."""
     unit, context_unit, contexts = results["unit"], results["context_unit"], results["contexts"]
     chain = {contexts[0] << k for k in range(32)}
     rows = []
@@ -163,49 +141,57 @@ def _gains(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         limit = f"{model['limit']} tokens" if model["limit"] and context_unit == "byte" else str(model["limit"] or "–")
         losses = list(zip(model[unit], model[f"{unit}_standard_error"], strict=True))
         doublings = [found for found in model["doublings"] if found["from"] in chain][-LAST_DOUBLINGS:]
-        cells = [f"{loss:.3f} ± {error:.3f}" for loss, error in (losses[0], losses[-1])]
-        cells += [f"{found['bits']:.3f} ± {found['standard_error']:.3f}" for found in doublings]
+        values = [losses[0], losses[-1], *((found["bits"], found["standard_error"]) for found in doublings)]
+        cells = [f"{value:.3f} ± {error:.3f}" for value, error in values]
         rows.append([model["name"], model["kind"], limit, *cells, str(model["within_1_percent"])])
     header = ["model", "kind", "sees at most", *(f"{unit} at {c} {context_unit}s" for c in (contexts[0], contexts[-1]))]
     header += [f"bits {found['from']} → {found['to']}" for found in doublings]
     return [*header, "within 1 %"], rows
 
 
-def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: RECL with interval, and guarded RECL, by model."""
-    fractions, several = _fractions(results), len(results["groups"]) > 1
-    lengths = [*(f"RECL r = {r}" for r in fractions), *(f"guarded r = {r}" for r in fractions)]
+def _table_8(results: dict[str, Any]) -> Table:
+    """Return RECL with its interval, and guarded RECL, of every model."""
+    fractions, several = [str(float(r)) for r in results["fractions"]], len(results["groups"]) > 1
     rows = []
     for model in results["models"]:
-        cells = [_with_interval(model["recl"][r], bool(results["bootstrap"])) for r in fractions]
-        cells += [_bounded(model["recl"][r], "guarded", "guarded_at_least") for r in fractions]
+        of_fractions = [model["recl"][r] for r in fractions]
+        cells = [_bounded(found) for found in of_fractions]
+        if results["bootstrap"]:
+            ends = [(found["low"], _bounded(found, "high", "high_at_least")) for found in of_fractions]
+            cells = [f"{cell} [{low}, {high}]" for cell, (low, high) in zip(cells, ends, strict=True)]
+        cells += [_bounded(found, "guarded", "guarded_at_least") for found in of_fractions]
         rows.append([model["name"], *([model["group"]] if several else []), *cells])
+    lengths = [*(f"RECL r = {r}" for r in fractions), *(f"guarded r = {r}" for r in fractions)]
     return ["model", *(["group"] if several else []), *lengths], rows
 
 
-def _with_interval(length: dict[str, Any], with_interval: bool) -> str:
-    """Format a RECL as `128 [96, 160]`, with ≥ before lower bounds."""
-    if not with_interval:
-        return _bounded(length)
-    return f"{_bounded(length)} [{length['low']}, {'≥ ' if length['high_at_least'] else ''}{length['high']}]"
+def _bounded(length: dict[str, Any], value: str = "value", at_least: str = "at_least") -> str:
+    return f"{'≥ ' if length[at_least] else ''}{length[value]}"
+
+
+def _differences(results: dict[str, Any]) -> Table:
+    """Return the difference of every two models at the longest context."""
+    longest = f"{results['contexts'][-1]} {results['context_unit']}s"
+    rows = [
+        [f"{one['model']} − {one['minus']}", f"{one['nll'][-1]:+.4f} [{one['low'][-1]:+.4f}, {one['high'][-1]:+.4f}]"]
+        for one in results["differences"]
+    ]
+    return ["difference, paired by position", f"nats at {longest}, 95 % interval"], rows
 
 
 def _notes(results: dict[str, Any]) -> list[str]:
     """Describe the measurement, its precision and the signs of the table."""
-    unit, contexts, models = results["unit"], results["contexts"], results["models"]
+    contexts, models = results["contexts"], results["models"]
     corpus, positions, longest = results["corpus"], results["positions"], f"{contexts[-1]} {results['context_unit']}s"
-    largest = max(model[f"{unit}_standard_error"][-1] for model in models)
     begun = ", ".join(model["name"] for model in models if model["begin_of_text"] is not None)
     direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
     key = {model["name"]: found for model in models if (found := model["key_tokens"])}
     shares = ", ".join(f"{name} {found['share']:.1%} ({found['share_of_rises']:.1%})" for name, found in key.items())
     a, b = results["key_contexts"]
-    grid = f"in steps of {results['step']}" if results["step"] else "in steps from each context of the grid to the next"
     notes = {
         f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
-        f"spread evenly over the text; contexts {contexts[0]} to {contexts[-1]} {grid}; a step "
-        f"counts if its relative gain is at least {results['threshold']:.3g}. "
-        f"Largest standard error at {longest}: {largest:.4f} {unit}.": True,
+        f"spread evenly over the text; ± over blocks. A step from a context of the grid to the next counts if its "
+        f"relative gain is at least {results['threshold']:.3g}.": True,
         f"Within 1 %: the first context whose loss is at most 1 % above that at {longest}. Sees at most: the positions "
         "that a model has or was trained with.": True,
         "Contexts are bytes of text, cut to whole tokens; losses are per byte of the pieces of text that all "
@@ -228,42 +214,13 @@ def _gains_by_file(results: dict[str, Any]) -> dict[str, tuple[str, dict[str, li
 
     The gain that counts, threshold · exp f(c, c), is equal for all models of a group.
     """
-    found = {}
+    found, only = {}, len(results["groups"]) == 1
     for group in results["groups"]:
         models = [model for model in results["models"] if model["group"] == group["name"]]
-        only = len(results["groups"]) == 1
-        for r in _fractions(results):
-            title = f"Gain of more context, {_hardest(r)}"
+        for r in (str(float(fraction)) for fraction in results["fractions"]):
+            title = f"Gain of more context, hardest {float(r):.0%} of positions"
             curves = {model["name"]: model["recl"][r]["perplexity_gains"] for model in models}
             needed = [results["threshold"] * p for p in models[0]["recl"][r]["perplexities"]]
             stem = f"gains_r{r}" if only else f"gains_{group['name']}_r{r}"
             found[stem] = (title if only else f"{title}, {group['name']}", curves, needed)
     return found
-
-
-def _comparisons(results: dict[str, Any]) -> list[str]:
-    """Return the tables of comparisons: differences, and groups of several models."""
-    longest = f"{results['contexts'][-1]} {results['context_unit']}s"
-    differences = [
-        [f"{one['model']} − {one['minus']}", f"{one['nll'][-1]:+.4f} [{one['low'][-1]:+.4f}, {one['high'][-1]:+.4f}]"]
-        for one in results["differences"]
-    ]
-    groups = []
-    for group in results["groups"] if len(results["groups"]) > 1 else ():
-        cells = [
-            f"{'≥ ' if x['at_least'] else ''}{x['mean']:g} [{x['low']}, {x['high']}]" for x in group["recl"].values()
-        ]
-        groups.append([group["name"], str(len(group["models"])), *cells])
-    means = [f"RECL r = {r}: mean [lowest, highest]" for r in _fractions(results)]
-    lines: list[str] = []
-    for title, header, rows in (
-        ("Differences of the loss, paired by position", ["models", f"nats at {longest}, 95 % interval"], differences),
-        ("Groups", ["group", "models", *means], groups),
-    ):
-        if rows:
-            lines += ["", f"## {title}", "", *markdown_table(header, rows).splitlines()]
-    return lines
-
-
-def _bounded(length: dict[str, Any], value: str = "value", at_least: str = "at_least") -> str:
-    return f"{'≥ ' if length[at_least] else ''}{length[value]}"

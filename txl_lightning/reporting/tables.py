@@ -1,4 +1,4 @@
-"""Tables in Markdown and LaTeX."""
+"""Tables in Markdown."""
 
 from __future__ import annotations
 
@@ -32,38 +32,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], righ
     lines = [[escape(cell) for cell in row] for row in (header, *rows)]
     lines.insert(1, ["---:" if right_ else "---" for right_ in right])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-LATEX_SIGNS = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "≥": r"$\geq$",
-    "−": "$-$",
-    "–": "--",
-    **{sign: f"${sign}$" for sign in "<>|"},
-}
-
-
-def latex_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a tabular of the package booktabs, the first column to the left, the others to the right.
-
-    Args:
-        header: title of each column.
-        rows: cells of each row, as plain text.
-    """
-    lines = [r" & ".join(_latex(str(cell)) for cell in row) + r" \\" for row in (header, *rows)]
-    # After a line end, `[` and `*` would be its arguments.
-    lines = [f"{{}}{line}" if line.startswith(("[", "*")) else line for line in lines]
-    columns = "l" + "r" * (len(header) - 1)
-    body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-    return "\n".join([*body, r"\end{tabular}", ""])
-
-
-def _latex(cell: str) -> str:
-    return "".join(LATEX_SIGNS.get(sign, sign) for sign in " ".join(cell.split()))
 
 
 def _is_number(cell: str) -> bool:

@@ -16,7 +16,6 @@ from txl_lightning.measure.attention_maps import (
     attention_inputs,
     attention_maps,
     attention_reach,
-    centred_logits,
     text_attention,
 )
 from txl_lightning.model.attention import Attention
@@ -78,8 +77,7 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
     maps = attention_maps(model, streams)
     present = [term for term in "abd" if term in model.config.active_terms]
-    centred = [f"{term}_centred" for term in "abd"] if model.config.active_terms == "abcd" else []
-    assert list(maps.by_distance) == ["all", *present, *centred]
+    assert list(maps.by_distance) == ["all", *present]
     for name in ("all", *present):
         terms = None if name == "all" else name
         expected = direct(model, streams, lambda n, attention, inputs, terms=terms: attention.logits(*inputs, terms))
@@ -89,47 +87,6 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
             assert maps.averages.keys() == expected.keys()
             for average, values in maps.averages.items():
                 np.testing.assert_allclose(values, expected[average], rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["relative", "extended context", "shaw, untied, pre-norm", "modern recipe"])
-def test_the_centred_split_has_queries_of_mean_zero_and_the_same_sum(kind: str) -> None:
-    """The logits again from queries, keys and distances written out, with the mean over the queries that count."""
-    model = tiny_model(**KINDS[kind])
-    streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
-    queries: dict[int, list[torch.Tensor]] = {}
-    for n, attention, inputs, counted in read(model, streams):
-        queries.setdefault(n, []).append(attention.project(inputs.hidden_BTD)[0][:, :, counted])
-    means = {n: torch.cat(of_layer, dim=2).mean(dim=(1, 2)) for n, of_layer in queries.items()}
-
-    def parts(n: int, attention: Attention, inputs: AttentionInputs) -> dict[str, torch.Tensor]:
-        q, (k, _) = attention.project(inputs.hidden_BTD, inputs.memory_BMD)
-        r, positions, scale = attention.distance_vectors(inputs.positions), inputs.positions, k.shape[-1] ** -0.5
-        M, (T, K) = inputs.memory_BMD.shape[1], (q.shape[2], k.shape[2])
-        places = [[K - max(0, M + i - j) for j in range(K)] for i in range(T)]  # of distance i - j in K, …, 0
-        r_HTKE, bias = r[:, places], 0 if positions.bias_HS is None else positions.bias_HS[:, None][..., places]
-        centred, own_v = q - means[n][:, None, None], 0 if positions.v_HE is None else positions.v_HE
-        products = {
-            "a": torch.einsum("hbte,hbke->hbtk", centred, k),
-            "b": torch.einsum("hbte,htke->hbtk", centred, r_HTKE),
-            "c": torch.einsum("he,hbke->hbk", positions.u_HE + means[n], k)[:, :, None],
-            "d": torch.einsum("he,htke->htk", own_v + means[n], r_HTKE)[:, None] + bias,
-        }
-        hidden = inputs.visible.mask_TK != 0
-        whole = attention.logits(*inputs)
-        return {term: (x * scale).expand_as(whole).masked_fill(hidden, -torch.inf) for term, x in products.items()}
-
-    for n, attention, inputs, _ in read(model, streams):
-        expected = parts(n, attention, inputs)
-        torch.testing.assert_close(sum(expected.values()), attention.logits(*inputs), rtol=0, atol=1e-12)
-        for term, logits in expected.items():
-            ours = centred_logits(attention, inputs, means[n], term)
-            torch.testing.assert_close(ours, logits, rtol=0, atol=1e-12)
-    maps = attention_maps(model, streams)
-    for term in "abd":
-        expected = direct(model, streams, lambda *seen, term=term: parts(*seen)[term])
-        np.testing.assert_allclose(maps.by_distance[f"{term}_centred"], expected["rows"], rtol=0, atol=1e-12)
-        assert abs(maps.by_distance[f"{term}_centred"] - maps.by_distance[term]).max() > 1e-4
 
 
 def test_no_query_that_sees_less_than_the_others_counts() -> None:

@@ -6,10 +6,9 @@ import torch
 
 from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, PairBytes, Pairs, pair_text
 from txl_lightning.errors import UserError
-from txl_lightning.measure.elsewhere import load_function
 from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import WindowReader, window_reader
-from txl_lightning.measure.models import TokenizedText
+from txl_lightning.measure.models import TokenizedText, load_function
 from txl_lightning.measure.recl import byte_losses
 
 TEXT = pair_text(150)

@@ -228,9 +228,7 @@ def test_resampled_blocks_keep_their_positions_together() -> None:
 
     for name in losses:
         assert [ours[name][0.3].low, ours[name][0.3].high] == ends(np.array(values[name]))
-    difference = np.array(values["m0"]) - np.array(values["m1"])
-    assert ours["m0"][0.3].longer_than == {"m1": ends(difference)}
-    assert len(set(difference)) > 1
+    assert len(set(values["m0"])) > 1
 
 
 @pytest.mark.parametrize(
