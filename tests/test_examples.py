@@ -20,15 +20,12 @@ from txl_lightning.config.encoding_kinds import KINDS, kind_named
 from txl_lightning.config.lengths import position_limit
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.options import AttentionOptions
 from txl_lightning.measure.attention import run as attention
-from txl_lightning.measure.options import GenerateOptions
 from txl_lightning.measure.generate import run as generate
 from txl_lightning.measure.losses import window_reader
-from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, GenerateOptions, ReclOptions
 from txl_lightning.measure.perplexity import run as evaluate
 from txl_lightning.measure.recl import run as recl
-from txl_lightning.measure.options import ReclOptions
 from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.encodings import ENCODINGS, Encoding, LayerPositions
 from txl_lightning.model.encodings.absolute import AlRfouEncoding

@@ -18,7 +18,7 @@ from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.distributed import ranks
 from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.option_checks import chosen_device
+from txl_lightning.measure.commands import chosen_device
 from txl_lightning.training import run
 from txl_lightning.training.checks import check_config
 
