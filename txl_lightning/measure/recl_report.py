@@ -39,14 +39,9 @@ def write_report(results: dict[str, Any], directory: Path, options: ReclOptions)
     alone, table_8, differences = _gains(results), _table_8(results), _differences(results)
     grouped = "; ".join(", ".join(group["models"]) for group in results["groups"])
     parts: list[Table | str] = ["Loss by context and its gain, without a group:", "", alone, ""]
-    parts += [
-        f"RECL in the group of: {grouped}",
-        "",
-        table_8,
-        *(["", differences] if differences[1] else []),
-        "",
-        *_notes(results),
-    ]
+    parts += [f"RECL in the group of: {grouped}", "", table_8, ""]
+    parts += [differences, ""] if differences[1] else []
+    parts += _notes(results)
     lines = write_markdown(directory / "recl.md", *parts)
     curves: dict[str, Any] = {}
     for stem, (title, gains, needed) in _gains_by_file(results).items():
