@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.config.schemas import FileData
+from tests.data.helpers import corpus_of, files
 from txl_lightning.data import vocabulary as vocabulary_module
-from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary, characters_and_unknown, pieces, train_byte_pairs
 from txl_lightning.errors import UserError
 
@@ -23,12 +22,6 @@ TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for
 @cache
 def trained(vocab_size: int = 400) -> Vocabulary:
     return Vocabulary.of_tokenizer(train_byte_pairs([TEXT.encode()], vocab_size))
-
-
-def corpus_of(path: Path, content: bytes, **options: object) -> Corpus:
-    path.write_bytes(content)
-    cache_dir = str(path.parent / "cache")
-    return load_corpus(FileData(name="file", level="bpe", path=str(path), cache_dir=cache_dir, **options))
 
 
 def changed(**values: object) -> str:
@@ -75,16 +68,12 @@ def test_common_words_become_tokens_of_equal_number_everywhere() -> None:
     assert Vocabulary.from_state_dict(json.loads(json.dumps(vocabulary.state_dict()))) == vocabulary
 
 
-def test_bytes_that_are_not_utf_8_are_single_tokens() -> None:
-    tokens = trained().encode(b" square\xff\xc3 square")
-    assert [trained().decode_bytes([token]) for token in tokens.tolist()] == [b" square", b"\xff", b"\xc3", b" square"]
-
-
 def test_merges_come_from_the_training_split_only(tmp_path: Path) -> None:
     content = TEXT.encode()
     kept = int(len(content) * 0.96)
     doctored = content[:kept] + (b"zygote " * len(content))[: len(content) - kept]
-    honest, other = (corpus_of(tmp_path / "text.txt", of_file, vocab_size=300) for of_file in (content, doctored))
+    paths = files(tmp_path, {"honest.txt": content, "other.txt": doctored})
+    honest, other = (corpus_of(path, tmp_path, level="bpe", vocab_size=300) for path in paths)
     assert honest.checksum != other.checksum
     assert honest.vocabulary == other.vocabulary
     assert np.array_equal(honest.splits["train"], other.splits["train"])
@@ -93,13 +82,10 @@ def test_merges_come_from_the_training_split_only(tmp_path: Path) -> None:
 
 def test_a_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
     end = {"id": 400, "content": "<|end|>", "special": True, "single_word": False, "lstrip": False, "rstrip": False}
-    for n_tokens, tokenizer in (
-        (400, trained().tokenizer),
-        (401, changed(added_tokens=[{**end, "normalized": False}])),
-    ):
-        (tmp_path / "tokenizer.json").write_text(tokenizer)
-        corpus = corpus_of(tmp_path / "text.txt", TEXT.encode(), tokenizer=str(tmp_path / "tokenizer.json"))
-        assert corpus.vocabulary.tokenizer == tokenizer
+    for n_tokens, content in ((400, trained().tokenizer), (401, changed(added_tokens=[{**end, "normalized": False}]))):
+        path, tokenizer = files(tmp_path, {"text.txt": TEXT, "tokenizer.json": content})
+        corpus = corpus_of(path, tmp_path, level="bpe", tokenizer=tokenizer)
+        assert corpus.vocabulary.tokenizer == content
         assert (len(corpus.vocabulary), corpus.splits["train"].dtype) == (n_tokens, np.uint16)
     assert corpus.vocabulary.encode(b"a<|end|>").tolist()[1:] == [400]
 

@@ -139,12 +139,9 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     "text.bz2": lambda: bz2.compress(JOINED.encode()),
     "text.xz": lambda: lzma.compress(JOINED.encode()),
     "text.zst": lambda: zstd(JOINED.encode()),
-    "text.utf16.txt": lambda: JOINED.encode("utf-16"),
     "text.bom.txt.gz": lambda: gzip.compress(JOINED.encode("utf-8-sig")),
     "text.jsonl": lambda: LINES,
     "text.jsonl.zst": lambda: zstd(LINES),
-    "text.json": lambda: json.dumps([{"text": record} for record in RECORDS]).encode(),
-    "text.csv": lambda: ("id,text\n" + "".join(f'1,"{record}"\n' for record in RECORDS)).encode(),
     "text.parquet": lambda: parquet(RECORDS),
 }
 
@@ -156,7 +153,7 @@ def test_files_are_read_as_their_contents_say(tmp_path: Path, name: str, level: 
     corpus = corpus_of(path, tmp_path, level=level)
     assert text_of(corpus) == JOINED if level == "byte" else text_of(corpus).count("record") == 60
     n_documents = sum(len(corpus.documents[split]) for split in SPLITS)
-    of_records = any(kind in name for kind in ("json", "csv", "parquet"))
+    of_records = any(kind in name for kind in ("json", "parquet"))
     assert 60 <= n_documents <= 62 if of_records else n_documents == 3  # a cut goes through a document
 
 
@@ -168,13 +165,13 @@ NO_RECORD = "must have a text in the column text of every record "
     ("name", "content", "words"),
     [
         ("text.txt", b"%PDF-1.7 " + b"x" * 99, NO_TEXT + "binary"),
-        ("text.txt", b"\x80\x04\x95" + bytes(99), NO_TEXT + "binary"),
+        ("text.txt", ("text" * 99).encode("utf-16"), NO_TEXT + "binary"),
         ("a.docx", b"PK\x03\x04" + b"x" * 99, NO_TEXT + "an archive; unpack it"),
         ("text.txt", gzip.compress(bytes(257) + b"ustar" + bytes(99), mtime=0), NO_TEXT + "an archive; unpack it"),
-        ("a.jsonl", b'{"text": "a"}\n{"content": "a line", "id": 1}\n', r"{'content': 'a line', 'id': 1}"),
-        ("a.jsonl", b'{"text": null}\n' * 9, NO_RECORD + r"\(LookupError: one is {'text': None}"),
+        ("a.jsonl", b'{"text": "a"}\n{"content": "a line", "id": 1}\n', NO_RECORD + r"\(KeyError: 'text'\)"),
+        ("a.jsonl", b'{"text": null}\n' * 9, NO_RECORD + r"\(TypeError: one is None"),
         ("a.jsonl", b"no json\n" * 9, NO_RECORD),
-        ("a.json", b"[]", NO_RECORD + r"\(LookupError: there is none"),
+        ("a.jsonl", b" \n", NO_RECORD + r"\(LookupError: there is none"),
         ("a.gz", gzip.compress(b"text" * 999, mtime=0)[:-9], "a.gz: cannot be read"),
         ("a.xz", lzma.compress(b"text" * 999)[:-9], "a.xz: cannot be read"),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.helpers import files, text_of
+from tests.data.helpers import files
 from txl_lightning import files as checksums
 from txl_lightning.config.schemas import DataConfig, Enwik8Data, EvaluationConfig, data_class
 from txl_lightning.data import published_corpora, sources
@@ -94,8 +94,8 @@ BOTH = [" ".join(["<S> the cat <S> <S> the dog sat <S>"] * 99), *["<S> <UNK> dog
 ONE_FILE = split_files("lm1b/{}.txt", [b"the cat dog sat\n" * 3, b"a\n", b"the\n"])
 WHOLE = [" ".join(["<S> the cat dog sat"] * 3), "<S> <UNK>", "<S> the"]
 LISTED_TOKENS = [" ".join(["<S> <UNK> cat <S> <UNK> <UNK> <UNK>"] * 2), *["<S> a <UNK> <UNK> <S> <UNK> cat"] * 2]
-ARTICLES = '<doc title="Ä">\nÄ b c\n</doc>\n' * 40
-LEVELS = {"enwik8": "byte", "text8": "char"}
+LEVELS = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "char"}
+WIKIPEDIA = ("wikipedia-2015", ("<unk>", " ", "a", "b"), latin(in_splits(TEXT8)))
 Expected = tuple[str, str | tuple[str, ...], list[str]]
 LAYOUTS: list[tuple[str, dict[str, bytes], Expected, dict[str, str | bool]]] = [
     ("enwik8", {"enwik8/enwik8": ENWIK8}, KEPT, {"newlines": "kept"}),
@@ -103,6 +103,8 @@ LAYOUTS: list[tuple[str, dict[str, bytes], Expected, dict[str, str | bool]]] = [
     ("enwik8", {"enwik8/enwik8.prefix": ENWIK8}, ("enwik8.prefix, newlines dropped", *DROPPED[1:]), {"prefix": True}),
     ("text8", {"text8/text8": TEXT8}, ("text8", " ab", latin(in_splits(TEXT8))), {}),
     ("text8", {"text8/text8.prefix": TEXT8}, ("text8.prefix", " ab", latin(in_splits(TEXT8))), {"prefix": True}),
+    ("wikipedia-2015", {"wikipedia-2015/wikipedia-2015.txt": TEXT8}, WIKIPEDIA, {}),
+    ("wikipedia-2015", {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(TEXT8)}, WIKIPEDIA, {}),
     *(
         (name, split_files(f"{name}/{pattern}", [WORDS] * 3), (name, SIX_WORDS, WORD_TOKENS), {})
         for name in ("wikitext-2", "wikitext-103", "ptb")
@@ -203,26 +205,16 @@ def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
         StreamsDataModule(replace(data, batch_size=200, segment_len=2), lengths)
 
 
-@pytest.mark.parametrize(("level", "packed"), [("byte", False), ("word", True)])
-def test_wikipedia_2015_may_be_packed(root: Path, level: str, packed: bool) -> None:
-    text = ARTICLES.encode()
-    files(root, {f"wikipedia-2015/wikipedia-2015.txt{'.xz' * packed}": lzma.compress(text) if packed else text})
-    assert text_of(load(root, "wikipedia-2015", level)) == ARTICLES
-
-
-@pytest.mark.parametrize("level", ["byte", pytest.param("word", marks=pytest.mark.slow)])
-def test_memory_does_not_grow_with_the_text(root: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 1 << 15)
-    monkeypatch.setattr(checksums, "BLOCK_BYTES", 1 << 15)
-    path = root / "text.txt"
-    peaks = []
+def test_memory_does_not_grow_with_the_text(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((sources, "CHUNK_BYTES"), (checksums, "BLOCK_BYTES")):
+        monkeypatch.setattr(module, name, 1 << 15)
+    path, peaks = root / "text.txt", []
     for megabytes in (1, 5):
         path.write_bytes((b"the quick brown fox jumps over the lazy dog\n" * 24000)[: 1 << 20] * megabytes)
         tracemalloc.start()
-        load(root, "file", level, path=str(path))
+        load(root, "file", "word", path=str(path))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    # The table of all characters, 9 bytes for each of 1.1 million, does not depend on the text.
     assert peaks[0] < 16 << 20
     assert peaks[1] < peaks[0] + (1 << 19)
 
@@ -248,6 +240,7 @@ def test_wikitext_103_evaluates_with_the_vocabulary_of_the_whole_training_split(
     corpus = real(tmp_path, "wikitext-103/wiki.train.prefix.tokens", "wikitext-103", prefix=True)
     # Its place in the published vocabulary: 441,959 times, after "is" and before "his".
     assert (len(corpus.vocabulary), corpus.vocabulary.numbers["<unk>"]) == (267_735, 24)
+    assert [len(corpus.splits[split]) for split in ("valid", "test")] == [217_646, 245_569]
     assert sum(corpus.splits["test"] == 24) == 2_492, "no word of the true splits is unknown but <unk> itself"
 
 
@@ -328,7 +321,7 @@ def test_without_network_or_copy_one_line_names_the_files_and_their_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("TXL_DATA", str(tmp_path))
-    level = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "byte"}.get(name, "word")
+    level = LEVELS.get(name, "word")
     words = rf"data={name}: not in .*{name}, and .*; put .* data.root or TXL_DATA"
     with pytest.raises(UserError, match=words) as error:
         load_corpus(data_class(name)(name=name, level=level, cache_dir=str(tmp_path / "cache")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -16,7 +15,7 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig, FileData
 from txl_lightning.data import own_files, published_corpora, sources
-from txl_lightning.data.own_files import chunks_of_ids, id_range, ids_of, vocabulary_of_ids
+from txl_lightning.data.own_files import chunks_of_ids, ids_of, vocabulary_of_ids
 from txl_lightning.data.recall import recall
 from txl_lightning.data.sources import SPLITS, WHOLE, Part, Source, cache_key, cached, read
 from txl_lightning.data.vocabulary import (
@@ -29,10 +28,9 @@ from txl_lightning.data.vocabulary import (
     train_byte_pairs,
 )
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import expand, file_checksum, not_special, write_text
+from txl_lightning.files import expand, file_checksum, not_special
 
 BPE_VOCAB_SIZES = {"python-packages": 2048}  # unless `data.vocab_size` is given; 8192 for other corpora
-FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
 LEVELS_OF_OPTIONS = {
@@ -125,7 +123,7 @@ def load_corpus(
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
     require(config.min_count in (None, 1) or isinstance(make, partial), "data.min_count", config.min_count, allowed)
     if config.level == "ids":
-        vocabulary = _vocabulary_of_ids(cast("FileData", config), source, checksum, given)
+        vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, given)
     elif config.level == "bpe" and given is None:
         vocabulary = _tokenizer(config, source, checksum)
     one_file = all(len(parts) == 1 for parts in source.parts.values())
@@ -186,7 +184,7 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
     source, digest = own_files.file(cast("FileData", config), whole) if whole else source_of(config), hashlib.sha256()
-    checksum_of = cache(partial(_checksum_once, expand(config.cache_dir) / "fingerprints"))
+    checksum_of = cache(partial(_checksum_once, expand(config.cache_dir)))
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
             for part in parts:
@@ -200,19 +198,13 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     return source, checksum
 
 
-def _checksum_once(known: Path, path: Path) -> str:
-    """Return the SHA-256 of a file; that of a large one is kept in the folder `known`, by path, size and time."""
+def _checksum_once(directory: Path, path: Path) -> str:
+    """Return the SHA-256 of a file; that of a large one is cached, by path, size and time."""
     status = path.stat()
     if status.st_size < LARGE_FILE_BYTES:
         return file_checksum(path)
-    stored = known / cache_key(path.resolve(), status.st_size, status.st_mtime_ns)
-    if not stored.is_file():
-        found = file_checksum(path)
-        with suppress(OSError):  # the next run computes it again
-            stored.parent.mkdir(parents=True, exist_ok=True)
-            write_text(stored, found)
-        return found
-    return stored.read_text()
+    key = cache_key("checksum", path.resolve(), status.st_size, status.st_mtime_ns)
+    return str(cached(directory, key, lambda _: {"sha256": file_checksum(path)})[1]["sha256"])
 
 
 def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
@@ -236,25 +228,6 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
 
     _, description = cached(expand(config.cache_dir), cache_key(checksum, "byte pairs", size), train)
     return Vocabulary.of_tokenizer(description["tokenizer"])
-
-
-def _vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:
-    """Return the given vocabulary, or that of the options, after a check that it has all ids; their range is cached.
-
-    Raises:
-        OptionError: an id is negative or too large.
-    """
-    parts = [part for of_split in source.parts.values() for part in of_split]
-    _, found = cached(expand(config.cache_dir), cache_key(checksum, "range of ids"), lambda _: id_range(parts))
-    smallest, largest, n_ids = found["smallest"], found["largest"], found["number"]
-    require(smallest >= 0, "data.path", config.path, f"has the negative id {smallest}")
-    if given is None and config.vocab_size is None:  # such ids may be halves or pairs of others
-        allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is data.dtype right?"
-        require(largest < max(n_ids, FEW_IDS), "data.vocab_size", None, allowed)
-    vocabulary = given or vocabulary_of_ids(config, largest)
-    allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(vocabulary) - 1}"
-    require(largest < len(vocabulary), "data.path", config.path, allowed)
-    return vocabulary
 
 
 def start_pattern(document_start: str | None) -> Pattern:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +42,7 @@ SPLIT_NAMES = {
 }
 HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}', without valid and test they are cut from train"
 TEXT_COLUMN = "text"
-RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")  # by name: these formats are text too
+RECORDS = (".jsonl", ".ndjson")  # by name: they are text too
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 FIRST_BYTES = {
     "compressed": tuple(COMPRESSIONS),
@@ -53,11 +51,11 @@ FIRST_BYTES = {
     "an archive": (b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x04\x22\x4d\x18"),
     "binary": (b"%PDF-", b"{\\rtf", b"\x7fELF", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"%!PS"),
 }
-BOMS_OF_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 RAW_DTYPES = ("uint16", "uint32", "int32")
 TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
 NOT_RAW = re.compile(r"\.(txt|jsonl?|[ct]sv|pkl|pickle|pth?|npz|parquet|safetensors)")
 IDS_AT_ONCE = 1 << 22
+FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 Files = dict[str, list[Path]]  # by split, or under "" if they are joined and cut
 
 
@@ -69,7 +67,7 @@ def file(config: FileData, whole: bool = False) -> Source:
     files are joined in the order of their paths and cut by `data.fractions`. A cut is never inside a character or, for
     words, a line.
 
-    Every file is a document, and every record of JSON lines, CSV and Parquet, of which the column `text` is read. A
+    Every file is a document, and every record of JSON lines and Parquet, of which the column `text` is read. A
     document that a cut goes through continues as the first one of the next split. Nothing is put between documents,
     but a line break at the end of a record. In a vocabulary with `<S>`, that of a model of lm1b, every line is a
     sentence as in lm1b.
@@ -211,14 +209,14 @@ def _files_of_folder(root: Path, ids: bool) -> list[Path]:
 def kind_of(head: bytes) -> str:
     """Return what a file is by its first bytes: text, compressed, Parquet, NumPy, an archive or binary.
 
-    Binary is also what holds a byte 0 and is not UTF-16 with its mark.
+    Binary is also what holds a byte 0.
     """
     for kind, firsts in FIRST_BYTES.items():
         if head.startswith(firsts):
             return kind
     if head[257:262] == b"ustar":
         return "an archive"
-    return "binary" if b"\0" in head and not head.startswith(BOMS_OF_UTF_16) else "text"
+    return "binary" if b"\0" in head else "text"
 
 
 def _documents(path: Path, config: FileData) -> list[Part]:
@@ -236,40 +234,23 @@ def _documents(path: Path, config: FileData) -> list[Part]:
             notice(f"data.path={path}: not a text; its bytes are read as they are")
         elif kind not in ("text", "Parquet"):
             raise OptionError("data.path", path, f"must be a text, not {kind}{'; unpack it' * (kind == 'an archive')}")
-        columns = re.split(r'[,\t"]', head.decode("utf-8-sig", errors="replace").partition("\n")[0].strip())
-        table = suffix in RECORDS and (suffix not in (".csv", ".tsv") or TEXT_COLUMN in columns)
-        if kind == "Parquet":
-            records = _parquet(path)
-        elif head.startswith(BOMS_OF_UTF_16):
-            records = (text[:].decode("utf-16") for _ in range(1))
-        elif table:
-            records = _records(text[:], suffix)
-        else:
+        if kind != "Parquet" and suffix not in RECORDS:
             return [Part(path, len(codecs.BOM_UTF8) * head.startswith(codecs.BOM_UTF8), alignment=alignment)]
+        texts = _parquet(path) if kind == "Parquet" else _json_lines(text)
         directory, key = expand(config.cache_dir), cache_key(file_checksum(path), "records")
         try:
-            arrays, _ = cached(directory, key, lambda folder: _store(records, folder))
-        except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+            arrays, _ = cached(directory, key, lambda folder: _store(texts, folder))
+        except (ValueError, LookupError, TypeError) as error:
             allowed = f"must have a text in the column {TEXT_COLUMN} of every record ({type(error).__name__}: {error})"
             raise OptionError("data.path", path, allowed.replace("\n", " ")) from error
     whole, ends = Part(directory / key / "text.uint8", alignment=alignment), arrays["ends"].tolist()
     return [replace(whole, start=start, stop=stop) for start, stop in pairwise(ends) if stop > start]
 
 
-def _records(content: bytes, suffix: str) -> Iterator[Any]:
-    """Yield the texts of JSON lines, JSON (a list), or CSV."""
-    text = content.decode("utf-8-sig")
-    if suffix in (".csv", ".tsv"):
-        csv.field_size_limit(1 << 30)
-        rows: Iterable[Any] = csv.DictReader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ",")
-    elif suffix == ".json" and text.lstrip().startswith("["):
-        rows = json.loads(text)
-    else:
-        rows = map(json.loads, filter(str.strip, text.split("\n")))
-    for row in rows:
-        if not isinstance(row, str) and not isinstance(row.get(TEXT_COLUMN), str):
-            raise LookupError(f"one is {row}"[:200])
-        yield row if isinstance(row, str) else row[TEXT_COLUMN]
+def _json_lines(content: Any) -> Iterator[Any]:
+    for line in content[:].decode("utf-8-sig").split("\n"):
+        if line.strip():
+            yield json.loads(line)[TEXT_COLUMN]
 
 
 def _parquet(path: Path) -> Iterator[Any]:
@@ -279,12 +260,14 @@ def _parquet(path: Path) -> Iterator[Any]:
         yield from batch.column(0).to_pylist()
 
 
-def _store(records: Iterator[Any], folder: Path) -> dict[str, Any]:
+def _store(texts: Iterator[Any], folder: Path) -> dict[str, Any]:
     """Write the texts of records as UTF-8, and where each one ends."""
     ends = [0]
     with (folder / "text.uint8").open("wb") as file:
-        for record in records:
-            ends.append(ends[-1] + file.write(f"{record.removesuffix(chr(10))}\n".encode()))
+        for text in texts:
+            if not isinstance(text, str):
+                raise TypeError(f"one is {text}"[:200])
+            ends.append(ends[-1] + file.write(f"{text.removesuffix(chr(10))}\n".encode()))
     if len(ends) == 1:
         raise LookupError("there is none")
     np.array(ends).tofile(folder / "ends.int64")
@@ -340,27 +323,38 @@ def chunks_of_ids(ids: np.ndarray) -> Iterator[np.ndarray]:
     return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
 
 
-def id_range(parts: Iterable[Part]) -> dict[str, int]:
-    """Read all ids once; return their number, the smallest and the largest."""
-    chunks = [(len(ids), int(ids.min()), int(ids.max())) for part in parts for ids in chunks_of_ids(ids_of(part))]
-    counts, lowest, highest = zip(*chunks, strict=True)
-    return {"number": sum(counts), "smallest": min(lowest), "largest": max(highest)}
+def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:
+    """Return the given vocabulary, or one of `data.vocab_size` ids, else of `data.names`, else up to the largest id.
 
-
-def vocabulary_of_ids(config: FileData, largest: int) -> Vocabulary:
-    """Return the vocabulary of `data.vocab_size` ids, else of `data.names`, else up to the largest id.
-
-    An id without a name is shown as its number.
+    An id without a name is shown as its number. The range of the ids is cached.
 
     Raises:
-        OptionError: `data.names` cannot be read, or `data.vocab_size` is not possible.
+        OptionError: an id is negative or too large, `data.names` cannot be read, or `data.vocab_size` is not possible.
     """
-    names = {} if config.names is None else _names(config.names)
-    least = 1 + max(names, default=0)
-    size = config.vocab_size if config.vocab_size is not None else least if names else largest + 1
-    named = f", for all names of {config.names}," if names else ""
-    require(least <= size < 2**31, "data.vocab_size", size, f"must be an integer >= {least}{named} and below 2^31")
-    return Vocabulary("ids", tuple(names.get(number, str(number)) for number in range(size)))
+
+    def measure(_: Path) -> dict[str, int]:
+        parts = [part for of_split in source.parts.values() for part in of_split]
+        ranges = [(len(ids), int(ids.min()), int(ids.max())) for part in parts for ids in chunks_of_ids(ids_of(part))]
+        counts, lowest, highest = zip(*ranges, strict=True)
+        return {"number": sum(counts), "smallest": min(lowest), "largest": max(highest)}
+
+    _, found = cached(expand(config.cache_dir), cache_key(checksum, "range of ids"), measure)
+    smallest, largest, n_ids = found["smallest"], found["largest"], found["number"]
+    require(smallest >= 0, "data.path", config.path, f"has the negative id {smallest}")
+    vocabulary = given
+    if vocabulary is None:
+        if config.vocab_size is None:  # such ids may be halves or pairs of others
+            allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is data.dtype right?"
+            require(largest < max(n_ids, FEW_IDS), "data.vocab_size", None, allowed)
+        names = {} if config.names is None else _names(config.names)
+        least = 1 + max(names, default=0)
+        size = config.vocab_size if config.vocab_size is not None else least if names else largest + 1
+        named = f", for all names of {config.names}," if names else ""
+        require(least <= size < 2**31, "data.vocab_size", size, f"must be an integer >= {least}{named} and below 2^31")
+        vocabulary = Vocabulary("ids", tuple(names.get(number, str(number)) for number in range(size)))
+    allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(vocabulary) - 1}"
+    require(largest < len(vocabulary), "data.path", config.path, allowed)
+    return vocabulary
 
 
 def _names(file: str) -> dict[int, str]:
