@@ -5,7 +5,7 @@ The parts, each a process with its log in the output folder:
     tests       the tests that need a GPU
     bench       training, evaluation and one-token steps beside Hugging Face's TransfoXL, where its environment exists
     steps/…     `txl train` at the sizes of the paper's enwik8 base model, 512/512: bfloat16, float32, compiled, kernels
-    gradients   the tests of the attention kernels: outputs and gradients beside eager attention, as many as compile in
+    gradients   the tests of the attention kernels: outputs and gradients beside the plain scores, as many as compile in
                 the time
     training    the fastest of these for the remaining time, on characters of wikipedia-2015, with its curve
 
@@ -43,7 +43,6 @@ SHOWN = ("tokens_per_second", "mfu", "peak_memory_bytes")
 ARMS = {  # options of the measured steps
     "bfloat16": (),
     "float32": ("trainer.precision=32-true",),
-    "flex": ("trainer.attention=flex",),
     "compiled": ("trainer.compile=true",),
 }
 BASE = (

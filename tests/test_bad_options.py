@@ -29,7 +29,6 @@ BAD = f"""
 {TRAIN} trainer.stream_groups=1000000000                 | trainer.stream_groups=1000000000
 {TRAIN} trainer.precision=bf16                           | trainer.precision=bf16: must be one of
 {TRAIN} trainer.accelerator=tpu                          | trainer.accelerator=tpu: must be one of
-{TRAIN} trainer.attention=flash                          | trainer.attention=flash
 {TRAIN} trainer.callbacks=3                              | trainer.callbacks=3
 {TRAIN} 'trainer.callbacks=[EarlyStopping]'              | trainer.callbacks=EarlyStopping: must be
 {TRAIN} 'trainer.callbacks=[{{_target_: a.B}}]'          | trainer.callbacks=a.B: cannot be made

@@ -16,7 +16,7 @@ def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key
     attention, states = model.layers[0].attention, torch.randn(2, M + T, 8, dtype=torch.float64).requires_grad_()
     memory, hidden = states[:, :M], states[:, M:]
     positions = model.encoding.positions(M + T, -1, hidden)[0]
-    visible = VisibleKeys(attention_mask(T, M, M, None, hidden), 0, None)
+    visible = VisibleKeys(attention_mask(T, M, M, None, hidden))
     scores = Attention.logits(attention, hidden, memory, positions, visible)
     log_f = (states @ attention.forget.weight.T + attention.forget.bias).sigmoid().log()  # B × K × H
     added = torch.stack(

@@ -32,7 +32,7 @@ def test_a_gated_residual_is_the_published_layer_in_outputs_and_gradients(norm, 
     memory = memory[:, : mem_len or 0].requires_grad_()
     M = memory.shape[1]
     positions = model.encoding.positions(M + 3, -1, x)[0]
-    visible = VisibleKeys(attention_mask(3, M, M, None, x), 0, None)
+    visible = VisibleKeys(attention_mask(3, M, M, None, x))
     ours = layer(x, memory, positions, visible)
 
     normed, memory_normed = layer.attention_norm(x), layer.attention_norm(memory)

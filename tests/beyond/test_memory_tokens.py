@@ -17,7 +17,7 @@ from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL, TokenM
 from txl_lightning.errors import OptionError
 from txl_lightning.model import CachedTransformerXL, generate_all
 from txl_lightning.model.checkpoints import CheckpointError, named_views, to_original
-from txl_lightning.model.kernels import cpu, eager
+from txl_lightning.model.kernels import cpu, fused
 from txl_lightning.model.positions import sinusoid
 
 FILES = sorted((Path(__file__).parent.parent / "reference/rmt").glob("*.safetensors"))
@@ -37,8 +37,8 @@ def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
     """Tolerances of a comparison with the authors' code, which rounds all logits to float32: here too, or not."""
     if request.param == "float64":
         return {"rtol": 0, "atol": 5e-8}
-    exact = eager.logits
-    monkeypatch.setattr(eager, "logits", lambda factors: exact(factors).float().double())
+    exact = cpu._scores
+    monkeypatch.setattr(cpu, "_scores", lambda factors: exact(factors).float().double())
     return {"rtol": 0, "atol": 1e-12}
 
 
@@ -166,12 +166,12 @@ def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(enco
 
 
 @pytest.mark.parametrize("options", [{}, {"write_tokens": False, "encoding": "rope", "d_head": 4}], ids=str)
-def test_long_segments_on_the_cpu_equal_the_eager_kernel(
+def test_long_segments_on_the_cpu_equal_the_fused_kernel(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of queries would hide the later keys that memory tokens see."""
     stream, found = random_stream(2, 301), []
-    for attend in (cpu.attend, eager.attend):
+    for attend in (cpu.attend, fused.attend):
         monkeypatch.setattr(cpu, "attend", attend)
         model = tokens_model(n_tokens=70, mem_len=5, **options)
         losses, _ = score_segments(model, stream, 150)
@@ -205,6 +205,3 @@ def test_what_memory_tokens_cannot_do_is_refused_in_one_line() -> None:
         model(tokens, tiny_model().start_memory(2))
     with pytest.raises(OptionError, match=r"^lengths_B=\[4, 2\]: must be None"):
         model(tokens, lengths_B=torch.tensor([4, 2]))
-    model.use_attention("flex")
-    with pytest.raises(OptionError, match=r"^attention=flex: hides all keys after a query; memory tokens need default"):
-        model(tokens)

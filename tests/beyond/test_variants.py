@@ -99,10 +99,6 @@ def test_losses_do_not_depend_on_the_number_of_ranks_and_chunks(tmp_path: Path) 
             ("beyond=compressive", "memory.gradient_segments=1"),
             "memory.gradient_segments=1: is not possible with beyond",
         ),
-        (
-            ("beyond=forget_gate", "trainer.attention=flex"),
-            "trainer.attention=flex: is not possible with beyond=forget",
-        ),
     ],
 )
 def test_what_is_no_variant_or_what_it_cannot_do_is_refused(

@@ -156,10 +156,6 @@ def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
     memory.reset(done)
     with pytest.raises(ValueError, match="this memory is spent"):
         memory.reset(done)
-    flex = tiny_model(d_head=16).float()
-    flex.use_attention("flex")
-    with torch.no_grad(), pytest.raises(OptionError, match=r"memory.reset\(\) and lengths_B need default"):
-        flex(stream, flex.start_memory(B).reset(done))
     states: list[Any] = [tiny_model().start_memory(B), tiny_recurrent("lstm").start_memory(B)]
     for state in [*states, CachedTransformerXL(tiny_model()).start_memory(B)]:
         with pytest.raises(ValueError, match=r"^done_B of shape \(2,\) given for 3 streams$"):

@@ -100,17 +100,9 @@ def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(t
     assert len(set(firsts.values())) == 3
 
 
-FLEX = "trainer.attention=flex trainer.accelerator=gpu"
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ("trainer.attention=fast", "trainer.attention=fast: must be one of default, flex"),
-        ("trainer.attention=flex", "trainer.attention=flex: trains on GPUs only"),
-        (f"{FLEX} trainer.precision=64-true", "trainer.attention=flex: has at most 32 bits a number"),
-        (f"{FLEX} model.attention_dropout=0.1", "trainer.attention=flex: has no dropout of attention probabilities"),
-        (f"{FLEX} memory.reset=document", "memory.reset=document needs default"),
         ("checkpoint.enabled=false checkpoint.keep_every_n_steps=5", "keep_every_n_steps=5: needs checkpoint.enabled"),
         ("checkpoint.keep_every_n_steps=0", "checkpoint.keep_every_n_steps=0: must be an integer >= 1"),
         ("data.segment_len=-1", "data.segment_len=-1: must be an integer >= 1"),

@@ -39,16 +39,15 @@ class GatedAttention(Attention):
             config.d_model, config.n_head * (config.d_head if config.gates == "element" else 1), False
         )
 
-    def forward(
+    def heads(
         self,
         hidden_BTD: Float[Tensor, "B T D"],
         memory_BMD: Float[Tensor, "B M D"],
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "B T D"]:
-        heads_HBTE = self.attend(*self.project(hidden_BTD, memory_BMD), positions, visible, self.kernel)
+    ) -> Float[Tensor, "H B T E"]:
         gates_BTHE = self.gate(hidden_BTD).sigmoid().unflatten(-1, (self.n_head, -1))
-        return self.combine_heads(heads_HBTE * gates_BTHE.permute(2, 0, 1, 3))
+        return super().heads(hidden_BTD, memory_BMD, positions, visible) * gates_BTHE.permute(2, 0, 1, 3)
 
 
 class AttentionGateLayer(TransformerXLLayer):

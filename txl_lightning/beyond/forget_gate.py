@@ -45,16 +45,17 @@ class ForgettingAttention(Attention):
         super().__init__(config)
         self.forget = nn.Linear(config.d_model, config.n_head)
 
-    def forward(
+    def heads(
         self,
         hidden_BTD: Float[Tensor, "B T D"],
         memory_BMD: Float[Tensor, "B M D"],
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "B T D"]:
-        logits_HBTK = self.logits(hidden_BTD, memory_BMD, positions, visible)
-        v_HBKE = self.project(hidden_BTD, memory_BMD)[1][-1]
-        return self.combine_heads(self.dropout(logits_HBTK.softmax(-1)).to(v_HBKE.dtype) @ v_HBKE)
+    ) -> Float[Tensor, "H B T E"]:
+        q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
+        parts = kv_PHBKE.unbind()
+        scores_HBTK = self.scores(q_HBTE, parts[0], positions, visible) + self.forgotten(hidden_BTD, memory_BMD)
+        return self.dropout(scores_HBTK.softmax(-1)).to(parts[-1].dtype) @ parts[-1]
 
     def logits(
         self,
@@ -66,10 +67,14 @@ class ForgettingAttention(Attention):
     ) -> Float[Tensor, "H B T K"]:
         """Return A_ij with forgetting, or single terms of A_ij without it."""
         logits_HBTK = super().logits(hidden_BTD, memory_BMD, positions, visible, terms)
-        if terms is not None:
-            return logits_HBTK
+        return logits_HBTK if terms is not None else logits_HBTK + self.forgotten(hidden_BTD, memory_BMD)
+
+    def forgotten(
+        self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"]
+    ) -> Float[Tensor, "H B 1 K"]:
+        """Return what D_ij adds to the scores of every key (`forgetting`)."""
         gates_BKH = self.forget(torch.cat([memory_BMD, hidden_BTD], dim=1))
-        return logits_HBTK + forgetting(gates_BKH.permute(2, 0, 1))[:, :, None]
+        return forgetting(gates_BKH.permute(2, 0, 1))[:, :, None]
 
 
 def forgetting(logits_HBK: Float[Tensor, "H B K"]) -> Float[Tensor, "H B K"]:
@@ -99,10 +104,7 @@ class ForgetGateTransformerXL(TransformerXL):
 
     config_class = ForgetGateConfig
     layer_class = ForgetGateLayer
-    cannot: ClassVar = {
-        "cached inference": "gates are kept for no key",
-        "flex": "forgetting is added to the scores outside of a kernel",
-    }
+    cannot: ClassVar = {"cached inference": "gates are kept for no key"}
 
     def __init__(self, config: ForgetGateConfig) -> None:
         super().__init__(config)

@@ -93,7 +93,6 @@ class MemoryTokensTransformerXL(TransformerXL):
         ),
         "unequal lengths": "memory tokens need streams of one length",
         "attention lengths": "the context in memory tokens is no number of keys",
-        "flex": "memory tokens see later keys",
     }
 
     def __init__(self, config: MemoryTokensConfig) -> None:
@@ -141,7 +140,7 @@ class MemoryTokensTransformerXL(TransformerXL):
     def visible(self, memory: Memory, n_tokens: int, like: Tensor) -> VisibleKeys:
         """Return the keys that the places of a row may attend to."""
         visible, n = super().visible(memory, n_tokens, like), self.config.n_tokens
-        if visible.attention_len is not None:
+        if self.config.attention_len is not None:
             return visible
         mask_QK, M = visible.mask_TK, memory.length
         written = slice(mask_QK.shape[0] - n, None), slice(mask_QK.shape[1] - n, None)

@@ -254,8 +254,7 @@ class TrainerConfig:
     `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
     `devices` processes on each of `num_nodes` machines share the global batch. `stream_groups` accumulates gradients
     over that many groups of each process's streams. `num_threads` null means as many CPU threads as this size pays
-    for (`runs.threads`), stated in `config.yaml`. `attention` is the kernel of training and validation: default,
-    the fastest exact one on the device, or flex. `val_every_n_steps` null validates at the end of every epoch. The last
+    for (`runs.threads`), stated in `config.yaml`. `val_every_n_steps` null validates at the end of every epoch. The last
     step of a run is validated in any case. `callbacks` lists callbacks of Lightning, each with its class as `_target_`
     and the arguments of the class.
     """
@@ -268,7 +267,6 @@ class TrainerConfig:
     precision: str = "32-true"
     num_threads: int | None = None
     compile: bool = False
-    attention: str = "default"
     log_every_n_steps: int = 50
     val_every_n_steps: int | None = None
     val_max_segments: int | None = None
@@ -419,6 +417,7 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     "trainer.max_nonfinite_steps": None,
     "checkpoint.memory": None,
     "trainer.progress_file": None,
+    "trainer.attention": None,
     **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
     "model.sink": (False,),
     "model.residual": ("sum",),
@@ -466,8 +465,6 @@ def from_plain(values: Any) -> Config:
     values = _without_gone(values)
     if values["data"].get("level") == "word" and "min_count" not in values["data"]:
         values["data"]["min_count"] = 1
-    if values["trainer"].get("attention") in ("auto", "eager"):
-        values["trainer"]["attention"] = "default"
     config = OmegaConf.structured(Config)
     config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
     config.data = data_class(values["data"].get("name"))

@@ -62,15 +62,19 @@ def rotate(x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"
     return (x * cos_TE).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin_TE).to(x_HBTE.dtype)
 
 
-def relative_shift(logits_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]:
+def relative_shift(by_distance_XTS: Float[Tensor, "X T S"], n_keys: int | None = None) -> Float[Tensor, "X T K"]:
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
     Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has at column j
-    the value for distance M + i - j. In a line of T·(K+1) numbers the first key of row i is number T + i·K,
-    so the result is a view that starts at number T. Entries with j > M + i belong to the next row; the causal
-    mask must hide them.
+    the value for distance K - T + i - j. In a line of T·S numbers, S = K + 1, the first key of row i is number
+    T + i·(S-1), so the result is a view that starts at number T. Entries of keys after query i belong to the next row;
+    the causal mask must hide them.
+
+    Args:
+        by_distance_XTS: values; columns after the first K + 1 are padding.
+        n_keys: K; None for S - 1, without padding.
     """
-    shifted: Tensor = _RelativeShift.apply(logits_XTS)
+    shifted: Tensor = _RelativeShift.apply(by_distance_XTS, by_distance_XTS.shape[2] - 1 if n_keys is None else n_keys)
     return shifted
 
 
@@ -78,36 +82,34 @@ class _RelativeShift(torch.autograd.Function):
     """Forward: the view. Backward: the copy alone, where a slice would first fill the whole gradient with zeros."""
 
     @staticmethod
-    def forward(ctx: Any, logits_XTS: Tensor) -> Tensor:
-        X, T, S = logits_XTS.shape
-        return logits_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)
+    def forward(ctx: Any, by_distance_XTS: Tensor, n_keys: int) -> Tensor:
+        X, T, S = by_distance_XTS.shape
+        ctx.n_distances = S
+        return by_distance_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)[..., :n_keys]
 
     @staticmethod
-    def backward(ctx: Any, grad_XTK: Tensor) -> Tensor:
-        X, T, K = grad_XTK.shape
-        grad = grad_XTK.new_empty(X, T * (K + 1))
+    def backward(ctx: Any, grad_XTK: Tensor) -> tuple[Tensor, None]:
+        (X, T, K), S = grad_XTK.shape, ctx.n_distances
+        grad = grad_XTK.new_empty(X, T * S)
         grad[:, :T] = 0
-        grad[:, T:].view(X, T, K).copy_(grad_XTK)
-        return grad.view(X, T, K + 1)
+        shifted = grad[:, T:].view(X, T, S - 1)
+        shifted[..., :K].copy_(grad_XTK)
+        if S - 1 > K:
+            shifted[..., K:] = 0
+        return grad.view(X, T, S), None
 
 
 class VisibleKeys(NamedTuple):
-    """Keys to which T queries, the last of K tokens, may attend: as a mask, and as the bounds that it was made of.
-
-    Query i sees key j if j <= K - T + i, j >= first_key and K - T + i - j < attention_len.
-    With documents the mask, [B, T, K], also hides the keys before each query's document.
+    """Keys to which T queries, the last of K tokens, may attend.
 
     Args:
-        mask_TK: 0 where a query may attend to a key, -inf elsewhere.
-        first_key: number of keys, counted from the farthest, that are hidden from all queries.
-        attention_len: number of nearest keys that a query sees, itself included; None for all.
-        causal: whether these bounds, with documents, say all. Otherwise only the mask does: it shows keys after their
-            query, and hides others before it.
+        mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
+        sees_memory: whether the mask hides no key before the first query's own: adding it there can be left out.
+        causal: whether queries see no keys after their own: only then a block of queries needs no later keys.
     """
 
     mask_TK: Tensor
-    first_key: int
-    attention_len: int | None
+    sees_memory: bool = False
     causal: bool = True
 
     def part(self, queries: slice, n_keys: int) -> VisibleKeys:
@@ -118,7 +120,7 @@ class VisibleKeys(NamedTuple):
     def first_hidden(self) -> int:
         """First key that a mask [T, K] may hide from a query; all queries see the keys before it."""
         T, K = self.mask_TK.shape[-2:]
-        return K - T if self.causal and not self.first_key and self.attention_len is None else 0
+        return K - T if self.causal and self.sees_memory else 0
 
 
 def attention_mask(

@@ -15,7 +15,6 @@ from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
-from txl_lightning.model.kernels import check_kernel
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
 from txl_lightning.model.memory import Memory
@@ -110,8 +109,8 @@ class TransformerXL(ScoringModel, nn.Module):
         layer_class: class of the layers.
         state_class: class of its memory.
         cannot: what a variant of the model cannot do, with the reason in words. Callers ask for `cached inference`,
-            `one-pass windows`, `documents`, `unequal lengths`, `extended context`, `gradient segments`, `generation`,
-            `attention lengths` and `flex`.
+            `one-pass windows`, `documents`, `unequal lengths`, `extended context`, `gradient segments`, `generation`
+            and `attention lengths`.
     """
 
     config_class: ClassVar[type[TransformerXLConfig]] = TransformerXLConfig
@@ -155,22 +154,6 @@ class TransformerXL(ScoringModel, nn.Module):
         view = copy.copy(self)
         view.config = replace(self.config, **lengths)
         return view
-
-    def use_attention(self, kernel: str) -> None:
-        """Choose the implementation of attention in `forward` and `score`; weights and results stay the same.
-
-        Models that share layers with this one (`with_lengths`) use it too. Cached inference never uses flex.
-
-        Args:
-            kernel: default or flex (see `model.kernels`).
-
-        Raises:
-            OptionError: there is no such kernel.
-        """
-        check_kernel(kernel)
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.kernel = kernel
 
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
         """Return the memory before the first token of B streams.
@@ -216,7 +199,7 @@ class TransformerXL(ScoringModel, nn.Module):
         """Return the keys that T tokens after a memory may attend to."""
         attention_len = self.config.attention_len
         mask_TK = attention_mask(n_tokens, memory.length, memory.filled, attention_len, like)
-        return VisibleKeys(mask_TK, memory.length - memory.filled, attention_len)
+        return VisibleKeys(mask_TK, sees_memory=memory.filled == memory.length and attention_len is None)
 
     def next_memory(
         self,

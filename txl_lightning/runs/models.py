@@ -90,7 +90,6 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
         "memory.reset": memory.reset == "document" and "documents",
         "memory.gradient_segments": memory.gradient_segments > 0 and "gradient segments",
         "model.ext_len": getattr(config.model, "ext_len", 0) > 0 and "extended context",
-        "trainer.attention": config.trainer.attention == "flex" and "flex",
     }
     for option, ability in unable.items():
         if why := getattr(model, "cannot", {}).get(ability):

@@ -22,7 +22,6 @@ from txl_lightning.config.schemas import (
 from txl_lightning.distributed.environment import environment
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.model.kernels import check_kernel
 from txl_lightning.runs.bfloat16 import fastest_precision
 from txl_lightning.runs.models import architecture
 from txl_lightning.training.optimization import check_optimizer
@@ -75,7 +74,6 @@ def check_config(config: Config) -> None:
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)
     check_logger(config.logger, ("wandb", "csv", "tensorboard", "none"))
-    check_kernel(trainer.attention, "trainer.attention")
     for option, is_allowed, allowed in _rules(config):
         require(is_allowed, option, attrgetter(option)(config), allowed)
 
@@ -111,15 +109,6 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             ("trainer.accelerator", W == 1, f"is one device: {processes} must be 1"),
             ("trainer.precision", precision in ("32-true", "auto"), "must be 32-true with trainer.accelerator=mps"),
         ]
-    if trainer.attention == "flex":
-        drops = getattr(config.model, "attention_dropout", 0.0) > 0
-        reasons = {
-            "trains on GPUs only; default trains on the CPU": accelerator == "gpu",
-            "has at most 32 bits a number; default has 64": precision != "64-true",
-            "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
-            "has one mask for all streams: memory.reset=document needs default": memory.reset != "document",
-        }
-        rules += [("trainer.attention", is_allowed, reason) for reason, is_allowed in reasons.items()]
     return rules
 
 

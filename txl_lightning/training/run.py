@@ -29,7 +29,6 @@ from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json
-from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.metrics import peak_memory
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.storage import DurableCheckpoints
@@ -248,8 +247,6 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
     vocabulary, max_steps = corpus.vocabulary, config.trainer.max_steps
     _require_room(config, len(vocabulary))
     model = make_model(config, len(vocabulary))
-    if isinstance(model, TransformerXL):
-        model.use_attention(config.trainer.attention)
     try:
         model.with_lengths(**evaluation_lengths(in_windows(config)))
     except OptionError as error:

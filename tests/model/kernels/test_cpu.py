@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.model.kernels import cpu
-from txl_lightning.model.kernels.eager import Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -22,12 +21,12 @@ TYPES = [torch.float64, torch.float32, torch.bfloat16]
 def attended(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor]]:
     """Heads of an attention with two streams and heads, and the tensors that have gradients."""
     generator = torch.Generator().manual_seed(1)
-    shapes = [(2, 2, T, 4), (2, 2, M + T, 4), (2, 2, M + T, 4), (2, 2, T, 4), (2, M + T + 1, 4)]
+    shapes = [(2, 2, T, 4), (2, 2, M + T, 4), (2, 2, M + T, 4), (2, M + T + 1, 4), (2, 4), (2, 4)]
     inputs = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
-    query, keys, values, rows, r_HSE = (x * 1 for x in inputs)
-    visible = VisibleKeys(attention_mask(T, M, M, None, query), 0, None)
+    q_HBTE, k_HBKE, values, r_HSE, u_HE, v_HE = (x * 1 for x in inputs)
+    visible = VisibleKeys(attention_mask(T, M, M, None, q_HBTE), sees_memory=True)
     torch.manual_seed(2)
-    return cpu.attend(Factors(query, keys, values, visible, rows, r_HSE), Dropout(dropout)), inputs
+    return cpu.attend(q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, values, visible, Dropout(dropout)), inputs
 
 
 def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch: pytest.MonkeyPatch) -> None:

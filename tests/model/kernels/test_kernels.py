@@ -1,4 +1,4 @@
-"""Every kernel beside `eager`: outputs and gradients, for all terms and lengths."""
+"""Every kernel beside the scores of section 3.3: outputs and gradients, for all terms and lengths."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import SUBSETS, random_stream, tiny_model
-from txl_lightning.errors import OptionError
-from txl_lightning.model import kernels
-from txl_lightning.model.kernels import cpu, eager, flex
-from txl_lightning.model.kernels.eager import Factors
+from tests.model.tiny_model import SUBSETS, tiny_model
+from txl_lightning.model.attention import scores
+from txl_lightning.model.kernels import cpu, fused
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on the CPU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -38,25 +35,20 @@ class Problem:
     H: int = 3
     E: int = 5
 
-    def factors(self, dtype: torch.dtype, gradients: bool) -> dict[str, Tensor | None]:
-        """Query, keys and values, and what the logits by distance are made of."""
-        generator, S = torch.Generator().manual_seed(0), self.M + self.T + 1
-
-        def random(needed: bool, *shape: int) -> Tensor | None:
-            x = torch.randn(shape, generator=generator).to(DEVICE, dtype)
-            return x.requires_grad_(gradients) if needed else None
-
-        whole, alike = (self.H, self.B, self.T, self.E), (self.H, 1, 1, self.E)
-        has_query, by_rows = bool(set("ac") & set(self.terms)), "b" if self.table else "bd"
-        has_rows = bool(set(by_rows) & set(self.terms))
-        return {
-            "query": random(has_query, *(whole if "a" in self.terms else alike)),
-            "keys": random(True, self.H, self.B, S - 1, self.E),
-            "values": random(True, self.H, self.B, S - 1, self.E),
-            "rows": random(has_rows, *(whole if "b" in self.terms else alike)),
-            "r_HSE": random(has_rows, self.H, S, self.E),
-            "bias_HS": random(self.table and "d" in self.terms, self.H, S),
+    def inputs(self, dtype: torch.dtype, gradients: bool) -> dict[str, Tensor]:
+        """Arguments of `scores`, and the values."""
+        generator, S, by_r = torch.Generator().manual_seed(0), self.M + self.T + 1, "b" if self.table else "bd"
+        shapes = {
+            "q_HBTE": (True, (self.H, self.B, self.T, self.E)),
+            "k_HBKE": (True, (self.H, self.B, S - 1, self.E)),
+            "values_HBKE": (True, (self.H, self.B, S - 1, self.E)),
+            "r_HSE": (bool(set(by_r) & set(self.terms)), (self.H, S, self.E)),
+            "u_HE": ("c" in self.terms, (self.H, self.E)),
+            "v_HE": ("d" in self.terms and not self.table, (self.H, self.E)),
+            "bias_HS": ("d" in self.terms and self.table, (self.H, S)),
         }
+        drawn = {name: torch.randn(shape, generator=generator).to(DEVICE, dtype) for name, (_, shape) in shapes.items()}
+        return {name: x.requires_grad_(gradients) for name, x in drawn.items() if shapes[name][0]}
 
     def visible(self, like: Tensor) -> VisibleKeys:
         mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like)
@@ -64,19 +56,25 @@ class Problem:
             hidden = torch.zeros_like(mask_TK)
             hidden[3:, : self.M + 3] = float("-inf")
             mask_TK = torch.stack([mask_TK, mask_TK + hidden])
-        return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len)
+        return VisibleKeys(mask_TK, self.M == self.filled and self.attention_len is None)
 
     def run(self, attend: Callable[..., Tensor], dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output of a kernel, and the gradients of all its inputs by name."""
-        factors = self.factors(dtype, gradients)
-        query, k, v, *of_distances = factors.values()
+        inputs = self.inputs(dtype, gradients)
+        arguments = {**dict.fromkeys(("r_HSE", "u_HE", "v_HE")), **inputs}
         with torch.set_grad_enabled(gradients):
-            output = attend(Factors(query, k, v, self.visible(k), *of_distances), Dropout(0.0))
+            output = attend(
+                **arguments, visible=self.visible(inputs["q_HBTE"]), dropout=Dropout(0.0), terms=self.terms
+            )
         if not gradients:
             return {"output": output}
-        inputs = {name: x for name, x in factors.items() if x is not None}
-        found = torch.autograd.grad(output, list(inputs.values()), output.detach().cos(), allow_unused=True)
-        return {"output": output, **{name: g for name, g in zip(inputs, found, strict=True) if g is not None}}
+        found = torch.autograd.grad(output, list(inputs.values()), output.detach().cos(), materialize_grads=True)
+        return {"output": output, **dict(zip(inputs, found, strict=True))}
+
+
+def plain(values_HBKE: Tensor, visible: VisibleKeys, dropout: Dropout, **of_scores: Any) -> Tensor:
+    """The judge of all kernels."""
+    return (scores(**of_scores) + visible.mask_TK).softmax(-1) @ values_HBKE
 
 
 PROBLEMS = [
@@ -99,42 +97,34 @@ WAYS = {  # kernel, whether it has gradients, constants of `cpu`
     "cpu, no gradient, blocks and groups of heads": (
         cpu.attend,
         False,
-        {"QUERIES_AT_ONCE": 4, "LOGITS_BYTES_AT_ONCE": 1},
+        {"QUERIES_AT_ONCE": 4, "SCORES_BYTES_AT_ONCE": 1},
     ),
-    "fused": (lambda factors, dropout: eager.attend_fused(factors), False, {}),
-    "flex": (flex.attend, DEVICE == "cuda", {}),
+    "fused": (fused.attend, True, {}),
+    "fused, without gradient": (fused.attend, False, {}),
 }
+CASES = [
+    pytest.param(way, problem, id=f"{way}: {problem}")
+    for way, problem in itertools.product(WAYS, PROBLEMS)
+    if DEVICE == "cpu" or not way.startswith("cpu")
+]
 
 
-def cases() -> list[Any]:
-    """Every problem that a kernel can compute; flex takes a second each on the CPU, so a few always."""
-    found = []
-    for way, problem in itertools.product(WAYS, PROBLEMS):
-        computed = not problem.documents if way == "flex" else way != "fused" or bool(set("ac") & set(problem.terms))
-        rare = way == "flex" and problem not in (PROBLEMS[0], PROBLEMS[15], PROBLEMS[16], PROBLEMS[26])
-        marks = [pytest.mark.slow] if rare else []
-        if computed and (DEVICE == "cpu" or not way.startswith("cpu")):
-            found.append(pytest.param(way, problem, marks=marks, id=f"{way}: {problem}"))
-    return found
-
-
-@pytest.mark.parametrize(("way", "problem"), cases())
-def test_every_kernel_is_eager_attention(way: str, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("way", "problem"), CASES)
+def test_every_kernel_is_the_softmax_of_the_scores(way: str, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     attend, gradients, constants = WAYS[way]
-    on_gpu = DEVICE == "cuda"  # flex has heads of 16 or more there, and no float64
-    problem, dtype = (replace(problem, E=16), torch.float32) if on_gpu else (problem, torch.float64)
-    expected = problem.run(eager.attend, torch.float64, gradients)
+    dtype = torch.float32 if DEVICE == "cuda" else torch.float64  # for torch's efficient kernel
+    expected = problem.run(plain, torch.float64, gradients)
     for name, value in constants.items():
         monkeypatch.setattr(cpu, name, value)
     found = problem.run(attend, dtype, gradients)
-    tolerance = {"rtol": 1e-4, "atol": 1e-4} if on_gpu else {"rtol": 1e-11, "atol": 1e-11}
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if DEVICE == "cuda" else {"rtol": 1e-11, "atol": 1e-11}
     torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, **tolerance)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are for the CPU")
 @pytest.mark.parametrize("gradients", [True, False])
 def test_blocks_in_bfloat16(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = Problem().run(eager.attend, torch.bfloat16, gradients)
+    expected = Problem().run(plain, torch.bfloat16, gradients)
     monkeypatch.setattr(cpu, "BLOCK", {torch.bfloat16: 8})
     monkeypatch.setattr(cpu, "QUERIES_AT_ONCE", 4)
     found = Problem().run(cpu.attend, torch.bfloat16, gradients)
@@ -142,43 +132,12 @@ def test_blocks_in_bfloat16(gradients: bool, monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(found[name], value, rtol=0.05, atol=0.05 * value.abs().max().item())
 
 
-@pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_the_kernel_is_that_of_the_device_and_the_choice(
-    grad: bool, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_is_that_of_the_device(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    for name, module, function in (
-        ("eager", eager, "attend"),
-        ("fused", eager, "attend_fused"),
-        ("cpu", cpu, "attend"),
-        ("flex", flex, "attend"),
-    ):
-        monkeypatch.setattr(module, function, lambda *_, name=name: called.append(name) or torch.zeros(1, 1, 1, 1))
-    monkeypatch.setattr(kernels, "is_eager_on_cpu", lambda tensor: on_cpu)
-    x = torch.zeros(1, 1, 1, 1)
-    for name, p in (("default", 0.0), ("default", 0.5), ("flex", 0.0)):
-        with torch.set_grad_enabled(grad):
-            kernels.attend(name, Factors(x, x, x, VisibleKeys(x[0, 0], 0, None)), Dropout(p))
-    assert called == [*(["cpu", "cpu"] if on_cpu else ["eager" if grad else "fused", "eager"]), "flex"]
-
-
-def test_flex_refuses_what_it_cannot_compute() -> None:
-    with pytest.raises(OptionError, match="attention=fast: must be one of default, flex"):
-        tiny_model().use_attention("fast")
-    stream = random_stream(2, 5).to(DEVICE)
-    model = tiny_model(attention_dropout=0.1, d_head=16).float().to(DEVICE)
-    model.use_attention("flex")
-    with pytest.raises(OptionError, match="attention=flex: has no dropout of attention probabilities"):
-        model.score(stream[:, :-1], stream[:, 1:])
-    with torch.no_grad():
-        model.eval().score(stream[:, :-1], stream[:, 1:])
-    documents = model.with_lengths(memory_reset="document")
-    with pytest.raises(OptionError, match=r"attention=flex: has one mask .*; memory_reset=document.* need default"):
-        documents(stream)
-    if DEVICE == "cpu":
-        with pytest.raises(OptionError, match="attention=flex: has no gradients on the CPU; use default"):
-            model(stream)
-    else:
-        with pytest.raises(OptionError, match=r"attention=flex: needs model\.d_head >= 16"):
-            Problem(E=8).run(flex.attend, torch.float32)
+    for name, module in (("fused", fused), ("cpu", cpu)):
+        kernel = module.attend
+        monkeypatch.setattr(module, "attend", lambda *args, n=name, k=kernel: called.append(n) or k(*args))
+    monkeypatch.setattr(cpu, "is_eager_on_cpu", lambda tensor: on_cpu)
+    tiny_model(n_layer=1)(torch.zeros(1, 3, dtype=torch.int64))
+    assert called == ["cpu" if on_cpu else "fused"]

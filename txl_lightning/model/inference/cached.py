@@ -48,7 +48,8 @@ def can_cache(model: object) -> TypeGuard[TransformerXL]:
         return False
     layer: Any = model.layers[0]
     parts = ((model, TransformerXL), (layer, TransformerXLLayer), (layer.attention, Attention))
-    return all(type(part).forward is core.forward for part, core in parts)
+    plain_heads = type(layer.attention).heads is Attention.heads
+    return plain_heads and all(type(part).forward is core.forward for part, core in parts)
 
 
 @dataclass
@@ -307,7 +308,7 @@ class CachedTransformerXL(ScoringModel):
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
-        visible = VisibleKeys(mask_TK, 0, config.attention_len)
+        visible = VisibleKeys(mask_TK, sees_memory=config.attention_len is None)
         for n, layer in enumerate(layers):
             input_BTD = shift(model.encoding.layer_input(n, shift(hidden_BTD, late_B)), -late_B)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).

@@ -15,29 +15,61 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
-from txl_lightning.model.kernels import eager
-from txl_lightning.model.kernels.eager import Factors
+from txl_lightning.model.kernels.fused import Factors, attend_fused, factors
+from txl_lightning.model.positions import VisibleKeys
 
 # Queries of a block in training: larger blocks need more RAM and compute more logits of hidden keys, smaller ones need
 # more calls.
 BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
-# Without a gradient nothing is computed twice, so smaller blocks pay. Logits of some of the heads have this many bytes.
+# Without a gradient nothing is computed twice, so smaller blocks pay. Scores of some of the heads have this many bytes.
 QUERIES_AT_ONCE = 64
-LOGITS_BYTES_AT_ONCE = 1 << 22
+SCORES_BYTES_AT_ONCE = 1 << 22
 PRECISE = (torch.float32, torch.float64)
 
 
-def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
-    """Return what `eager.attend` returns."""
+def attend(
+    q_HBTE: Float[Tensor, "H B T E"],
+    k_HBKE: Float[Tensor, "H B K E"],
+    r_HSE: Float[Tensor, "H S E"] | None,
+    u_HE: Float[Tensor, "H E"] | None,
+    v_HE: Float[Tensor, "H E"] | None,
+    values_HBKE: Float[Tensor, "H B K E"],
+    visible: VisibleKeys,
+    dropout: nn.Module,
+    bias_HS: Float[Tensor, "H S"] | None = None,
+    terms: str = "abcd",
+) -> Float[Tensor, "H B T E"]:
+    """Return what `fused.attend` returns."""
+    of_scores = factors(q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, values_HBKE, visible, bias_HS, terms)
     if not torch.is_grad_enabled() and not (dropout.training and dropout.p):
-        return _attend_without_gradient(factors, dropout)
-    n_queries = factors.visible.mask_TK.shape[-2]
-    whole = n_queries <= BLOCK.get(factors.values.dtype, n_queries) or not factors.visible.causal
-    return (_attend_at_once if whole else _attend_in_blocks)(factors, dropout)
+        return _attend_without_gradient(of_scores)
+    T, dtype = q_HBTE.shape[2], values_HBKE.dtype
+    whole = T <= BLOCK.get(dtype, T) or not visible.causal
+    return (_attend_at_once if whole else _attend_in_blocks)(of_scores, dropout)
 
 
 def _attend_at_once(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
-    return eager.weighted(dropout(softmax(eager.logits(factors), dropout)), factors.values)
+    return _weighted(dropout(softmax(_scores(factors), dropout)), factors.values_HBKE)
+
+
+def _scores(factors: Factors) -> Float[Tensor, "X T K"]:
+    """Return A_ij, and -inf where key j is hidden from query i: X = H·B matrices, multiplied at once."""
+    (H, B, K, E), (T, _) = factors.k_HBKE.shape, factors.visible.mask_TK.shape[-2:]
+    # In the type of the products, which is exact: autocast would convert the mask for every head and stream.
+    mask_XTK = factors.visible.mask_TK.to(factors.k_HBKE.dtype).expand(H, B, T, K).flatten(0, 1)
+    content_XTE = factors.content.expand(H, B, T, E).flatten(0, 1)
+    scores_XTK = torch.baddbmm(mask_XTK, content_XTE, factors.k_HBKE.flatten(0, 1).mT)
+    by_key = factors.by_key()
+    if by_key is None:
+        return scores_XTK
+    if by_key.shape[1] == B:
+        return scores_XTK.add_(by_key.flatten(0, 1))
+    return (scores_XTK.unflatten(0, (H, B)) + by_key).flatten(0, 1)
+
+
+def _weighted(probabilities_XTK: Float[Tensor, "X T K"], values: Float[Tensor, "H B K E"]) -> Float[Tensor, "H B T E"]:
+    """Return the sum of the values, weighted by the probabilities, which get their type."""
+    return torch.bmm(probabilities_XTK.to(values.dtype), values.flatten(0, 1)).unflatten(0, values.shape[:2])
 
 
 def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
@@ -46,46 +78,43 @@ def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H 
     The backward pass computes a block's probabilities again instead of storing them, which costs less than the
     skipped products save. In bfloat16 it would cost more, so there they are stored.
     """
-    size, T = BLOCK[factors.values.dtype], factors.visible.mask_TK.shape[-2]
+    size, T = BLOCK[factors.values_HBKE.dtype], factors.visible.mask_TK.shape[-2]
     parts = [factors.part(slice(first, min(first + size, T))) for first in range(0, T, size)]
-    if factors.values.dtype == torch.bfloat16:
+    if factors.values_HBKE.dtype == torch.bfloat16:
         return torch.cat([_attend_at_once(part, dropout) for part in parts], dim=2)
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=bool(dropout.training and dropout.p))
     return torch.cat([again(_attend_at_once, part, dropout) for part in parts], dim=2)
 
 
-def _attend_without_gradient(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+def _attend_without_gradient(factors: Factors) -> Float[Tensor, "H B T E"]:
     """Attend from a block of queries, and with a group of heads, at a time.
 
     Keys after all queries of a block are left out, unless most keys are memory: there more calls cost more. Queries
-    that see later keys, in a mask that is not causal, are one block. Groups of
-    heads keep the logits small: large buffers would be freed and zeroed again in every layer, which costs a quarter of
-    the time.
+    that see later keys, in a mask that is not causal, are one block. Groups of heads keep the scores small: large
+    buffers would be freed and zeroed again in every layer, which costs a quarter of the time.
     """
-    (H, B, K, _), T = factors.values.shape, factors.visible.mask_TK.shape[-2]
-    dtype, size = factors.values.dtype, QUERIES_AT_ONCE if K < 4 * T and factors.visible.causal else max(1, T)
+    (H, B, K, _), T = factors.values_HBKE.shape, factors.visible.mask_TK.shape[-2]
+    dtype, size = factors.values_HBKE.dtype, QUERIES_AT_ONCE if K < 4 * T and factors.visible.causal else max(1, T)
     blocks = []
     for first in range(0, T, size):
         queries = slice(first, min(first + size, T))
         n_rows = queries.stop - first
+        # Fused attention in 16 bits, where batched products copy keys and values first; products for many queries.
+        way = _attend_by_products if n_rows > QUERIES_AT_ONCE and dtype in PRECISE else attend_fused
         bytes_of_head = B * n_rows * K * dtype.itemsize
-        n_heads = max(LOGITS_BYTES_AT_ONCE // bytes_of_head, torch.get_num_threads() // B, 1)
-        groups = [_part(factors.part(queries, slice(h, h + n_heads)), dropout) for h in range(0, H, n_heads)]
+        n_heads = max(SCORES_BYTES_AT_ONCE // bytes_of_head, torch.get_num_threads() // B, 1)
+        groups = [way(factors.part(queries, slice(h, h + n_heads))) for h in range(0, H, n_heads)]
         blocks.append(groups[0] if len(groups) == 1 else torch.cat(groups))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
 
-def _part(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
-    """Attend with all logits of these queries and heads in memory where that is faster than fused attention."""
-    query, keys, values = factors[:3]
-    if query is None:
-        return _attend_at_once(factors, dropout)
-    if factors.visible.mask_TK.shape[-2] <= QUERIES_AT_ONCE or values.dtype not in PRECISE:
-        return eager.attend_fused(factors)
-    bias_HBTK = eager.fused_bias(factors)
-    rows_XTE = query.expand(*bias_HBTK.shape[:3], -1).flatten(0, 1)
-    logits_XTK = torch.baddbmm(bias_HBTK.flatten(0, 1), rows_XTE, keys.flatten(0, 1).mT)
-    return eager.weighted(torch.softmax(logits_XTK, dim=-1, out=logits_XTK), values)
+def _attend_by_products(factors: Factors) -> Float[Tensor, "H B T E"]:
+    """Attend with all scores of these queries and heads in memory."""
+    (H, B, _, E), T = factors.values_HBKE.shape, factors.visible.mask_TK.shape[-2]
+    added_XTK = factors.added().flatten(0, 1)
+    content_XTE = factors.content.expand(H, B, T, E).flatten(0, 1)
+    scores_XTK = torch.baddbmm(added_XTK, content_XTE, factors.k_HBKE.flatten(0, 1).mT)
+    return _weighted(torch.softmax(scores_XTK, dim=-1, out=scores_XTK), factors.values_HBKE)
 
 
 def is_eager_on_cpu(tensor: Tensor) -> bool:
