@@ -83,7 +83,7 @@ def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -
 
 
 def visible_keys(T: int, M: int, filled: int, attention_len: int | None, like: Tensor) -> VisibleKeys:
-    return VisibleKeys(attention_mask(T, M, filled, attention_len, like), M == filled and attention_len is None)
+    return VisibleKeys(attention_mask(T, M, filled, attention_len, like), filled == M and attention_len is None)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Multi-head attention of a segment over its memory and itself: the score A_ij of section 3.3, and what it is made of."""
+"""Multi-head attention of a segment over its memory and itself, with the score A_ij of section 3.3."""
 
 from __future__ import annotations
 
@@ -158,7 +158,9 @@ class Attention(nn.Module):
 
     def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
         """Concatenate the heads of every token and project them to the output."""
-        output_BTD: Tensor = self.output(heads_HBTE.permute(1, 2, 0, 3).flatten(2))
+        # A copy in any case: an exported program must not depend on the order that a kernel gives the axes.
+        heads_BTHE = heads_HBTE.permute(1, 2, 0, 3).clone(memory_format=torch.contiguous_format)
+        output_BTD: Tensor = self.output(heads_BTHE.flatten(2))
         return output_BTD
 
     def logits(

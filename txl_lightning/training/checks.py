@@ -68,7 +68,6 @@ def check_config(config: Config) -> None:
     Raises:
         OptionError: an option has a value that is not allowed.
     """
-    trainer = config.trainer
     check_counts(config)  # before the model, whose memory may take its length from data.segment_len
     check_optimizer(config.optimizer)
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet

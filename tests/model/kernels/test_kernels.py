@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -56,16 +56,14 @@ class Problem:
             hidden = torch.zeros_like(mask_TK)
             hidden[3:, : self.M + 3] = float("-inf")
             mask_TK = torch.stack([mask_TK, mask_TK + hidden])
-        return VisibleKeys(mask_TK, self.M == self.filled and self.attention_len is None)
+        return VisibleKeys(mask_TK, self.filled == self.M and self.attention_len is None)
 
     def run(self, attend: Callable[..., Tensor], dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output of a kernel, and the gradients of all its inputs by name."""
         inputs = self.inputs(dtype, gradients)
         arguments = {**dict.fromkeys(("r_HSE", "u_HE", "v_HE")), **inputs}
         with torch.set_grad_enabled(gradients):
-            output = attend(
-                **arguments, visible=self.visible(inputs["q_HBTE"]), dropout=Dropout(0.0), terms=self.terms
-            )
+            output = attend(**arguments, visible=self.visible(inputs["q_HBTE"]), dropout=Dropout(0.0), terms=self.terms)
         if not gradients:
             return {"output": output}
         found = torch.autograd.grad(output, list(inputs.values()), output.detach().cos(), materialize_grads=True)

@@ -44,7 +44,7 @@ def attend(
     if not torch.is_grad_enabled() and not (dropout.training and dropout.p):
         return _attend_without_gradient(of_scores)
     T, dtype = q_HBTE.shape[2], values_HBKE.dtype
-    whole = T <= BLOCK.get(dtype, T) or not visible.causal
+    whole = BLOCK.get(dtype, T) >= T or not visible.causal
     return (_attend_at_once if whole else _attend_in_blocks)(of_scores, dropout)
 
 

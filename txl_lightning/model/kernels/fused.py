@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -44,13 +44,15 @@ class Factors(NamedTuple):
         """Keep some queries and heads, and the keys up to that of the last of these queries."""
         T, K = self.visible.mask_TK.shape[-2:]
         n_keys = K - T + queries.stop
-        content, position = (
-            x if x is None else x[heads] if x.shape[2] == 1 else x[heads, :, queries]
-            for x in (self.content, self.position)
-        )
+
+        def rows(x: Tensor) -> Tensor:
+            return x[heads] if x.shape[2] == 1 else x[heads, :, queries]
+
+        position = None if self.position is None else rows(self.position)
         r_HSE, bias_HS = (x if x is None else x[heads, -n_keys - 1 :] for x in (self.r_HSE, self.bias_HS))
         k_HBKE, values_HBKE = (x[heads, :, :n_keys] for x in (self.k_HBKE, self.values_HBKE))
-        return Factors(content, k_HBKE, position, r_HSE, bias_HS, values_HBKE, self.visible.part(queries, n_keys))
+        visible = self.visible.part(queries, n_keys)
+        return Factors(rows(self.content), k_HBKE, position, r_HSE, bias_HS, values_HBKE, visible)
 
     def by_key(self, aligned: bool = False) -> Float[Tensor, "H B_or_1 T K"] | None:
         """Return terms (b) and (d) by key, a view; None for none.
@@ -131,18 +133,15 @@ def attend(
     bias_HS: Float[Tensor, "H S"] | None = None,
     terms: str = "abcd",
 ) -> Float[Tensor, "H B T E"]:
-    """Return Σ_j softmax_j(A_i) value_j over the visible keys j, A_ij as `attention.scores` has it.
+    """Return Σ_j softmax_j(A_i) value_j over the visible keys j.
 
-    Args:
-        q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, bias_HS, terms: as for `attention.scores`.
-        values_HBKE: values.
-        visible: keys that each query may attend to.
-        dropout: of the probabilities.
+    A_ij is `attention.scores` of the same arguments; `dropout` is that of the probabilities.
     """
     of_scores = factors(q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, values_HBKE, visible, bias_HS, terms)
     # On a CPU only the plain way has a gradient for the bias.
+    p: Any = dropout.p if dropout.training else 0.0
     with sdpa_kernel(WITH_GRADIENT):
-        return attend_fused(of_scores, float(dropout.p) if dropout.training else 0.0, aligned=True)
+        return attend_fused(of_scores, p, aligned=True)
 
 
 def attend_fused(factors: Factors, p: float = 0.0, aligned: bool = False) -> Float[Tensor, "H B T E"]:
@@ -156,7 +155,8 @@ def attend_fused(factors: Factors, p: float = 0.0, aligned: bool = False) -> Flo
     """
     (H, B, _, E), T = factors.values_HBKE.shape, factors.visible.mask_TK.shape[-2]
     added_HBTK = factors.added(aligned)
-    inputs = factors.content.expand(H, B, T, E), factors.k_HBKE, factors.values_HBKE
+    query, keys, values = factors.content.expand(H, B, T, E), factors.k_HBKE, factors.values_HBKE
     if aligned and E % ALIGNED:
-        inputs = tuple(F.pad(x, (0, -E % ALIGNED)) for x in inputs)
-    return F.scaled_dot_product_attention(*inputs, attn_mask=added_HBTK, dropout_p=p, scale=1.0)[..., :E]
+        query, keys, values = (F.pad(x, (0, -E % ALIGNED)) for x in (query, keys, values))
+    heads_HBTE = F.scaled_dot_product_attention(query, keys, values, attn_mask=added_HBTK, dropout_p=p, scale=1.0)
+    return heads_HBTE[..., :E]
