@@ -129,7 +129,7 @@ def speed() -> ws.Section:
         line_series(f"speed/ratios_{level}", f"{name}: how many times slower", "attention length")
         for level, name in (("char", "Characters"), ("word", "Words"))
     ]
-    times = wr.MediaBrowser(title="Time per token", media_keys=["speed/times"])
+    times = wr.MediaBrowser(title="Time per token", media_keys=["speed/speed"])
     return section("Speed", [trained, table, *ratios, times])
 
 

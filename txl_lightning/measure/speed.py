@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.config.schemas import plain
 from txl_lightning.data.published_corpora import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
-from txl_lightning.files import write_json, write_text
-from txl_lightning.measure.commands import check_at_least_one, check_common_options, chosen_device
+from txl_lightning.files import write_json
+from txl_lightning.measure.commands import (
+    check_at_least_one,
+    check_common_options,
+    chosen_device,
+    log_panels,
+    write_markdown,
+)
 from txl_lightning.measure.options import SpeedOptions
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -26,7 +31,6 @@ from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.reporting.machine import processor
-from txl_lightning.reporting.tables import escape, markdown_table
 from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.runs.models import require_room
 from txl_lightning.runs.threads import set_threads
@@ -281,30 +285,35 @@ def write_report(results: dict[str, Any], options: SpeedOptions, directory: Path
     Returns:
         Lines to print: the table and its notes.
     """
-    rows = [_row(result) for result in results["results"]]
-    lines = [*markdown_table(HEADER, rows).splitlines(), "", *map(escape, _notes(results))]
-    write_text(directory / "speed.md", "\n".join(lines) + "\n")
-    by_level = {level: [r for r in results["results"] if r["level"] == level] for level in results["models"]}
-    times = {}
-    for level, measured in by_level.items():
+    machine, table = results["machine"], (HEADER, [_row(result) for result in results["results"]])
+    models = []
+    for level, sizes in results["models"].items():
+        listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
+        models.append(f"{LEVELS[level]}: {listed}; the vanilla model has equal sizes and absolute positions.")
+    lines = write_markdown(
+        directory / "speed.md",
+        table,
+        "",
+        "vanilla: a forward pass over the attention length for every token, softmax of its last position only; fused: "
+        "its fastest form here, attention that never holds all scores. State reuse: segments of "
+        f"{results['segment_len']} tokens, with a memory of the attention length. One stream of random tokens; every "
+        "query attends to exactly the attention length.",
+        *models,
+        f"Medians of {results['rounds']} rounds, ratios within a round; {results['seconds']:,.0f} s in all. "
+        f"{machine['accelerator'] or machine['processor']}, threads: {machine['threads']}, torch {machine['torch']}.",
+    )
+    times, ratios = {}, {}
+    for level in results["models"]:
+        measured = [result for result in results["results"] if result["level"] == level]
         lengths = [result["attention_len"] for result in measured]
         for name, label in SCHEMES.items():
             milliseconds = [1000 * result["seconds_per_token"][name]["median"] for result in measured]
             times[f"{LEVELS[level]}: {label}"] = [(lengths, milliseconds)]
-    figure = ("attention length (tokens)", "milliseconds per token", "Time per token by attention length")
-    line_figure(directory / "speed", times, *figure, log_y=True)
-    if options.logger.name == "wandb":
-        from txl_lightning.reporting.wandb_panels import log_image, log_line_series, log_table, wandb_run
-
-        known = {**plain(options), "machine": results["machine"]}
-        with wandb_run(directory, options.logger, "speed", known) as run:
-            log_table(run, "speed/table", HEADER, rows)
-            for level, measured in by_level.items():
-                lengths = [result["attention_len"] for result in measured]
-                curves = {name: [result["ratios"][name]["median"] for result in measured] for name in RATIOS}
-                words = ("attention length", f"{LEVELS[level]}: how many times slower")
-                log_line_series(run, f"speed/ratios_{level}", lengths, curves, *words)
-            log_image(run, "speed/times", directory / "speed.png", figure[2])
+        curves = {name: [result["ratios"][name]["median"] for result in measured] for name in RATIOS}
+        ratios[f"ratios_{level}"] = (lengths, curves, "attention length", f"{LEVELS[level]}: how many times slower")
+    title = "Time per token by attention length"
+    line_figure(directory / "speed", times, "attention length (tokens)", "milliseconds per token", title, log_y=True)
+    log_panels(options, directory, "speed", {"machine": machine}, {"table": table}, ratios, {"speed": title})
     return lines
 
 
@@ -316,21 +325,4 @@ def _row(result: dict[str, Any]) -> list[str]:
         f"{result['attention_len']:,}",
         *(f"{time:,.0f}" if time >= 100 else f"{time:g}" for time in times),
         *("{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**result["ratios"][name]) for name in RATIOS),
-    ]
-
-
-def _notes(results: dict[str, Any]) -> list[str]:
-    """Describe the schemes, the models and the machine."""
-    models, machine = [], results["machine"]
-    for level, sizes in results["models"].items():
-        listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
-        models.append(f"{LEVELS[level]}: {listed}; the vanilla model has equal sizes and absolute positions.")
-    return [
-        "vanilla: a forward pass over the attention length for every token, softmax of its last position only; fused: "
-        "its fastest form here, attention that never holds all scores. State reuse: segments of "
-        f"{results['segment_len']} tokens, with a memory of the attention length. One stream of random tokens; every "
-        "query attends to exactly the attention length.",
-        *models,
-        f"Medians of {results['rounds']} rounds, ratios within a round; {results['seconds']:,.0f} s in all. "
-        f"{machine['accelerator'] or machine['processor']}, threads: {machine['threads']}, torch {machine['torch']}.",
     ]
