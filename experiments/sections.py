@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from experiments.engine.jobs import Job, Outcomes
 
-DIGITS = {"bpc": 3, "ppl": 2}
+DIGITS = {"bpc": 3, "ppl": 2, "bpb": 3}
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
 Entry = TypeVar("Entry")
 

@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.arms import OFF, ON
 from experiments.report.pages import RULE, Page, claims_table, introduction, render, summary, table_of
 from experiments.report.pictures import CAPTION, PNG, courses
+from experiments.sections import cell_text
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
 
 ROOT = Path(__file__).parents[2]
 LAPTOP = "experiments/results/laptop"
-IN_PAGE = ("arm", "init", "best", "length", "paper_best")  # columns of Table 6
+UNITS = {"ppl": "in perplexity"}
 
 
 def parts(results: Mapping[str, Any]) -> dict[str, str]:
@@ -27,7 +29,8 @@ def parts(results: Mapping[str, Any]) -> dict[str, str]:
         table for section in results["sections"] for table in section.get("tables", ()) if table["id"] == "table_6"
     )
     front = [
-        introduction(results),
+        f"{results['title']}. {introduction(results)}",
+        pair(table_6),
         *summary(results["claims"]),
         markdown_table(*claims_table(results["claims"])).rstrip("\n"),
         RULE,
@@ -35,10 +38,20 @@ def parts(results: Mapping[str, Any]) -> dict[str, str]:
     if courses(results["claims"]):
         front += [f'<img src="{LAPTOP}/{PNG}" width="700" alt="Effect of each claim by tokens of training">', CAPTION]
     details = [
-        f"{results['note']} ± is the standard error over seeds.",
+        f"{results['title']}. {results['note']} ± is the standard error over seeds.",
         markdown_table(*table_of(table_6)).rstrip("\n"),
     ]
     return {"README.md": "\n\n".join(front), "docs/reproduction.md": "\n\n".join(details)}
+
+
+def pair(table_6: Mapping[str, Any]) -> str:
+    """Return the test losses of the runs with and without recurrence in a sentence."""
+    columns = [column for column in table_6["columns"] if column["key"] in ("init", "bpb")]
+    with_it, without = (
+        ", ".join(f"{cell_text(table_6['rows'][arm.key][c['key']])} {UNITS.get(c['unit'], c['unit'])}" for c in columns)
+        for arm in (ON, OFF)
+    )
+    return f"Test loss with recurrence: {with_it}; without: {without}."
 
 
 def with_part(page: str, part: str) -> str:

@@ -130,10 +130,18 @@ def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Ar
         ours("seeds", "seeds"): lambda arm: ", ".join(str(run.seed) for run in evaluated[arm]),
         ours("init", "test, init", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
         ours("best", "test, best", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
+        **bits_a_byte(evaluated),
         ours("length", "attention length", "tokens"): length,
         ours("valid_init", "validation, init", unit): lambda arm: swept(arm, "init"),
         ours("valid_best", "validation, best", unit): lambda arm: swept(arm, "best"),
     }
+
+
+def bits_a_byte(evaluated: Evaluations) -> dict[Column, Callable[[Arm], Cell]]:
+    """Return the column of test losses in bits a byte at training's lengths, where the tokens are subwords."""
+    if not all("bpb" in run.test("init") for runs in evaluated.values() for run in runs):
+        return {}
+    return {ours("bpb", "test, init", "bits a byte"): lambda arm: loss_cell(evaluated[arm], "bpb")}
 
 
 def loss_cell(found: Sequence[Evaluation], unit: str, at: At = "init") -> Number:

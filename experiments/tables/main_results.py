@@ -15,7 +15,7 @@ from experiments.engine.jobs import Job, Outcomes, at_hand, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import MAIN_RESULTS, ResultRow
 from experiments.sections import Cell, Section, Table, cell, label, ours, paper
-from experiments.tables.evaluations import WINDOWS, Runs, evaluations, loss_cell, with_evaluations
+from experiments.tables.evaluations import WINDOWS, Runs, bits_a_byte, evaluations, loss_cell, with_evaluations
 from txl_lightning.config.schemas import DataConfig
 
 TITLE = "Tables 1 to 5: main results"
@@ -73,6 +73,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             label("arm"): lambda arm: ARMS[arm],
             ours("parameters", "parameters", "million"): lambda arm: cell(trained[arm]["parameters"] / 1e6, 2),
             ours("loss", "test loss", outcomes.unit): lambda arm: loss_cell(found[arm], outcomes.unit),
+            **bits_a_byte(found),
             paper("paper_parameters", f"parameters, {theirs.corpus}", "million"): lambda arm: (
                 cell(rows[arm].parameters, 0) if arm in rows else None
             ),
