@@ -286,8 +286,12 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
         "Does not hold": ["✗" in found and "✓" not in found for found in marks],
         "Too close to call": [found == {"≈"} for found in marks],
         "Cannot be told in this run": [not found for found in marks],
-        "Grows over the second half of training": [min(trends.get(n + 1, [0])) > 0 for n in range(len(claims))],
-        "Shrinks over it": [max(trends.get(n + 1, [0])) < 0 for n in range(len(claims))],
+        "Grows in every comparison over the second half of training": [
+            min(trends.get(n + 1, [0])) > 0 for n in range(len(claims))
+        ],
+        "Shrinks in every comparison over the second half of training": [
+            max(trends.get(n + 1, [0])) < 0 for n in range(len(claims))
+        ],
     }
     named = [f"{claim['claim']} ({number})" for number, claim in enumerate(claims, 1)]
     chosen = {

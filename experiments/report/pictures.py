@@ -50,26 +50,27 @@ def draw_effects(directory: Path, claims_of: Mapping[str, Claims]) -> Figure | N
     numbers = list(next(iter(shown.values())))
     if not numbers:
         return None
-    figure = new_figure(3.4 * len(shown) + 2.6, 1.0 + 1.75 * len(numbers))
+    figure = new_figure(3.4 * len(shown) + 2.6, 1.0 + 1.5 * len(numbers))
     grid = figure.subplots(len(numbers), len(shown), squeeze=False)
     titles = [claim["claim"] for claim in next(iter(claims_of.values()))]
+    for axes, words in zip(grid[0], shown, strict=True):
+        axes.set_title(words, fontsize=9, pad=20)
+    for axes in grid[-1]:
+        axes.set_xlabel("million tokens of training", fontsize=8)
     for axes_of_claim, number in zip(grid, numbers, strict=True):
         names = dict.fromkeys(_name(row) for of_claim in shown.values() for row in of_claim.get(number, ()))
         colours = dict(zip(names, cycle(COLOURS)))
-        for axes, (words, of_claim) in zip(axes_of_claim, shown.items(), strict=True):
+        for axes, of_claim in zip(axes_of_claim, shown.values(), strict=True):
             axes.axhline(0, color="black", linewidth=0.9)
             for row in of_claim.get(number, ()):
                 tokens, colour = np.array(row["tokens"]) / 1e6, colours[_name(row)]
                 for one in row["course"].values():
                     axes.plot(tokens, one, color=colour, linewidth=0.6, alpha=0.6)
                 axes.plot(tokens, mean_course(row), color=colour, linewidth=1.8)
-            if axes_of_claim is grid[0]:
-                axes.set_title(words, fontsize=9, pad=22)
             if axes is axes_of_claim[0]:
                 axes.text(0, 1.06, f"{number}  {titles[number - 1]}", transform=axes.transAxes, fontsize=9)
                 axes.set_ylabel("effect (%)", fontsize=8)
-            if axes_of_claim is grid[-1]:
-                axes.set_xlabel("million tokens of training", fontsize=8)
+            axes.locator_params(nbins=5)
             axes.tick_params(labelsize=8)
             axes.grid(alpha=0.25)
         for name, colour in colours.items():
