@@ -36,6 +36,7 @@ class ForgetGateConfig(TransformerXLConfig):
 
     forget_len: int = 0
     rules: ClassVar = {"forget_len": LENGTH}
+    initial_only: ClassVar = frozenset({"forget_len"})
 
 
 class ForgettingAttention(Attention):

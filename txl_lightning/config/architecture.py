@@ -93,6 +93,7 @@ class Architecture:
     div_val: int = 1
     tie_projections: str = "all_but_first"
     rules: ClassVar[Mapping[str, Rule]] = {}  # of the values of further fields of a subclass
+    initial_only: ClassVar[frozenset[str]] = frozenset()  # of these fields, those that only initialize weights
 
     def __post_init__(self) -> None:
         kinds, rules = _types(cast("Any", type(self))), {**RULES, **self.rules}

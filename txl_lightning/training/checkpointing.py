@@ -49,14 +49,7 @@ FREE_OPTIONS = (
 )
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
-    *(
-        "dropout",
-        "attention_dropout",
-        "hidden_dropout",
-        "weight_dropout",
-        "init_std",
-        "forget_len",
-    ),  # the last of beyond=forget_gate
+    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
     *LENGTHS,
     "vocab_size",
 }
@@ -477,8 +470,9 @@ def check_weights(found: Checkpoint, model: Model, vocabulary: Vocabulary) -> di
         OptionError: the checkpoint has another architecture or vocabulary.
     """
     found.require(found.vocabulary == vocabulary, "was trained on another vocabulary than this corpus has")
+    free = NON_ARCHITECTURE_FIELDS | model.config_class.initial_only
     for name, value in vars(architecture(found.config, len(vocabulary))).items():
         needed = getattr(model.config, name, None)
         allowed = f"is of another model: {name} is {value}, this model needs {needed}"
-        found.require(name in NON_ARCHITECTURE_FIELDS or value == needed, allowed)
+        found.require(name in free or value == needed, allowed)
     return found.weights

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -103,27 +102,6 @@ def test_torch_files_are_read_and_one_with_code_is_refused_and_not_run(
     torch.save({"weights": Code()}, there / "evil.pt")
     with pytest.raises(OptionError, match=r"evil.pt: must hold tensors only; code in a file is never run"):
         convert(there / "evil.pt", "original", "x.ckpt", "txl")
-
-
-@pytest.mark.parametrize("target_format", ["txl", "original"])
-def test_of_two_conversions_to_one_target_the_second_is_refused(
-    convert: Convert, source: Path, monkeypatch: pytest.MonkeyPatch, target_format: str
-) -> None:
-    checkpoint: tuple[Path, str] = (source, "txl")
-    writer = "save_file"
-    if target_format == "txl":
-        checkpoint, writer = (convert(source, "txl", "first", "original"), "original"), "write_checkpoint"
-    write = getattr(command, writer)
-
-    def meanwhile(*args: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "exists", lambda path: False)  # the target is not there yet when the second one begins
-            with pytest.raises(FileExistsError):
-                convert(*checkpoint, "there", target_format)
-        write(*args)
-
-    monkeypatch.setattr(command, writer, meanwhile)
-    assert convert(*checkpoint, "there", target_format).exists()
 
 
 def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source: Path, tmp_path: Path) -> None:

@@ -278,12 +278,7 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
         },
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.touch(exist_ok=False)  # of two conversions to one file, the second is refused
-    try:
-        write_checkpoint(contents, target)
-    except BaseException:
-        target.unlink()
-        raise
+    write_checkpoint(contents, target)
 
 
 def _run_config(model: TransformerXL, config: Config) -> Config:
