@@ -54,8 +54,8 @@ ROWS = (
     ),
     Command(
         "convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT",
-        module="txl_lightning.runs.convert.command",
-        options="txl_lightning.runs.convert.ConvertOptions",
+        module="txl_lightning.runs.convert",
+        options="txl_lightning.runs.ConvertOptions",
         summary="convert checkpoints: original, huggingface, txl; from the TensorFlow code's too",
         directory="none",
     ),

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from experiments import paper
 from tests.docs.pages import ROOT, blocks
 from txl_lightning.config.schemas import CONF
-from txl_lightning.runs.convert.command import read_vocabulary
+from txl_lightning.runs.convert import read_vocabulary
 
 PAGE = ROOT / "docs/models.md"
 

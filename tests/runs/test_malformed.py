@@ -20,7 +20,7 @@ from tests.training.small_run import tiny_config, trained
 from txl_lightning.errors import UserError
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.perplexity import run as evaluate
-from txl_lightning.runs.convert.command import run as convert
+from txl_lightning.runs.convert import run as convert
 from txl_lightning.runs.storage import read_file, write_checkpoint
 from txl_lightning.training.run import train
 

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
-from txl_lightning.runs import threads
-from txl_lightning.runs.threads import resolve_threads, set_threads, useful_threads
+from txl_lightning.runs import threads_and_precision as threads
+from txl_lightning.runs.threads_and_precision import resolve_threads, set_threads, useful_threads
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training import run
 from txl_lightning.training.run import train

@@ -17,8 +17,8 @@ from tests.training.small_run import TINY, tiny_config
 from txl_lightning import files
 from txl_lightning.errors import OptionError
 from txl_lightning.runs import metrics
-from txl_lightning.runs.bfloat16 import cpu_bfloat16_speedup, cpu_has_bfloat16
 from txl_lightning.runs.storage import read_file
+from txl_lightning.runs.threads_and_precision import cpu_bfloat16_speedup, cpu_has_bfloat16
 from txl_lightning.training.checks import check_config, resolve_accelerator, resolve_precision
 from txl_lightning.training.loggers import CurveFile
 from txl_lightning.training.run import train
@@ -39,7 +39,7 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr("txl_lightning.runs.threads_and_precision.cpu_has_bfloat16", lambda: False)
     config = tiny_config(tmp_path, "trainer.accelerator=auto", "trainer.precision=auto", *overrides)
     resolved = resolve_precision(resolve_accelerator(config)).trainer
     assert (resolved.accelerator, resolved.precision) == chosen
@@ -64,7 +64,7 @@ def test_a_cpu_has_bfloat16_where_its_products_are_faster_in_it(
     assert isinstance(cpu_has_bfloat16(), bool)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_bfloat16_speedup", lambda: speedup)
+    monkeypatch.setattr("txl_lightning.runs.threads_and_precision.cpu_bfloat16_speedup", lambda: speedup)
     assert resolve_precision(tiny_config(tmp_path, "trainer.precision=auto")).trainer.precision == precision
 
 

@@ -24,7 +24,7 @@ from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stre
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity import split_line
 from txl_lightning.measure.scoring import Scoring, SplitScores
-from txl_lightning.runs.bfloat16 import autocast
+from txl_lightning.runs.threads_and_precision import autocast
 
 RATES = ("lr", "decay", "epsilon")
 RUN = 8  # neighbouring segments of training text, before the next place

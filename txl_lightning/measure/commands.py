@@ -16,8 +16,7 @@ from txl_lightning.distributed.ranks import own_gpu
 from txl_lightning.errors import OptionError, check_count, require
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import escape, markdown_table
-from txl_lightning.runs.bfloat16 import chosen_precision
-from txl_lightning.runs.threads import set_threads
+from txl_lightning.runs.threads_and_precision import chosen_precision, set_threads
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 DTYPES = ("float32", "bfloat16", "float16")

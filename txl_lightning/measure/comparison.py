@@ -46,8 +46,7 @@ from txl_lightning.measure.losses import (
 from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.measure.scoring import scoring_of
-from txl_lightning.runs.bfloat16 import autocast, chosen_precision
-from txl_lightning.runs.threads import set_threads
+from txl_lightning.runs.threads_and_precision import autocast, chosen_precision, set_threads
 from txl_lightning.runs.trained import is_other_text
 
 PROTOCOLS = {"both": ["carried", "window"]}

@@ -38,9 +38,8 @@ from txl_lightning.measure.losses import Array, Integers, WindowReader, device_o
 from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl_report import write_report
-from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
-from txl_lightning.runs.threads import set_threads
+from txl_lightning.runs.threads_and_precision import autocast, chosen_precision, set_threads
 from txl_lightning.runs.trained import is_other_text
 
 SCHEMA_VERSION = 8  # of docs/recl.schema.json

@@ -33,7 +33,7 @@ from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.runs.models import require_room
-from txl_lightning.runs.threads import set_threads
+from txl_lightning.runs.threads_and_precision import set_threads
 from txl_lightning.runs.trained import load_trained
 
 LEVELS = {"char": "characters", "word": "words"}

@@ -22,8 +22,8 @@ from txl_lightning.config.schemas import (
 from txl_lightning.distributed.environment import environment
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.runs.bfloat16 import fastest_precision
 from txl_lightning.runs.models import architecture
+from txl_lightning.runs.threads_and_precision import fastest_precision
 from txl_lightning.training.optimization import check_optimizer
 
 ACCELERATORS = ("auto", "cpu", "gpu", "mps")

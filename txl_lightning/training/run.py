@@ -32,7 +32,7 @@ from txl_lightning.files import write_json
 from txl_lightning.runs.metrics import peak_memory
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.storage import DurableCheckpoints
-from txl_lightning.runs.threads import resolve_threads
+from txl_lightning.runs.threads_and_precision import resolve_threads
 from txl_lightning.runs.trained import Checkpoint, read_checkpoint
 from txl_lightning.training.checkpointing import (
     Checkpoints,

@@ -16,7 +16,8 @@ from txl_lightning.config.composition import register_command, register_schemas
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model.checkpoints.contents import CheckpointError
-from txl_lightning.runs.convert import ConvertOptions, command
+from txl_lightning.runs import ConvertOptions
+from txl_lightning.runs import convert as command
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 

@@ -16,7 +16,7 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.perplexity import run as evaluate
 from txl_lightning.model.checkpoints import from_tensorflow
-from txl_lightning.runs.convert.command import read_vocabulary
+from txl_lightning.runs.convert import read_vocabulary
 from txl_lightning.runs.trained import load_trained
 
 REFERENCES = sorted((Path(__file__).parents[2] / "reference/tensorflow").iterdir())

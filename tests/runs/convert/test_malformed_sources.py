@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.runs.convert.test_convert_command import composed
 from tests.training.small_run import trained
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.convert.command import run
+from txl_lightning.runs.convert import run
 
 QKV, TABLE = "layers.0.dec_attn.qkv_net.weight", "word_emb.emb_layers.0.weight"
 

@@ -44,7 +44,7 @@ from txl_lightning.model.checkpoints import (
 )
 from txl_lightning.model.checkpoints.tensorflow import INDEX, read_variables
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.convert import ConvertOptions
+from txl_lightning.runs import ConvertOptions
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained
 
