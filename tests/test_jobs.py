@@ -44,10 +44,11 @@ def test_the_first_option_that_differs_is_named() -> None:
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package whose command uses a module, a folder and a table."""
     sources = {
-        "command": "from txl_sample.used import f\nfrom txl_sample import kinds, report\n",
+        "command": "import wandb\nfrom txl_sample.used import f\nfrom txl_sample import kinds, report\n",
         "used": "def f(x):\n    import txl_sample.late\n    return x + 1\n",
         **dict.fromkeys(("__init__", "late", "kinds/__init__", "kinds/one", "report", "other"), "A = 1\n"),
     }
+    (tmp_path / "wandb").mkdir()  # offline runs, not the library
     (tmp_path / "txl_sample/kinds").mkdir(parents=True)
     for name, source in sources.items():
         (tmp_path / f"txl_sample/{name}.py").write_text(source)

@@ -121,15 +121,6 @@ def test_finished_jobs_are_skipped_stopped_ones_resume_and_the_rest_runs(
     assert (tmp_path / "sweep/multirun.md").read_text() == (whole / "sweep/multirun.md").read_text()
 
 
-def test_a_changed_multirun_in_the_folder_is_noticed(whole: Path) -> None:
-    before = written(whole)
-    done = txl(whole, "seed=7")
-    assert done.status == 1
-    named = f"{whole}/sweep/0 holds another job (seed=1, not 7): choose another hydra.sweep.dir"
-    assert named in done.err
-    assert written(whole) == before
-
-
 @pytest.mark.slow
 def test_the_launcher_finds_jobs_by_their_options_and_gives_new_ones_a_folder(tmp_path: Path) -> None:
     assert txl(tmp_path, "seed=1,2").status == 0

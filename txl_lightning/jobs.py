@@ -239,17 +239,30 @@ def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     return f"{name}={before.get(name)}, not {now.get(name)}"
 
 
+class _ModulesOfSources(ModuleFinder):
+    """Find imported modules of `SOURCES` below one package: a folder there may have the name of a library."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__([str(SOURCES)])
+        self.package = package
+
+    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
+        if path is None and name != self.package:
+            raise ImportError(name)
+        return super().find_module(name, path, parent)
+
+
 @cache
 def code_of(module: str) -> str:
     """Return the SHA-256 of the code that a module runs, without comments, layout and docstrings.
 
-    It is the code of all modules in `SOURCES` that it imports, directly or not, also inside functions; of an imported
-    package all modules. Presentation is left out (`SHOWS_ONLY`).
+    It is the code of all modules of its top-level package that it imports, directly or not, also inside functions; of
+    an imported package all modules. Presentation is left out (`SHOWS_ONLY`).
 
     Args:
         module: dotted name, such as `txl_lightning.training.command`.
     """
-    finder = ModuleFinder([str(SOURCES)])
+    finder = _ModulesOfSources(module.partition(".")[0])
     finder.import_hook(module)
     paths = {Path(found.__file__) for found in finder.modules.values() if found.__file__}  # type: ignore[attr-defined]
     packages = (path.parent for path in paths if path.name == "__init__.py" and path.parent.parent != SOURCES)
