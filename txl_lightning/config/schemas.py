@@ -254,7 +254,7 @@ class TrainerConfig:
     `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
     `devices` processes on each of `num_nodes` machines share the global batch. `stream_groups` accumulates gradients
     over that many groups of each process's streams. `num_threads` null means as many CPU threads as this size pays
-    for (`threads_and_precision`), stated in `config.yaml`. `val_every_n_steps` null validates at the end of every epoch, and
+    for, stated in `config.yaml`. `val_every_n_steps` null validates at the end of every epoch, and
     the last step of a run is always validated. `callbacks` lists callbacks of Lightning, each with its class as
     `_target_` and the arguments of the class.
     """
