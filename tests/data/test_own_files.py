@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -194,21 +195,20 @@ def test_of_a_folder_only_texts_are_read_and_the_rest_is_named(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root gives its place to a user who may not read")
 @pytest.mark.parametrize("locked", ["texts", "texts/sub", "texts/sub/b.txt"])
-def test_what_may_not_be_read_is_named(tmp_path: Path, locked: str) -> None:
-    files(tmp_path / "texts", {"a.txt": "a" * 50, "sub/b.txt": "b" * 50})
-    for folder in (tmp_path, *tmp_path.parents):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    (tmp_path / locked).chmod(0)
-    code = f"""
-import os
-import re
+def test_what_may_not_be_read_is_named(locked: str) -> None:
+    with TemporaryDirectory() as name:  # below a folder that others may read, unlike that of pytest
+        root = Path(name)
+        files(root / "texts", {"a.txt": "a" * 50, "sub/b.txt": "b" * 50})
+        root.chmod(0o755)
+        (root / locked).chmod(0)
+        code = f"""
+import os, re
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.own_files import file
 os.setgid(65534), os.setuid(65534)  # the interpreter's files need not be readable to all
-file(FileData(name="file", path={str(tmp_path / "texts")!r}, cache_dir="/nowhere"))
+file(FileData(name="file", path={str(root / "texts")!r}, cache_dir="/nowhere"))
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = ended.stderr.strip().splitlines()[-1]
-    assert "data.path=" in last
-    assert f"{locked.rpartition('/')[2]} cannot be read (Permission denied)" in last or locked == "texts", last
-    assert "cannot be read (Permission denied)" in last
+    which = "" if locked == "texts" else f"{root / locked} "
+    assert f"data.path={root / 'texts'}: {which}cannot be read (Permission denied)" in last

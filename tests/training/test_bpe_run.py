@@ -73,7 +73,7 @@ def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path, dev
 
 
 def test_another_text_is_scored_by_bytes(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_bytes(b"\xffthe square of bytes\n" * 80)
+    (tmp_path / "other.txt").write_bytes("è the square of bytes\n".encode() * 80)
     result = evaluation(checkpoint(run), tmp_path, data_path=str(tmp_path / "other.txt"))
     assert result["corpus"] == {**result["corpus"], "name": "other.txt", "level": "bpe"}
     assert result["whole"]["bytes"] > 20 * 80

@@ -135,7 +135,7 @@ def load_corpus(
         made = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
         closed = getattr(config, "sentence_marks", "start") == "both"
         pattern = start_pattern(config.document_start) if marked else None
-        key = cache_key(checksum, vocabulary or made, closed, pattern)
+        key = cache_key(checksum, vocabulary or made, closed, pattern and pattern.pattern)
         prepare = partial(_prepare, source, vocabulary, closed, pattern)
         try:
             arrays, description = cached(expand(config.cache_dir), key, prepare)
@@ -299,9 +299,8 @@ def _prepare(
             tokens = map(encoder.encode_chunks, documents)
         counts[split], n_unknown = _write_split(encoder, tokens, folder / split, closed, pattern is not None)
         if not counts[split]:
-            cut = "cuts are at the ends of lines, and it has too few" if encoder.level == "word" else "it is too short"
-            other = ": use data.level=bpe or char" if encoder.level == "word" else ""
-            raise UserError(f"the {split} split is empty: {cut}{other}")
+            of_words = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
+            raise UserError(f"the {split} split is empty: {of_words if encoder.level == 'word' else 'it is too short'}")
         if encoder.unknown >= 0:
             unknown[split] = n_unknown / counts[split]
     for name, published in source.published.items() if given is None else ():

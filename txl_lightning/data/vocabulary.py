@@ -34,9 +34,7 @@ N_BYTES = 256
 LEAST_COUNT = 2  # a pair that occurs once is not merged
 LONGEST_PIECE = 1 << 16
 PIECES_AT_ONCE = 1 << 10
-LINE_START = re.compile(rb"(?<=\n)(?=\S)")
-# Bytes that are not UTF-8, as Python's `surrogateescape` decodes them.
-NOT_UTF_8 = re.compile("([\udc80-\udcff]+)")
+LINE_START = re.compile(r"(?<=\n)(?=\S)", re.ASCII)
 # Byte-level tokenizers write a byte as the character of its number if that is printable, others as these from 256 on.
 PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 OTHERS = [byte for byte in range(N_BYTES) if byte not in PRINTABLE]
@@ -430,10 +428,9 @@ def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:
 
 
 class BytePairs:
-    """Tokens of any bytes by a byte-level tokenizer.
+    """Tokens of UTF-8 text by a byte-level tokenizer.
 
-    Text is encoded piece by piece (see `pieces`), so that tokens do not depend on how a file is read. Bytes that are
-    not UTF-8 become one token each.
+    Text is encoded piece by piece (see `pieces`), so that tokens do not depend on how a file is read.
 
     Args:
         tokenizer: contents of a `tokenizer.json`.
@@ -454,8 +451,8 @@ class BytePairs:
                 if number not in found:
                     found[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
             self.contents = tuple(found[number] for number in range(len(found)))
-            numbers = {content: number for number, content in enumerate(self.contents)}
-            self._of_byte = np.array([numbers[bytes([byte])] for byte in range(N_BYTES)])
+            if missing := {bytes([byte]) for byte in range(N_BYTES)} - {*self.contents}:
+                raise ValueError(f"it has no token for {min(missing)!r}")
         except Exception as error:  # the library raises a plain Exception for a file that it cannot read
             raise UserError(f"is not a tokenizer.json of a byte-level tokenizer, like GPT-2's ({error!r})") from error
         self._tokenizer.no_truncation()
@@ -465,32 +462,26 @@ class BytePairs:
         """Yield the token numbers of a text in chunks, which may end anywhere.
 
         Raises:
-            UserError: the tokens do not give back the text, since the tokenizer changes it (normalizer, added spaces).
+            UserError: the bytes are not UTF-8, or the tokens do not give back the text, since the tokenizer changes it
+                (normalizer, added spaces).
         """
-        texts = pieces(chunks)
+        texts = pieces(decoded(chunks))
         while held := list(islice(texts, PIECES_AT_ONCE)):
-            yield self._encode(held)
-
-    def _encode(self, texts: list[bytes]) -> np.ndarray:
-        parts = [part for text in texts for part in runs(text)]
-        valid = [part for part in parts if isinstance(part, str)]
-        encodings = iter(self._tokenizer.encode_batch_fast(valid, add_special_tokens=False))
-        tokens = np.concatenate(
-            [next(encodings).ids if isinstance(part, str) else self._of_byte[list(part)] for part in parts]
-        ).astype(np.int64)
-        if b"".join(self.contents[token] for token in tokens.tolist()) != b"".join(texts):
-            raise UserError("the tokenizer changes the text: it must have no normalizer and add no spaces")
-        return tokens
+            encodings = self._tokenizer.encode_batch_fast(held, add_special_tokens=False)
+            tokens = np.concatenate([encoding.ids for encoding in encodings]).astype(np.int64)
+            if b"".join(self.contents[token] for token in tokens.tolist()) != "".join(held).encode():
+                raise UserError("the tokenizer changes the text: it must have no normalizer and add no spaces")
+            yield tokens
 
 
 def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int) -> str:
     """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and `vocab_size` - 256 merges.
 
-    The regular expression of GPT-2 cuts the text into words, which no merge crosses. Bytes that are not UTF-8 are left
-    out. Equal texts give equal merges.
+    The regular expression of GPT-2 cuts the text into words, which no merge crosses. Equal texts give equal merges.
 
     Raises:
         OptionError: the text has fewer merges.
+        UserError: the bytes are not UTF-8.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -502,8 +493,7 @@ def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int) -> str:
         special_tokens=[],
         show_progress=False,
     )
-    valid = (part for piece in pieces(chunks) for part in runs(piece) if isinstance(part, str))
-    tokenizer.train_from_iterator(valid, trainer)
+    tokenizer.train_from_iterator(pieces(decoded(chunks)), trainer)
     if tokenizer.get_vocab_size() < vocab_size:
         allowed = f"must be in {N_BYTES} … {tokenizer.get_vocab_size()}"
         allowed += f": no other pair of tokens occurs {LEAST_COUNT} times in the training split"
@@ -511,14 +501,14 @@ def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int) -> str:
     return str(tokenizer.to_str())
 
 
-def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def pieces(texts: Iterable[str]) -> Iterator[str]:
     """Cut a text before every line that does not begin with white space; a function of the text, not of its chunks.
 
-    A longer piece than `LONGEST_PIECE` bytes is cut before the last space in these bytes, or after them without one.
+    A longer piece than `LONGEST_PIECE` characters is cut before the last space in these, or after them without one.
     """
-    rest = b""
-    for chunk in chunks:
-        *complete, rest = LINE_START.split(rest + chunk)
+    rest = ""
+    for text in texts:
+        *complete, rest = LINE_START.split(rest + text)
         for piece in complete:
             yield from _shorter(piece)
         *complete, rest = _shorter(rest)
@@ -527,18 +517,11 @@ def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _shorter(piece: bytes) -> Iterator[bytes]:
+def _shorter(piece: str) -> Iterator[str]:
     start = 0
     while len(piece) - start > LONGEST_PIECE:
-        space = piece.rfind(b" ", start + 1, start + LONGEST_PIECE)
+        space = piece.rfind(" ", start + 1, start + LONGEST_PIECE)
         end = space if space > 0 else start + LONGEST_PIECE
         yield piece[start:end]
         start = end
     yield piece[start:]
-
-
-def runs(piece: bytes) -> Iterator[str | bytes]:
-    """Yield the parts of a text that are UTF-8 as str, and the bytes between them as bytes."""
-    for part in NOT_UTF_8.split(piece.decode("utf-8", errors="surrogateescape")):
-        if part:
-            yield part.encode("utf-8", errors="surrogateescape") if NOT_UTF_8.match(part) else part
