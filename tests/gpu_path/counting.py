@@ -18,23 +18,28 @@ class Launches(TorchDispatchMode):
 
     Attributes:
         by_name: calls of each operation.
-        written: bytes of the tensors that they returned.
+        sizes: number of those tensors of each size in bytes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.by_name: Counter[str] = Counter()
-        self.written = 0
+        self.sizes: Counter[int] = Counter()
 
     @property
     def n(self) -> int:
         """Number of all calls."""
         return self.by_name.total()
 
+    @property
+    def written(self) -> int:
+        """Bytes of all tensors that were written."""
+        return sum(size * n for size, n in self.sizes.items())
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name not in VIEWS and not name.startswith(("empty", "new_empty", "_record_function")):
             self.by_name[name] += 1
-            self.written += getattr(result, "nbytes", 0)
+            self.sizes[getattr(result, "nbytes", 0)] += 1
         return result

@@ -85,7 +85,7 @@ def test_adaptive_input_is_a_table_lookup_and_a_projection_by_cluster(options):
     for place in torch.cartesian_prod(torch.arange(2), torch.arange(3)):
         token = int(tokens[tuple(place)])
         cluster = sum(token >= cut for cut in (4, 9))
-        row = embedding.rows(cluster)[token - embedding.edges[cluster]]
+        row = embedding.rows()[cluster][token - embedding.edges[cluster]]
         projection = embedding.projection(cluster)
         expected = (row if projection is None else projection @ row) * 8**0.5
         torch.testing.assert_close(embedding(tokens)[tuple(place)], expected, rtol=0, atol=1e-12)

@@ -72,7 +72,7 @@ class StreamsDataModule(L.LightningDataModule):
             return batch
         # A view is made contiguous first: copying it would go through memory that is not pinned.
         tokens, targets = (part.contiguous().pin_memory() for part in (batch.tokens, batch.targets))
-        return batch._replace(tokens=tokens, targets=targets)
+        return batch._replace(tokens=tokens, targets=targets, known_targets=batch.targets.numpy())
 
     def train_dataloader(self) -> Streams:
         return self.streams("train")

@@ -22,11 +22,18 @@ class Segment(NamedTuple):
         tokens: [B, E + T] token numbers; the first E, at most `ext_len`, are extended context.
         targets: [B, T] token numbers, each the token after its position.
         number: index of the segment in the epoch; the memory is reset at 0.
+        known_targets: the targets in the CPU's memory, if the others are on a GPU.
     """
 
     tokens: Tensor
     targets: Tensor
     number: int
+    known_targets: np.ndarray | None = None
+
+    def streams(self, first: int, end: int) -> Segment:
+        """Return the streams from `first` to `end`."""
+        known = None if self.known_targets is None else self.known_targets[first:end]
+        return self._replace(tokens=self.tokens[first:end], targets=self.targets[first:end], known_targets=known)
 
     def split(self, segment_len: int, ext_len: int) -> list[Segment]:
         """Cut a batch of several segments: each has `segment_len` positions, the last of an epoch maybe fewer.
@@ -40,7 +47,8 @@ class Segment(NamedTuple):
         for start in range(0, n_targets, segment_len):
             stop = min(start + segment_len, n_targets)
             tokens = self.tokens[:, max(0, before + start - ext_len) : before + stop]
-            parts.append(self._replace(tokens=tokens, targets=self.targets[:, start:stop]))
+            known = None if self.known_targets is None else self.known_targets[:, start:stop]
+            parts.append(self._replace(tokens=tokens, targets=self.targets[:, start:stop], known_targets=known))
         return parts
 
 

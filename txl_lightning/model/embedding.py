@@ -48,11 +48,16 @@ class TokenEmbedding(nn.Module):
         """Iterate over the clusters: their first token, and the first token after them."""
         return zip(self.edges[:-1], self.edges[1:], strict=True)
 
-    def rows(self, cluster: int) -> Float[Tensor, "n width"]:
-        """Return the unscaled embeddings of a cluster's tokens, which the softmax shares."""
-        if self.div_val > 1:
-            return self.tables[cluster]
-        return self.tables[0][self.edges[cluster] : self.edges[cluster + 1]]
+    def cluster_of(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """Return the number of each token's cluster."""
+        return torch.stack([tokens >= first for first in self.edges[1:-1]]).sum(0)
+
+    def rows(self) -> tuple[Float[Tensor, "n width"], ...]:
+        """Return the unscaled embeddings of each cluster's tokens, which the softmax shares."""
+        if len(self.tables) == self.n_clusters:
+            return tuple(self.tables)
+        # Not a slice for each cluster: the gradient of each would be as large as the whole table.
+        return self.tables[0].split([end - first for first, end in self.ranges()])
 
     def projection(self, cluster: int) -> Float[Tensor, "D width"] | None:
         """Return the projection of a cluster's embeddings to D, or None if there is none."""
@@ -107,39 +112,61 @@ class TokenSoftmax(nn.Module):
         self.projections = nn.ParameterDict(untied)
 
     def forward(
-        self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"], embedding: TokenEmbedding
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        targets_BT: Int[Tensor, "B T"],
+        embedding: TokenEmbedding,
+        known_targets_BT: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, in token order.
 
         Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None:
         so an optimizer step does not depend on how columns are divided into processes and chunks.
 
-        With cut-offs the CPU waits for a GPU once in every call: the shapes depend on the numbers of targets.
+        With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU once in every
+        call, unless `known_targets_BT` are the targets in its own memory.
         """
-        hidden, targets = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-        head_targets, places = targets, [targets]
-        if embedding.n_clusters > 1:
-            cluster_of = sum((targets >= first).long() for first in embedding.edges[1:-1])
-            assert isinstance(cluster_of, Tensor)
-            head_targets = torch.where(cluster_of > 0, embedding.edges[1] + cluster_of - 1, targets)
-            places = list(cluster_of.argsort(stable=True).split(cluster_sizes(cluster_of, embedding.n_clusters)))
-        nll = negative_log_likelihood(self._head(hidden, embedding), head_targets, overwrite=True)
-        for cluster in range(1, embedding.n_clusters):
-            members, first = places[cluster], embedding.edges[cluster]
-            logits = self._logits(hidden[members], cluster, embedding)
-            nll = nll.index_add(0, members, negative_log_likelihood(logits, targets[members] - first, overwrite=True))
+        hidden, targets, rows = hidden_BTD.flatten(0, 1), targets_BT.flatten(), embedding.rows()
+        if embedding.n_clusters == 1:
+            nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), targets, overwrite=True)
+            return nll.view_as(targets_BT).to(self.bias.dtype)
+        cluster_of = embedding.cluster_of(targets)
+        head_targets = torch.where(cluster_of > 0, embedding.edges[1] + cluster_of - 1, targets)
+        nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), head_targets, overwrite=True)
+        nll = self._add_tails(nll, hidden, targets, embedding, rows, known_targets_BT)
         return nll.view_as(targets_BT).to(self.bias.dtype)
+
+    @torch.compiler.disable  # the shapes differ in every call, and each would be compiled
+    def _add_tails(
+        self,
+        nll: Tensor,
+        hidden: Tensor,
+        targets: Tensor,
+        embedding: TokenEmbedding,
+        rows: tuple[Tensor, ...],
+        known_targets_BT: Tensor | None,
+    ) -> Tensor:
+        """Add the losses within the further clusters to those of the head."""
+        cluster_of = counted = embedding.cluster_of(targets)
+        if known_targets_BT is not None:
+            counted = embedding.cluster_of(known_targets_BT)
+        places = cluster_of.argsort(stable=True).split(cluster_sizes(counted, embedding.n_clusters))
+        for cluster, members in enumerate(places[1:], 1):
+            logits = self._logits(hidden.index_select(0, members), cluster, embedding, rows[cluster])
+            own = targets[members] - embedding.edges[cluster]
+            nll = nll.index_add(0, members, negative_log_likelihood(logits, own, overwrite=True))
+        return nll
 
     def log_probabilities(
         self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding
     ) -> Float[Tensor, "B T V"]:
         """Return log P(token | h) of every token of the vocabulary, in float32 or float64."""
-        hidden = hidden_BTD.flatten(0, 1)
-        head = _log_softmax(self._head(hidden, embedding))
+        hidden, rows = hidden_BTD.flatten(0, 1), embedding.rows()
+        head = _log_softmax(self._head(hidden, embedding, rows[0]))
         parts = [head[:, : embedding.edges[1]]]
         for cluster in range(1, embedding.n_clusters):
             column = embedding.edges[1] + cluster - 1
-            inside = _log_softmax(self._logits(hidden, cluster, embedding))
+            inside = _log_softmax(self._logits(hidden, cluster, embedding, rows[cluster]))
             parts.append(head[:, column : column + 1] + inside)
         return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
 
@@ -148,14 +175,14 @@ class TokenSoftmax(nn.Module):
         projection = self.projections[str(cluster)] if untied else embedding.projection(cluster)
         return hidden if projection is None else hidden @ projection
 
-    def _logits(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding) -> Tensor:
+    def _logits(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding, rows: Tensor) -> Tensor:
         bias = self.bias[embedding.edges[cluster] : embedding.edges[cluster + 1]]
-        return F.linear(self._project(hidden, cluster, embedding), embedding.rows(cluster), bias)
+        return F.linear(self._project(hidden, cluster, embedding), rows, bias)
 
-    def _head(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
+    def _head(self, hidden: Tensor, embedding: TokenEmbedding, rows: Tensor) -> Tensor:
         if self.cluster_weight is None or self.cluster_bias is None:
-            return self._logits(hidden, 0, embedding)
-        weight = torch.cat([embedding.rows(0), self.cluster_weight])
+            return self._logits(hidden, 0, embedding, rows)
+        weight = torch.cat([rows, self.cluster_weight])
         bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
         return F.linear(self._project(hidden, 0, embedding), weight, bias)
 
@@ -208,18 +235,27 @@ class _NegativeLogLikelihood(torch.autograd.Function):
             log_probabilities_NV = torch.log_softmax(logits_NV, 1, out=logits_NV)
         else:
             log_probabilities_NV = _log_softmax(logits_NV)
-        ctx.save_for_backward(log_probabilities_NV, targets_N)
+        nll_N1 = -log_probabilities_NV.gather(1, targets_N[:, None])
         ctx.dtype = logits_NV.dtype
-        return -log_probabilities_NV.gather(1, targets_N[:, None]).squeeze(1)
+        if log_probabilities_NV.dtype == logits_NV.dtype or is_eager_on_cpu(logits_NV):
+            ctx.save_for_backward(log_probabilities_NV, targets_N, None)
+        else:  # logits of half the size are stored anyway: with log Σ exp(logits) they give the probabilities again
+            ctx.save_for_backward(logits_NV, targets_N, nll_N1 + logits_NV.gather(1, targets_N[:, None]))
+        return nll_N1.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():  # create_graph=True: the log-probabilities are not linked to the logits
             raise RuntimeError("the losses have no second derivative: differentiate F.cross_entropy")
         (gradient_N,) = gradients
-        log_probabilities_NV, targets_N = ctx.saved_tensors
+        log_probabilities_NV, targets_N, normalizer_N1 = ctx.saved_tensors
+        if not is_eager_on_cpu(gradient_N):
+            of_logits = normalizer_N1 is not None
+            P_NV = (log_probabilities_NV - normalizer_N1).exp_() if of_logits else log_probabilities_NV.exp()
+            P_NV.scatter_add_(1, targets_N[:, None], P_NV.new_full((len(targets_N), 1), -1.0))
+            return torch.mul(P_NV, gradient_N[:, None], out=P_NV.new_empty(P_NV.shape, dtype=ctx.dtype)), None, None
         # A graph that is kept may be passed again, and needs the log-probabilities then.
-        kept = not is_eager_on_cpu(gradient_N) or torch._C._autograd._get_current_graph_task_keep_graph()
+        kept = torch._C._autograd._get_current_graph_task_keep_graph()
         result_NV = torch.empty_like(log_probabilities_NV) if kept else log_probabilities_NV
         for rows, gradient_RV in _one_hot_rows(gradient_N, targets_N, log_probabilities_NV):
             arguments = (gradient_RV, log_probabilities_NV[rows], 1, gradient_RV.dtype)
@@ -229,9 +265,9 @@ class _NegativeLogLikelihood(torch.autograd.Function):
 
 
 def _one_hot_rows(gradient_N: Tensor, targets_N: Tensor, like_NV: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield -gradient at the targets, and zero elsewhere: on the CPU in one buffer for some rows after the others."""
+    """Yield -gradient at the targets, and zero elsewhere, in one buffer for some rows after the others."""
     N, V = like_NV.shape
-    n = max(1, ROWS_BYTES // (V * like_NV.element_size())) if is_eager_on_cpu(like_NV) else max(1, N)
+    n = max(1, ROWS_BYTES // (V * like_NV.element_size()))
     buffer_RV = like_NV.new_zeros(min(n, N), V)
     for first in range(0, N, n):
         rows = slice(first, min(first + n, N))
@@ -240,7 +276,7 @@ def _one_hot_rows(gradient_N: Tensor, targets_N: Tensor, like_NV: Tensor) -> Ite
         part_RV.scatter_(1, targets_R, 0)
 
 
-def cluster_sizes(cluster_of: Int[Tensor, " n"], n_clusters: int) -> list[int]:
+def cluster_sizes(cluster_of: Int[Tensor, "*n"], n_clusters: int) -> list[int]:
     """Return the number of targets in each cluster; on a GPU the CPU waits for it."""
     sizes: list[int] = torch.stack([(cluster_of == cluster).sum() for cluster in range(n_clusters)]).tolist()
     return sizes

@@ -65,6 +65,7 @@ class ScoringModel:
         targets_BT: Int[Tensor, "B T_targets"],
         memory: Any = None,
         lengths_B: Int[Tensor, " B"] | None = None,
+        known_targets_BT: Int[Tensor, "B T_targets"] | None = None,
     ) -> tuple[Float[Tensor, "B T_targets"], Any]:
         """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
 
@@ -75,6 +76,7 @@ class ScoringModel:
             memory: returned for the previous segment; None for the start of the streams.
             lengths_B: number of each stream's tokens, from 0 to T; what follows them, and its targets, is padding. Its
                 loss is 0, and the new memory of a stream ends with the stream's own last token. None without padding.
+            known_targets_BT: the targets on the CPU. A model with cut-offs on a GPU then waits for no count of them.
 
         Raises:
             OptionError: lengths are given to a model that takes none.
@@ -87,13 +89,18 @@ class ScoringModel:
         options = {} if lengths_B is None else {"lengths_B": lengths_B}
         hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets, **options)
         if lengths_B is None:
-            return self.losses(hidden_BTD, targets_BT), memory
+            return self.losses(hidden_BTD, targets_BT, known_targets_BT), memory
         padding_BT = padding(lengths_B, *tokens_BT.shape)[:, T - T_targets :]
         return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(padding_BT, 0.0), memory
 
-    def losses(self: Any, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def losses(
+        self: Any,
+        hidden_BTD: Float[Tensor, "B T D"],
+        targets_BT: Int[Tensor, "B T"],
+        known_targets_BT: Tensor | None = None,
+    ) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, from the hidden states of a call."""
-        nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding)
+        nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding, known_targets_BT)
         return nll_BT
 
     def log_probabilities(self: Any, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:

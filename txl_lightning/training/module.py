@@ -255,8 +255,7 @@ class LanguageModelModule(L.LightningModule):
         rank_first, _ = part_of_streams(B, self.ranks.rank, W)
         memory, losses, memories = self._memory_before(batch), [], []
         for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
-            group = batch._replace(tokens=batch.tokens[first:end], targets=batch.targets[first:end])
-            nll_BP, after = self._score(group, None if memory is None else memory.columns(first, end))
+            nll_BP, after = self._score(batch.streams(first, end), None if memory is None else memory.columns(first, end))
             share = (end - first) / B_r
             loss = nll_BP.mean() * share
             losses.append(loss.detach())
@@ -274,7 +273,10 @@ class LanguageModelModule(L.LightningModule):
             if k:
                 memory = model.start_memory(len(segment.targets)) if memory is None else memory
                 memory = replace(memory, keeps_gradient=i + 1 < len(segments))
-            nll_BT, memory = self._scorer_for(segment, memory)(segment.tokens, segment.targets, memory)
+            known: dict[str, Any] = {}
+            if model.config.cutoffs and segment.known_targets is not None:
+                known["known_targets_BT"] = torch.from_numpy(segment.known_targets)
+            nll_BT, memory = self._scorer_for(segment, memory)(segment.tokens, segment.targets, memory, **known)
             step = self.global_step * len(segments) + i
             positions = scored_positions(self.config.loss, nll_BT.shape[1], self.config.seed, step)
             if isinstance(positions, Tensor):

@@ -1,0 +1,56 @@
+"""Train arms through `torch.compile`, in a process without checks of shapes, which are no part of the graphs.
+
+    compiled_steps ARM…        prints as JSON the number of graphs of each arm, or the error of a recompilation
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+from torch._dynamo.utils import counters
+
+from tests.devices.arms import B, T, make
+from tests.training.small_run import bare_module
+from txl_lightning import Memory
+from txl_lightning.data.streams import Segment
+from txl_lightning.training.module import LanguageModelModule
+
+STEPS = 20
+
+
+def segment(number: int) -> Segment:
+    """Each segment has other numbers of targets in the clusters."""
+    window = torch.randint(30, (B, T + 1), generator=torch.Generator().manual_seed(number))
+    return Segment(window[:, :-1], window[:, 1:], number, known_targets=window[:, 1:].numpy())
+
+
+def train(arm: str) -> int | str:
+    """Do 20 steps and return the number of graphs, or the error if a step after the first one compiles again."""
+    torch._dynamo.reset()
+    counters.clear()
+    module: LanguageModelModule = bare_module(make(arm))
+    module.score = torch.compile(module.model.score, backend="aot_eager")
+    (optimizer,), _ = module.configure_optimizers()
+    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]
+    memory = module.model.start_memory(B, static=True)
+    if isinstance(memory, Memory):
+        memory = replace(memory, filled=memory.length)
+    module.training_memory.store_after(segment(0), memory)
+    for number in range(1, STEPS + 1):
+        with torch._dynamo.config.patch(error_on_recompile=number > 1):
+            optimizer.zero_grad()
+            try:
+                module.add_gradients(segment(number))
+            except torch._dynamo.exc.RecompileError as error:
+                return f"step {number}: {str(error).splitlines()[0]}"
+            optimizer.step()
+    return int(counters["stats"]["unique_graphs"])
+
+
+def main() -> None:
+    """Train the arms that the command line names."""
+    print(json.dumps({arm: train(arm) for arm in sys.argv[1:]}))

@@ -1,0 +1,23 @@
+"""Training through `torch.compile`: graphs in a step, and no compilation after the first one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.devices.arms import ARMS
+from tests.forked import start_module
+
+LSTM_GRAPHS = 5  # of two layers that torch does not compile
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_after_the_first_step(tmp_path: Path) -> None:
+    """One graph, but for the tails of the softmax, whose shapes differ in every step, and torch's LSTM."""
+    done = start_module(tmp_path, "tests.gpu_path.compiled_steps", *ARMS).finish(timeout=1200)
+    assert done.returncode == 0, done.stderr
+    graphs = json.loads(done.stdout.splitlines()[-1])
+    divided = {arm: LSTM_GRAPHS * arm.startswith("lstm") + 2 * ("adaptive" in arm) for arm in ARMS}
+    assert {arm: n for arm, n in graphs.items() if not isinstance(n, int) or n > 1 + divided[arm]} == {}
