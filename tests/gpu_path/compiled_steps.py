@@ -1,6 +1,6 @@
 """Train arms through `torch.compile`, in a process without checks of shapes, which are no part of the graphs.
 
-    compiled_steps ARM…        prints as JSON the number of graphs of each arm, or the error of a recompilation
+compiled_steps ARM…        prints as JSON the number of graphs of each arm, or the error of a recompilation
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ def test_a_step_at_wt103_base_size_within_its_budget() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_losses_and_gradients_on_a_gpu_are_those_of_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_and_gradients_on_a_gpu_are_those_of_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedding, "is_eager_on_cpu", lambda tensor: False)
     logits, targets, cotangent = 5 * torch.randn(25, 300, dtype=dtype), torch.randint(300, (25,)), torch.randn(25)
     ours, theirs = logits.clone().requires_grad_(), logits.float().requires_grad_()
@@ -42,7 +44,9 @@ def test_losses_and_gradients_on_a_gpu_are_those_of_float32(dtype: torch.dtype, 
     expected.backward(cotangent)
     assert ours.grad is not None
     assert ours.grad.dtype == dtype
-    torch.testing.assert_close(ours.grad, theirs.grad.to(dtype), atol=1e-6, rtol=1e-5 if dtype == torch.float32 else 8e-3)
+    torch.testing.assert_close(
+        ours.grad, theirs.grad.to(dtype), atol=1e-6, rtol=1e-5 if dtype == torch.float32 else 8e-3
+    )
 
 
 def test_only_probabilities_of_half_size_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,3 +55,5 @@ def test_a_step_of_muon_at_base_size_has_few_launches() -> None:
     with Launches() as launches:
         optimizer.step()
     assert launches.n <= 80, launches.by_name
+    private = {"_foreach_lerp_", "_foreach_lerp", "_foreach_mul_", "_foreach_norm", "_foreach_add_"}
+    assert private <= launches.by_name.keys()

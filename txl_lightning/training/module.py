@@ -255,7 +255,9 @@ class LanguageModelModule(L.LightningModule):
         rank_first, _ = part_of_streams(B, self.ranks.rank, W)
         memory, losses, memories = self._memory_before(batch), [], []
         for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
-            nll_BP, after = self._score(batch.streams(first, end), None if memory is None else memory.columns(first, end))
+            nll_BP, after = self._score(
+                batch.streams(first, end), None if memory is None else memory.columns(first, end)
+            )
             share = (end - first) / B_r
             loss = nll_BP.mean() * share
             losses.append(loss.detach())
