@@ -32,9 +32,9 @@ BAD = f"""
 {TRAIN} trainer.callbacks=3                              | trainer.callbacks=3
 {TRAIN} 'trainer.callbacks=[EarlyStopping]'              | trainer.callbacks=EarlyStopping: must be
 {TRAIN} 'trainer.callbacks=[{{_target_: a.B}}]'          | trainer.callbacks=a.B: cannot be made
-{TRAIN} logger._target_=a.B                              | logger._target_=a.B: cannot be made
-{TRAIN} logger._target_=3                                | logger._target_=3: must be
-{TRAIN} logger._target_=a.B logger.arguments=3           | logger.arguments=3: must be
+{TRAIN} logger=lightning logger._target_=a.B             | logger._target_=a.B: cannot be made
+{TRAIN} logger=lightning logger._target_=3               | logger._target_=3: must be
+{TRAIN} logger=lightning logger._target_=a.B logger.arguments=3 | logger.arguments=3: must be
 {TRAIN} logger.mode=onlin                                | logger.mode=onlin: must be offline, online or disabled
 {TRAIN} logger=mlflow                                    | logger=mlflow: must be one of
 {TRAIN} data.segment_len=100000000                       | data.segment_len=100000000

@@ -16,9 +16,9 @@ from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConf
 from txl_lightning.config.schemas import (
     CONF,
     Config,
-    EncodingConfig,
     MemoryConfig,
     RecurrentModelConfig,
+    TableEncodingConfig,
     TransformerXLModelConfig,
     typed,
 )
@@ -234,7 +234,7 @@ def test_an_experiment_of_the_paper_wins_over_the_profile(name: str, profile: st
 
 @pytest.mark.parametrize("architecture", [TransformerXLConfig, RecurrentConfig])
 def test_the_defaults_of_the_options_are_those_of_the_architecture(architecture: type) -> None:
-    groups = {"encoding": EncodingConfig, "memory": MemoryConfig, "model": RecurrentModelConfig}
+    groups = {"encoding": TableEncodingConfig, "memory": MemoryConfig, "model": RecurrentModelConfig}
     if architecture is TransformerXLConfig:
         groups["model"] = TransformerXLModelConfig
     defaults = {f.name: list(f.default) if f.default == () else f.default for f in fields(architecture)}

@@ -90,7 +90,7 @@ def test_a_callback_that_does_not_fit_is_refused_in_one_line(
 
 def test_another_logger_gets_the_curves_and_the_configuration(tmp_path: Path) -> None:
     target = "logger._target_=lightning.pytorch.loggers.CSVLogger"
-    config = tiny_config(tmp_path, target, "trainer.log_every_n_steps=4")
+    config = tiny_config(tmp_path, "logger=lightning", target, "trainer.log_every_n_steps=4")
     train(config, tmp_path / "run")
     with (tmp_path / "run/lightning_logs/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -111,17 +111,16 @@ def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(tmp_path: Path, mon
     with pytest.raises(UserError, match=r"^logger\._target_=.*TensorBoardLogger: cannot be made: ModuleNotFoundError"):
         train(tiny_config(tmp_path, "logger=tensorboard"), tmp_path / "run")
     assert (tmp_path / "run/metrics.json").read_text() == "{}"
-    assert run_txl("evaluate", "checkpoint=a", "logger._target_=a.B", directory=tmp_path).err.endswith(
-        "logger._target_=a.B: is for txl train\n"
-    )
+    refused = run_txl("evaluate", "checkpoint=a", "logger=lightning", "logger._target_=a.B", directory=tmp_path).err
+    assert refused.endswith("logger=lightning: must be wandb or none\n")
 
 
 def test_variables_of_wandb_are_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (LoggerConfig().project, LoggerConfig().mode) == ("txl_lightning", "offline")
-    for name in ("PROJECT", "MODE", "RUN_GROUP", "NAME"):
+    for name in ("PROJECT", "MODE", "RUN_GROUP"):
         monkeypatch.setenv(f"WANDB_{name}", f"my-{name.lower()}")
     shown = run_txl("train", "logger.group=typed", "--help", directory=tmp_path).out
-    assert all(line in shown for line in ("project: my-project", "mode: my-mode", "group: typed", "run_name: my-name"))
+    assert all(line in shown for line in ("project: my-project", "mode: my-mode", "group: typed"))
     refused = run_txl("train", "hydra.run.dir=run", directory=tmp_path)
     assert "logger.mode=my-mode: must be offline, online or disabled (default: the variable WANDB_MODE)" in refused.err
 

@@ -71,8 +71,8 @@ def test_the_schedule_drives_the_optimizer(name: str, kind: type) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("name", "sgd"), ("lr", 0.0), ("eps", 0.0), ("warmup_steps", -1), ("min_lr", 1.0), ("clip_norm", -1.0)],
-        *[("schedule", "step"), ("split_qkv", False), ("ns_precision", "16-true"), ("ns_precision", "32-true")],
+        *[("name", "sgd"), ("lr", 0.0), ("warmup_steps", -1), ("min_lr", 1.0), ("clip_norm", -1.0)],
+        *[("schedule", "step"), ("ns_precision", "16-true"), ("ns_precision", "32-true")],
     ],
 )
 def test_bad_options_are_named(field: str, value: object) -> None:
@@ -87,13 +87,12 @@ def draw_gradients(model: torch.nn.Module, seed: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="came with torch 2.9")
-@pytest.mark.parametrize("split_qkv", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name: str, split_qkv: bool) -> None:
+def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()
     draw_gradients(model, seed=1)
-    blocks = dict(matrices_of_layers(model, split_qkv))
+    blocks = dict(matrices_of_layers(model))
     parts = {}
     for n, parameter in model.named_parameters():
         parts[n] = [torch.nn.Parameter(part.clone()) for part in parameter.detach().chunk(blocks.get(parameter, 1))]
@@ -103,13 +102,13 @@ def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name: st
             torch.optim.Muon(parts[n], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
         else:
             torch.optim.AdamW(parts[n], lr=0.02, weight_decay=0.1).step()
-    optimizer = MuonWithAdam(model, replace(MUON, split_qkv=split_qkv))
+    optimizer = MuonWithAdam(model, MUON)
     optimizer.step()
     for n, parameter in model.named_parameters():
         assert torch.equal(parameter, torch.cat(parts[n])), n
         assert (parameter in blocks) == (n.startswith("layers.") and parameter.ndim == 2), n
         if name == "txl" and parameter in blocks:
-            assert blocks[parameter] == (3 if split_qkv and "qkv" in n else 1), n
+            assert blocks[parameter] == (3 if "qkv" in n else 1), n
     counted = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     assert counted == sum(p.numel() for p in model.parameters())
     optimizer.zero_grad()
@@ -145,9 +144,8 @@ def test_make_optimizer_hands_the_number_type_on() -> None:
     torch.testing.assert_close(*weights.values(), atol=5e-4, rtol=0)
 
 
-@pytest.mark.parametrize("split_qkv", [True, False])
-def test_its_state_survives_a_checkpoint_bit_for_bit(split_qkv: bool) -> None:
-    model, config = MODELS["modern"](), replace(MUON, split_qkv=split_qkv)
+def test_its_state_survives_a_checkpoint_bit_for_bit() -> None:
+    model, config = MODELS["modern"](), MUON
     runs = [(model, *make_optimizer(model, config, max_steps=10, fused=True))]
     for seed in range(4):
         if seed == 2:

@@ -144,7 +144,6 @@ def test_what_is_found_later_is_refused_in_one_line(tmp_path: Path, overrides: s
         ("memory.start=zeros", []),
         ("memory=off memory.start=zeros", ["memory.start=zeros has no effect: there is no memory"]),
         ("encoding=shaw encoding.table_len=9", []),
-        ("encoding.table_len=9", ["encoding.table_len=9 has no effect: encoding=relative has no table"]),
         ("model=lstm encoding=rope", ["encoding=rope has no effect: model=lstm has no attention"]),
         ("model=lstm memory.start=zeros", ["memory.start=zeros has no effect: model=lstm has no attention"]),
         ("data.path=a data.document_start=b memory.reset=document", []),

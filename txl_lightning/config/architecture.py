@@ -47,8 +47,8 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
 }
 
 
-def _option(name: str, default: Any) -> Any:
-    """Return a field whose option has another name than its own in the group `model`."""
+def _option(name: str | None, default: Any) -> Any:
+    """Return a field whose option has another name than its own in the group `model`, or None for no option."""
     return field(default=default, metadata={"option": name})
 
 
@@ -60,9 +60,9 @@ def _types(architecture: Any) -> dict[str, Any]:
 
 
 def option_names(architecture: type) -> dict[str, str]:
-    """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
+    """Return the option of every field that has one, as typed; the corpus gives `vocab_size`."""
     named = {f.name: f.metadata.get("option", f"model.{f.name}") for f in fields(architecture)}
-    return {name: option for name, option in named.items() if name != "vocab_size"}
+    return {name: option for name, option in named.items() if option and name != "vocab_size"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class TransformerXLConfig(Architecture):
     ext_len: int = 0
     memory_start: str = _option("memory.start", "empty")
     memory_reset: str = _option("memory.reset", "never")
-    interpolation: float = _option("encoding.interpolation", 1.0)
+    interpolation: float = _option(None, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

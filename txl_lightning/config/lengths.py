@@ -21,9 +21,9 @@ def encoding_kind(config: Config) -> EncodingKind:
 
 def table_len(config: Config) -> int | None:
     """Return the number of rows of a trained position table: as given, or as training needs; None without a table."""
-    table = encoding_kind(config).table
-    if config.encoding.table_len is not None or table is None:
-        return config.encoding.table_len
+    table, given = encoding_kind(config).table, getattr(config.encoding, "table_len", None)
+    if given is not None or table is None:
+        return given
     positions = config.data.segment_len + extended_context(config)
     return positions + config.memory.mem_len if table == "distances" else positions
 

@@ -77,15 +77,19 @@ class RecurrentModelConfig(ModelConfig):
 
 @dataclass
 class EncodingConfig:
-    """Group `encoding`: `name` of the encoding of positions, built in or custom (see `encoding_kinds`).
-
-    `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
-    `interpolation` divides the positions of rope.
-    """
+    """Group `encoding`: `name` of the encoding of positions, built in or custom (see `encoding_kinds`)."""
 
     name: str = MISSING
+
+
+@dataclass
+class TableEncodingConfig(EncodingConfig):
+    """Group `encoding` for one with a trained table.
+
+    `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
+    """
+
     table_len: int | None = None
-    interpolation: float = 1.0
 
 
 @dataclass
@@ -228,7 +232,6 @@ class EvaluationConfig:
 class OptimizerConfig:
     """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay (or constant), gradient clipping.
 
-    With Muon, queries, keys and values of attention are separate matrices; `split_qkv=false` takes them as one.
     `ns_precision` is the number type in which Muon makes a matrix orthogonal: bf16-true as in `torch.optim.Muon`,
     32-true, or auto for bf16-true under mixed precision and 32-true otherwise.
     """
@@ -236,14 +239,12 @@ class OptimizerConfig:
     name: str = MISSING
     lr: float = MISSING
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
     weight_decay: float = 0.0
     schedule: str = "cosine"
     decay_after_warmup: bool = False
     warmup_steps: int = 0
     min_lr: float = 0.0
     clip_norm: float = 0.25
-    split_qkv: bool = True
     ns_precision: str = "bf16-true"
 
 
@@ -307,22 +308,27 @@ def _of_wandb(variable: str, default: str | None) -> Any:
 class LoggerConfig:
     """Group `logger`: destination of the curves; `project` and those after it are for W&B.
 
-    Project, mode, group and name have the defaults WANDB_PROJECT, WANDB_MODE, WANDB_RUN_GROUP and WANDB_NAME.
-    `group` null is named after the multirun, `run_name` null after the model and its lengths; `tags` are added to the
-    tags of the model.
-
-    `_target_` is the class of another logger of Lightning, in place of the one of this `name`, and `arguments` a
-    mapping with its arguments; `save_dir` is the run directory if it is not among them.
+    Project, mode and group have the defaults WANDB_PROJECT, WANDB_MODE and WANDB_RUN_GROUP. `group` null is named
+    after the multirun, a run is named by WANDB_NAME or after the model and its lengths; `tags` are added to the tags of
+    the model.
     """
 
     name: str = MISSING
-    _target_: str | None = None
-    arguments: Any = None
     project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
     mode: str = _of_wandb("WANDB_MODE", "offline")
     group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
-    run_name: str | None = _of_wandb("WANDB_NAME", None)
     tags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class LightningLoggerConfig(LoggerConfig):
+    """Group `logger` for a logger of Lightning: its class `_target_`, and a mapping with its `arguments`.
+
+    `save_dir` is the run directory if it is not among the arguments.
+    """
+
+    _target_: str | None = None
+    arguments: Any = None
 
 
 @dataclass
@@ -362,7 +368,6 @@ def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
         OptionError: the name or the mode is not allowed.
     """
     require(logger.name in names, "logger", logger.name, f"must be {' or '.join(names)}")
-    require("csv" in names or not logger._target_, "logger._target_", logger._target_, "is for txl train")
     allowed = "must be offline, online or disabled (default: the variable WANDB_MODE)"
     require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
@@ -431,7 +436,10 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     "memory.first": (0,),
     "data.bytes": None,
     "evaluation.first": (None, 0),
-    **dict.fromkeys(("logger.artifacts", "new_vocabulary")),
+    **dict.fromkeys(("logger.artifacts", "logger.run_name", "new_vocabulary")),
+    "encoding.interpolation": (1.0,),
+    "optimizer.eps": (1e-8,),
+    "optimizer.split_qkv": (True,),
 }
 
 
@@ -468,6 +476,10 @@ def from_plain(values: Any) -> Config:
     config = OmegaConf.structured(Config)
     config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
     config.data = data_class(values["data"].get("name"))
+    if "table_len" in (values.get("encoding") or ()):
+        config.encoding = TableEncodingConfig
+    if "_target_" in (values.get("logger") or ()):
+        config.logger = LightningLoggerConfig
     others = {f.name for kind in OWN_OPTIONS.values() for f in fields(kind)} - set(config.data)
     values["data"] = {name: value for name, value in values["data"].items() if name not in others}
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +28,10 @@ def start_run(
 
     Args:
         directory: run directory of the command.
-        logger: project, group, tags and mode; its `run_name`, if set, replaces `name`.
+        logger: project, group, tags and mode.
         job_type: name of the command.
         config: configuration to show beside the run.
-        name: name of the run; None lets W&B choose one.
+        name: name of the run, if the variable WANDB_NAME has none; None lets W&B choose one.
         tags: tags besides those of the logger.
         run_id: id of a run to resume; None starts a new one.
 
@@ -42,7 +43,7 @@ def start_run(
             dir=directory,
             project=logger.project,
             group=logger.group,
-            name=logger.run_name or name,
+            name=os.environ.get("WANDB_NAME") or name,
             tags=list(dict.fromkeys((*logger.tags, *tags))),
             job_type=job_type,
             mode=logger.mode,  # type: ignore[arg-type]

@@ -23,10 +23,10 @@ from torch import Tensor
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import (
     Config,
-    EncodingConfig,
     FileData,
     Lm1bData,
     MemoryConfig,
+    TableEncodingConfig,
     TransformerXLModelConfig,
     file_data,
     stored,
@@ -291,6 +291,6 @@ def _run_config(model: TransformerXL, config: Config) -> Config:
     return replace(
         config,
         model=TransformerXLModelConfig(**groups["model"]),
-        encoding=EncodingConfig(**groups["encoding"]),
+        encoding=TableEncodingConfig(**groups["encoding"]),
         memory=MemoryConfig(**groups["memory"]),
     )

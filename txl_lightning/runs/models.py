@@ -82,7 +82,8 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     memory, model = config.memory, model_class(config)
     kind: Any = model.config_class
     core = RecurrentConfig if kind is RecurrentConfig else TransformerXLConfig
-    values = {field: attrgetter(option)(config) for field, option in option_names(core).items()}
+    options = {field: option for field, option in option_names(core).items() if field != "table_len"}
+    values = {field: attrgetter(option)(config) for field, option in options.items()}
     values["cutoffs"] = tuple(values["cutoffs"])
     known, own = {f.name for f in fields(core)}, {name: x for name, x in config.beyond.items() if name != "name"}
     of_variant = {f.name: f"beyond.{f.name}" for f in fields(kind) if f.name not in known}

@@ -8,7 +8,6 @@ from operator import attrgetter
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 
-from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import (
     Config,
     MemoryConfig,
@@ -72,7 +71,7 @@ def check_config(config: Config) -> None:
     check_optimizer(config.optimizer)
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)
-    check_logger(config.logger, ("wandb", "csv", "tensorboard", "none"))
+    check_logger(config.logger, ("wandb", "csv", "lightning", "tensorboard", "none"))
     for option, is_allowed, allowed in _rules(config):
         require(is_allowed, option, attrgetter(option)(config), allowed)
 
@@ -133,18 +132,15 @@ def options_without_effect(config: Config) -> list[str]:
 
     They are allowed, because a multirun combines options that do not all belong together.
     """
-    memory, data, encoding, kind = config.memory, config.data, config.encoding, encoding_kind(config)
+    memory, data, encoding = config.memory, config.data, config.encoding
     recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in (None, "auto")
     no_attention = f"model={config.model.name} has no attention"
     no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
-    no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
     # The other corpora have a default in conf/data, which says what their documents are.
     never_reset = "only memory.reset=document reads it" if data.name == "file" and memory.reset == "never" else None
     options = (
         # option, value, default, why it is not read (None if it is)
         ("encoding", encoding.name, "relative", no_attention if recurrent else None),
-        ("encoding.table_len", encoding.table_len, None, no_table),
-        ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
         ("data.document_start", data.document_start, None, never_reset),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),

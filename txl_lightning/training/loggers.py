@@ -22,7 +22,13 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from txl_lightning.config.encoding_kinds import kind_named
-from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
+from txl_lightning.config.schemas import (
+    Config,
+    LightningLoggerConfig,
+    RecurrentModelConfig,
+    TransformerXLModelConfig,
+    plain,
+)
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_text
 from txl_lightning.runs.metrics import loss_metrics
@@ -125,13 +131,13 @@ def custom_callbacks(config: Config) -> list[Callback]:
     return made
 
 
-def custom_logger(config: Config, directory: Path) -> Logger:
-    """Return the logger of `logger._target_`.
+def custom_logger(logger: LightningLoggerConfig, directory: Path) -> Logger:
+    """Return the logger of Lightning that the group names.
 
     Raises:
         OptionError: it cannot be made.
     """
-    target, arguments = config.logger._target_, config.logger.arguments or {}
+    target, arguments = logger._target_, logger.arguments or {}
     require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
     return _make({**arguments, "_target_": target}, "logger._target_", Logger, save_dir=directory, version="")
 

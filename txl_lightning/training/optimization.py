@@ -33,9 +33,6 @@ def check_optimizer(config: OptimizerConfig) -> None:
         "schedule": (config.schedule in ("cosine", "constant"), "must be cosine or constant"),
         "betas": ([0 <= beta < 1 for beta in config.betas] == [True, True], "must be two numbers in [0, 1)"),
         "weight_decay": (0 <= config.weight_decay < math.inf, "must be >= 0 and finite"),
-        # With 0 a parameter whose gradients were all 0, such as the row of a token not read yet, becomes 0 / 0.
-        "eps": (0 < config.eps < math.inf, "must be > 0 and finite"),
-        "split_qkv": (config.split_qkv or config.name == "muon", "is for optimizer=muon only"),
         "ns_precision": (config.ns_precision in ns_precisions, f"must be one of {', '.join(ns_precisions)}"),
         "lr": (0 < config.lr < math.inf, "must be > 0 and finite"),
         "warmup_steps": (config.warmup_steps >= 0, "must be an integer >= 0"),
@@ -79,8 +76,7 @@ def make_optimizer(
 
 
 def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
-    options = {"lr": config.lr, "betas": tuple(config.betas), "eps": config.eps}
-    return {**options, "weight_decay": config.weight_decay, "fused": fused}
+    return {"lr": config.lr, "betas": tuple(config.betas), "weight_decay": config.weight_decay, "fused": fused}
 
 
 class MuonWithAdam(torch.optim.Optimizer):
@@ -101,15 +97,14 @@ class MuonWithAdam(torch.optim.Optimizer):
 
     Args:
         model: whose parameters to train.
-        config: its `lr` and `weight_decay` are those of both, `betas` and `eps` of AdamW; `split_qkv=False` takes
-            queries, keys and values as one matrix of 3·H·E rows; `ns_precision` is that of the iteration that finds O,
-            `auto` the bfloat16 of `torch.optim.Muon`.
+        config: its `lr` and `weight_decay` are those of both, `betas` of AdamW; `ns_precision` is that of the
+            iteration that finds O, `auto` the bfloat16 of `torch.optim.Muon`.
         fused: AdamW's fused step.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, fused: bool = False) -> None:
         self._ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
-        self.n_matrices: dict[Tensor, int] = dict(matrices_of_layers(model, config.split_qkv))
+        self.n_matrices: dict[Tensor, int] = dict(matrices_of_layers(model))
         others = [parameter for parameter in model.parameters() if parameter not in self.n_matrices]
         self._adam = torch.optim.AdamW(others, **_adam_options(config, fused))
         muon = {"params": list(self.n_matrices), "lr": config.lr, "weight_decay": config.weight_decay}
@@ -211,14 +206,13 @@ def _polynomial(gram_NAA: Tensor) -> Tensor:
     return P
 
 
-def matrices_of_layers(model: nn.Module, split_qkv: bool = True) -> Iterator[tuple[nn.Parameter, int]]:
+def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
     """Yield the two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
 
     Queries, keys and values of attention are rows of one parameter, as are the gates of a recurrent layer.
 
     Args:
         model: a Transformer-XL or a recurrent baseline.
-        split_qkv: count queries, keys and values as separate matrices, else as one.
     """
     for name, parameter in model.named_parameters():
         if not name.startswith("layers.") or parameter.ndim != 2:
@@ -226,6 +220,6 @@ def matrices_of_layers(model: nn.Module, split_qkv: bool = True) -> Iterator[tup
         owner = name.rpartition(".")[0]
         if owner.endswith(".qkv"):
             attention: Any = model.get_submodule(owner.removesuffix(".qkv"))
-            yield parameter, attention.n_query + attention.n_key + 1 if split_qkv else 1
+            yield parameter, attention.n_query + attention.n_key + 1
         else:
             yield parameter, next((n for ending, n in STACKED.items() if name.endswith(ending)), 1)

@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.lengths import evaluation_lengths, extended_context, in_windows, protocol_word, streams_start
-from txl_lightning.config.schemas import Config, from_plain, plain, stored
+from txl_lightning.config.schemas import Config, LightningLoggerConfig, from_plain, plain, stored
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
@@ -131,7 +131,8 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     resumed = find_checkpoint(config, directory, ranks)
     config = _choose_precision(config, ranks, resumed)
     own_callbacks = custom_callbacks(config)  # before the corpus, whose preparation may take long
-    own_logger = None if ranks.rank or config.logger._target_ is None else custom_logger(config, directory)
+    of_lightning = isinstance(config.logger, LightningLoggerConfig) and ranks.rank == 0
+    own_logger = custom_logger(config.logger, directory) if of_lightning else None  # type: ignore[arg-type]
     L.seed_everything(config.seed, verbose=False)
     initial = None
     if resumed is None and config.initial_weights is not None:
