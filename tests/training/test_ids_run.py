@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.measure.kept_figures import kept_figures
-from tests.training.recorded_run import complete, recorded_losses, recorded_run
+from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError, UserError
@@ -145,29 +145,3 @@ def test_a_resumed_run_continues_with_a_moved_file(options: tuple[str, ...], tmp
         recorded_run(plain(tiny_config(tmp_path, *options, *further)), str(tmp_path / name), {})
         losses[name] = recorded_losses(tmp_path / name)
     assert losses["resumed"] == losses["whole"][3:]
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(
-    options: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    one = train(tiny_config(tmp_path, *options), tmp_path / "one")
-    assert capfd.readouterr().err.count("data.vocab_size=53: the largest id of notes.npy, plus one") == 1
-    (tmp_path / "two").mkdir()
-    done = complete(tmp_path / "two", *options, "trainer.devices=2")
-    assert done.stderr.count("data.vocab_size=53: ") == 1, done.stderr
-    two = json.loads((tmp_path / "two/run/metrics.json").read_text())
-    assert two["test/nll"] == pytest.approx(one["test/nll"], rel=1e-4)
-
-
-def test_documents_of_a_folder_reset_the_memory(tmp_path: Path) -> None:
-    (tmp_path / "pieces").mkdir()
-    for number, piece in enumerate(np.split(IDS, 40)):
-        np.save(tmp_path / f"pieces/{number:03}.npy", piece)
-    documents = (*SHORT, f"data.path={tmp_path / 'pieces'}", "memory.reset=document")
-    train(tiny_config(tmp_path, *documents), tmp_path / "run")
-    result = evaluation(tmp_path, tmp_path)
-    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
-    assert result["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
-    generate.run(GenerateOptions(checkpoint(tmp_path), context=30, n_tokens=3), tmp_path)
-    assert np.load(tmp_path / "samples.npy").min() >= 0

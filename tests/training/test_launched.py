@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import pty
 import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -21,7 +18,7 @@ import pytest
 
 from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl
-from tests.training.small_run import TEXT, TINY
+from tests.training.small_run import TINY
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2")
 
@@ -134,25 +131,6 @@ def test_a_running_training_cannot_be_reached_from_elsewhere_and_its_folder_is_i
     assert done.returncode == 128 + signal.SIGHUP, done.stderr
     assert "txl train: stopped by SIGHUP after step" in done.stderr
     assert (tmp_path / "run/config.yaml").read_bytes() == before
-    assert (tmp_path / "run/checkpoints/last.ckpt").exists()
-
-
-@pytest.mark.slow
-def test_a_run_is_saved_when_its_terminal_closes(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(TEXT)
-    ours, theirs = pty.openpty()
-    words = [*TINY, "data.path=text.txt", "data.cache_dir=cache", "trainer.max_steps=1000000", "hydra.run.dir=run"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "txl_lightning.cli", "train", *words, "trainer.progress_bar=true"],
-        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
-        cwd=tmp_path,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    wait_for(process, tmp_path / "run/validation.jsonl")
-    os.close(theirs)
-    os.close(ours)
-    assert process.wait(60) == 128 + signal.SIGHUP
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
 
 

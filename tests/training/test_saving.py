@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.config.schemas import Config
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import UserError
 from txl_lightning.runs import storage
 from txl_lightning.runs.storage import DurableCheckpoints, read_file
 from txl_lightning.training import checkpointing
@@ -106,11 +106,6 @@ def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(
     assert [json.loads(line)["steps"] for line in (run / "validation.jsonl").read_text().splitlines()] == [3]
 
 
-def test_callback_state_has_the_names_of_earlier_versions(run: Path) -> None:
-    names = {"TrainingCurves", "RandomState", "Checkpoints"}
-    assert set(read_file(run / "checkpoints/last.ckpt")["callbacks"]) == names
-
-
 def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
     folder = run / "checkpoints"
     for name in ("best.ckpt", "last.ckpt"):
@@ -137,13 +132,6 @@ def test_auto_without_a_checkpoint_begins_and_a_finished_run_is_evaluated_again(
         assert said in capsys.readouterr().err
         found.append({**metrics, **VARYING})
     assert found[0] == found[1] == found[2]
-
-
-def test_a_damaged_checkpoint_is_named(run: Path) -> None:
-    path = run / "checkpoints/last.ckpt"
-    flip(path)
-    with pytest.raises(OptionError, match=rf"resume={path}: is damaged: its SHA-256"):
-        train(tiny_config(run.parent, *OPTIONS, f"resume={path}", "trainer.max_steps=20"), run)
 
 
 def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
