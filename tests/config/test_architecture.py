@@ -27,8 +27,6 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     ("div_val", 4, {"d_embed": 8, "cutoffs": (3, 5)}, "must leave the last cluster"),
     ("clamp_len", 5, ROPE, "must be -1: encoding=rope rotates"),
     ("d_head", 3, ROPE, "must be even: encoding=rope rotates pairs"),
-    ("interpolation", 0.5, ROPE, "must be a number >= 1"),
-    ("interpolation", 2.0, {"encoding": "alibi"}, "must be 1: encoding=alibi rotates no"),
     ("memory_start", "zeros", DOCUMENTS, "must be empty with memory_reset=document"),
     *(("table_len", None, {"encoding": name}, "must be given for") for name in ("shaw", "al_rfou")),
 ]

@@ -31,7 +31,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "modern recipe": replace(RELATIVE, pre_norm=True, final_norm=True, norm="rms", feed_forward="swiglu", qk_norm=True),
     "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
     "QK-norm": replace(RELATIVE, qk_norm=True),
-    "rope, QK-norm, interpolation": replace(RELATIVE, encoding="rope", qk_norm=True, interpolation=4.0),
+    "rope, QK-norm": replace(RELATIVE, encoding="rope", qk_norm=True),
     "biases per layer": replace(RELATIVE, untie_biases=True),
     "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
     "extended context": replace(RELATIVE, ext_len=2),
@@ -47,7 +47,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 # Together these run every branch of the models; `make test-all` takes all arms.
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
-    *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp"),
+    *("rope, QK-norm", "modern recipe", "biases per layer", "same length, clamp"),
     *("memory of zeros", "adaptive embedding", "documents"),
     *("lstm", "qrnn"),
 )

@@ -21,7 +21,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "relative, untied u and v": {"pre_norm": True, "untie_biases": True},
     "relative, modern recipe": MODERN,
     "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
-    "rope, QK-norm": {**ENCODINGS["rope"], "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
+    "rope, QK-norm": {**ENCODINGS["rope"], "pre_norm": True, "qk_norm": True},
 }
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 5},

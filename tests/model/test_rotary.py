@@ -18,7 +18,7 @@ from txl_lightning.model.encodings.rope import RotaryEncoding
 EXACT = {"rtol": 0, "atol": 1e-12}
 ARMS = {
     "rope": {"encoding": "rope", "d_head": 4},
-    "rope, QK-norm, interpolation": {"encoding": "rope", "d_head": 4, "qk_norm": True, "interpolation": 3.0},
+    "rope, QK-norm": {"encoding": "rope", "d_head": 4, "qk_norm": True},
     "alibi": {"encoding": "alibi", "n_head": 3},
     "none": {"encoding": "none"},
     "relative, QK-norm": {"qk_norm": True},
@@ -63,22 +63,8 @@ def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
     torch.testing.assert_close(seen[0], attention.combine_heads(heads), **EXACT)
 
 
-def test_interpolation_gives_a_longer_attention_the_angles_of_training() -> None:
-    trained, stream = tiny_model(encoding="rope", d_head=4, mem_len=20), random_stream(2, 9)
-    of_40, of_10 = (
-        trained.encoding.positions(*sizes, -1, torch.zeros(1).double(), interpolation)[0].rotation_2SE
-        for sizes, interpolation in (([40], 4.0), ([10], 1.0))
-    )
-    torch.testing.assert_close(of_40[:, ::4], of_10, **EXACT)
-    longer, cached = trained.with_lengths(interpolation=2.0), CachedTransformerXL(trained, interpolation=2.0)
-    with torch.no_grad():
-        expected, of_cached, plain = (score_segments(m, stream, [3, 5])[0] for m in (longer, cached, trained))
-    torch.testing.assert_close(of_cached, expected, **EXACT)
-    assert not torch.allclose(plain, expected)
-
-
 @pytest.mark.parametrize(
-    ("arm", "dtype"), product_of(["rope, QK-norm, interpolation", "alibi", "none"], [torch.float64, torch.float32])
+    ("arm", "dtype"), product_of(["rope, QK-norm", "alibi", "none"], [torch.float64, torch.float32])
 )
 def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(arm: str, dtype: torch.dtype) -> None:
     """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""

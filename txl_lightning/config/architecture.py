@@ -32,7 +32,6 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
     **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
-    "interpolation": (lambda x: 1 <= x < math.inf, "must be a number >= 1 and finite"),
     "terms": (lambda x: set(x) <= set("abcd") and len(set(x)) == len(x), "must be letters of abcd, each at most once"),
     "cutoffs": (
         lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
@@ -47,8 +46,8 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
 }
 
 
-def _option(name: str | None, default: Any) -> Any:
-    """Return a field whose option has another name than its own in the group `model`, or None for no option."""
+def _option(name: str, default: Any) -> Any:
+    """Return a field whose option has another name than its own in the group `model`."""
     return field(default=default, metadata={"option": name})
 
 
@@ -60,9 +59,9 @@ def _types(architecture: Any) -> dict[str, Any]:
 
 
 def option_names(architecture: type) -> dict[str, str]:
-    """Return the option of every field that has one, as typed; the corpus gives `vocab_size`."""
+    """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
     named = {f.name: f.metadata.get("option", f"model.{f.name}") for f in fields(architecture)}
-    return {name: option for name, option in named.items() if option and name != "vocab_size"}
+    return {name: option for name, option in named.items() if name != "vocab_size"}
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,6 @@ class TransformerXLConfig(Architecture):
             are attended to, as in the TensorFlow code and Hugging Face).
         memory_reset: `never`, or `document`: no token attends to anything before its document. A token that begins
             a document is given as -1 - token (`positions.without_marks`).
-        interpolation: positions of an encoding that rotates are divided by this (position interpolation, Chen et al.
-            2023), so that attention longer by this factor has the angles of training.
     """
 
     n_head: int = 8
@@ -178,7 +175,6 @@ class TransformerXLConfig(Architecture):
     ext_len: int = 0
     memory_start: str = _option("memory.start", "empty")
     memory_reset: str = _option("memory.reset", "never")
-    interpolation: float = _option(None, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,13 +184,8 @@ class TransformerXLConfig(Architecture):
             ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
             ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
             ("memory_start", resets and self.memory_start != "empty", "must be empty with memory_reset=document"),
-            ("interpolation", not rotates and self.interpolation != 1, f"must be 1: {by} rotates no queries and keys"),
             ("d_head", rotates and self.d_head % 2 == 1, f"must be even: {by} rotates pairs of components"),
-            (
-                "clamp_len",
-                rotates and self.clamp_len > 0,
-                f"must be -1: {by} rotates; use interpolation",
-            ),
+            ("clamp_len", rotates and self.clamp_len > 0, f"must be -1: {by} rotates"),
         ]
         for name, wrong, allowed in refused:
             require(not wrong, name, getattr(self, name), allowed)
@@ -228,7 +219,7 @@ class TransformerXLConfig(Architecture):
 
 
 LENGTHS = frozenset(  # may differ between training and evaluation, on the same weights
-    ("mem_len", "same_length", "extra_key", "clamp_len", "ext_len", "memory_start", "memory_reset", "interpolation")
+    ("mem_len", "same_length", "extra_key", "clamp_len", "ext_len", "memory_start", "memory_reset")
 )
 
 

@@ -35,7 +35,7 @@ class EncodingKind:
         table: rows of its trained table: one per distance (`distances`: segment, extended context and memory) or
             one per position (`positions`: segment and extended context); None without a table.
         extrapolates: whether evaluation leaves distances beyond training's as they are, instead of clamping them.
-        rotates: whether queries and keys are rotated (`Encoding.angles`): no `clamp_len`, but `interpolation`.
+        rotates: whether queries and keys are rotated (`Encoding.angles`): no `clamp_len`.
     """
 
     terms: str = "a"

@@ -141,7 +141,7 @@ def _models(options: SpeedOptions) -> dict[str, TransformerXL]:
 
 def vanilla_of(model: TransformerXL) -> TransformerXL:
     """Return the vanilla counterpart of a Transformer-XL: its sizes and weights, absolute sinusoids, no memory."""
-    without: dict[str, Any] = {"interpolation": 1.0, "mem_len": 0, "memory_reset": "never"}
+    without: dict[str, Any] = {"mem_len": 0, "memory_reset": "never"}
     vanilla = TransformerXL(replace(model.config, encoding="absolute", terms="a", **without))
     vanilla.to(model.embedding.tables[0])
     shapes, weights = {name: x.shape for name, x in vanilla.state_dict().items()}, model.state_dict()

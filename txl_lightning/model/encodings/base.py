@@ -108,7 +108,7 @@ class Encoding(nn.Module):
         """
         raise NotImplementedError
 
-    def positions(self, n_keys: int, clamp_len: int, like: Tensor, interpolation: float = 1.0) -> list[LayerPositions]:
+    def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
         """Return the positions of `forward` without the terms that are off, and the rotation.
 
         Distances are counted from the newest token, so angles do not grow with the stream. They are computed in
@@ -118,12 +118,11 @@ class Encoding(nn.Module):
             n_keys: K.
             clamp_len: see `forward`.
             like: see `forward`.
-            interpolation: the rotation is that of distances divided by this.
         """
         of_layers = [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
         if not rotates(type(self)):
             return of_layers
-        rotation_2SE = rotation(self.angles(distances_of_keys(n_keys, -1, like) / interpolation), like)
+        rotation_2SE = rotation(self.angles(distances_of_keys(n_keys, -1, like)), like)
         return [of_layer._replace(rotation_2SE=rotation_2SE) for of_layer in of_layers]
 
 
