@@ -248,7 +248,7 @@ def render(results: Mapping[str, Any], directory: Path) -> Page:
         page.text(line)
     page.table(*claims_table(results["claims"]))
     page.text(RULE, kind="note")
-    if picture := draw_effects(directory, _side_by_side(results, directory)):
+    if picture := draw_effects(directory, side_by_side(results, directory)):
         page.figure(picture.png, picture.caption)
     quoted = f"Columns headed paper are quoted from Dai et al. 2019 (arXiv:1901.02860): {results['differences']}."
     page.text(f"{quoted} Columns headed here were measured in this run.", results["note"], "quote")
@@ -306,7 +306,7 @@ def growth(row: Mapping[str, Any]) -> float:
     return float(end - middle)
 
 
-def _side_by_side(results: Mapping[str, Any], directory: Path) -> dict[str, Sequence[Mapping[str, Any]]]:
+def side_by_side(results: Mapping[str, Any], directory: Path) -> dict[str, Sequence[Mapping[str, Any]]]:
     """Return the claims of this report, and those of the other profile of `SCALES` where its report lies beside it."""
     found = {results["title"]: results["claims"]}
     for name in SCALES if results["profile"] in SCALES else ():

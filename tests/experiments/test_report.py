@@ -11,7 +11,8 @@ import pytest
 
 from experiments.engine.profiles import Setup
 from experiments.report import readme
-from experiments.report.pages import render, write_report
+from experiments.report.pages import growth, render, side_by_side, summary, write_report
+from experiments.report.pictures import draw_effects
 from experiments.reproduce import SECTIONS
 from experiments.sections import cell_text, decimal, interval
 from txl_lightning.errors import UserError
@@ -96,6 +97,37 @@ def test_what_cannot_be_written_is_one_error(results: dict[str, Any], finished: 
         write_report({**results, "seconds": {"wall": float("nan"), "training": 1.0}}, finished.directory)
     with pytest.raises(UserError, match=r"cannot be written: .*\.png"):
         write_report(results, tmp_path)
+
+
+def test_sentences_name_what_holds_and_what_changes_with_training() -> None:
+    grows = {"tokens": [1, 2, 4], "course": {"1": [0.0, 1.0, 2.0], "2": [0.0, 1.0, 4.0]}}
+    falls = {"tokens": [1, 2, 4], "course": {"1": [0.0, 2.0, 1.5]}}
+    marks = {"A": "✓", "B": "✓✗", "C": "✗≈", "D": "≈", "E": "–", "F": ""}
+    claims = [{"claim": claim, "rows": [{"mark": mark} for mark in signs]} for claim, signs in marks.items()]
+    claims[0]["rows"][0] |= grows  # type: ignore[index, operator]
+    claims[3]["rows"] = [{"mark": "≈", **grows}, {"mark": "≈", **falls}]  # one of them is A's
+    assert growth(grows) == 2.0
+    assert summary(claims) == [
+        "Holds in every comparison: A (1).",
+        "Holds in some comparisons, not in all: B (2).",
+        "Does not hold: C (3).",
+        "Too close to call: D (4).",
+        "Cannot be told in this run: E (5); F (6).",
+        "Grows in every comparison over the second half of training: A (1).",
+        "Shrinks in every comparison over the second half of training: D (4).",
+    ]
+
+
+def test_laptop_and_night_stand_side_by_side(results: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("laptop", "night"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps({**results, "profile": name, "title": name}))
+        columns = side_by_side({**results, "profile": name, "title": name}, tmp_path / name)
+    assert list(columns) == ["night", "laptop"]
+    figure = draw_effects(tmp_path / "night", columns)
+    assert figure is not None
+    assert (tmp_path / "night" / figure.png).stat().st_size > 5000
+    assert draw_effects(tmp_path, {"nothing": [{"claim": "A", "rows": [{"mark": "–"}]}]}) is None
 
 
 def test_the_texts_of_numbers() -> None:

@@ -9,7 +9,7 @@ import pytest
 from experiments.arms import OFF, ON, Arm, training
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.tables.differences import Comparisons, shared_blocks
+from experiments.tables.differences import Comparisons, course, shared_blocks
 from experiments.tables.evaluations import evaluation_job, evaluations
 from experiments.tables.table_6 import differences
 from tests.experiments.tables.sample_outcomes import write_outcomes
@@ -95,6 +95,15 @@ def test_a_difference_names_its_sides_and_waits_for_both(setup: Setup) -> None:
     assert waiting.gains("b", SHAW).effect is None
     with pytest.raises(Pending):
         evaluations(runs, setup, Outcomes(setup.runs, setup.figures, outcomes.jobs, frozenset()))
+
+
+def test_an_effect_is_followed_over_the_validations_of_both_sides(setup: Setup) -> None:
+    runs, outcomes = write_losses(setup, {ON: 0, OFF: 0})
+    for arm, losses in ((ON, {1000: 4.0, 2000: 3.0}), (OFF, {900: 5.0, 2100: 3.8})):
+        lines = [json.dumps({"tokens": tokens, "val/nll": nll}) for tokens, nll in losses.items()]
+        (setup.runs / runs[arm][0].name / "validation.jsonl").write_text("\n".join(lines))
+    on, off = (evaluations(runs, setup, outcomes)[arm][:1] for arm in (ON, OFF))
+    assert course(off, on) == {"tokens": (1000, 2000), "course": {"1": [18.367, 23.077]}}
 
 
 def test_the_best_lengths_cannot_be_told_where_no_run_without_recurrence_chose_a_longer_one(setup: Setup) -> None:
