@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl_lightning.data.streams import OrderedStreams, ShuffledStreams, Streams, part_of_streams
+from txl_lightning.data.streams import ShuffledStreams, Streams, part_of_streams
 from txl_lightning.errors import OptionError
 
 SENTENCE = 0
@@ -26,8 +26,8 @@ def shuffled(lengths: list[int], *sizes: int, seed: int | None = None) -> Shuffl
 VARIED = [1 + i * 7 % 9 for i in range(120)]
 few = settings(max_examples=20)
 KINDS: dict[str, Make] = {
-    "ordered": lambda *sizes: OrderedStreams(np.arange(647), *sizes),
-    "ordered from elsewhere": lambda *sizes: OrderedStreams(np.arange(647), *sizes, seed=3),
+    "ordered": lambda *sizes: Streams(np.arange(647), *sizes),
+    "ordered from elsewhere": lambda *sizes: Streams(np.arange(647), *sizes, seed=3),
     "shuffled": lambda *sizes: shuffled(VARIED, *sizes, seed=2),
     "sentences in order": lambda *sizes: shuffled(VARIED, *sizes),
 }
@@ -45,7 +45,7 @@ def test_every_token_of_an_ordered_stream_but_the_first_is_a_target_once(
     batch_size: int, segment_len: int, stream_len: int, rest: int
 ) -> None:
     trimmed = min(rest, batch_size - 1)
-    streams = OrderedStreams(np.arange(batch_size * stream_len + trimmed), batch_size, segment_len)
+    streams = Streams(np.arange(batch_size * stream_len + trimmed), batch_size, segment_len)
     segments = list(streams)
     expected = torch.arange(stream_len * batch_size).view(batch_size, stream_len)
     assert torch.equal(torch.cat([segment.targets for segment in segments], dim=1), expected[:, 1:])
@@ -98,14 +98,14 @@ def test_a_seed_draws_where_the_streams_begin_and_they_wrap_around_the_end(
     batch_size: int, segment_len: int, seed: int
 ) -> None:
     n, stream_len = 647, 647 // batch_size
-    streams, same = (OrderedStreams(np.arange(n), batch_size, segment_len, seed=seed) for _ in range(2))
+    streams, same = (Streams(np.arange(n), batch_size, segment_len, seed=seed) for _ in range(2))
     first = epoch(streams)
     start = int(first[0, 0]) - 1
     expected = (start + torch.arange(batch_size * stream_len).view(batch_size, stream_len)) % n
     assert torch.equal(first, expected[:, 1:])
     assert torch.equal(epoch(streams), first), "every epoch begins at the same place"
     assert torch.equal(epoch(same), first)
-    starts = {int(OrderedStreams(np.arange(10), 2, 3, seed=seed).positions(0)[0, 0]) for seed in range(99)}
+    starts = {int(Streams(np.arange(10), 2, 3, seed=seed).positions(0)[0, 0]) for seed in range(99)}
     assert starts == set(range(10))
 
 
@@ -116,7 +116,7 @@ def test_every_target_has_its_position_in_the_text_and_the_rest_is_left_out_for_
     make: Make, batch_size: int, segment_len: int
 ) -> None:
     streams = make(batch_size, segment_len)
-    text = streams.tokens if isinstance(streams, OrderedStreams) else np.append(streams.tokens, SENTENCE)
+    text = np.append(streams.tokens, SENTENCE) if isinstance(streams, ShuffledStreams) else streams.tokens
     places: list[int] = []
     for index in range(len(streams)):
         positions = streams.positions(index)
@@ -204,8 +204,8 @@ def test_evaluation_reads_the_texts_own_order_every_time_and_nearly_all_of_it() 
     ],
 )
 def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
-    for make in (OrderedStreams, ShuffledStreams):
-        starts = {} if make is OrderedStreams else {"starts": np.arange(0, 25, 5)}
+    for make in (Streams, ShuffledStreams):
+        starts = {} if make is Streams else {"starts": np.arange(0, 25, 5)}
         with pytest.raises(OptionError, match=words):
             make(np.arange(25), *sizes, **starts)
 
@@ -213,8 +213,8 @@ def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
 @pytest.mark.parametrize("ext_len", [0, 2, 5])
 def test_a_batch_of_several_segments_splits_into_those_of_shorter_streams(ext_len: int) -> None:
     tokens = np.arange(130)
-    parts = [part for batch in OrderedStreams(tokens, 3, 12, ext_len) for part in batch.split(4, ext_len)]
-    expected = list(OrderedStreams(tokens, 3, 4, ext_len))
+    parts = [part for batch in Streams(tokens, 3, 12, ext_len) for part in batch.split(4, ext_len)]
+    expected = list(Streams(tokens, 3, 4, ext_len))
     assert len(parts) == len(expected)
     for part, segment in zip(parts, expected, strict=True):
         assert torch.equal(part.tokens, segment.tokens)

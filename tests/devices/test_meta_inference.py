@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.devices.arms import B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from txl_lightning import CachedTransformerXL, TransformerXL
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import Streams
 from txl_lightning.measure.losses import sliding_losses, stream_losses, window_losses, window_reader
 from txl_lightning.model.inference import generation
 from txl_lightning.model.inference.cached import can_cache
@@ -30,7 +30,7 @@ def _unread() -> Iterator[None]:
 
 @pytest.mark.parametrize("arm", cases())
 def test_streams_are_scored_cached_or_not(arm: str) -> None:
-    model, streams = make(arm, "meta").eval(), OrderedStreams(SHORT, B, T)
+    model, streams = make(arm, "meta").eval(), Streams(SHORT, B, T)
     cached = [CachedTransformerXL(model, mem_len=17)] if can_cache(model) else []
     with AnsweredReads():
         for reader in (model, *cached):

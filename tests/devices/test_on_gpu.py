@@ -14,7 +14,7 @@ import torch
 from tests.devices.arms import ARMS, B, T, make, tokens
 from tests.training.small_run import tiny_config
 from txl_lightning import CachedTransformerXL
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import Streams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.measure.losses import stream_losses, window_losses, window_reader
 from txl_lightning.model.inference.cached import can_cache
@@ -49,7 +49,7 @@ def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
-    model, streams = make(arm).eval(), OrderedStreams(CORPUS, B, T)
+    model, streams = make(arm).eval(), Streams(CORPUS, B, T)
     results: dict[str, list[np.ndarray]] = {}
     for device in ("cpu", "cuda"):
         model.to(device)

@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import mark
 from txl_lightning.errors import OptionError
 from txl_lightning.measure import losses as module
@@ -303,7 +303,7 @@ def batches(model: Any, monkeypatch: pytest.MonkeyPatch, tokens: int, **options:
     with monkeypatch.context() as patched:
         patched.setattr(module, "SEGMENT_TOKENS", tokens)
         patched.setattr(model, "score", noted, raising=False)
-        streams = OrderedStreams(TOKENS[:120], 3, 4, ext_len=getattr(getattr(model, "config", None), "ext_len", 0))
+        streams = Streams(TOKENS[:120], 3, 4, ext_len=getattr(getattr(model, "config", None), "ext_len", 0))
         return stream_losses(model, streams, **options), sizes
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
-from txl_lightning.data.streams import OrderedStreams, Segment
+from txl_lightning.data.streams import Segment, Streams
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.training.module import LanguageModelModule, scored_positions
 
@@ -25,9 +25,9 @@ def module() -> LanguageModelModule:
 
 
 @pytest.fixture
-def streams() -> OrderedStreams:
+def streams() -> Streams:
     tokens = torch.randint(20, (90,), generator=torch.Generator().manual_seed(1)).numpy()
-    return OrderedStreams(tokens, batch_size=3, segment_len=6)
+    return Streams(tokens, batch_size=3, segment_len=6)
 
 
 def loss_of(module: LanguageModelModule, segment: Segment) -> float:
@@ -36,7 +36,7 @@ def loss_of(module: LanguageModelModule, segment: Segment) -> float:
 
 
 def test_training_carries_the_memory_and_starts_afresh_at_an_epoch(
-    module: LanguageModelModule, streams: OrderedStreams
+    module: LanguageModelModule, streams: Streams
 ) -> None:
     memory, expected = None, []
     for segment in streams:
@@ -82,7 +82,7 @@ def test_random_half_loss_is_of_the_drawn_positions_of_all_columns(module: Langu
         assert loss_of(module, segment) == pytest.approx(counted.mean().item())
 
 
-def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelModule, streams: OrderedStreams) -> None:
+def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelModule, streams: Streams) -> None:
     module.add_gradients(streams[0])
     training_memory = module.training_memory.memory
     before = training_memory.states.clone()
@@ -105,14 +105,14 @@ def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelMod
     assert module.model.config == CONFIG
 
 
-def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: OrderedStreams) -> None:
+def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: Streams) -> None:
     module.add_gradients(streams[0])
     with pytest.raises(RuntimeError, match="expected segment 1, got segment 2"):
         module.add_gradients(streams[2])
 
 
 @pytest.mark.parametrize("mem_len", [0, 6])
-def test_no_memory_is_a_buffer_or_in_the_state_dict(streams: OrderedStreams, mem_len: int) -> None:
+def test_no_memory_is_a_buffer_or_in_the_state_dict(streams: Streams, mem_len: int) -> None:
     module = bare_module(TransformerXL(replace(CONFIG, mem_len=mem_len)))
     names = [*module.state_dict(), *dict(module.named_buffers())]
     module.add_gradients(streams[0])
@@ -123,7 +123,7 @@ def test_no_memory_is_a_buffer_or_in_the_state_dict(streams: OrderedStreams, mem
 
 @pytest.mark.parametrize(("mem_len", "filled"), [(9, [9, 9]), (0, [0] * 8)])
 def test_compiled_training_compiles_full_memories_and_whole_segments_only(
-    streams: OrderedStreams, mem_len: int, filled: list[int]
+    streams: Streams, mem_len: int, filled: list[int]
 ) -> None:
     """How much of a memory is filled, and a length, are numbers that compiled code depends on."""
     module = bare_module(TransformerXL(replace(CONFIG, mem_len=mem_len)), compile=True)
@@ -142,7 +142,7 @@ def test_compiled_training_compiles_full_memories_and_whole_segments_only(
     assert compiled == filled  # with a memory of 9 the first segment begins with 0 states, the second with 6
 
 
-def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: LanguageModelModule, streams: OrderedStreams) -> None:
+def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: LanguageModelModule, streams: Streams) -> None:
     module.add_gradients(streams[0])
     norm = torch.stack([p.grad.norm() for p in module.parameters()]).norm()
     module.config.optimizer.clip_norm = float(norm) / 2

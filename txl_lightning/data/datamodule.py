@@ -7,7 +7,7 @@ import lightning as L
 from txl_lightning.config.lengths import evaluation_extended_context
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.streams import OrderedStreams, Segment, ShuffledStreams, Streams
+from txl_lightning.data.streams import Segment, ShuffledStreams, Streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require
 
@@ -112,6 +112,6 @@ def _streams(
     try:
         if corpus.sentences:
             return ShuffledStreams(corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed)
-        return OrderedStreams(corpus.splits[split], *lengths, seed=seed)
+        return Streams(corpus.splits[split], *lengths, seed=seed)
     except OptionError as error:
         raise error.within("data" if isinstance(sizes, DataConfig) else "evaluation") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -63,8 +62,12 @@ def part_of_streams(n_streams: int, part: int, n_parts: int) -> tuple[int, int]:
 
 
 @dataclass(eq=False)
-class Streams(ABC):
+class Streams:
     """Streams of text as an iterable of `Segment` with a length and a position that can be saved and restored.
+
+    B contiguous streams read a split of n tokens in its own order: stream b begins at token (start + b (n // B)) mod n
+    and has n // B tokens, the rest is trimmed. A stream that reaches the end of the text continues at its first token.
+    The last segment may be shorter.
 
     Rank r of W reads part r of the streams (`part_of_streams`): those of all ranks together are the streams of a single
     process. In a stream every token but the first is a target exactly once, in order. A segment depends on its index
@@ -77,6 +80,7 @@ class Streams(ABC):
         ext_len: tokens of extended context in front of every segment (fewer at a stream's start).
         rank: r.
         world_size: W.
+        seed: draws start from the n positions; None for 0.
 
     Raises:
         OptionError: B is less than W, or a stream is too short.
@@ -88,6 +92,7 @@ class Streams(ABC):
     ext_len: int = 0
     rank: int = 0
     world_size: int = 1
+    seed: int | None = field(default=None, kw_only=True)
     stream_starts: NDArray[np.int64] = field(init=False, repr=False)
     text_len: int = field(init=False)
 
@@ -101,13 +106,18 @@ class Streams(ABC):
         self.position = self._start = 0
         self.targets_per_stream = self._measure()
 
-    @abstractmethod
     def _measure(self) -> int:
         """Set `stream_starts`, [B], and `text_len`, and return the number of targets of a stream.
 
         Raises:
             OptionError: it is too short.
         """
+        self.text_len, stream_len = len(self.tokens), len(self.tokens) // self.batch_size
+        allowed = f"gives {stream_len} of {self.text_len} tokens per stream; at least 2 are needed"
+        require(stream_len >= 2, "batch_size", self.batch_size, allowed)
+        start = 0 if self.seed is None else int(np.random.default_rng(self.seed).integers(self.text_len))
+        self.stream_starts = start + np.arange(self.batch_size) * stream_len
+        return stream_len - 1
 
     @property
     def n_targets(self) -> int:
@@ -137,7 +147,7 @@ class Streams(ABC):
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the split of places in the order of reading."""
-        return places
+        return places % self.text_len
 
     def __len__(self) -> int:
         return -(-self.targets_per_stream // self.segment_len)
@@ -175,31 +185,6 @@ class Streams(ABC):
 
 
 @dataclass(eq=False)
-class OrderedStreams(Streams):
-    """Streams that read a corpus in its own order: B contiguous parts of n // B tokens; the rest is trimmed.
-
-    Stream b begins at token (start + b (n // B)) mod n; a stream that reaches the end of the text continues at its
-    first token. The last segment may be shorter. The other arguments and the errors are those of `Streams`.
-
-    Args:
-        seed: draws start from the n positions; None for 0.
-    """
-
-    seed: int | None = field(default=None, kw_only=True)
-
-    def _measure(self) -> int:
-        self.text_len, stream_len = len(self.tokens), len(self.tokens) // self.batch_size
-        allowed = f"gives {stream_len} of {self.text_len} tokens per stream; at least 2 are needed"
-        require(stream_len >= 2, "batch_size", self.batch_size, allowed)
-        start = 0 if self.seed is None else int(np.random.default_rng(self.seed).integers(self.text_len))
-        self.stream_starts = start + np.arange(self.batch_size) * stream_len
-        return stream_len - 1
-
-    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return places % self.text_len
-
-
-@dataclass(eq=False)
 class ShuffledStreams(Streams):
     """Streams over a corpus of unordered sentences.
 
@@ -224,7 +209,6 @@ class ShuffledStreams(Streams):
     """
 
     starts: np.ndarray = field(kw_only=True, repr=False)
-    seed: int | None = field(default=None, kw_only=True)
 
     def _measure(self) -> int:
         self.epoch, self.text_len = 0, len(self.tokens) + 1  # with the <S> after the last sentence

@@ -13,7 +13,7 @@ from tests.measure.logged_panels import logged_panels
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import Streams
 from txl_lightning.errors import UserError
 from txl_lightning.measure.attention import (
     distance_figure,
@@ -48,7 +48,7 @@ def test_the_json_has_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path) ->
     trained = load_trained(path)
     corpus = load_corpus(trained.config.data)
     model: Any = trained.model.with_lengths(mem_len=6, same_length=False)
-    maps = attention_maps(model, OrderedStreams(corpus.splits["valid"], 2, 8))
+    maps = attention_maps(model, Streams(corpus.splits["valid"], 2, 8))
     with np.load(tmp_path / "attention.npz") as file:
         assert sorted(file) == ["a", "all", "b", "d"]
         for name, rows in maps.by_distance.items():

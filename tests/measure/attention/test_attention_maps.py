@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.attention_maps import (
@@ -36,7 +36,7 @@ SEGMENT, STREAMS = 3, 2
 Logits = Callable[[int, Attention, AttentionInputs], torch.Tensor]
 
 
-def read(model: TransformerXL, streams: OrderedStreams) -> Iterator[tuple[int, Attention, AttentionInputs, list[int]]]:
+def read(model: TransformerXL, streams: Streams) -> Iterator[tuple[int, Attention, AttentionInputs, list[int]]]:
     """Yield layer, attention, inputs and the queries that count, of every segment."""
     memory, n_read, reach = None, 0, attention_reach(model.config, SEGMENT)
     for segment in (streams[i] for i in range(len(streams))):
@@ -50,7 +50,7 @@ def read(model: TransformerXL, streams: OrderedStreams) -> Iterator[tuple[int, A
 
 
 @torch.no_grad()
-def direct(model: TransformerXL, streams: OrderedStreams, logits: Logits) -> dict[str, np.ndarray]:
+def direct(model: TransformerXL, streams: Streams, logits: Logits) -> dict[str, np.ndarray]:
     """All queries' weights in memory, one dictionary of distances each; averaged at the end, as the words say."""
     queries: dict[tuple[int, int], list[tuple[dict[int, float], int]]] = {}
     for n, attention, inputs, counted in read(model, streams):
@@ -74,7 +74,7 @@ def direct(model: TransformerXL, streams: OrderedStreams, logits: Logits) -> dic
 @pytest.mark.parametrize("kind", KINDS)
 def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
-    streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
+    streams = Streams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
     maps = attention_maps(model, streams)
     present = [term for term in "abd" if term in model.config.active_terms]
     assert list(maps.by_distance) == ["all", *present]
@@ -94,8 +94,8 @@ def test_no_query_that_sees_less_than_the_others_counts() -> None:
     tokens = random_stream(1, 2 * 14)[0].numpy()
     for mem_len, same_length, queries in ((4, False, 2 * 9), (4, True, 2 * 10), (0, False, 2 * 8)):
         model = tiny_model(mem_len=mem_len, same_length=same_length)
-        assert attention_maps(model, OrderedStreams(tokens, STREAMS, SEGMENT)).queries == queries
-    assert attention_maps(model, OrderedStreams(tokens, STREAMS, SEGMENT), max_segments=2).queries == 2 * 4
+        assert attention_maps(model, Streams(tokens, STREAMS, SEGMENT)).queries == queries
+    assert attention_maps(model, Streams(tokens, STREAMS, SEGMENT), max_segments=2).queries == 2 * 4
 
 
 def test_queries_near_the_start_of_their_document_do_not_count() -> None:
@@ -103,16 +103,16 @@ def test_queries_near_the_start_of_their_document_do_not_count() -> None:
     tokens = random_stream(1, 2 * 14)[0].numpy()
     tokens[[6, 14 + 1, 14 + 11]] = ~tokens[[6, 14 + 1, 14 + 11]]
     model = tiny_model(mem_len=4, memory_reset="document")
-    maps = attention_maps(model, OrderedStreams(tokens, STREAMS, SEGMENT))
+    maps = attention_maps(model, Streams(tokens, STREAMS, SEGMENT))
     assert maps.queries == (2 + 3) + (0 + 6 + 0)
     assert maps.by_distance["all"][:, :5].min() > 0
     tokens[1::2] = ~np.abs(tokens[1::2])
     with pytest.raises(OptionError, match="mem_len=4: must be shorter: no query sees 5 keys"):
-        attention_maps(model, OrderedStreams(tokens, STREAMS, SEGMENT))
+        attention_maps(model, Streams(tokens, STREAMS, SEGMENT))
 
 
 def test_streams_shorter_than_the_memory_are_refused() -> None:
-    streams = OrderedStreams(random_stream(1, 28)[0].numpy(), STREAMS, SEGMENT)
+    streams = Streams(random_stream(1, 28)[0].numpy(), STREAMS, SEGMENT)
     attention_maps(tiny_model(mem_len=6, same_length=True), streams, max_segments=2)
     for mem_len, max_segments in ((13, None), (6, 2)):
         with pytest.raises(OptionError, match=f"mem_len={mem_len}: must be shorter: no query sees {mem_len + 1} keys"):

@@ -10,7 +10,7 @@ import pytest
 from tests.measure.perplexity.scored import result
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import Streams
 from txl_lightning.measure.losses import stream_losses
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.perplexity import run
@@ -23,7 +23,7 @@ def direct(runs: SmallRuns, kind: str, segment_len: int, ext_len: int = 0, **len
     trained = load_trained(runs.checkpoint(kind))
     tokens = load_corpus(trained.config.data).splits["test"]
     model: Any = trained.model.with_lengths(ext_len=ext_len, **lengths)
-    return stream_losses(model, OrderedStreams(tokens, 2, segment_len, ext_len)).mean
+    return stream_losses(model, Streams(tokens, 2, segment_len, ext_len)).mean
 
 
 def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(runs: SmallRuns, tmp_path: Path) -> None:
