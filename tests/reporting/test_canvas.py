@@ -3,22 +3,7 @@
 from itertools import islice
 from pathlib import Path
 
-import pytest
-from matplotlib.figure import Figure
-
-from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_with_legend, short
-
-
-def test_dashed_lines_are_explained_in_the_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-
-    def legend(self: Figure, **_: object) -> None:
-        shown.extend(self.axes[0].get_legend_handles_labels()[1])
-
-    monkeypatch.setattr(Figure, "legend", legend)
-    curve = [([1.0, 2.0], [3.0, 2.0])]
-    line_figure(tmp_path / "f.png", {"a": curve}, "x", "y", "title", {"a": curve}, dashed_label="not clamped")
-    assert shown == ["a", "not clamped"]
+from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend, short
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -36,9 +36,7 @@ def line_figure(
     x_label: str,
     y_label: str,
     title: str,
-    dashed: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]] | None = None,
     log_x: bool = False,
-    dashed_label: str = "",
     log_y: bool = False,
 ) -> None:
     """Draw curves: one colour and marker for each name, one line for each of its seeds.
@@ -49,9 +47,7 @@ def line_figure(
         x_label: label of the x axis, with its unit.
         y_label: label of the y axis, with its unit.
         title: title of the figure.
-        dashed: further lines by the same names, drawn dashed.
         log_x: draw the x axis in logarithms.
-        dashed_label: meaning of the dashed lines, for the legend.
         log_y: draw the y axis in logarithms.
     """
     figure = new_figure(5.4, 4.6)  # small, so that its letters can be read at the width of a phone
@@ -59,10 +55,6 @@ def line_figure(
     for (name, lines), look in zip(curves.items(), looks(), strict=False):
         for i, (x, y) in enumerate(lines):
             axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=plain_text(name) if i == 0 else None)
-        for x, y in (dashed or {}).get(name, ()):
-            axes.plot(x, y, **{**look, "linestyle": "--", "markerfacecolor": "none"}, markersize=3, linewidth=1.2)
-    if dashed:
-        axes.plot([], [], color="0.35", linestyle="--", linewidth=1.2, label=dashed_label)
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     if log_x:
         axes.set_xscale("log")

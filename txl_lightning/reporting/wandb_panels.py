@@ -85,31 +85,19 @@ def log_image(run: wandb.Run, panel: str, path: Path, caption: str) -> None:
     run.log({panel: wandb.Image(str(path), caption=caption)})
 
 
-def log_files(
-    run: wandb.Run,
-    name: str,
-    type: str,
-    paths: Sequence[Path],
-    metadata: Mapping[str, Any] | None = None,
-    in_place: bool = False,
-) -> None:
-    """Log one version of an artifact: files under their names, folders with their contents.
+def log_files(run: wandb.Run, name: str, type: str, paths: Sequence[Path]) -> None:
+    """Log one version of an artifact: files under their names.
 
     Args:
         run: run that makes the artifact.
         name: letters, digits, `-`, `_` and `.`; logging a name again makes its next version.
-        type: type of the artifact, such as `model` or `report`.
-        paths: files and folders.
-        metadata: values that describe the version.
-        in_place: do not copy the files into W&B's folder when offline; they must then stay unchanged until
-            `wandb sync` has read them.
+        type: type of the artifact, such as `report`.
+        paths: the files.
 
     Raises:
-        ValueError: W&B does not find one of the paths.
+        ValueError: W&B does not find one of the files.
     """
-    artifact = wandb.Artifact(name, type=type, metadata=dict(metadata or {}))
-    policy: Any = "immutable" if in_place else "mutable"
+    artifact = wandb.Artifact(name, type=type)
     for path in paths:
-        add = artifact.add_dir if path.is_dir() else artifact.add_file
-        add(str(path), name=path.name, policy=policy)
+        artifact.add_file(str(path), name=path.name)
     run.log_artifact(artifact)
