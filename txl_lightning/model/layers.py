@@ -106,12 +106,13 @@ class FeedForward(nn.Sequential):
     def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Compute the output of every position from its input."""
         expand, _, inner_dropout, contract, dropout = self
-        inner = expand(hidden_BTD)
+        # As one matrix, whose product is no view: written in place, a view would cost its gradient a copy.
+        inner = expand(hidden_BTD.flatten(0, 1))
         if not torch.compiler.is_compiling() and (has_hooks(expand) or has_hooks(inner_dropout)):
             inner = inner_dropout(F.relu(inner))  # hooks may keep what would be overwritten
         else:
             inner = inner_dropout(inner, relu=True)
-        output: Tensor = dropout(contract(inner))
+        output: Tensor = dropout(contract(inner)).unflatten(0, hidden_BTD.shape[:2])
         return output
 
 

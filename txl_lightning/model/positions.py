@@ -91,11 +91,11 @@ class _RelativeShift(torch.autograd.Function):
     def backward(ctx: Any, grad_XTK: Tensor) -> tuple[Tensor, None]:
         (X, T, K), S = grad_XTK.shape, ctx.n_distances
         grad = grad_XTK.new_empty(X, T * S)
-        grad[:, :T] = 0
+        grad[:, :T].zero_()
         shifted = grad[:, T:].view(X, T, S - 1)
         shifted[..., :K].copy_(grad_XTK)
         if S - 1 > K:
-            shifted[..., K:] = 0
+            shifted[..., K:].zero_()
         return grad.view(X, T, S), None
 
 

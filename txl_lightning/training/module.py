@@ -170,6 +170,14 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
     return slice(T // 2 if loss == "half" else 0, T)
 
 
+def compiled(score: Any, backend: str = "inductor") -> Any:
+    """Return a compiled function whose backward pass is without autocast, as `manual_backward` runs it."""
+    options: Any = torch._functorch.config
+    if hasattr(options, "backward_pass_autocast"):  # since torch 2.8; read when the function is first called
+        options.backward_pass_autocast = "off"
+    return torch.compile(score, backend=backend)
+
+
 class LanguageModelModule(L.LightningModule):
     """Trains and evaluates a language model on ordered streams.
 
@@ -215,7 +223,7 @@ class LanguageModelModule(L.LightningModule):
         self.losses = {"val": TokenLoss(), "test": TokenLoss()}
         self._longest_segment = 0
         self.fused = config.trainer.precision != "16-mixed"  # a gradient scaler needs a step that is not
-        self.score: Any = torch.compile(model.score) if config.trainer.compile else model.score
+        self.score: Any = compiled(model.score) if config.trainer.compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
         self.share_of_batch = 1.0
         self.finite = torch.tensor(True)
