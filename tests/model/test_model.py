@@ -91,7 +91,7 @@ def test_dropout_is_at_the_papers_sites():
             module.register_forward_hook(lambda module, _, output: sites.append((module.p, tuple(output.shape))))
     model(random_stream(B, T), model.start_memory(B, static=True))
     attention = [(0.3, (H * B, T, M + T)), (0.2, (B, T, D))]
-    feed_forward = [(0.2, (B, T, d_inner)), (0.2, (B, T, D))]
+    feed_forward = [(0.2, (B * T, d_inner)), (0.2, (B, T, D))]
     assert sites == [(0.2, (B, T, D)), (0.2, (M + T + 1, D)), *(N * (attention + feed_forward)), (0.2, (B, T, D))]
 
 

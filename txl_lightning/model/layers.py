@@ -112,7 +112,7 @@ class FeedForward(nn.Sequential):
             inner = inner_dropout(F.relu(inner))  # hooks may keep what would be overwritten
         else:
             inner = inner_dropout(inner, relu=True)
-        output: Tensor = dropout(contract(inner)).unflatten(0, hidden_BTD.shape[:2])
+        output: Tensor = dropout(contract(inner).unflatten(0, hidden_BTD.shape[:2]))
         return output
 
 
