@@ -22,7 +22,7 @@ from txl_lightning.measure.attention_lengths import (
     write_sweeps,
 )
 from txl_lightning.measure.commands import check_at_least_one, log_panels, open_checkpoint, options_as_typed
-from txl_lightning.measure.comparison import compare_models
+from txl_lightning.measure.group import compare_models
 from txl_lightning.measure.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
 from txl_lightning.measure.scoring import OF_CARRIED, OF_WINDOW, Scoring, SplitScores, scoring_of
 from txl_lightning.measure.units import FreshUnits, units_of

@@ -16,14 +16,16 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.streams import Streams
 from txl_lightning.errors import UserError
 from txl_lightning.measure.attention import (
+    TextAttention,
+    attention_maps,
     distance_figure,
     farthest_heads,
+    most_attended,
     printable,
     run,
     text_figure,
     write_report,
 )
-from txl_lightning.measure.attention_maps import TextAttention, attention_maps, most_attended
 from txl_lightning.measure.options import AttentionOptions
 from txl_lightning.runs.trained import load_trained
 

@@ -11,7 +11,7 @@ from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.attention_maps import (
+from txl_lightning.measure.attention import (
     AttentionInputs,
     attention_inputs,
     attention_maps,

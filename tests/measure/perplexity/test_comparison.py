@@ -16,7 +16,7 @@ from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
 from tests.measure.small_runs import ELSEWHERE, SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import UserError
-from txl_lightning.measure.comparison import piece_losses
+from txl_lightning.measure.group import piece_losses
 from txl_lightning.measure.losses import TokenLosses
 from txl_lightning.measure.models import TokenizedText
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
