@@ -3,10 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from threading import Barrier, local
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +18,7 @@ from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import mark
 from txl_lightning.errors import OptionError
 from txl_lightning.measure import losses as module
-from txl_lightning.measure.loss_by_context import context_curve, position_blocks
+from txl_lightning.measure.loss_by_context import context_curve
 from txl_lightning.measure.losses import (
     WindowReader,
     read_windows,
@@ -116,22 +114,17 @@ def test_windows_hold_exactly_c_tokens(kind: str) -> None:
     assert window_reader(model, TRAINED).one_pass == ("absolute" not in kind and kind != "al_rfou")
 
 
-@pytest.mark.parametrize("kind", ["relative memory", "alibi", "rope", "lstm", "qrnn"])
+@pytest.mark.parametrize("kind", ["relative memory", "alibi", "rope", "lstm", "qrnn", "documents"])
 def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = reader_of(ALONE[kind][0](), 90)
-    whole = window_losses(reader, TOKENS, POSITIONS, GRID)
+    tokens, model = TOKENS, attention("relative", mem_len=4, memory_reset="document")
+    if kind == "documents":
+        tokens = mark(TOKENS, [0, 60, 64, 120, 185])
+    else:
+        model = ALONE[kind][0]()
+    whole = window_losses(reader_of(model, 90), tokens, POSITIONS, GRID)
     monkeypatch.setattr(module, "LONG_WINDOW", 10)
     monkeypatch.setattr(module, "CHUNK", 7)
-    np.testing.assert_allclose(window_losses(reader, TOKENS, POSITIONS, GRID), whole, rtol=0, atol=1e-10)
-
-
-def test_chunks_hide_other_documents_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = reader_of(attention("relative", mem_len=4, memory_reset="document"), 90)
-    tokens, positions = mark(TOKENS, [0, 60, 64, 120, 185]), np.array([90, 150, 199])
-    whole = window_losses(reader, tokens, positions, GRID)
-    monkeypatch.setattr(module, "LONG_WINDOW", 10)
-    monkeypatch.setattr(module, "CHUNK", 7)
-    np.testing.assert_allclose(window_losses(reader, tokens, positions, GRID), whole, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(window_losses(reader_of(model, 90), tokens, POSITIONS, GRID), whole, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute", "absolute memory"])
@@ -160,36 +153,6 @@ def test_impossible_windows_are_refused() -> None:
         window_reader(attention("absolute"))
     with pytest.raises(OptionError, match="clamp_len=-5"):
         window_reader(attention("relative"), clamp_len=-5)
-
-
-def on_ranks(world_size: int, measure: Callable[[], Result]) -> list[Result]:
-    """Return the result of `measure` on every rank, in their order: ranks are threads of this process."""
-    own, barrier, parts = local(), Barrier(world_size), [None] * world_size
-
-    def all_gather(part: Any) -> list[Any]:
-        parts[own.rank] = part
-        barrier.wait(timeout=60)
-        gathered = list(parts)
-        barrier.wait(timeout=60)
-        return gathered
-
-    def on_rank(rank: int) -> Result:
-        own.rank = rank
-        return measure()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "all_gather", all_gather)
-        patch.setattr(module, "rank_and_world_size", lambda: (own.rank, world_size))
-        with ThreadPoolExecutor(world_size) as threads:
-            return list(threads.map(on_rank, range(world_size)))
-
-
-def test_ranks_measure_what_one_does() -> None:
-    reader, contexts = window_reader(attention("relative")), [3, 5, 7, 9]
-    positions, _ = position_blocks(len(TOKENS), 35, contexts)
-    alone = window_losses(reader, TOKENS, positions, contexts)
-    for of_rank in on_ranks(3, lambda: window_losses(reader, TOKENS, positions, contexts)):
-        np.testing.assert_allclose(of_rank, alone, rtol=0, atol=1e-12)
 
 
 MEASURED = """

@@ -1,6 +1,5 @@
 """Every value of `evaluation.json`, computed again from the losses of single tokens."""
 
-import json
 import math
 import time
 from pathlib import Path
@@ -12,9 +11,7 @@ from tests.measure.perplexity.scored import result
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.measure import perplexity as command
 from txl_lightning.measure.losses import TokenLosses
-from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.scoring import SplitScores
 from txl_lightning.runs.trained import load_trained
 
@@ -95,10 +92,3 @@ def test_differences_are_paired_by_token_and_worse_minus_better() -> None:
     assert of_words["standard_error"]["ppl"] == pytest.approx(error * math.exp(better.nll.mean()))
     shorter = TokenLosses(better.nll[1:], positions[1:], {}, 1.0)
     assert characters.difference(worse, shorter) is None
-
-
-def test_seconds_are_those_of_the_scoring(monkeypatch: pytest.MonkeyPatch, runs: SmallRuns, tmp_path: Path) -> None:
-    times = iter([100.0, 107.25] * 20)
-    monkeypatch.setattr("txl_lightning.measure.losses.time.perf_counter", lambda: next(times))
-    command.run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"]), tmp_path)
-    assert json.loads((tmp_path / "evaluation.json").read_text())["test"]["seconds"] == 7.25

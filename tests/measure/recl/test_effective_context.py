@@ -208,8 +208,10 @@ def test_the_order_of_models_and_positions_changes_nothing(ties: bool) -> None:
 def test_positions_that_tie_for_the_last_places_share_them() -> None:
     losses = np.array([[5.0, 1.0, 1.0, 1.0], [5.0, 1.0, 0.0, 0.5]])
     length = relative_effective_context_lengths({"m": losses}, [1, 2], [0.5], bootstrap=0)["m"][0.5]
-    # two of four: the 5, and a third each of the three ones
-    assert length.relative_gains == pytest.approx([1 - math.exp((5 + (1 + 0 + 0.5) / 3) / 2 - (5 + 1) / 2)])
+    short, long = math.exp((5 + 1) / 2), math.exp((5 + (1 + 0 + 0.5) / 3) / 2)  # the 5, and a third of each of three
+    assert length.perplexities == pytest.approx([short])
+    assert length.perplexity_gains == pytest.approx([short - long])
+    assert length.relative_gains == pytest.approx([1 - long / short])
 
 
 def test_resampled_blocks_keep_their_positions_together() -> None:

