@@ -298,10 +298,10 @@ def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch:
     [
         (zipped("enwik8"), "enwik8 has the md5 .*, expected is a1fa5ffddb56f4953e226637dabbb36a"),
         (zipped("other"), "enwik8.zip lacks enwik8"),
-        (zipped("enwik8")[:-30], "enwik8.zip gave a damaged archive"),
+        (zipped("enwik8")[:-30], "enwik8.zip cannot be downloaded and unpacked"),
         (zipped("../../enwik8"), "enwik8 has the md5"),  # its folders are ignored
         (zipped("enwik8", bytes(100_000_001)), "enwik8 is larger than expected"),  # 97 kB packed
-        (b"<html>please log in", "enwik8.zip gave a damaged archive"),
+        (b"<html>please log in", "enwik8.zip cannot be downloaded and unpacked"),
     ],
 )
 @pytest.mark.usefixtures("unreachable")

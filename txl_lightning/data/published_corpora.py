@@ -8,7 +8,6 @@ import http.client
 import os
 import tarfile
 import tempfile
-import urllib.error
 import urllib.request
 import zipfile
 import zlib
@@ -43,6 +42,7 @@ PREFIXES = {
 }
 SHARDS_OF_LM1B, TRAIN_SHARDS_OF_LM1B = ("news.en-?????-of-00100", "news.en.heldout-00000-of-00050"), 99
 SECONDS_TO_ANSWER = 15
+DAMAGED = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, zlib.error, EOFError)  # an archive
 WIKITEXT, REVISION = "Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3"
 LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 # Archives, the names of the needed files in any of their folders, and the most bytes of these files together.
@@ -297,10 +297,8 @@ def from_archive(url: str, pattern: str, most_bytes: int, folder: Path) -> list[
             if fnmatch.fnmatch(name, pattern):
                 most_bytes -= _copy(content, folder / "unpacked" / name, most_bytes)
                 paths.append(folder / "unpacked" / name)
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise UserError(f"{url} cannot be downloaded ({error})") from error
-    except (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, zlib.error, EOFError) as error:
-        raise UserError(f"{url} gave a damaged archive ({error})") from error
+    except (OSError, http.client.HTTPException, *DAMAGED) as error:
+        raise UserError(f"{url} cannot be downloaded and unpacked ({error})") from error
     if not paths:
         raise UserError(f"{archive.name} lacks {pattern}")
     for path in paths:
