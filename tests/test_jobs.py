@@ -44,9 +44,10 @@ def test_the_first_option_that_differs_is_named() -> None:
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package whose command uses a module, a folder and a table."""
     sources = {
-        "command": "import wandb\nfrom txl_sample.used import f\nfrom txl_sample import kinds, report\n",
+        "command": "import wandb\nfrom txl_sample.used import f\nfrom txl_sample import kinds, reporting\n",
         "used": "def f(x):\n    import txl_sample.late\n    return x + 1\n",
-        **dict.fromkeys(("__init__", "late", "kinds/__init__", "kinds/one", "report", "other"), "A = 1\n"),
+        **dict.fromkeys(("__init__", "late", "kinds/one", "reporting", "other"), "A = 1\n"),
+        "kinds/__init__": "from pkgutil import iter_modules  # imports what it finds\n",
     }
     (tmp_path / "wandb").mkdir()  # offline runs, not the library
     (tmp_path / "txl_sample/kinds").mkdir(parents=True)
@@ -63,8 +64,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("used.py", "X = 1\n", True),
         ("used.py", "# why\n\n", False),
         ("late.py", "X = 1\n", True),  # imported in a function
-        ("kinds/two.py", "X = 1\n", True),  # of a folder that is imported as a whole
-        ("report.py", "X = 1\n", False),
+        ("kinds/two.py", "X = 1\n", True),  # of a folder of which all modules are imported
+        ("reporting.py", "X = 1\n", False),
         ("other.py", "X = 1\n", False),
     ],
 )

@@ -45,7 +45,7 @@ WITHOUT_INFLUENCE = (
 )
 NOT_OF_THE_TEXT = ("data.batch_size", "data.segment_len", "data.seed", "data.random_start")  # among options of `data`
 SOURCES = Path(__file__).parents[1]
-SHOWS_ONLY = {"reporting", "loggers", "report", "figures"}  # a change here does not make finished jobs stale
+SHOWS_ONLY = {"reporting", "loggers", "recl_report"}  # a change here does not make finished jobs stale
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ class _ModulesOfSources(ModuleFinder):
 def code_of(module: str) -> str:
     """Return the SHA-256 of the code that a module runs, without comments, layout and docstrings.
 
-    It is the code of all modules of its top-level package that it imports, directly or not, also inside functions; of
-    an imported package all modules. Presentation is left out (`SHOWS_ONLY`).
+    It is the code of all modules of its top-level package that it imports, directly or not, also inside functions; of a
+    package that imports what `iter_modules` finds, all modules. Presentation is left out (`SHOWS_ONLY`).
 
     Args:
         module: dotted name, such as `txl_lightning.training.command`.
@@ -265,8 +265,8 @@ def code_of(module: str) -> str:
     finder = _ModulesOfSources(module.partition(".")[0])
     finder.import_hook(module)
     paths = {Path(found.__file__) for found in finder.modules.values() if found.__file__}  # type: ignore[attr-defined]
-    packages = (path.parent for path in paths if path.name == "__init__.py" and path.parent.parent != SOURCES)
-    paths |= {path for package in packages for path in package.glob("*.py")}
+    packages = (path for path in paths if path.name == "__init__.py" and "iter_modules" in path.read_text("utf-8"))
+    paths |= {path for package in packages for path in package.parent.glob("*.py")}
     code = {
         path.relative_to(SOURCES).as_posix(): statements(path.read_text("utf-8"))
         for path in sorted(paths)
