@@ -18,7 +18,7 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 
-@dataclass(frozen=True)
+@dataclass
 class AttentionGateConfig(TransformerXLConfig):
     """Options of `beyond=attention_gate`.
 

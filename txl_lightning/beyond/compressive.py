@@ -27,7 +27,7 @@ TRAINED = ("conv", "dilated")
 COMPRESSIONS = ("max", "mean", *TRAINED, "most_used")
 
 
-@dataclass(frozen=True)
+@dataclass
 class CompressiveConfig(TransformerXLConfig):
     """Options of `beyond=compressive`.
 

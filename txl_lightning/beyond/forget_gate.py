@@ -25,7 +25,7 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 
-@dataclass(frozen=True)
+@dataclass
 class ForgetGateConfig(TransformerXLConfig):
     """Options of `beyond=forget_gate`.
 

@@ -19,7 +19,7 @@ from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 UPDATE_BIAS = 2.0  # b_g
 
 
-@dataclass(frozen=True)
+@dataclass
 class GRUResidualConfig(TransformerXLConfig):
     """Options of `beyond=gru_residual`: none. The layers are pre-norm, whatever `pre_norm` says."""
 

@@ -26,7 +26,7 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
 
-@dataclass(frozen=True)
+@dataclass
 class MemoryTokensConfig(TransformerXLConfig):
     """Options of `beyond=memory_tokens`.
 

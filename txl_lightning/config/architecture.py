@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, cast, get_type_hints
 
@@ -64,12 +64,11 @@ def option_names(architecture: type) -> dict[str, str]:
     return {name: option for name, option in named.items() if name != "vocab_size"}
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Fields of every model.
+@dataclass(kw_only=True)
+class ModelOptions:
+    """Options of every model, in the group `model`.
 
     Args:
-        vocab_size: V, number of tokens; None for a model without embedding and softmax, which reads inputs.
         n_layer: N, layers.
         d_model: D, width of the hidden states.
         dropout: probability; see the model for the places.
@@ -78,12 +77,8 @@ class Architecture:
         div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
         tie_projections: clusters whose softmax shares the projection of the embedding (`all_but_first` as on
             WikiText-103, `none` as on One Billion Word, or `all`).
-
-    Raises:
-        OptionError: a value is not allowed; the message names it.
     """
 
-    vocab_size: int | None
     n_layer: int = 12
     d_model: int = 512
     dropout: float = 0.1
@@ -91,6 +86,20 @@ class Architecture:
     cutoffs: tuple[int, ...] = ()
     div_val: int = 1
     tie_projections: str = "all_but_first"
+
+
+@dataclass
+class Architecture(ModelOptions):
+    """Config of a model: its options, and the size of the vocabulary.
+
+    Args:
+        vocab_size: V, number of tokens; None for a model without embedding and softmax, which reads inputs.
+
+    Raises:
+        OptionError: a value is not allowed; the message names it.
+    """
+
+    vocab_size: int | None
     rules: ClassVar[Mapping[str, Rule]] = {}  # of the values of further fields of a subclass
     initial_only: ClassVar[frozenset[str]] = frozenset()  # of these fields, those that only initialize weights
 
@@ -109,14 +118,12 @@ class Architecture:
         require(narrowest >= 1, "div_val", self.div_val, "must leave the last cluster an embedding of width >= 1")
 
 
-@dataclass(frozen=True)
-class TransformerXLConfig(Architecture):
-    """Architecture of a Transformer-XL and its use of memory (paper §3, appendix A and B).
+@dataclass(kw_only=True)
+class TransformerXLOptions(ModelOptions):
+    """Options of a Transformer-XL in the group `model` (paper §3, appendix A and B).
 
-    Fields in `LENGTHS` may differ between training and evaluation on the same weights (`TransformerXL.with_lengths`).
     The defaults are the paper's enwik8 base model. `dropout` is everywhere except at the attention probabilities;
-    `d_model` must be even, since half of a position is sine and half cosine. `Architecture` has the fields that all
-    models share.
+    `d_model` must be even, since half of a position is sine and half cosine.
 
     Args:
         n_head: H, attention heads.
@@ -135,10 +142,6 @@ class TransformerXLConfig(Architecture):
         qk_norm: RMSNorm with a trained gain on the queries and on the keys of every head, before any rotation.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
-        encoding: name of a registered position encoding (`model.encodings`).
-        table_len: rows of a trained position table: of distances (`shaw`: segment + extended context + memory)
-            or of positions (`al_rfou`: segment + extended context).
-        mem_len: longest memory in states per layer; 0 is a model without recurrence.
         same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all tokens of a
             segment have a context of the same length. Without memory the plain causal mask is used.
         extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
@@ -146,10 +149,6 @@ class TransformerXLConfig(Architecture):
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
         ext_len: length of the extended context: the last tokens of each segment are fed again before the
             next one, and so do not enter the memory.
-        memory_start: `empty` (grows from nothing, as in the paper's code) or `zeros` (`mem_len` zero states that
-            are attended to, as in the TensorFlow code and Hugging Face).
-        memory_reset: `never`, or `document`: no token attends to anything before its document. A token that begins
-            a document is given as -1 - token (`positions.without_marks`).
     """
 
     n_head: int = 8
@@ -165,14 +164,34 @@ class TransformerXLConfig(Architecture):
     untie_biases: bool = False
     qk_norm: bool = False
     terms: str = "abcd"
-    encoding: str = _option("encoding.name", "relative")
-    table_len: int | None = _option("encoding.table_len", None)
-
-    mem_len: int = _option("memory.mem_len", 512)
     same_length: bool = False
     extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
+
+
+@dataclass
+class TransformerXLConfig(TransformerXLOptions, Architecture):
+    """Architecture of a Transformer-XL and its use of memory.
+
+    Fields in `LENGTHS` may differ between training and evaluation on the same weights (`TransformerXL.with_lengths`).
+    `TransformerXLOptions` and `ModelOptions` have the other fields.
+
+    Args:
+        encoding: name of a registered position encoding (`model.encodings`).
+        table_len: rows of a trained position table: of distances (`shaw`: segment + extended context + memory)
+            or of positions (`al_rfou`: segment + extended context).
+        mem_len: longest memory in states per layer; 0 is a model without recurrence.
+        memory_start: `empty` (grows from nothing, as in the paper's code) or `zeros` (`mem_len` zero states that
+            are attended to, as in the TensorFlow code and Hugging Face).
+        memory_reset: `never`, or `document`: no token attends to anything before its document. A token that begins
+            a document is given as -1 - token (`positions.without_marks`).
+    """
+
+    _: KW_ONLY
+    encoding: str = _option("encoding.name", "relative")
+    table_len: int | None = _option("encoding.table_len", None)
+    mem_len: int = _option("memory.mem_len", 512)
     memory_start: str = _option("memory.start", "empty")
     memory_reset: str = _option("memory.reset", "never")
 
@@ -223,12 +242,11 @@ LENGTHS = frozenset(  # may differ between training and evaluation, on the same 
 )
 
 
-@dataclass(frozen=True)
-class RecurrentConfig(Architecture):
-    """Architecture of a recurrent baseline (`model.baselines`).
+@dataclass(kw_only=True)
+class RecurrentOptions(ModelOptions):
+    """Options of a recurrent baseline (`model.baselines`) in the group `model`.
 
-    `dropout` is at the embedding and at the output of the last layer. `Architecture` has the fields that all models
-    share.
+    `dropout` is at the embedding and at the output of the last layer.
 
     Args:
         cell: `lstm` or `qrnn`.
@@ -241,3 +259,8 @@ class RecurrentConfig(Architecture):
     cell: str = "lstm"
     hidden_dropout: float = 0.1
     weight_dropout: float = 0.0
+
+
+@dataclass
+class RecurrentConfig(RecurrentOptions, Architecture):
+    """Architecture of a recurrent baseline."""

@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from txl_lightning.config.architecture import ModelOptions, RecurrentOptions, TransformerXLOptions
 from txl_lightning.errors import UserError, check_count, require
 
 PACKAGE = Path(__file__).parents[1]
@@ -29,50 +30,21 @@ OmegaConf.register_new_resolver("product", operator.mul, replace=True)
 OmegaConf.register_new_resolver("sum", operator.add, replace=True)
 
 
-@dataclass
-class ModelConfig:
-    """Group `model`: fields of all models (see `config.architecture`)."""
+@dataclass(kw_only=True)
+class ModelConfig(ModelOptions):
+    """Group `model`: name and options of a model."""
 
     name: str = MISSING
-    n_layer: int = MISSING
-    d_model: int = MISSING
-    dropout: float = 0.1
-    d_embed: int | None = None
-    cutoffs: list[int] = field(default_factory=list)
-    div_val: int = 1
-    tie_projections: str = "all_but_first"
 
 
-@dataclass
-class TransformerXLModelConfig(ModelConfig):
-    """Group `model` for a Transformer-XL: sizes and lengths (see `TransformerXLConfig`)."""
-
-    n_head: int = MISSING
-    d_head: int = MISSING
-    d_inner: int = MISSING
-    attention_dropout: float = 0.0
-    pre_norm: bool = False
-    final_norm: bool = False
-    norm: str = "layer"
-    feed_forward: str = "relu"
-    layer_norm_epsilon: float = 1e-5
-    init_std: float = 0.02
-    untie_biases: bool = False
-    qk_norm: bool = False
-    terms: str = "abcd"
-    same_length: bool = False
-    extra_key: bool = False
-    clamp_len: int = -1
-    ext_len: int = 0
+@dataclass(kw_only=True)
+class TransformerXLModelConfig(TransformerXLOptions, ModelConfig):
+    """Group `model` for a Transformer-XL."""
 
 
-@dataclass
-class RecurrentModelConfig(ModelConfig):
-    """Group `model` for a recurrent baseline (see `RecurrentConfig`)."""
-
-    cell: str = MISSING
-    hidden_dropout: float = 0.1
-    weight_dropout: float = 0.0
+@dataclass(kw_only=True)
+class RecurrentModelConfig(RecurrentOptions, ModelConfig):
+    """Group `model` for a recurrent baseline."""
 
 
 @dataclass
