@@ -27,9 +27,7 @@ from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, Gen
 from txl_lightning.measure.perplexity import run as evaluate
 from txl_lightning.measure.recl import run as recl
 from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
-from txl_lightning.model.encodings import ENCODINGS, Encoding, LayerPositions
-from txl_lightning.model.encodings.absolute import AlRfouEncoding
-from txl_lightning.model.encodings.relative import RelativeEncoding
+from txl_lightning.model.encodings import ENCODINGS, AlRfouEncoding, Encoding, LayerPositions, RelativeEncoding
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.positions import distances_of_keys
 from txl_lightning.runs.models import architecture

@@ -10,10 +10,7 @@ from tests.covering import product_of
 from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
 from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model.encodings import ENCODINGS
-from txl_lightning.model.encodings.alibi import slopes
-from txl_lightning.model.encodings.base import register_encoding
-from txl_lightning.model.encodings.rope import RotaryEncoding
+from txl_lightning.model.encodings import ENCODINGS, RotaryEncoding, register_encoding, slopes
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 ARMS = {

@@ -78,9 +78,9 @@ class MemoryTokensTransformerXL(TransformerXL):
     Both attend to the memory of states only with `tokens_see_states`. With `same_length` there are no such rules: each
     place sees the nearest keys, as in the authors' code.
 
-    A memory token may see keys after it, which have no distance. There terms (b) and (d) are what `relative_shift` has,
-    in the authors' code as well: 0 for the next key, and for the d-th after that (q_{i+1} + v)·r_{K-d}, K being the
-    number of all keys. So from n = 3 on they depend on the length of the row.
+    A memory token may see later keys, for which there is no distance. As in the authors' code, terms (b) and (d) are
+    then the entries that `relative_shift` leaves there: 0 for the next key, and (q_{i+1} + v)·r_{K-d} for the d-th key
+    after that, with K keys in all. With n ≥ 3 memory tokens they depend on the number of keys.
     """
 
     config: MemoryTokensConfig

@@ -131,8 +131,8 @@ class Memory(CarriedState):
         states: the states, oldest first. M may be below the model's `memory_slots` (a memory that grows) or equal to it
             from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never attended to.
-        in_document_B: number of states, counted from the newest, that belong to each stream's present document or
-            episode, -1 before its first token (`reset`); None unless the memory is reset.
+        in_document_B: how many of the newest states belong to each stream's present document or episode; -1 where the
+            next token begins one (`reset`). None if no stream was reset.
         keeps_gradient: whether the next memory keeps the gradient of its states, so that a later loss
             reaches them; otherwise they are stored without (SG in the paper). Training sets it for the segments of one
             step; it is in no checkpoint.

@@ -63,7 +63,7 @@ def _variants() -> list[type[TransformerXL]]:
 
 
 def carries_state(config: Config) -> bool:
-    """Return whether a segment reads anything of earlier ones: if there is a memory, or in any case."""
+    """Return whether a segment reads earlier ones, through a memory or a state that is always carried."""
     return config.memory.mem_len > 0 or always_carries_state(config)
 
 

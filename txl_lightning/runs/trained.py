@@ -52,7 +52,7 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of `txl train` as `read_checkpoint` opened it: no part of it is trusted before that checked it.
+    """Checkpoint of `txl train` whose contents `read_checkpoint` has validated.
 
     Args:
         path: path of the file.

@@ -156,7 +156,7 @@ def join_streams(memories: Sequence[State]) -> State:
 
 
 def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
-    """Return the positions of a segment that the training loss is the mean of; of an odd number a larger half.
+    """Return the positions of a segment that count for the training loss; half of an odd number is rounded up.
 
     Args:
         loss: full, half (the last) or random_half.

@@ -1,0 +1,314 @@
+"""Position encodings: the four of the ablation (paper Table 6) and later ones; `register_encoding` adds another.
+
+    relative   terms (a)-(d) with the sinusoid of the distance                       (section 3.3; attn_type 0)
+    shaw       a trained table of distances per layer, no extrapolation              (Shaw et al. 2018; attn_type 1)
+    absolute   the sinusoid of the position, added to the embedding                  (Vaswani et al. 2017; attn_type 2)
+    al_rfou    a trained table of positions per layer, added to each layer's input   (Al-Rfou et al. 2018; attn_type 3)
+    rope       queries and keys rotated by their positions                           (Su et al. 2021)
+    alibi      a fixed penalty that grows with the distance, as term (d)             (Press et al. 2022)
+    none       no positions, only the causal mask                                    (Kazemnejad et al. 2023)
+
+Absolute positions are counted from the end of the segment: its last token has index 0. With memory every
+segment uses the same positions; the memory keeps each layer's input as it was computed, so positions are
+never added to it a second time (section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
+from txl_lightning.errors import require
+from txl_lightning.model.layers import Dropout
+from txl_lightning.model.positions import distances_of_keys, rotation, sinusoids_of_distances
+
+
+class LayerPositions(NamedTuple):
+    """Position information of one layer's attention; None for a part that its encoding or terms lack.
+
+    Args:
+        u_HE: content bias u, term (c).
+        v_HE: position bias v, term (d).
+        sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
+        table_HSE: vectors of the distances K, …, 0, in place of W_{k,R} R.
+        bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
+        rotation_2SE: `positions.rotation` of the distances K, …, 0, which rotates queries and keys.
+    """
+
+    u_HE: Tensor | None = None
+    v_HE: Tensor | None = None
+    sinusoids_SD: Tensor | None = None
+    table_HSE: Tensor | None = None
+    bias_HS: Tensor | None = None
+    rotation_2SE: Tensor | None = None
+
+    def of_terms(self, terms: str) -> LayerPositions:
+        """Keep only what these terms of the logits need."""
+        r_needed = bool(set("bd") & set(terms))
+        return LayerPositions(
+            u_HE=self.u_HE if "c" in terms else None,
+            v_HE=self.v_HE if "d" in terms else None,
+            sinusoids_SD=self.sinusoids_SD if r_needed else None,
+            table_HSE=self.table_HSE if r_needed else None,
+            bias_HS=self.bias_HS if "d" in terms else None,
+            rotation_2SE=self.rotation_2SE,
+        )
+
+    def without_distance_k(self) -> LayerPositions:
+        """Set what belongs to distance K, which is that of no key, to zero; the rotation stays.
+
+        `relative_shift` gives these entries to the key after each query.
+        """
+        by_distance = {"table_HSE": self.table_HSE, "sinusoids_SD": self.sinusoids_SD}
+        padded = {name: x if x is None else F.pad(x[..., 1:, :], (0, 0, 1, 0)) for name, x in by_distance.items()}
+        bias_HS = None if self.bias_HS is None else F.pad(self.bias_HS[:, 1:], (1, 0))
+        return self._replace(**padded, bias_HS=bias_HS)
+
+    def up_to(self, n_keys: int) -> LayerPositions:
+        """Keep the distances K, …, 0 with K = `n_keys`, of all but the sinusoids."""
+        by_distance = {"table_HSE": self.table_HSE, "bias_HS": self.bias_HS, "rotation_2SE": self.rotation_2SE}
+        return self._replace(**{name: x if x is None else x[:, -n_keys - 1 :] for name, x in by_distance.items()})
+
+
+class Encoding(nn.Module):
+    """Base class of encodings: adds no positional information.
+
+    A subclass overrides `forward` to change the logits by distance, `angles` to rotate queries and keys, or `embed`
+    and `layer_input` to change the inputs; `register_encoding` makes it available.
+
+    Args:
+        config: sizes and terms.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.n_layer, self.n_head, self.d_head = config.n_layer, config.n_head, config.d_head
+        self.terms = config.active_terms
+
+    def initialize(self) -> None:
+        """Set parameters that should not keep their usual start: N(0, init_std²), or zero if named `…bias`."""
+
+    def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
+        """Return the input of the first layer, before dropout, from the scaled embedding."""
+        return hidden_BTD
+
+    def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return the input of layer n, which its memory keeps, from the output of the layer before."""
+        return hidden_BTD
+
+    def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+        """Return the positions for every layer's attention over K keys, by distance K, …, 0.
+
+        Args:
+            n_keys: K.
+            clamp_len: larger distances are encoded like this one; -1 or 0 for none.
+            like: tensor with the type and device of the result.
+        """
+        return [LayerPositions()] * self.n_layer
+
+    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
+        """Return the F = E/2 angles that rotate queries and keys at these distances from the newest token.
+
+        They must be linear in the distance: q_i·k_j then depends on i - j only.
+
+        Raises:
+            NotImplementedError: the encoding rotates nothing.
+        """
+        raise NotImplementedError
+
+    def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+        """Return the positions of `forward` without the terms that are off, and the rotation.
+
+        Distances are counted from the newest token, so angles do not grow with the stream. They are computed in
+        float64 and rounded once.
+
+        Args:
+            n_keys: K.
+            clamp_len: see `forward`.
+            like: see `forward`.
+        """
+        of_layers = [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
+        if not rotates(type(self)):
+            return of_layers
+        rotation_2SE = rotation(self.angles(distances_of_keys(n_keys, -1, like)), like)
+        return [of_layer._replace(rotation_2SE=rotation_2SE) for of_layer in of_layers]
+
+
+def rotates(encoding: type[Encoding]) -> bool:
+    """Return whether an encoding has angles."""
+    return encoding.angles is not Encoding.angles
+
+
+ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled by register_encoding
+
+
+def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callable[[type[Encoding]], type[Encoding]]:
+    """Return a decorator that registers a subclass of `Encoding` under the name of a config's `encoding`.
+
+    `table_HSE` or `sinusoids_SD` enter term (b) of the logits, and (d) if there is a `v_HE`; `bias_HS` enters (d). All
+    are added before the division by sqrt(E). A checkpoint holds only the name, so the class must be registered before
+    one is loaded.
+
+    Args:
+        name: letters, digits and underscores.
+        terms: the terms (a)-(d) that the encoding has; `model.terms` can switch some of them off.
+        properties: `absolute`, `projects`, `table` and `extrapolates` of an `EncodingKind`.
+
+    Raises:
+        OptionError: another class has the name, or a value is not allowed.
+    """
+    require(name.isidentifier(), "name", name, "must be letters, digits and underscores")
+    good_terms = set(terms) <= set("abcd") and len(set(terms)) == len(terms)
+    require(good_terms, "terms", terms, "must be letters of abcd, each at most once")
+
+    def register(encoding: type[Encoding]) -> type[Encoding]:
+        known = ENCODINGS.get(name, encoding)
+        # A notebook cell that runs again defines the class again.
+        same = (known.__module__, known.__qualname__) == (encoding.__module__, encoding.__qualname__)
+        require(same, "name", name, f"is the name of another encoding, {known.__module__}.{known.__qualname__}")
+        # (b) and (c) would depend on the place of a query or key in its stream, not on their distance alone.
+        fits = not (rotates(encoding) and set("bc") & set(terms))
+        require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
+        ENCODINGS[name] = encoding
+        KINDS[name] = EncodingKind("".join(sorted(terms)), rotates=rotates(encoding), **properties)
+        return encoding
+
+    return register
+
+
+@register_encoding("relative", "abcd", projects=True)
+class RelativeEncoding(Encoding):
+    """Sinusoids of distances; content bias u and position bias v of all layers, or of each one (`untie_biases`)."""
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        shape = (config.n_layer if config.untie_biases else 1, config.n_head, config.d_head)
+        self.u = nn.Parameter(torch.empty(shape)) if "c" in config.active_terms else None
+        self.v = nn.Parameter(torch.empty(shape)) if "d" in config.active_terms else None
+        self.d_model, self.has_positions = config.d_model, bool(set("bd") & set(config.active_terms))
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+        """Return u, v and the sinusoids of the distances K, …, 0."""
+        sinusoids = None
+        if self.has_positions:
+            sinusoids = self.dropout(sinusoids_of_distances(n_keys, self.d_model, clamp_len, like))
+        return [
+            LayerPositions(_of_layer(self.u, n), _of_layer(self.v, n), sinusoids_SD=sinusoids)
+            for n in range(self.n_layer)
+        ]
+
+
+def _of_layer(bias: Tensor | None, n: int) -> Tensor | None:
+    """Return the u or v of layer n, or the shared one."""
+    return None if bias is None else bias[n if len(bias) > 1 else 0]
+
+
+@register_encoding("shaw", "abcd", table="distances")
+class ShawEncoding(Encoding):
+    """Trained vector (b) and bias (d) of every distance below `table_len`, and u (c), for every layer.
+
+    The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and (b):
+    `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` shortens the table.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        assert config.table_len is not None
+        self.table_len, terms = config.table_len, config.active_terms
+        table = (config.n_layer, self.table_len, config.n_head, config.d_head)
+        self.u = nn.Parameter(torch.empty(config.n_layer, *table[2:])) if "c" in terms else None
+        self.table = nn.Parameter(torch.empty(table)) if "b" in terms else None
+        self.distance_bias = nn.Parameter(torch.empty(table[:3])) if "d" in terms else None
+
+    def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+        """Return u and the table's rows and biases of the distances K, …, 0."""
+        farthest = min(self.table_len, clamp_len) - 1 if clamp_len > 0 else self.table_len - 1
+        distances = torch.arange(n_keys, -1, -1, device=like.device).clamp(max=farthest)
+        rows = self.table_len - 1 - distances
+        return [
+            LayerPositions(
+                u_HE=None if self.u is None else self.u[n],
+                table_HSE=None if self.table is None else self.table[n][rows].transpose(0, 1),
+                bias_HS=None if self.distance_bias is None else self.distance_bias[n][rows].T,
+            )
+            for n in range(self.n_layer)
+        ]
+
+
+@register_encoding("absolute", absolute=True)
+class AbsoluteEncoding(Encoding):
+    """Sinusoid of the distance to the end of the segment, added to the scaled embedding."""
+
+    def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
+        """Add U_{T-1}, …, U_0 to the T tokens."""
+        T, D = hidden_BTD.shape[1:]
+        return hidden_BTD + sinusoids_of_distances(T, D, clamp_len, hidden_BTD)[1:]
+
+
+@register_encoding("al_rfou", absolute=True, table="positions")
+class AlRfouEncoding(Encoding):
+    """Trained vector of every position, counted from the end of the segment, added to every layer's input.
+
+    Positions beyond the table use its farthest row (row 0).
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        assert config.table_len is not None
+        self.table = nn.Parameter(torch.empty(config.n_layer, config.table_len, config.d_model))
+
+    def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Add the rows of layer n."""
+        n_rows, T = self.table.shape[1], hidden_BTD.shape[1]
+        rows = torch.arange(n_rows - T, n_rows, device=hidden_BTD.device).clamp(min=0)
+        return hidden_BTD + self.table[n][rows]
+
+
+@register_encoding("rope")
+class RotaryEncoding(Encoding):
+    """A_ij = (R_i q_i)·(R_j k_j) / sqrt(E): R_p rotates the pair (x_f, x_{f+E/2}) by p·10000^(-2f/E).
+
+    Memory keeps hidden states and cached inference unrotated keys. Both are rotated when they are read, by their
+    distance to the newest token.
+    """
+
+    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
+        """Return p·10000^(-2f/E) for the positions p = -distance."""
+        exponents = torch.arange(0, self.d_head, 2, dtype=distances_S.dtype, device=distances_S.device) / self.d_head
+        return -distances_S[:, None] * 10000.0**-exponents
+
+
+@register_encoding("alibi", "ad", extrapolates=True)
+class AlibiEncoding(Encoding):
+    """A_ij = q_i·k_j / sqrt(E) - m_h (i - j), with fixed slopes m_h; the bias is term (d)."""
+
+    def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+        """Return the biases of the distances K, …, 0, the same in all layers."""
+        distances_S = distances_of_keys(n_keys, clamp_len, like)
+        scale = self.d_head**0.5  # attention divides all logits by sqrt(E)
+        bias_HS = slopes(self.n_head, distances_S)[:, None] * (-scale * distances_S)
+        return [LayerPositions(bias_HS=bias_HS.to(like.dtype))] * self.n_layer
+
+
+def slopes(n_head: int, like: Tensor) -> Float[Tensor, " H"]:
+    """Return m_h = 2^(-8h/H), h = 1, …, H, for H a power of two.
+
+    For other H: the slopes of the power of two below H, then every second slope of the power of two above H.
+    """
+    power = 1 << (n_head.bit_length() - 1)
+    heads = torch.arange(n_head, dtype=like.dtype, device=like.device)
+    shares = torch.cat([(heads[:power] + 1) / power, (heads[: n_head - power] * 2 + 1) / (2 * power)])
+    return 2.0 ** (-8 * shares)
+
+
+@register_encoding("none", extrapolates=True)
+class NoEncoding(Encoding):
+    """A_ij = q_i·k_j / sqrt(E). Only the causal mask tells a token how many tokens stand before it."""
