@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,7 +105,7 @@ def options_help(command: Command, overrides: list[str]) -> str:
     Raises:
         HydraException: an override is not usable.
     """
-    with _hydra():
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose(command.config_name, overrides=overrides, return_hydra_config=True)
         loader, groups, own = GlobalHydra.instance().config_loader(), list[str](), list[str]()
         for group in sorted(config.hydra.runtime.choices):
@@ -221,13 +221,9 @@ class HydraTask:
         return one_line(error, self.command.schema)
 
 
-def _hydra() -> AbstractContextManager[Any]:
-    return hydra.initialize_config_dir(str(CONF), version_base="1.3")
-
-
 def _run_further_rank(command: Command, overrides: list[str]) -> None:
     """Run with the same configuration as the first rank, but without a directory, a log or output."""
-    with _hydra():
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose(command.config_name, overrides=overrides)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         command.run(OmegaConf.to_object(config), Path(os.devnull))
