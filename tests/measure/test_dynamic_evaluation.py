@@ -119,23 +119,6 @@ def test_the_first_segment_is_scored_before_anything_is_learned(runs: SmallRuns,
     np.testing.assert_allclose(learning(static, 4, lr=0.0).losses("test").nll, before.nll, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("streams", "kept"), [(1, 6), (3, 2)])
-def test_later_text_changes_no_earlier_loss(runs: SmallRuns, streams: int, kept: int) -> None:
-    trained, corpus = opened(runs)
-    static = protocol_of(trained, corpus, batch_size=streams, max_segments=10)
-    dynamic = learning(static)
-    test = np.array(corpus.splits["test"])
-    column = len(test) // streams
-    for begin in range(0, len(test), column):
-        test[begin + kept * T + 1 : begin + column] = test[begin + 1]  # all targets after the segments that stay
-    doctored = replace(dynamic, corpus=replace(corpus, splits={**corpus.splits, "test": test}))
-    before, after = dynamic.losses("test"), doctored.losses("test")
-    same = (before.positions - 1) % column < kept * T
-    assert 0 < same.sum() < len(same)
-    assert before.nll[same].tolist() == after.nll[same].tolist()
-    assert before.nll[~same].tolist() != after.nll[~same].tolist()
-
-
 def test_weights_in_bfloat16_follow_the_updates(runs: SmallRuns) -> None:
     """Autocast keeps weights that it has converted: kept too long, they would be those before the update."""
     static = replace(protocol_of(*opened(runs), max_segments=6), precision="bf16-mixed")

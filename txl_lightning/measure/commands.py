@@ -89,12 +89,11 @@ def open_checkpoint(options: Any) -> TrainedModel:
 
 
 def write_markdown(path: Path, *parts: Table | str) -> list[str]:
-    """Write tables and lines of text, which are escaped except for `## `; return the lines, to print them."""
+    """Write tables and lines of text, which are escaped; return the lines, to print them."""
     lines: list[str] = []
     for part in parts:
         if isinstance(part, str):
-            heading = "## " * part.startswith("## ")
-            lines.append(heading + escape(part.removeprefix(heading)))
+            lines.append(escape(part))
         else:
             lines += markdown_table(*part).splitlines()
     write_text(path, "\n".join(lines) + "\n")

@@ -15,7 +15,6 @@ from tests.measure.recl.tiny_huggingface import (
     TEXT,
     VOCABULARY,
     model_of,
-    random_model,
     save_tiny,
 )
 from txl_lightning.errors import OptionError
@@ -87,15 +86,6 @@ def test_a_saved_model_is_loaded_with_its_tokenizer_and_its_limit(kind: str, tmp
 def test_one_pass_and_a_carried_cache_are_exact(kind: str, dtype: str, tmp_path: Path) -> None:
     found = checked(load(save_tiny(transformers, tmp_path, kind), True, dtype), STREAM)
     assert (found.reader.one_pass, found.carries) == (True, kind != "mamba")
-
-
-def test_a_model_that_sees_later_tokens_is_refused() -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-    config = transformers.BertConfig(vocab_size=VOCABULARY, **sizes)
-    model = HuggingFaceModel(random_model(transformers.AutoModelForCausalLM, config))
-    member = Member("name", "hf:Bert", "bert", None, WindowReader(model, one_pass=True), lambda content: STREAM)
-    with pytest.raises(OptionError, match=r"models=hf:Bert: must .*bert depend on later tokens"):
-        checked(member, STREAM)
 
 
 def test_tokens_know_their_bytes(tmp_path: Path) -> None:

@@ -158,13 +158,6 @@ def test_a_killed_command_resumes_after_the_last_stored_part(
     assert resumed == whole
 
 
-def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) -> None:
-    paths = [runs.checkpoint(kind) for kind in ("relative", "absolute", "lstm")]
-    assert of(recl(tmp_path, *paths), "clamp_len") == [15, -1, None]
-    result = recl(tmp_path, *paths, clamp_len=-1)
-    assert of(result, "clamp_len") == [-1, -1, None]
-
-
 def test_a_damaged_store_is_named_and_nothing_half_written_stays(runs: SmallRuns, tmp_path: Path) -> None:
     recl(tmp_path, runs.checkpoint("lstm"))
     (path,) = (tmp_path / "store").iterdir()
