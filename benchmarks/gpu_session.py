@@ -1,230 +1,247 @@
-"""Show what a GPU does with this project, in less than ten minutes (`benchmarks/gpu.sh`).
+"""Show what a GPU does with this project, in ten minutes (`benchmarks/gpu.sh`): the most deciding parts first.
 
-The parts, each a process with its log in the output folder:
-
+    products    the product of positions with 1024, 1025 and 1032 distances
     tests       the tests that need a GPU
-    bench       training, evaluation and one-token steps beside Hugging Face's TransfoXL, where its environment exists
-    steps/…     `txl train` at the sizes of the paper's enwik8 base model, 512/512: bfloat16, float32, compiled, kernels
-    gradients   the tests of the attention kernels: outputs and gradients beside the plain scores, as many as compile in
-                the time
-    training    the fastest of these for the remaining time, on characters of wikipedia-2015, with its curve
+    attention   the score of the paper as written and the kernel of GPUs: time, distance of gradients from float32
+    enwik8      30 steps of the paper's base model, with the 15 kernels that take most time; `-32`: in float32
+    compiled    the same through torch.compile, with the number of graphs and recompilations
+    wt103       30 steps of the base model with its adaptive softmax, also compiled
+    lstm        30 steps of an LSTM
+    resume      a training that is killed and resumed: equal to one that was not?
+    training    a training in the time that is left, with its curve
 
-Each part has a limit, and none takes the time that is kept for the training. `summary.json` is rewritten after every
-part, so that a session that is cut short leaves what it has measured.
+Each part is a process with a limit and a log. `summary.json` has its result as soon as it ends, so that a session that
+is cut short leaves what it has measured. Steps are of random tokens: they need no corpus.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
+import json
+import math
 import os
-import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
 
-from benchmarks.bench import OTHERS, ROOT
-from txl_lightning.distributed.processes import JobProcess, execute
+from benchmarks.bench import ROOT
+from txl_lightning.config.composition import register_schemas
+from txl_lightning.config.schemas import CONF, typed
 from txl_lightning.files import write_json
-from txl_lightning.jobs import Jobs
+from txl_lightning.model import attention
+from txl_lightning.model.kernels import fused
+from txl_lightning.model.layers import Dropout
+from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting.machine import processor
+from txl_lightning.runs.models import make_model
+from txl_lightning.training.optimization import make_optimizer
 
-GRACE_SECONDS = 45  # for a stopped part to save and end
-LEAST_TRAINING_SECONDS = 120
-START_SECONDS = 50  # of a training: imports, corpus, compilation from the cache, final evaluation
-SHOWN = ("tokens_per_second", "mfu", "peak_memory_bytes")
-ARMS = {  # options of the measured steps
-    "bfloat16": (),
-    "float32": ("trainer.precision=32-true",),
-    "compiled": ("trainer.compile=true",),
-}
-BASE = (
-    *("experiment=paper/enwik8_base", "evaluation.max_segments=50"),
-    *("trainer.val_max_segments=50", "checkpoint.every_n_steps=1000000"),
-)
-SPEED_ALONE = ("checkpoint.enabled=false", "evaluation.max_segments=5", "trainer.val_max_segments=5")  # little else
-TINY = (
-    *("profile=smoke", "data=python-stdlib", "trainer.num_threads=1"),
-    *("data.batch_size=4", "data.segment_len=8", "evaluation.batch_size=2", "evaluation.max_segments=2"),
-    *("trainer=cpu", "trainer.precision=32-true"),
-)
+GRACE_SECONDS = 30  # for a stopped part to save and end
+TINY = ("profile=smoke", "data=python-stdlib", "trainer.num_threads=1", "trainer.val_max_segments=5")
+ENWIK8, WT103 = ("experiment=paper/enwik8_base",), ("experiment=paper/wt103_base",)
 
 
-@dataclass
-class GpuSession:
-    """Parts that were run, and the time that is left.
+def timed(work: Callable[[], Any], repeats: int) -> float:
+    """Return the median seconds of a call, after three that are not timed."""
+    seconds = []
+    for _ in range(repeats + 3):
+        begun = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    return median(seconds[3:])
 
-    Args:
-        output: folder of all results.
-        seconds: time for all parts.
-        dry_run: tiny sizes on the CPU.
-        parts: record of every part that ended.
-        kept: seconds that are not given to a part, for the training.
-    """
 
-    output: Path
-    seconds: float
-    dry_run: bool
-    parts: list[dict[str, Any]] = field(default_factory=list)
-    kept: float = LEAST_TRAINING_SECONDS
-    started: float = field(default_factory=time.monotonic)
+def products(device: str, tiny: bool) -> dict[str, Any]:
+    """Milliseconds of a layer's product of queries and distances, forward and backward."""
+    H, rows, E, dtype = (2, 8, 8, torch.float32) if tiny else (8, 22 * 512, 64, torch.bfloat16)
+    found = {}
+    for S in (1024, 1025, 1032):
+        q, r = (torch.randn(H, n, E, device=device, dtype=dtype, requires_grad=True) for n in (rows, S))
+        gradient = torch.randn(H, rows, S, device=device, dtype=dtype)
+        found[f"S={S}"] = 1e3 * timed(lambda q=q, r=r, g=gradient: (q @ r.mT).backward(g), 3 if tiny else 30)  # type: ignore[misc]
+    return found
 
-    @property
-    def left(self) -> float:
-        """Seconds that are left, without those that are kept and those that a stopped part needs to end."""
-        return self.started + self.seconds - GRACE_SECONDS - self.kept - time.monotonic()
 
-    def run(self, name: str, words: Sequence[str], most: float = 1e9) -> dict[str, Any]:
-        """Run `python WORDS…` for at most `most` seconds and return its record, which is kept in `summary.json`."""
-        log = self.output / f"{name.replace('/', '-')}.log"
-        limit = min(most, self.left)
-        record: dict[str, Any] = {"part": name, "command": " ".join(["python", *words]), "limit": round(limit)}
-        if limit <= 0:
-            record["status"] = "left out: no time"
-        else:
-            print(f"gpu.sh: {name}, at most {limit:.0f} s …", file=sys.stderr, flush=True)
+def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
+    """Milliseconds of a layer, and the largest distance of its gradients from those of float32, as a share."""
+    H, B, T, E = (2, 2, 8, 6) if tiny else (8, 22, 512, 64)
+    shapes = ((H, B, T, E), (H, B, 2 * T, E), (H, 2 * T + 1, E), (H, E), (H, E), (H, B, 2 * T, E))
+    leaves = [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
+    mask_TK = torch.full((T, 2 * T), -math.inf, device=device).triu(T + 1)
+    visible, none = VisibleKeys(mask_TK, sees_memory=True), Dropout(0.0)
+
+    def as_written(*x: Tensor) -> Tensor:
+        return (attention.scores(*x[:5]) + mask_TK).softmax(-1) @ x[5]
+
+    def gradients(kernel: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        inputs = [leaf.to(dtype) for leaf in leaves]
+        return torch.autograd.grad(kernel(*inputs).float().square().mean(), leaves)
+
+    kernels: dict[str, Callable[..., Tensor]] = {
+        "as written": as_written,
+        "kernel": lambda *x: fused.attend(*x, visible, none),
+    }
+    exact, half, found = gradients(as_written, torch.float32), torch.float32 if tiny else torch.bfloat16, {}
+    for name, kernel in kernels.items():
+        pairs = zip(gradients(kernel, half), exact, strict=True)
+        far = max(float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
+        found[name] = {"ms": 1e3 * timed(lambda k=kernel: gradients(k, half), 2 if tiny else 20), "distance": far}  # type: ignore[misc]
+    return found
+
+
+def steps(device: str, tiny: bool, options: tuple[str, ...], compiled: bool = False, V: int = 205) -> dict[str, Any]:
+    """Tokens/s of 30 training steps on random tokens, peak memory, and the kernels or graphs."""
+    if tiny:
+        options = (*options, "data.batch_size=2", "data.segment_len=8", f"model.cutoffs={[20, 40] if V > 205 else []}")
+        options, V = (*options, *(("model.d_model=8",) if "model=lstm" in options else ("model=txl_smoke",))), 205
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base=None):
+        config = typed(compose("config", list(options)))
+    model = make_model(config, V).to(device)
+    half = config.trainer.precision == "bf16-mixed"
+    optimizer, schedule = make_optimizer(model, config.optimizer, 1000, fused=True)
+    B, T, backend = config.data.batch_size, config.data.segment_len, "inductor" if device == "cuda" else "aot_eager"
+    score = torch.compile(model.score, backend=backend) if compiled else model.score
+    window = torch.randint(V, (B, T + 1))
+    moved, state = window.to(device), model.start_memory(B, static=True)
+    known = {"known_targets_BT": window[:, 1:]} if config.model.cutoffs else {}
+
+    def step() -> None:
+        nonlocal state
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            nll_BT, state = score(moved[:, :-1], moved[:, 1:], state, **known)
+        nll_BT.mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+    seconds = timed(step, 2 if tiny else 30)
+    found: dict[str, Any] = {"tokens_per_second": B * T / seconds, "ms": 1e3 * seconds}
+    if device == "cuda":
+        found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+    if compiled:
+        stats = torch._dynamo.utils.counters
+        return {**found, "graphs": stats["stats"]["unique_graphs"], "breaks": dict(stats["graph_break"])}
+    with torch.profiler.profile() as profiler:
+        step()
+    most = sorted(profiler.key_averages(), key=lambda e: e.self_device_time_total or e.self_cpu_time_total)[:-16:-1]
+    return {**found, "kernels": {e.key[:80]: [e.count, e.self_device_time_total / 1e3] for e in most}}
+
+
+def resume(output: Path, device: str) -> dict[str, Any]:
+    """Train, and train again with a kill in the middle; return both results."""
+    words = [*train_words(device, True), "trainer.max_steps=400", "checkpoint.every_n_steps=100", "resume=auto"]
+    run, whole, killed = partial_run(words), output / "whole", output / "killed"
+    subprocess.run(run(whole), cwd=ROOT, check=True)
+    with subprocess.Popen(run(killed), cwd=ROOT) as process:
+        while process.poll() is None and not (killed / "checkpoints/last.ckpt").exists():
+            time.sleep(0.1)
+        process.kill()
+    subprocess.run(run(killed), cwd=ROOT, check=True)
+    losses = [json.loads((folder / "metrics.json").read_text())["val/nll"] for folder in (whole, killed)]
+    return {"val/nll": losses, "equal": losses[0] == losses[1]}
+
+
+def partial_run(words: list[str]) -> Callable[[Path], list[str]]:
+    """Return a function of the run directory that gives the command."""
+    return lambda folder: [*words, f"hydra.run.dir={folder}"]
+
+
+def train_words(device: str, tiny: bool) -> list[str]:
+    """Return the command of a training on text of this installation, or on enwik8 if TXL_DATA has it."""
+    at_hand = (Path(os.environ.get("TXL_DATA", "")) / "enwik8").exists()
+    of_paper = (*ENWIK8, *(() if at_hand else ("data=python-stdlib",)), "trainer.val_max_segments=50")
+    options = (*TINY, f"trainer={'gpu' if device == 'cuda' else 'cpu'}") if tiny else of_paper
+    return [sys.executable, "-m", "txl_lightning.cli", "train", *options, "logger=csv", "trainer.progress_bar=false"]
+
+
+def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]:
+    """Run the parts one after the other and return their records."""
+    device, started, records = "cpu" if dry_run else "cuda", time.monotonic(), list[dict[str, Any]]()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    machine = {"gpu": gpu, "cpu": processor(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    facts = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "dry_run": dry_run, **machine}
+    own = [sys.executable, "-m", "benchmarks.gpu_session", "--output", str(output), *["--dry-run"] * dry_run, "--part"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/devices"]
+    last = [*train_words(device, dry_run), f"hydra.run.dir={output / 'training'}"]
+    last += ["trainer.max_steps=20"] if dry_run else ["trainer.max_steps=3000", "trainer.val_every_n_steps=500"]
+    limits = {"products": 40, "tests": 100, "attention": 40, "enwik8": 60, "compiled": 100, "wt103": 60}
+    limits |= {"wt103-compiled": 100, "enwik8-32": 40, "lstm": 40, "resume": 90, "training": 10_000}
+    for name, limit in limits.items():
+        words = {"tests": pytest, "training": last}.get(name, [*own, name])
+        left = min(limit, started + seconds - GRACE_SECONDS - time.monotonic())
+        record: dict[str, Any] = {"part": name, "status": "left out: no time"}
+        if left > 0:
             begun = time.monotonic()
-            record["status"] = _run(TimedPart(name, [sys.executable, *words]), log, limit)
+            with (output / f"{name}.log").open("w") as log:
+                process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            record["status"] = ended(process, left)
             record["seconds"] = round(time.monotonic() - begun, 1)
-        self.parts.append(record)
-        self.write()
-        return record
-
-    def write(self) -> None:
-        """Write `summary.json`."""
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        machine = {"gpu": gpu, "cpu": processor(), "torch": torch.__version__, "cuda": torch.version.cuda}
-        facts = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "dry_run": self.dry_run, **machine}
-        write_json(self.output / "summary.json", {**facts, "parts": self.parts})
-
-
-@dataclass(frozen=True)
-class TimedPart:
-    """One part as a job."""
-
-    name: str
-    words: list[str]
-    needs: tuple[str, ...] = ()
-    alone: bool = True
+        for result in (output / f"{name}.json", output / name / "metrics.json"):
+            record |= json.loads(result.read_text()) if result.exists() else {}
+        records.append(record)
+        write_json(output / "summary.json", {**facts, "parts": records})
+        print(
+            name,
+            record["status"],
+            *(f"{key}={record[key]:,.4g}" for key in ("ms", "tokens_per_second") if key in record),
+        )
+    return records
 
 
-def _run(part: TimedPart, log: Path, limit: float) -> str:
-    """Run a process; after the limit ask it to end, and kill it if it does not. Return how it ended."""
-    status: list[int | None] = []
-    log.write_text("")
-    jobs = Jobs(
-        [part],
-        start=lambda part, slot: JobProcess(execute, part.words, log=log),
-        end=lambda part, ended: status.append(ended.status),
-        grace_seconds=GRACE_SECONDS,
-        first_signal=signal.SIGTERM,
-        limit=limit,
-    )
-    jobs.run()
-    return f"{'stopped after its time, ' if jobs.stopped else ''}exit {status[0]}"
-
-
-def train_words(session: GpuSession, name: str, steps: int, *overrides: str) -> list[str]:
-    """Return the command of a training in the folder `name`, on wikipedia-2015 or, without it, the standard library."""
-    at_hand = "TXL_DATA" in os.environ and (Path(os.environ["TXL_DATA"]) / "wikipedia-2015").exists()
-    corpus = ("data=wikipedia-2015", "data.level=char") if at_hand else ("data=python-stdlib",)
-    options = ("logger=csv", f"trainer.max_steps={steps}", f"trainer.log_every_n_steps={max(1, steps // 15)}")
-    return [
-        *("-m", "txl_lightning.cli", "train", *(TINY if session.dry_run else (*BASE, *corpus)), *options),
-        *("trainer.progress_bar=false", f"hydra.run.dir={session.output / name}", *overrides),
-    ]
-
-
-def speeds(directory: Path) -> dict[str, float]:
-    """Return the median speed and MFU of a training and its peak memory, without the first third of the log.
-
-    The first steps compile, fill the memory and choose kernels; a third is rounded up, so that the first never counts.
-    """
-    path = directory / "metrics.csv"
-    rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-    rows = [row for row in rows if row.get("train/tokens_per_second")]
-    rows = rows[-(-len(rows) // 3) :]
-    names = [name for name in SHOWN if rows and rows[0].get(f"train/{name}")]
-    return {name: median(float(row[f"train/{name}"]) for row in rows) for name in names}
-
-
-def bench_words(session: GpuSession) -> list[str]:
-    """Return the command of `make bench` for training on this device."""
-    words = ["-m", "benchmarks.bench", "--output", str(session.output / "bench.json")]
-    if session.dry_run:
-        return [*words, "--only", "tiny", "--rounds", "1", "--against", str(ROOT)]
-    if not OTHERS.exists():
-        without = f"{OTHERS.relative_to(ROOT)} is missing, so ours is measured alone; `make bench` makes it"
-        print(f"gpu.sh: {without}", file=sys.stderr, flush=True)
-    return [*words, "--only", "base,words,evaluation,token", "--device", "cuda", "--rounds", "3"]
-
-
-def measure(session: GpuSession) -> None:
-    """Run all parts."""
-    pytest = ["-m", "pytest", "-p", "no:cacheprovider"]
-    tests = [*pytest, "-q", "-m", "gpu", "tests/devices", f"--junitxml={session.output / 'tests.xml'}"]
-    session.run("tests", tests, 120)
-    session.run("bench", bench_words(session), 120)
-    options: dict[str, tuple[str, ...]] = {"float32": ()} if session.dry_run else ARMS
-    measured: dict[str, float] = {}
-    for name, overrides in options.items():
-        part = f"steps/{name}"
-        words = train_words(session, part, 15 if session.dry_run else 150, *SPEED_ALONE, *overrides)
-        record = session.run(part, words, 100)
-        record |= speeds(session.output / part)
-        measured[name] = record.get("tokens_per_second", 0.0)
-    few = ["-k", "every_kernel"] if session.dry_run else []
-    session.run("gradients", [*pytest, "-v", "-m", "not slow", *few, "tests/model/kernels"], 150)
-    session.kept = 0
-    fastest = max(measured, key=lambda name: measured[name])
-    steps = n_steps(session, measured[fastest])
-    every = f"trainer.val_every_n_steps={max(1, steps // 5)}"
-    record = session.run("training", train_words(session, "training", steps, every, *options[fastest]))
-    record |= {"arm": fastest, **speeds(session.output / "training")}
-    session.write()
-
-
-def n_steps(session: GpuSession, tokens_per_second: float) -> int:
-    """Return how many steps fit into the remaining time, validation included."""
-    if session.dry_run:
-        return 15
-    tokens = 0.85 * tokens_per_second * max(0.0, session.left - START_SECONDS)
-    return max(100, int(tokens / (22 * 512)))
-
-
-def table(parts: Sequence[dict[str, Any]]) -> str:
-    """Return a line for each part: how it ended, seconds, tokens/s, MFU, bytes of peak memory."""
-    return "\n".join(
-        f"{part['part']:16} {part['status']:30} "
-        + ", ".join(f"{name} {part[name]:,.4g}" for name in ("seconds", *SHOWN) if name in part)
-        for part in parts
-    )
+def ended(process: subprocess.Popen[bytes], limit: float) -> str:
+    """Wait for the end of a part; after the limit ask it to end, and then kill it. Return how it ended."""
+    for end, seconds in ((process.terminate, limit), (process.kill, GRACE_SECONDS)):
+        try:
+            return f"{'' if seconds == limit else 'stopped after its time, '}exit {process.wait(seconds)}"
+        except subprocess.TimeoutExpired:
+            end()
+    return f"killed after its time, exit {process.wait()}"
 
 
 def main() -> int:
-    """Run the session; return 1 if a part failed, 2 without a GPU."""
+    """Run the session or one part; return 1 if a part failed, 2 without a GPU."""
     parser = argparse.ArgumentParser("benchmarks/gpu.sh", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, help="folder of the results; default: outputs/gpu-DATE-TIME")
     parser.add_argument("--minutes", type=float, default=9.5, help="time for everything")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--part", help="run one part alone")
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         print("gpu.sh: torch finds no GPU; --dry-run runs tiny sizes on the CPU", file=sys.stderr)
         return 2
-    default = ROOT / "outputs" / f"gpu-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    session = GpuSession((options.output or default).resolve(), 60 * options.minutes, options.dry_run)
-    session.output.mkdir(parents=True, exist_ok=True)
-    measure(session)
-    print(table(session.parts))
-    print(session.output)
-    return int(any(part["status"].startswith("exit ") and part["status"] != "exit 0" for part in session.parts))
+    output = (options.output or ROOT / "outputs" / f"gpu-{datetime.datetime.now():%Y%m%d-%H%M%S}").resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    if options.part is None:
+        records = session(output, 60 * options.minutes, options.dry_run)
+        print(output)
+        return int(any(record["status"].startswith("exit ") and record["status"] != "exit 0" for record in records))
+    place: Any = ("cpu" if options.dry_run else "cuda", options.dry_run)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "products": lambda: products(*place),
+        "attention": lambda: attention_alone(*place),
+        "enwik8": lambda: steps(*place, ENWIK8),
+        "compiled": lambda: steps(*place, ENWIK8, compiled=True),
+        "wt103": lambda: steps(*place, WT103, V=267_735),
+        "wt103-compiled": lambda: steps(*place, WT103, compiled=True, V=267_735),
+        "enwik8-32": lambda: steps(*place, (*ENWIK8, "trainer.precision=32-true")),
+        "lstm": lambda: steps(*place, ("model=lstm", "trainer=gpu", "data.batch_size=60")),
+        "resume": lambda: resume(output, place[0]),
+    }
+    write_json(output / f"{options.part}.json", parts[options.part]())
+    return 0
 
 
 if __name__ == "__main__":
