@@ -163,7 +163,7 @@ def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> 
 def test_further_ranks_read_own_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_configs(tmp_path)
     ranks = []
-    monkeypatch.setattr("txl_lightning.training.command.run", lambda options, _: ranks.append(options) or [])
+    monkeypatch.setattr("txl_lightning.training.run.run", lambda options, _: ranks.append(options) or [])
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
     done = run_txl("train", "seed=3", "--config-dir", "own", "experiment=mine", "memory=short", directory=tmp_path)

@@ -12,7 +12,7 @@ from txl_lightning.command_line import Command, ended_by_ctrl_c, show
 ROWS = (
     Command(
         "train [overrides]",
-        module="txl_lightning.training.command",
+        module="txl_lightning.training.run",
         options="txl_lightning.config.schemas.Config",
         summary="train one model; -m for a multirun (txl train -m memory=on,off)",
         config="config",

@@ -260,7 +260,7 @@ def code_of(module: str) -> str:
     package that imports what `iter_modules` finds, all modules. Presentation is left out (`SHOWS_ONLY`).
 
     Args:
-        module: dotted name, such as `txl_lightning.training.command`.
+        module: dotted name, such as `txl_lightning.training.run`.
     """
     finder = _ModulesOfSources(module.partition(".")[0])
     finder.import_hook(module)

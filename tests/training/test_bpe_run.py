@@ -14,9 +14,9 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary, train_byte_pairs
 from txl_lightning.errors import OptionError
-from txl_lightning.measure import attention, generate, recl
+from txl_lightning.measure import generate, recl
 from txl_lightning.measure import perplexity as evaluate
-from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, GenerateOptions, ReclOptions
+from txl_lightning.measure.options import EvaluateOptions, GenerateOptions, ReclOptions
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training.run import train
@@ -85,24 +85,6 @@ def test_prompts_and_contexts_are_continued(run: Path, tmp_path: Path) -> None:
     assert prompt["text"] == "größer é\n"
     assert len(prompt["tokens"]) < len("größer é\n".encode())
     generate.run(GenerateOptions(checkpoint=checkpoint(run), context=8, n_tokens=4), tmp_path)
-
-
-@pytest.mark.slow
-def test_attention_maps_show_pieces_of_text(run: Path, tmp_path: Path) -> None:
-    attention.run(AttentionOptions(checkpoint=checkpoint(run), text_tokens=4, logger=NO_LOGGER), tmp_path)
-    assert "square" in (tmp_path / "text.svg").read_text()
-
-
-@pytest.mark.parametrize("unit", [pytest.param("token", marks=pytest.mark.slow), "byte"])
-def test_recl_counts_context_in_tokens_and_in_bytes(run: Path, tmp_path: Path, unit: str) -> None:
-    train(tiny_config(run, *SHORT), tmp_path / "bytes")
-    others = [str(tmp_path / "bytes/checkpoints/best.ckpt")] if unit == "byte" else []
-    names, store = ["bpe", "bytes"][: 1 + len(others)], str(tmp_path / "store")
-    given = {"names": names, "context_unit": unit, "data_path": str(run / "text.txt"), "split": "train", "store": store}
-    options = ReclOptions([checkpoint(run), *others], **given, **GRID, logger=NO_LOGGER)
-    recl.run(options, tmp_path)
-    result = json.loads((tmp_path / "recl.json").read_text())
-    assert (result["unit"], result["corpus"]["level"]) == (("bpc", "byte") if unit == "byte" else ("ppl", "bpe"))
 
 
 @pytest.mark.slow

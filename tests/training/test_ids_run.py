@@ -121,13 +121,6 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
         generated(prompt="n1 x")
 
 
-def test_recl_by_bytes_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        OptionError, match=r"checkpoints=.*: was trained with data.level=ids: it can be compared by tokens"
-    ):
-        recl.run(ReclOptions([checkpoint(run)], context_unit="byte", logger=NO_LOGGER, **GRID), tmp_path)
-
-
 @pytest.fixture
 def options(tmp_path: Path) -> tuple[str, ...]:
     np.save(tmp_path / "notes.npy", IDS)

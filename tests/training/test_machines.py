@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import resource
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -172,22 +169,6 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "could not write curve.jsonl: [Errno 28] No space left" in capsys.readouterr().err
     file.append({"steps": 3})
     assert file.path.read_text() == '{"steps": 1}\n{"steps": 3}\n'
-
-
-def test_a_curve_that_cannot_be_rewritten_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full_disk(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    file = CurveFile(tmp_path / "curve.jsonl")
-    for steps in (1, 2):
-        file.append({"steps": steps})
-    monkeypatch.setattr(files.os, "fsync", full_disk)
-    file.keep_until(1)
-    assert file.path.read_text() == '{"steps": 1}\n{"steps": 2}\n'
-    assert "could not write curve.jsonl: [Errno 28]" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [file.path]
 
 
 def test_run_directories_never_collide(tmp_path: Path) -> None:

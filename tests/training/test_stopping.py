@@ -18,9 +18,8 @@ from tests.training.recorded_run import complete, start
 from tests.training.small_run import patch_module, poison, tiny_config
 from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.command import run
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.run import disable_signal_handlers, train
+from txl_lightning.training.run import disable_signal_handlers, run, train
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -153,21 +152,9 @@ def test_lightnings_signal_handlers_are_registered_by_the_method_that_is_replace
 @pytest.mark.parametrize(
     ("words", "number", "status", "requeued", "line"),
     [
-        (
-            ["resume=auto"],
-            signal.SIGUSR1,
-            0,
-            "requeue 77\n",
-            "requeue 77: the job continues when SLURM starts it",
-        ),
+        (["resume=auto"], signal.SIGUSR1, 0, "requeue 77\n", "requeue 77: the job continues when SLURM starts it"),
         (["resume=auto"], signal.SIGUSR1, 1, "requeue 77\n", "scontrol requeue 77: Requested operation is disabled"),
-        (
-            ["resume=auto"],
-            signal.SIGUSR1,
-            None,
-            "",
-            "requeue 77: [Errno 2] No such file",
-        ),
+        (["resume=auto"], signal.SIGUSR1, None, "", "requeue 77: [Errno 2] No such file"),
         ([], signal.SIGUSR1, 0, "", "SLURM job 77 is not requeued: it needs resume=auto"),
         (["resume=auto", "checkpoint.enabled=false"], signal.SIGUSR1, 0, "", "SLURM job 77 is not requeued"),
         (["resume=auto"], signal.SIGTERM, 0, "", ""),

@@ -355,14 +355,13 @@ def is_validated_alike(config: Config, resumed: Checkpoint, ranks: Ranks) -> boo
         ranks: the processes of the run.
     """
     before, now = _validation(resumed.config), _validation(config)
-    different = [name for name in now if before.get(name) != now[name]]
-    if different:
-        name = different[0]
+    name = next((name for name in now if before.get(name) != now[name]), None)
+    if name is not None:
         ranks.report(
             f"{name} is {now[name]}, and {before.get(name)} in resume={resumed.path}: losses of validation cannot be "
             "compared, so the next validation makes a new best.ckpt"
         )
-    return not different
+    return name is None
 
 
 def _validation(config: Config) -> dict[str, Any]:

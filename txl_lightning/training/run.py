@@ -1,9 +1,10 @@
-"""Training run: built from its config, trained, evaluated with the best weights, its results written."""
+"""`txl train`: a run built from its config, trained, evaluated with the best weights, its results written."""
 
 from __future__ import annotations
 
 import logging
 import math
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +27,10 @@ from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.distributed.environment import connect, environment
 from txl_lightning.distributed.processes import run_on_all
-from txl_lightning.distributed.ranks import Ranks, n_processes
+from txl_lightning.distributed.ranks import Ranks, leaving, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json
-from txl_lightning.runs.metrics import peak_memory
+from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.runs.threads_and_precision import resolve_threads
@@ -44,11 +45,48 @@ from txl_lightning.training.checkpointing import (
     last_good,
     prepare_directory,
 )
-from txl_lightning.training.checks import check_config, check_same_on_all_ranks, resolve_accelerator, resolve_precision
+from txl_lightning.training.checks import (
+    check_config,
+    check_same_on_all_ranks,
+    options_without_effect,
+    resolve_accelerator,
+    resolve_precision,
+)
 from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
-from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger
+from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger, upload_line
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals
+from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
+
+
+def run(options: Config, directory: Path) -> list[str]:
+    """Train one model and return its metrics on one line, and how to upload an offline W&B run.
+
+    Options without effect are printed at once.
+
+    Raises:
+        UserError: as `train` does.
+    """
+    for sentence in options_without_effect(options):
+        print(sentence, flush=True)
+    try:
+        with leaving():
+            metrics = train(options, directory)
+    except Stopped as stopped:
+        if stopped.signum == signal.SIGUSR1:
+            requeue(options)
+        raise
+    units = [f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", *shown_units(metrics, f"{split}/"))]
+    shown = [f"{key} {metrics[key]:.4f}" for key in units]
+    unknown = metrics["corpus"].get("unknown", {})
+    shown += [f"{share:.1%} of {split} <unk>" for split, share in unknown.items() if any(unknown.values())]
+    lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
+    if metrics["weights_step"] != metrics["steps"]:
+        lines[0] += f", with the weights of step {metrics['weights_step']}, the best on validation"
+    if options.trainer.accelerator == "auto":
+        lines.insert(0, f"trainer.accelerator=auto: trained on {resolve_accelerator(options).trainer.accelerator}")
+    if options.logger.name == "wandb" and (line := upload_line(directory)):
+        lines.append(line)
+    return lines
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
