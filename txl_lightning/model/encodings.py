@@ -27,7 +27,7 @@ from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.positions import distances_of_keys, rotation, sinusoids_of_distances
+from txl_lightning.model.positions import distances_of_keys, rotation, shift, sinusoids_of_distances
 
 
 class LayerPositions(NamedTuple):
@@ -90,7 +90,7 @@ class Encoding(nn.Module):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.n_layer, self.n_head, self.d_head = config.n_layer, config.n_head, config.d_head
-        self.terms = config.active_terms
+        self.terms, self.absolute = config.active_terms, config.kind.absolute
 
     def initialize(self) -> None:
         """Set parameters that should not keep their usual start: N(0, init_std²), or zero if named `…bias`."""
@@ -112,6 +112,16 @@ class Encoding(nn.Module):
             like: tensor with the type and device of the result.
         """
         return [LayerPositions()] * self.n_layer
+
+    def at_start(self, hidden_BTD: Tensor, clamp_len: int, padding_B: Tensor | None) -> Float[Tensor, "B T D"]:
+        """Return `embed` with positions from the end of each stream, before its padding."""
+        late_B = padding_B if self.absolute else None
+        return shift(self.embed(shift(hidden_BTD, late_B), clamp_len), None if late_B is None else -late_B)
+
+    def at_layer(self, n: int, hidden_BTD: Tensor, padding_B: Tensor | None) -> Float[Tensor, "B T D"]:
+        """Return `layer_input` with positions from the end of each stream, before its padding."""
+        late_B = padding_B if self.absolute else None
+        return shift(self.layer_input(n, shift(hidden_BTD, late_B)), None if late_B is None else -late_B)
 
     def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
         """Return the F = E/2 angles that rotate queries and keys at these distances from the newest token.

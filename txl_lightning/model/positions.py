@@ -199,9 +199,9 @@ def states_of_document(
     return (n_memory + appended - first_BT[:, appended - 1]).clamp(max=mem_len)
 
 
-def shift(x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | int) -> Float[Tensor, "*_ B K D"]:
+def shift(x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None) -> Float[Tensor, "*_ B K D"]:
     """Move the K entries of every stream by its number of places towards the end, and the last ones to the start."""
-    if isinstance(by_B, int):
+    if by_B is None:
         return x_BKD
     K = x_BKD.shape[-2]
     places_BK = (torch.arange(K, device=by_B.device) - by_B[:, None]) % K

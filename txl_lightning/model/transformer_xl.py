@@ -23,7 +23,6 @@ from txl_lightning.model.positions import (
     attention_mask,
     first_of_documents,
     hide_other_documents,
-    shift,
     without_marks,
 )
 
@@ -240,34 +239,27 @@ class TransformerXL(ScoringModel, nn.Module):
                 (`takes_lengths`), or the memory was reset and cannot be.
             ValueError: the memory is of another number of streams, or of another kind; see also `embed`.
         """
-        config, first_BT = self.config, None
-        marked_BT = tokens_BT if config.memory_reset == "document" else None
+        marked_BT = tokens_BT if self.config.memory_reset == "document" else None
         hidden_BTD = self.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
         memory = self.checked(self.start_memory(B) if memory is None else memory, B)
-        M = memory.length
         padding_B = None if lengths_B is None else T - lengths_B.long()
-        # Absolute positions count from the end of the segment: that of each stream.
-        late_B = 0 if padding_B is None or not config.kind.absolute else padding_B
-        hidden_BTD = shift(self.encoding.embed(shift(hidden_BTD, late_B), config.clamp_len), -late_B)
-        hidden_BTD = self.dropout(hidden_BTD)
-        positions, visible = self.positions(M + T, hidden_BTD), self.visible(memory, T, hidden_BTD)
-        if marked_BT is not None or memory.in_document_B is not None or lengths_B is not None:
-            first_BT = first_of_documents(marked_BT, T, M, memory.document_states())
+        hidden_BTD = self.dropout(self.encoding.at_start(hidden_BTD, self.config.clamp_len, padding_B))
+        positions, visible = self.positions(memory.length + T, hidden_BTD), self.visible(memory, T, hidden_BTD)
+        first_BT = None
+        if marked_BT is not None or memory.in_document_B is not None or padding_B is not None:
+            first_BT = first_of_documents(marked_BT, T, memory.length, memory.document_states())
             visible = visible._replace(mask_TK=hide_other_documents(visible.mask_TK, first_BT))
 
         inputs: list[Tensor] = []
         memory_N = memory.states.unbind()  # the gradient of an index would be as large as all states, in every layer
         for n, layer in enumerate(self.layers):
-            inputs.append(shift(self.encoding.layer_input(n, shift(hidden_BTD, late_B)), -late_B))
-            states_BMD, queries_BTD = memory_N[n], inputs[n]
-            if n == config.n_layer - 1 and n_last is not None and n_last < T:
-                # No later layer reads the states of the first tokens: they only give keys and values, as memory does.
-                # M counts them from here on.
-                before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
-                states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
-                visible = visible._replace(mask_TK=visible.mask_TK[..., T - n_last :, :])
-            places = places_Q if n == config.n_layer - 1 else None
+            inputs.append(self.encoding.at_layer(n, hidden_BTD, padding_B))
+            queries_BTD, states_BMD, places = inputs[n], memory_N[n], None
+            if n == self.config.n_layer - 1:  # of which no later layer reads all states
+                n_queries = T if n_last is None else n_last
+                queries_BTD, states_BMD, visible = last_queries(n_queries, queries_BTD, states_BMD, visible)
+                places = places_Q
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
         hidden_BTD = self.dropout(self.final_norm(hidden_BTD))
         return hidden_BTD, self.next_memory(memory, inputs, first_BT, padding_B)
@@ -280,3 +272,15 @@ class TransformerXL(ScoringModel, nn.Module):
             targets_BT = without_marks(targets_BT)
             known_targets_BT = None if known_targets_BT is None else without_marks(known_targets_BT)
         return super().losses(hidden_BTD, targets_BT, known_targets_BT)
+
+
+def last_queries(
+    n: int, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"], visible: VisibleKeys
+) -> tuple[Float[Tensor, "B Q D"], Float[Tensor, "B N D"], VisibleKeys]:
+    """Keep the last n tokens as queries: those before them only give keys and values, as the memory does."""
+    before = max(0, hidden_BTD.shape[1] - n)
+    if not before:
+        return hidden_BTD, memory_BMD, visible
+    before_BTD, queries_BTD = hidden_BTD.split([before, n], dim=1)
+    visible = visible._replace(mask_TK=visible.mask_TK[..., before:, :])
+    return queries_BTD, torch.cat([memory_BMD, before_BTD], dim=1), visible

@@ -303,14 +303,13 @@ class CachedTransformerXL(ScoringModel):
             first_BT = first_of_documents(marked_BT, T, memory.filled, memory.in_document_B.clamp(min=0))
         layers: Any = model.layers
         padding_B = None if lengths_B is None else T - lengths_B.long()
-        late_B = 0 if padding_B is None or not config.kind.absolute else padding_B
-        hidden_BTD = shift(model.encoding.embed(shift(hidden_BTD, late_B), config.clamp_len), -late_B)
+        hidden_BTD = model.encoding.at_start(hidden_BTD, config.clamp_len, padding_B)
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
         visible = VisibleKeys(mask_TK, sees_memory=config.attention_len is None)
         for n, layer in enumerate(layers):
-            input_BTD = shift(model.encoding.layer_input(n, shift(hidden_BTD, late_B)), -late_B)
+            input_BTD = model.encoding.at_layer(n, hidden_BTD, padding_B)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
             Q = T if n_last is None or n < config.n_layer - 1 else n_last
             before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
