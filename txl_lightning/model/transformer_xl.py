@@ -171,7 +171,7 @@ class TransformerXL(ScoringModel, nn.Module):
         return self.state_class(states, length if zeros else 0, in_document_B=none_B)
 
     def checked(self, memory: Memory, batch_size: int) -> Memory:
-        """Return the memory that a segment of B streams attends to; zeros for streams that begin with zeros again.
+        """Validate the memory before a segment of B streams; with `memory_start=zeros`, reset streams get zero states.
 
         Raises:
             ValueError: it is of another number of streams, or of another kind.
