@@ -21,6 +21,7 @@ import datetime
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -142,7 +143,7 @@ def steps(device: str, tiny: bool, options: tuple[str, ...], compiled: bool = Fa
 
 def resume(output: Path, device: str) -> dict[str, Any]:
     """Train, and train again with a kill in the middle; return both results."""
-    words = [*train_words(device, True), "trainer.max_steps=400", "checkpoint.every_n_steps=100", "resume=auto"]
+    words = [*train_words(device, True), "trainer.max_steps=100", "checkpoint.every_n_steps=20", "resume=auto"]
     run, whole, killed = partial_run(words), output / "whole", output / "killed"
     subprocess.run(run(whole), cwd=ROOT, check=True)
     with subprocess.Popen(run(killed), cwd=ROOT) as process:
@@ -178,7 +179,7 @@ def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]
     last = [*train_words(device, dry_run), f"hydra.run.dir={output / 'training'}"]
     last += ["trainer.max_steps=20"] if dry_run else ["trainer.max_steps=3000", "trainer.val_every_n_steps=500"]
     limits = {"products": 40, "tests": 100, "attention": 40, "enwik8": 60, "compiled": 100, "wt103": 60}
-    limits |= {"wt103-compiled": 100, "enwik8-32": 40, "lstm": 40, "resume": 90, "training": 10_000}
+    limits |= {"wt103-compiled": 100, "enwik8-32": 40, "lstm": 40, "resume": 120, "training": 10_000}
     for name, limit in limits.items():
         words = {"tests": pytest, "training": last}.get(name, [*own, name])
         left = min(limit, started + seconds - GRACE_SECONDS - time.monotonic())
@@ -186,7 +187,9 @@ def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]
         if left > 0:
             begun = time.monotonic()
             with (output / f"{name}.log").open("w") as log:
-                process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+                process = subprocess.Popen(
+                    words, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                )
             record["status"] = ended(process, left)
             record["seconds"] = round(time.monotonic() - begun, 1)
         for result in (output / f"{name}.json", output / name / "metrics.json"):
@@ -203,11 +206,11 @@ def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]
 
 def ended(process: subprocess.Popen[bytes], limit: float) -> str:
     """Wait for the end of a part; after the limit ask it to end, and then kill it. Return how it ended."""
-    for end, seconds in ((process.terminate, limit), (process.kill, GRACE_SECONDS)):
+    for number, seconds in ((signal.SIGTERM, limit), (signal.SIGKILL, GRACE_SECONDS)):
         try:
             return f"{'' if seconds == limit else 'stopped after its time, '}exit {process.wait(seconds)}"
         except subprocess.TimeoutExpired:
-            end()
+            os.killpg(process.pid, number)  # with the trainings that the part started
     return f"killed after its time, exit {process.wait()}"
 
 

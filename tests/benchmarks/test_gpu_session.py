@@ -37,7 +37,7 @@ def test_parts_without_a_model_measure_at_tiny_sizes() -> None:
 
 
 def test_a_part_that_exceeds_its_time_is_stopped() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     assert ended(process, 0.5) == "stopped after its time, exit -15"
 
 
