@@ -76,7 +76,7 @@ def files(directory: Path) -> None:
         (["train", "--cfg"], "argument --cfg/-c: expected one argument (--hydra-help lists the flags)"),
         (["train", "+trainer.max_epochs=3"], "cannot be added (a name of Lightning's; here: trainer.max_steps=N)"),
         (
-            ["train", "data=file", "data.path=short.txt", "trainer.precision=32-true"],
+            ["train", "data=file", "data.level=byte", "data.path=short.txt", "trainer.precision=32-true"],
             "27 tokens, shorter than one segment",
         ),
         (

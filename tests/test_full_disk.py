@@ -60,7 +60,7 @@ def test_a_multirun_counts_jobs_without_checkpoints_as_failed(tmp_path: Path) ->
 
 
 COMMANDS = {
-    "train": ("data=file", "data.path=PATH"),
+    "train": ("data=file", "data.path=PATH", "data.level=byte"),
     "evaluate": ("checkpoint=BEST",),
     "recl": ("checkpoints=[BEST]", "first_context=8", "step=8", "max_context=16", "n_positions=8"),
     "attention": ("checkpoint=BEST",),

@@ -49,7 +49,7 @@ class Command:
                 f"--directory={folder / 'report'}",
                 *STEPS,
             ]
-            given += ["data=file", f"data.path={text}", f"data.cache_dir={folder.parent / 'cache'}"]
+            given += ["data=file", "data.level=byte", f"data.path={text}", f"data.cache_dir={folder.parent / 'cache'}"]
             command = [sys.executable, "-m", "experiments.reproduce", *given]
             with self.errors.open("w") as errors:
                 self.process: Any = subprocess.Popen(command, cwd=ROOT, stderr=errors, stdout=subprocess.DEVNULL)

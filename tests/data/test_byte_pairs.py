@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.helpers import corpus_of, files
+from tests.data.helpers import corpus_of, files, text_of
 from txl_lightning.data import vocabulary as vocabulary_module
 from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary, characters_and_unknown, pieces, train_byte_pairs
 from txl_lightning.errors import UserError
@@ -66,6 +66,13 @@ def test_common_words_become_tokens_of_equal_number_everywhere() -> None:
     assert " square" in vocabulary.numbers
     assert train_byte_pairs([TEXT[:1000].encode(), TEXT[1000:].encode()], 400) == vocabulary.tokenizer
     assert Vocabulary.from_state_dict(json.loads(json.dumps(vocabulary.state_dict()))) == vocabulary
+
+
+def test_a_short_text_gives_the_subwords_that_it_has(tmp_path: Path) -> None:
+    (path,) = files(tmp_path, {"short.txt": TEXT})
+    corpus = corpus_of(path, tmp_path, level="bpe")
+    assert 256 < len(corpus.vocabulary) < 2048
+    assert text_of(corpus) == TEXT
 
 
 def test_merges_come_from_the_training_split_only(tmp_path: Path) -> None:

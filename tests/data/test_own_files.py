@@ -165,7 +165,7 @@ NO_RECORD = "must have a text in the column text of every record "
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("text.txt", b"%PDF-1.7 " + b"x" * 99, NO_TEXT + "binary"),
+        ("text.txt", b"%PDF-1.7 " + b"x" * 99, NO_TEXT + "binary; data.level=byte reads any bytes"),
         ("text.txt", ("text" * 99).encode("utf-16"), NO_TEXT + "binary"),
         ("a.docx", b"PK\x03\x04" + b"x" * 99, NO_TEXT + "an archive; unpack it"),
         ("text.txt", gzip.compress(bytes(257) + b"ustar" + bytes(99), mtime=0), NO_TEXT + "an archive; unpack it"),

@@ -82,7 +82,7 @@ def short_text(directory: Path) -> list[str]:
     """Write a text that is prepared at once, and return the overrides that choose it."""
     path = directory / "book.txt"
     path.write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(4000)))
-    return ["data=file", f"data.path={path}", f"data.cache_dir={directory / 'cache'}"]
+    return ["data=file", "data.level=byte", f"data.path={path}", f"data.cache_dir={directory / 'cache'}"]
 
 
 def test_a_section_of_the_smoke_run_makes_a_report_and_nothing_runs_twice(
@@ -174,7 +174,7 @@ def test_interrupted_and_killed_it_continues_and_ends_with_the_same_results(
 def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "book.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(600)))
     where = ["--profile", "smoke", "--only", "table_7", "--logger", "none", "--directory", str(tmp_path)]
-    book = ["data=file", f"data.path={tmp_path}/book.txt", f"data.cache_dir={tmp_path}/cache"]
+    book = ["data=file", "data.level=byte", f"data.path={tmp_path}/book.txt", f"data.cache_dir={tmp_path}/cache"]
     assert reproduce.main([*where, "memory.mem_length=4"]) == 2
     assert "mem_length" in capsys.readouterr().err
     assert reproduce.main([*where, "data=file", "data.path=nowhere.txt"]) == 2

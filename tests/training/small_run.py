@@ -151,5 +151,6 @@ def _composed(overrides: tuple[str, ...]) -> Config:
 def _groups(overrides: tuple[str, ...]) -> DictConfig:
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        path = [] if any(word.startswith("data=") and word != "data=file" for word in overrides) else ["data.path=TEXT"]
+        other = any(word.startswith("data=") and word != "data=file" for word in overrides)
+        path = [] if other else ["data.path=TEXT", "data.level=byte"]
         return compose("config", overrides=[*TINY, *path, "data.cache_dir=CACHE", *overrides])

@@ -92,7 +92,7 @@ class DataConfig:
     symbols that occur less often in training than `min_count` are `<unk>` (null: 2 for words, 1 for characters). With
     `memory.reset=document` a document begins with every file, and with every line that the regular expression
     `document_start` matches (null: with files alone). At level bpe `tokenizer` is a `tokenizer.json`; null trains one
-    with `vocab_size` tokens (null: 8192; 2048 of python-packages) on the training split.
+    with `vocab_size` tokens on the training split (null: at most 2048 for python-packages and own text, else 8192).
     """
 
     name: str = MISSING

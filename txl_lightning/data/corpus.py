@@ -30,7 +30,7 @@ from txl_lightning.data.vocabulary import (
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, file_checksum, not_special
 
-BPE_VOCAB_SIZES = {"python-packages": 2048}  # unless `data.vocab_size` is given; 8192 for other corpora
+BPE_VOCAB_SIZES = {"python-packages": 2048, "file": 2048}  # unless `data.vocab_size` is given; 8192 for other corpora
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
 LEVELS_OF_OPTIONS = {
@@ -221,12 +221,12 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
             return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, UserError) as error:
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
-    size = BPE_VOCAB_SIZES.get(config.name, 8192) if size is None else size
+    most = BPE_VOCAB_SIZES.get(config.name, 8192) if size is None else size
 
     def train(_: Path) -> dict[str, Any]:
-        return {"tokenizer": train_byte_pairs(read(source.parts["train"]), size)}
+        return {"tokenizer": train_byte_pairs(read(source.parts["train"]), most, least=size or N_BYTES)}
 
-    _, description = cached(expand(config.cache_dir), cache_key(checksum, "byte pairs", size), train)
+    _, description = cached(expand(config.cache_dir), cache_key(checksum, "byte pairs", most, size), train)
     return Vocabulary.of_tokenizer(description["tokenizer"])
 
 

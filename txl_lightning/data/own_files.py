@@ -233,7 +233,8 @@ def _documents(path: Path, config: FileData) -> list[Part]:
         if kind == "binary" and config.level == "byte":
             notice(f"data.path={path}: not a text; its bytes are read as they are")
         elif kind not in ("text", "Parquet"):
-            raise OptionError("data.path", path, f"must be a text, not {kind}{'; unpack it' * (kind == 'an archive')}")
+            hint = {"an archive": "; unpack it", "binary": "; data.level=byte reads any bytes"}.get(kind, "")
+            raise OptionError("data.path", path, f"must be a text, not {kind}{hint}")
         if kind != "Parquet" and suffix not in RECORDS:
             return [Part(path, len(codecs.BOM_UTF8) * head.startswith(codecs.BOM_UTF8), alignment=alignment)]
         texts = _parquet(path) if kind == "Parquet" else _json_lines(text)

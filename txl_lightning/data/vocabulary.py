@@ -474,13 +474,13 @@ class BytePairs:
             yield tokens
 
 
-def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int) -> str:
-    """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and `vocab_size` - 256 merges.
+def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int, least: int = N_BYTES) -> str:
+    """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and at most `vocab_size` - 256 merges.
 
     The regular expression of GPT-2 cuts the text into words, which no merge crosses. Equal texts give equal merges.
 
     Raises:
-        OptionError: the text has fewer merges.
+        OptionError: it has fewer than `least` tokens, as the text is too short.
         UserError: the bytes are not UTF-8.
     """
     tokenizer = Tokenizer(models.BPE())
@@ -494,7 +494,7 @@ def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int) -> str:
         show_progress=False,
     )
     tokenizer.train_from_iterator(pieces(decoded(chunks)), trainer)
-    if tokenizer.get_vocab_size() < vocab_size:
+    if tokenizer.get_vocab_size() < least:
         allowed = f"must be in {N_BYTES} … {tokenizer.get_vocab_size()}"
         allowed += f": no other pair of tokens occurs {LEAST_COUNT} times in the training split"
         raise OptionError("data.vocab_size", vocab_size, allowed)

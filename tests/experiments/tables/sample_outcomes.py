@@ -203,4 +203,5 @@ def draw_figures(setup: Setup) -> None:
 def small_corpus(folder: Path) -> tuple[str, ...]:
     """Write a small text and return the overrides that choose it, and no other text, whatever this machine has."""
     (folder / "book.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(2000)))
-    return ("data=file", f"data.path={folder}/book.txt", f"data.cache_dir={folder}/cache", f"data.root={folder}")
+    places = (f"data.path={folder}/book.txt", f"data.cache_dir={folder}/cache", f"data.root={folder}")
+    return ("data=file", "data.level=byte", *places)
