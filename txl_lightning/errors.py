@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 class Stopped(UserError):  # noqa: N818 - not an error of the run
-    """Raised by a run that wrote a checkpoint and stopped because of a signal.
+    """Raised where a signal ended a run; the message names the checkpoint, if one was written.
 
     Attributes:
         signum: number of the signal.

@@ -196,7 +196,7 @@ def _at_hand(config: str, downloads: str | None) -> bool:
 
 
 def unit_of(metrics: Mapping[str, Any]) -> Unit:
-    """Return the unit of a training's losses: `ppl` (perplexity) for words, else `bpc` (bits per character or byte)."""
+    """Return the unit of a training's losses: `ppl` for words and subwords, else `bpc` (bits per symbol)."""
     return "ppl" if metrics["corpus"]["level"] in ("word", "bpe") else "bpc"
 
 

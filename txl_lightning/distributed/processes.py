@@ -76,7 +76,8 @@ class JobProcess:
         variables: environment variables beside those of this process.
         log: file that the output is appended to; None for the output of this process.
         modules: imported once, before the first process is forked.
-        own_session: begin a session, so that a terminal's signals reach this process only, and end it as a whole.
+        own_session: start the child in a session of its own: a terminal's signals do not reach it, and its processes
+            end with it.
 
     Attributes:
         pid: process id, in a session of its own also of its group.

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from statistics import fmean
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -269,7 +267,7 @@ def _first(
 
 
 def _interval(values_S: NDArray[np.int64]) -> list[int]:
-    """Return the ends of the percentile interval: observed values, for RECL is always a context of the grid."""
+    """Return the ends of the percentile interval: values that were observed."""
     ends = np.quantile(values_S, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], method="inverted_cdf")
     return [int(end) for end in ends]
 
@@ -281,34 +279,3 @@ def resampled(n_blocks: int, n_samples: int, seed: int) -> Iterator[Array]:
     evenly = np.full(n_blocks, 1 / n_blocks)
     for start in range(0, n_samples, at_once):
         yield generator.multinomial(n_blocks, evenly, size=min(at_once, n_samples - start)).astype(np.float64)
-
-
-def group_summaries(
-    lengths: Mapping[str, Mapping[str, Mapping[str, Any]]], losses: Mapping[str, Array], labels: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """Return the mean, smallest and largest RECL of the models of each group, and their loss at each context.
-
-    The standard error is over models: for seeds of one model, that of training it again.
-
-    Args:
-        lengths: entries of `group_lengths`.
-        losses: l_i(c, t) of every model, [C, P], in nats.
-        labels: label of the group of each model.
-    """
-    entries = []
-    for label, names in groups_of(labels).items():
-        nll_IC = np.stack([losses[name].mean(axis=1) for name in names])
-        error = (nll_IC.std(axis=0, ddof=1) / np.sqrt(len(names))).tolist() if len(names) > 1 else None
-        recl = {}
-        for r in lengths[names[0]]:
-            values = [lengths[name][r]["value"] for name in names]
-            at_least = any(lengths[name][r]["at_least"] for name in names)
-            recl[r] = {"mean": fmean(values), "low": min(values), "high": max(values), "at_least": at_least}
-        means = {"nll": nll_IC.mean(axis=0).tolist(), "nll_standard_error_over_models": error}
-        entries.append({"name": label, "models": names, "recl": recl, **means})
-    return entries
-
-
-def groups_of(labels: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names of each group, in the order of the first one."""
-    return {label: [name for name in labels if labels[name] == label] for label in dict.fromkeys(labels.values())}

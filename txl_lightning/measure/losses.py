@@ -150,7 +150,9 @@ class WindowReader:
         return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
 
     def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
-        """Return the losses, [B, C], in nats, of each window's c-th target, 1 <= c < T, for every c, ascending.
+        """Return the losses, [B, C], in nats, of each window's c-th target for every c, ascending.
+
+        Windows have T + 1 tokens, 1 <= c <= T.
 
         A long window is read in chunks, with keys and values or a recurrent state carried: the memory needed then grows
         with T, not with T².

@@ -35,7 +35,8 @@ def scores(
     Args:
         q_HBTE: queries W_q h.
         k_HBKE: keys W_{k,E} h.
-        r_HSE: r_s = W_{k,R} R_s, or a trained vector, of the distances s = K, …, 0; None without (b) and (d).
+        r_HSE: r_s = W_{k,R} R_s, or a trained vector, of the distances s = K, …, 0; None where no term reads
+            them.
         u_HE: content bias; None without (c).
         v_HE: position bias; None without (d).
         bias_HS: biases of the distances, in place of v·r_s; None for none.
@@ -89,8 +90,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Attend from every token of the segment to the keys that it may attend to.
 
-        Gradients reach the weights of keys and values through the memory; its states carry none but those of the same
-        training step, with `memory.gradient_segments` (`Memory.update`).
+        The weights of keys and values get gradients through the memory. Its states carry no gradient, except those that
+        earlier segments of the same training step appended (`memory.gradient_segments`, `Memory.update`).
 
         Args:
             hidden_BTD: input of the layer, after LayerNorm where the layer is pre-norm.
@@ -151,7 +152,7 @@ class Attention(nn.Module):
         return kernel(*vectors, parts[-1], visible, self.dropout, bias_HS, self.terms)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
-        """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances s = K, …, 0; None without (b) and (d)."""
+        """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances K, …, 0; None if no term reads them."""
         if self.position is None or positions.sinusoids_SD is None:
             return positions.table_HSE
         return self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, -1)).transpose(0, 1).contiguous()

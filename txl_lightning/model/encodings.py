@@ -163,8 +163,8 @@ def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callabl
     """Return a decorator that registers a subclass of `Encoding` under the name of a config's `encoding`.
 
     `table_HSE` or `sinusoids_SD` enter term (b) of the logits, and (d) if there is a `v_HE`; `bias_HS` enters (d). All
-    are added before the division by sqrt(E). A checkpoint holds only the name, so the class must be registered before
-    one is loaded.
+    are added before the division by sqrt(E). `sinusoids_SD` needs the property `projects`. A checkpoint holds only the
+    name, so the class must be registered before one is loaded.
 
     Args:
         name: letters, digits and underscores.

@@ -71,7 +71,7 @@ class ScoringModel:
 
         Args:
             tokens_BT: may be longer than the targets; the first tokens are then context without a loss, such as
-                extended context. A recurrent state is that after the last token: its next segment repeats none.
+                extended context. A recurrent model needs none: its state has read all tokens.
             targets_BT: the token after each of the last T_targets tokens.
             memory: returned for the previous segment; None for the start of the streams.
             lengths_B: number of each stream's tokens, from 0 to T; what follows them, and its targets, is padding. Its

@@ -131,7 +131,7 @@ class Memory(CarriedState):
         states: the states, oldest first. M may be below the model's `memory_slots` (a memory that grows) or equal to it
             from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never attended to.
-        in_document_B: how many of the newest states belong to each stream's present document or episode; -1 where the
+        in_document_B: a count: how many of the newest states belong to each stream's document or episode; -1 where the
             next token begins one (`reset`). None if no stream was reset.
         keeps_gradient: whether the next memory keeps the gradient of its states, so that a later loss
             reaches them; otherwise they are stored without (SG in the paper). Training sets it for the segments of one
@@ -170,8 +170,8 @@ class Memory(CarriedState):
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]
 
-        Of the `length` = end - begin states `kept` are old and `taken` new. The last `ext_len` tokens are left out:
-        they are fed again as extended context of the next segment.
+        Without padding, `kept` of the `length` = end - begin states are old and `taken` new. The last `ext_len` tokens
+        are left out: they are fed again as extended context of the next segment.
 
         Args:
             inputs: inputs of the layers, in their order.

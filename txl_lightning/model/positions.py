@@ -104,7 +104,8 @@ class VisibleKeys(NamedTuple):
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
-        sees_memory: whether the mask hides no key before the first query's own: adding it there can be left out.
+        sees_memory: whether a causal mask [T, K] hides no key before the first query's own: adding it there can be left
+            out. Other masks are added whole.
         causal: whether queries see no keys after their own: only then a block of queries needs no later keys.
     """
 

@@ -29,7 +29,7 @@ OPTIONS = {**option_names(TransformerXLConfig), VARIABLE: VARIABLE}  # by the na
 
 
 def beyond(name: str) -> ModuleType:
-    """Return a module of `txl_lightning.beyond`, which nothing imports but this function: other papers cost only users.
+    """Return a module of `txl_lightning.beyond`, which nothing else imports: a run without a variant never does.
 
     Raises:
         OptionError: there is no such module.

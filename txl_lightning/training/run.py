@@ -102,7 +102,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     Raises:
         UserError: an option, the corpus or the checkpoint to resume from is not usable, a process failed, or the
             loss at the end is not finite.
-        Stopped: SIGTERM or SIGINT was received; the state is saved.
+        Stopped: a signal ended the run; the message names the checkpoint, if one was written.
     """
     config = resolve_accelerator(config)
     check_config(config)

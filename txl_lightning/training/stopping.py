@@ -36,7 +36,7 @@ class StopSignals:
 
     Attributes:
         signum: first signal received; 0 without one.
-        training: whether `CleanStop` will stop the run after the current step.
+        training: whether steps are being trained: a signal is then noted, and `CleanStop` ends the run after a step.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -138,11 +138,11 @@ class CleanStop(Callback):
 class FiniteLoss(Callback):
     """Ends a run whose loss or gradient is not finite, before a checkpoint holds it.
 
-    The module's flag is read after every step on a CPU. On a GPU, where reading makes the CPU wait, it is read every n
-    steps and whenever a checkpoint is written.
+    The module's flag is read after every step on a CPU. On a GPU, where reading makes the CPU wait, it is read at log
+    entries, before a checkpoint is written and after the last step.
 
     Args:
-        config: n is the smaller of `trainer.log_every_n_steps` and `checkpoint.keep_every_n_steps`.
+        config: has `trainer.log_every_n_steps` and `checkpoint.keep_every_n_steps`.
         ranks: the processes of the run.
         checkpoints: source of the last good checkpoint; None if checkpoints are disabled.
     """

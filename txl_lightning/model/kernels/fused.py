@@ -106,7 +106,7 @@ def factors(
     bias_HS: Float[Tensor, "H S"] | None = None,
     terms: str = "abcd",
 ) -> Factors:
-    """Return the factors of `attention.scores`. Scaled are the queries, which are smaller than the scores."""
+    """Return the factors of `attention.scores`. Queries and biases are scaled, as they are smaller than the scores."""
     scale = q_HBTE.shape[-1] ** -0.5
     q, u, v, bias_HS = (None if x is None else x * scale for x in (q_HBTE, u_HE, v_HE, bias_HS))
     content = _sum(q if "a" in terms else None, u)
