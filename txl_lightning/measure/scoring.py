@@ -189,7 +189,7 @@ class Scoring:
 
     @property
     def training_attention_length(self) -> int:
-        """Memory + extended context + segment of training: the keys that a segment's last token attends to.
+        """Memory + extended context + segment of training: the keys that a segment's last token attends to, without `same_length`.
 
         A recurrent model has no attention; its length is one segment.
         """
