@@ -189,7 +189,7 @@ class Scoring:
 
     @property
     def training_attention_length(self) -> int:
-        """Memory + extended context + segment of training: the keys that a segment's last token attends to, without `same_length`.
+        """Memory + extended context + segment of training: without `same_length`, the keys of a segment's last token.
 
         A recurrent model has no attention; its length is one segment.
         """
