@@ -191,10 +191,10 @@ def test_longer_attention_of_the_ablation_is_clamped_at_trainings_longest_distan
     run = TrainedModel(None, config, None, step=0)  # type: ignore[arg-type]
     protocol = Scoring(run, None, config.evaluation)  # type: ignore[arg-type]
     lengths = protocol.at_attention_length(640).model_lengths()
-    assert (lengths["mem_len"], lengths["same_length"]) == (640, True)
-    assert lengths["clamp_len"] == config.memory.mem_len + config.data.segment_len - 1
+    assert (lengths.memory, lengths.same_length) == (640, True)
+    assert lengths.clamp == config.memory.mem_len + config.data.segment_len - 1
     at_training = protocol.at_training_lengths().model_lengths()
-    assert (at_training["mem_len"], at_training["clamp_len"]) == (config.memory.mem_len, -1)
+    assert (at_training.memory, at_training.clamp) == (config.memory.mem_len, -1)
 
 
 def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:

@@ -84,7 +84,7 @@ def test_losses_are_those_of_the_papers_rule_in_a_loop(runs: SmallRuns) -> None:
     assert all(value.equal(before[name]) for name, value in trained.model.state_dict().items())
     assert dynamic.losses("test").nll.tolist() == ours.tolist()  # from the trained weights again
     other = opened(runs, double=True)[0]
-    model = other.model.with_lengths(**evaluation_lengths(other.config))
+    model = other.model.with_lengths(**evaluation_lengths(other.config).keywords())
     expected = naive(model, corpus.splits["test"], 30, rms)
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
     assert np.abs(ours - static.losses("test").nll)[T:].max() > 0.1
@@ -93,7 +93,7 @@ def test_losses_are_those_of_the_papers_rule_in_a_loop(runs: SmallRuns) -> None:
 def test_statistics_are_root_mean_squares_of_gradients_of_training_text(runs: SmallRuns) -> None:
     trained, corpus = opened(runs, double=True)
     found = gradient_rms(protocol_of(trained, corpus), corpus, 16)
-    model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config))
+    model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config).keywords())
     weights, tokens = list(model.parameters()), corpus.splits["train"]
     squares = [torch.zeros_like(weight) for weight in weights]
     last = math.ceil((len(tokens) - 1) / T) - 8
@@ -124,7 +124,7 @@ def test_weights_in_bfloat16_follow_the_updates(runs: SmallRuns) -> None:
     static = replace(protocol_of(*opened(runs), max_segments=6), precision="bf16-mixed")
     dynamic = learning(static, lr=1e-3, decay=0.0)
     trained, corpus = opened(runs)
-    model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config))
+    model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config).keywords())
     expected, memory = [], None
     for inputs, targets in segments_of(corpus.splits["test"], 6):
         with torch.autocast("cpu", torch.bfloat16):

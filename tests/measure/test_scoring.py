@@ -112,6 +112,6 @@ def test_the_clamp_is_the_runs_own_or_the_longest_trained_distance(
     assert trained_clamp(config) == clamp_len
     plain = evaluation_lengths(config)
     assert clamp_untrained(plain, config) == plain  # a run's own evaluation reaches no farther than training
-    if clamp_len is not None and plain["same_length"] is False:
-        longer = {**plain, "mem_len": 60}
-        assert clamp_untrained(longer, config) == longer | {"clamp_len": clamp_len}
+    if clamp_len is not None and not plain.same_length:
+        longer = replace(plain, memory=60)
+        assert clamp_untrained(longer, config) == replace(longer, clamp=clamp_len)

@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from txl_lightning.config.composition import register_schemas
+from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import (
     CONF,
     Config,
@@ -84,7 +85,7 @@ def stored_memory(checkpoint: Path) -> State:
 
 def bare_module(
     model: Model,
-    lengths: dict[str, Any] | None = None,
+    lengths: Lengths | None = None,
     loss: str = "full",
     optimizer: str = "adam",
     segment_len: int | None = None,
@@ -100,7 +101,7 @@ def bare_module(
         trainer=TrainerConfig(max_steps=10, **trainer),
         loss=loss,
     )
-    module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or {})
+    module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or Lengths(1, memory=None))
     module.manual_backward = torch.Tensor.backward  # type: ignore[assignment]
     module.log_dict = lambda *args, **options: None  # type: ignore[method-assign]
     return module

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
+from txl_lightning.config.lengths import Lengths
 from txl_lightning.data.streams import Segment, Streams
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.training.module import LanguageModelModule, scored_positions
@@ -21,7 +22,7 @@ CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_he
 @pytest.fixture
 def module() -> LanguageModelModule:
     torch.manual_seed(0)
-    return bare_module(TransformerXL(CONFIG), {"mem_len": 9, "same_length": True})
+    return bare_module(TransformerXL(CONFIG), Lengths(6, memory=9, same_length=True))
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelMod
             memory, expected = None, []
             for i, segment in enumerate(streams):
                 module.validation_step(segment, i)
-                model = module.model.with_lengths(**module.evaluation_lengths)
+                model = module.model.with_lengths(**module.evaluation_lengths.keywords())
                 nll, memory = model.score(segment.tokens, segment.targets, memory)
                 expected.append(nll.double().sum())
         assert isinstance(module._evaluation_score.__self__, CachedTransformerXL)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.config.lengths import extended_context
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.streams import Segment, Streams
@@ -58,7 +57,7 @@ class DynamicEvaluation(Scoring):
     found: dict[str, Any] = field(default_factory=dict, repr=False, kw_only=True)
 
     def score(self, split: str) -> TokenLosses:
-        streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
+        streams = evaluation_streams(self.corpus, split, self.evaluation, self.model_lengths().extended)
         return stream_losses(self.model(), streams, self.evaluation.max_segments, self._losses)
 
     def settings(self) -> dict[str, Any]:
@@ -130,8 +129,9 @@ def gradient_rms(protocol: Scoring, corpus: Corpus, n_segments: int) -> tuple[Te
         n_segments: number of segments, in whole runs.
     """
     model, given = protocol.model(), protocol.evaluation
-    streams = evaluation_streams(corpus, "train", given, extended_context(protocol.trained.config))
-    before = -(-protocol.model_lengths().get("mem_len", 0) // given.segment_len)
+    lengths = protocol.model_lengths()
+    streams = evaluation_streams(corpus, "train", given, lengths.extended)
+    before = -(-(lengths.memory or 0) // given.segment_len)
     length = min(RUN, n_segments, len(streams))
     firsts = np.linspace(0, len(streams) - length, -(-min(n_segments, len(streams)) // length), dtype=int)
     squares = [torch.zeros_like(weight) for weight in _weights(model)]

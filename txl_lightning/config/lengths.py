@@ -1,13 +1,76 @@
-"""Compute the lengths that a config leaves open: rows of position tables, lengths of evaluation."""
+"""Lengths of training and evaluation, and those that a config leaves open: rows of position tables, a clamp."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.errors import OptionError, require
+
+OPTIONS = {"memory": "mem_len", "extended": "ext_len", "same_length": "same_length", "clamp": "clamp_len"}  # of Lengths
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Length of a segment, and how far a Transformer-XL sees back from its tokens.
+
+    Args:
+        segment: T, tokens of a segment.
+        memory: M, states of a full memory. None for a recurrent model, which has no length but that of its segments.
+        extended: tokens of extended context in front of every segment.
+        same_length: with a memory, every query sees the nearest M keys, itself included.
+        clamp: larger distances are encoded like this one; -1 or 0 for none, None for a recurrent model.
+        extra_key: with `same_length`, every query sees one key more.
+    """
+
+    segment: int
+    memory: int | None
+    extended: int = 0
+    same_length: bool = False
+    clamp: int | None = -1
+    extra_key: bool = False
+
+    @property
+    def window(self) -> int:
+        """Tokens that the model reads at once: extended context and segment."""
+        return self.extended + self.segment
+
+    @property
+    def attention_length(self) -> int:
+        """Memory, extended context and segment: without `same_length`, the keys of a segment's last token."""
+        return (self.memory or 0) + self.window
+
+    @property
+    def farthest_distance(self) -> int:
+        """Largest distance between a query and a key, in tokens."""
+        if self.memory and self.same_length:
+            return self.memory - 1 + self.extra_key
+        return self.attention_length - 1
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the arguments of `with_lengths`, also the names in results; none for a recurrent model."""
+        return {} if self.memory is None else {option: getattr(self, name) for name, option in OPTIONS.items()}
+
+    def protocol_word(self, always_carries: bool) -> str:
+        """Name the protocol: where a token's context comes from.
+
+        carried         state of earlier segments: memory, whatever a variant carries, or the state of a recurrent model
+        window          extended context in front of every segment
+        segment only    only the segment: its first tokens have hardly any
+
+        Args:
+            always_carries: the model carries a state without a memory too.
+        """
+        if self.memory or always_carries:
+            return "carried"
+        return "window" if self.extended else "segment only"
+
+    def streams_start(self, memory_start: str) -> str:
+        """Name the context of a stream's first token; `memory_start` is the option `memory.start`."""
+        attends_zeros = self.memory and memory_start == "zeros"
+        return "with a memory of zeros that are attended to" if attends_zeros else "without context"
 
 
 def encoding_kind(config: Config) -> EncodingKind:
@@ -24,8 +87,8 @@ def table_len(config: Config) -> int | None:
     table, given = encoding_kind(config).table, getattr(config.encoding, "table_len", None)
     if given is not None or table is None:
         return given
-    positions = config.data.segment_len + extended_context(config)
-    return positions + config.memory.mem_len if table == "distances" else positions
+    trained = training_lengths(config)
+    return trained.attention_length if table == "distances" else trained.window
 
 
 def tokens_per_step(config: Config) -> int:
@@ -33,19 +96,14 @@ def tokens_per_step(config: Config) -> int:
     return config.data.batch_size * config.data.segment_len * (config.memory.gradient_segments + 1)
 
 
-def extended_context(config: Config) -> int:
-    """Return the number of tokens of extended context in front of every training segment."""
-    return config.model.ext_len if isinstance(config.model, TransformerXLModelConfig) else 0
-
-
-def evaluation_extended_context(evaluation: EvaluationConfig, model_ext_len: int) -> int:
-    """Return the number of tokens of extended context in front of every segment of validation and test.
-
-    Args:
-        evaluation: its `ext_len` counts if given.
-        model_ext_len: extended context of the model in training.
-    """
-    return model_ext_len if evaluation.ext_len is None else evaluation.ext_len
+def training_lengths(config: Config) -> Lengths:
+    """Return the lengths of training."""
+    model, segment = config.model, config.data.segment_len
+    if not isinstance(model, TransformerXLModelConfig):
+        return Lengths(segment, memory=None, clamp=None)
+    return Lengths(
+        segment, config.memory.mem_len, model.ext_len, model.same_length, model.clamp_len, extra_key=model.extra_key
+    )
 
 
 def position_limit(config: Config) -> int | None:
@@ -55,35 +113,27 @@ def position_limit(config: Config) -> int | None:
     """
     if not isinstance(config.model, TransformerXLModelConfig) or not encoding_kind(config).absolute:
         return None
-    return max(table_len(config) or 0, config.data.segment_len + extended_context(config))
+    return max(table_len(config) or 0, training_lengths(config).window)
 
 
-def evaluation_lengths(config: Config) -> dict[str, Any]:
-    """Return the lengths of validation and test for `with_lengths`; null ones are those of training.
-
-    Empty for a recurrent model, which has no lengths.
+def evaluation_lengths(config: Config) -> Lengths:
+    """Return the lengths of validation and test; null ones are those of training.
 
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
-    if not isinstance(config.model, TransformerXLModelConfig):
-        for name in ("mem_len", "ext_len", "same_length", "clamp_len"):
-            value = getattr(config.evaluation, name)
-            require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
-        return {}
-    evaluation, mem_len = config.evaluation, config.evaluation.mem_len
-    mem_len = config.memory.mem_len if mem_len is None else mem_len
-    require(mem_len >= 0, "evaluation.mem_len", mem_len, "must be an integer >= 0")
-    ext_len, limit = evaluation_extended_context(evaluation, extended_context(config)), position_limit(config)
-    if limit is not None and evaluation.segment_len + ext_len > limit:
+    trained, evaluation, limit = training_lengths(config), config.evaluation, position_limit(config)
+    given = {name: value for name, option in OPTIONS.items() if (value := getattr(evaluation, option)) is not None}
+    for name, value in given.items():
+        allowed = f"must be null: {config.model.name} has no such length"
+        require(trained.memory is not None, f"evaluation.{OPTIONS[name]}", value, allowed)
+    lengths = replace(trained, segment=evaluation.segment_len, **given)
+    require((lengths.memory or 0) >= 0, "evaluation.mem_len", lengths.memory, "must be an integer >= 0")
+    if limit is not None and lengths.window > limit:
         name = "ext_len" if evaluation.ext_len else "segment_len"
-        allowed = f"segment_len + ext_len = {evaluation.segment_len + ext_len} must be at most {limit}, "
+        allowed = f"segment_len + ext_len = {lengths.window} must be at most {limit}, "
         allowed += f"the positions that encoding={config.encoding.name} was trained with"
         raise OptionError(f"evaluation.{name}", getattr(evaluation, name), allowed)
-    lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
-    for name in ("same_length", "clamp_len"):
-        value = getattr(evaluation, name)
-        lengths[name] = getattr(config.model, name) if value is None else value
     return lengths
 
 
@@ -102,10 +152,9 @@ def in_windows(config: Config) -> Config:
     W. `max_segments` and `trainer.val_max_segments` still cover the same tokens. A config with a memory, with an
     extended context of its own (also 0, for bare segments) or a recurrent model stays as it is.
     """
-    evaluation, W = config.evaluation, config.evaluation.segment_len
-    mem_len = config.memory.mem_len if evaluation.mem_len is None else evaluation.mem_len
-    carried = mem_len > 0 or not isinstance(config.model, TransformerXLModelConfig)
-    if carried or evaluation.ext_len is not None or extended_context(config) or W < 2:
+    trained, evaluation, W = training_lengths(config), config.evaluation, config.evaluation.segment_len
+    memory = trained.memory if evaluation.mem_len is None else evaluation.mem_len
+    if memory != 0 or evaluation.ext_len is not None or trained.extended or W < 2:
         return config
     scored = max(1, W // 4)
     trainer, stop = config.trainer, config.trainer.val_max_segments
@@ -115,18 +164,6 @@ def in_windows(config: Config) -> Config:
     return replace(config, evaluation=windows, trainer=trainer)
 
 
-def longest_trained_distance(config: Config) -> int:
-    """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
-
-    With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1 (with `extra_key`
-    memory).
-    """
-    if config.memory.mem_len and getattr(config.model, "same_length", False):
-        return config.memory.mem_len - 1 + getattr(config.model, "extra_key", False)
-    segment = config.data.segment_len
-    return config.memory.mem_len + extended_context(config) + segment - 1
-
-
 def trained_clamp(config: Config) -> int | None:
     """Return `clamp_len` for attention beyond training's: the run's own, if any, else the longest trained distance.
 
@@ -134,55 +171,19 @@ def trained_clamp(config: Config) -> int | None:
     reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances, a rotation no
     limit, and an encoding that extrapolates needs none: -1, no clamp. None for a recurrent model.
     """
-    if not isinstance(config.model, TransformerXLModelConfig):
-        return None
-    own = config.model.clamp_len if config.evaluation.clamp_len is None else config.evaluation.clamp_len
-    kind, distance = encoding_kind(config), longest_trained_distance(config)
-    if config.evaluation.clamp_len is not None or own > 0 or kind.absolute or kind.extrapolates or kind.rotates:
-        return own
+    trained, given = training_lengths(config), config.evaluation.clamp_len
+    if trained.clamp is None or given is not None:
+        return given
+    kind, distance = encoding_kind(config), trained.farthest_distance
+    if trained.clamp > 0 or kind.absolute or kind.extrapolates or kind.rotates:
+        return trained.clamp
     if kind.table == "distances":
         return distance + 1 if (table_len(config) or 0) > distance + 1 else -1
     return distance
 
 
-def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
-    """Return the largest distance between a query and a key; arguments as in `clamp_untrained`."""
-    memory = lengths["mem_len"]
-    if lengths["mem_len"] and lengths["same_length"]:
-        return int(memory) - 1 + getattr(config.model, "extra_key", False)
-    return int(memory + lengths["ext_len"] + config.evaluation.segment_len) - 1
-
-
-def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
-    """Set `clamp_len` to `trained_clamp` in lengths whose attention reaches farther than training's.
-
-    Args:
-        lengths: of `evaluation_lengths`.
-        config: its `evaluation.segment_len` is the length of the segments.
-    """
-    if not lengths or farthest_distance(lengths, config) <= longest_trained_distance(config):
+def clamp_untrained(lengths: Lengths, config: Config) -> Lengths:
+    """Set the clamp to `trained_clamp` in lengths whose attention reaches farther than training's."""
+    if lengths.farthest_distance <= training_lengths(config).farthest_distance:
         return lengths
-    return {**lengths, "clamp_len": trained_clamp(config)}
-
-
-def protocol_word(lengths: dict[str, Any], is_recurrent: bool = False) -> str:
-    """Name the protocol that lengths of `evaluation_lengths` make: where a token's context comes from.
-
-    carried         state of earlier segments: memory, whatever a variant carries, or the state of a recurrent model
-    window          extended context in front of every segment
-    segment only    only the segment: its first tokens have hardly any
-    """
-    if not lengths or lengths["mem_len"] or is_recurrent:
-        return "carried"
-    return "window" if lengths["ext_len"] else "segment only"
-
-
-def streams_start(lengths: dict[str, Any], memory_start: str) -> str:
-    """Name the context of a stream's first token, with lengths of `evaluation_lengths`.
-
-    Args:
-        lengths: empty for a recurrent model.
-        memory_start: option `memory.start`.
-    """
-    attends_zeros = lengths.get("mem_len") and memory_start == "zeros"
-    return "with a memory of zeros that are attended to" if attends_zeros else "without context"
+    return replace(lengths, clamp=trained_clamp(config))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lightning as L
 
-from txl_lightning.config.lengths import evaluation_extended_context
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.streams import Segment, ShuffledStreams, Streams
@@ -62,7 +61,8 @@ class StreamsDataModule(L.LightningDataModule):
         """
         place = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if split != "train":
-            return evaluation_streams(self.corpus, split, self.evaluation, self.ext_len, *place)
+            ext_len = self.ext_len if self.evaluation.ext_len is None else self.evaluation.ext_len
+            return evaluation_streams(self.corpus, split, self.evaluation, ext_len, *place)
         seed = self.data.seed if self.data.random_start or self.corpus.sentences else None
         return _streams(self.corpus, split, self.data, (self.ext_len, *place), seed)
 
@@ -85,22 +85,21 @@ class StreamsDataModule(L.LightningDataModule):
 
 
 def evaluation_streams(
-    corpus: Corpus, split: str, evaluation: EvaluationConfig, model_ext_len: int = 0, rank: int = 0, world_size: int = 1
+    corpus: Corpus, split: str, evaluation: EvaluationConfig, ext_len: int = 0, rank: int = 0, world_size: int = 1
 ) -> Streams:
     """Return streams of any split at evaluation lengths, in the order of the text.
 
     Args:
         corpus: corpus with the split.
         split: train, valid or test.
-        evaluation: batch size, segment length and, if given, extended context.
-        model_ext_len: extended context of the model, used if `evaluation` gives none.
+        evaluation: batch size and segment length.
+        ext_len: tokens of extended context in front of every segment.
         rank: rank of this process.
         world_size: number of processes.
 
     Raises:
         OptionError: the split is too short for an option of `evaluation`.
     """
-    ext_len = evaluation_extended_context(evaluation, model_ext_len)
     return _streams(corpus, split, evaluation, (ext_len, rank, world_size))
 
 

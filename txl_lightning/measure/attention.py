@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
+from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.streams import Streams
@@ -86,10 +86,10 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     chosen = {name: value for name in OF_RUN if (value := getattr(options, name)) is not None}
     config.evaluation = evaluation = replace(config.evaluation, **chosen)
     lengths = clamp_untrained(evaluation_lengths(config), config)
-    model = model.with_lengths(**lengths)
+    model = model.with_lengths(**lengths.keywords())
     split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "valid")
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
-    streams = evaluation_streams(corpus, split, evaluation, extended_context(config))
+    streams = evaluation_streams(corpus, split, evaluation, lengths.extended)
 
     # The text first: an error in its options ends the command before the long pass over the split.
     place = (options.text_position, options.text_tokens, evaluation.segment_len)
@@ -104,7 +104,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "step": trained.step,
         "corpus": {"name": corpus.name, "sha256": corpus.checksum},
         "split": split,
-        "evaluation": {**lengths, "segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size},
+        "evaluation": {**lengths.keywords(), "segment_len": lengths.segment, "batch_size": evaluation.batch_size},
         "encoding": model.config.encoding,
         "terms": model.config.active_terms,
         "distances": maps.by_distance[ALL_TERMS].shape[1],

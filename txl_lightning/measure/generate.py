@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
+from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, training_lengths
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.own_files import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
@@ -128,19 +128,16 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     why = model.cannot.get("generation")
     require(why is None, "checkpoint", options.checkpoint, f"cannot generate: {why}")
     if config.memory.mem_len == 0 and mem_len is None:
-        window = config.data.segment_len + extended_context(config)
+        window = training_lengths(config).window
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
     if mem_len is not None:
         config.evaluation.mem_len = mem_len
-    lengths = clamp_untrained({**evaluation_lengths(config), "ext_len": 0}, config)
-    mem_len = lengths["mem_len"]
+    lengths = clamp_untrained(replace(evaluation_lengths(config), extended=0), config)
     given = "must be given: the run was evaluated without memory"
-    require(mem_len >= 1, "mem_len", mem_len, given)
-    words = f"memory of {mem_len:,} tokens"
-    if can_cache(model):
-        return CachedTransformerXL(model, **lengths), words
-    return model.with_lengths(**lengths), words
+    require(bool(lengths.memory), "mem_len", lengths.memory, given)
+    model = model.with_lengths(**lengths.keywords())
+    return CachedTransformerXL(model) if can_cache(model) else model, f"memory of {lengths.memory:,} tokens"
 
 
 def _write_samples(

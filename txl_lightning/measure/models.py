@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txl_lightning.config.lengths import extended_context, longest_trained_distance, trained_clamp
+from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import RecurrentModelConfig
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, code_points
 from txl_lightning.errors import OptionError, UserError, require
@@ -157,7 +157,7 @@ def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, 
     """
     trained = load_trained(path, option=option)
     config, recurrent = trained.config, isinstance(trained.config.model, RecurrentModelConfig)
-    own_clamp = trained_clamp(config)
+    own_clamp, lengths = trained_clamp(config), training_lengths(config)
     clamp_len = own_clamp if clamp_len is None or own_clamp is None else clamp_len
     memory = f"memory {config.memory.mem_len}" if config.memory.mem_len else "no recurrence"
     memory += f", beyond={config.beyond['name']}" if config.beyond else ""
@@ -174,10 +174,10 @@ def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, 
         path=path,
         kind=config.model.name if recurrent else f"{config.model.name}, {config.encoding.name}, {memory}",
         checksum=file_checksum(path),
-        reader=window_reader(trained.model, config.data.segment_len + extended_context(config), clamp_len),
+        reader=window_reader(trained.model, lengths.window, clamp_len),
         tokenize=tokenize,
         trained=trained,
-        trained_len=config.data.segment_len if recurrent else longest_trained_distance(config) + 1,
+        trained_len=lengths.farthest_distance + 1,
         clamp_len=clamp_len,
         option=option,
     )

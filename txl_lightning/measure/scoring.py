@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.config.lengths import (
+    Lengths,
     clamp_untrained,
     evaluation_lengths,
-    extended_context,
     in_windows,
-    longest_trained_distance,
     position_limit,
-    protocol_word,
-    streams_start,
     trained_clamp,
+    training_lengths,
     with_segment_len,
 )
 from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
@@ -94,7 +92,7 @@ class Scoring:
     def score(self, split: str) -> TokenLosses:
         """Score a split in the precision of the caller's autocast."""
         if self.protocol == "carried":
-            streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
+            streams = evaluation_streams(self.corpus, split, self.evaluation, self.model_lengths().extended)
             return stream_losses(self.model(), streams, self.evaluation.max_segments)
         tokens = self.corpus.splits[split]
         if split in self.corpus.sentences:  # the next sentence's <S> ends a sentence; none follows the last one
@@ -103,13 +101,11 @@ class Scoring:
 
     def model(self) -> Any:
         """Return the model at the lengths of protocol=carried."""
-        model: Any = self.trained.model
-        if self.cached and can_cache(model):
-            return CachedTransformerXL(model, **self.model_lengths())
-        return model.with_lengths(**self.model_lengths())
+        model: Any = self.trained.model.with_lengths(**self.model_lengths().keywords())
+        return CachedTransformerXL(model) if self.cached and can_cache(model) else model
 
-    def model_lengths(self) -> dict[str, Any]:
-        """Return the lengths of `with_lengths` for protocol=carried.
+    def model_lengths(self) -> Lengths:
+        """Return the lengths of protocol=carried.
 
         Raises:
             OptionError: a length is not allowed.
@@ -121,11 +117,11 @@ class Scoring:
     def reader(self) -> WindowReader:
         """Return the reader of the model's windows."""
         config, clamp_len = self.trained.config, self.evaluation.clamp_len
-        window = self.training_attention_length if self.window is None else self.window
-        if clamp_len is None and window - 1 > longest_trained_distance(config):
+        trained = training_lengths(config)
+        window = trained.attention_length if self.window is None else self.window
+        if clamp_len is None and window - 1 > trained.farthest_distance:
             clamp_len = trained_clamp(config)
-        trained_len = position_limit(config) or config.data.segment_len + extended_context(config)
-        return window_reader(self.trained.model, trained_len, clamp_len)
+        return window_reader(self.trained.model, position_limit(config) or trained.window, clamp_len)
 
     def sizes(self) -> tuple[int, int]:
         """Return the window, L, as far as the model can see, and the stride, S.
@@ -147,19 +143,19 @@ class Scoring:
         evaluation, precision = self.evaluation, {"precision": self.precision}
         if self.protocol == "window":
             clamp_len = getattr(getattr(self.reader().model, "config", None), "clamp_len", None)
-            lengths = {"protocol": "window", **dict(zip(OF_WINDOW, self.sizes(), strict=True)), "clamp_len": clamp_len}
-            return {**lengths, "batch_size": 1, "max_segments": evaluation.max_segments, **precision}
+            sizes = {"protocol": "window", **dict(zip(OF_WINDOW, self.sizes(), strict=True)), "clamp_len": clamp_len}
+            return {**sizes, "batch_size": 1, "max_segments": evaluation.max_segments, **precision}
         lengths = self.model_lengths()
-        word = protocol_word(lengths, always_carries_state(self.trained.config))
+        word = lengths.protocol_word(always_carries_state(self.trained.config))
         streams = {name: getattr(evaluation, name) for name in ("segment_len", "batch_size", "max_segments")}
         cached = self.cached and can_cache(self.trained.model)
-        return {"protocol": word, **lengths, **streams, "cached": cached, **precision}
+        return {"protocol": word, **lengths.keywords(), **streams, "cached": cached, **precision}
 
     @property
     def streams_start(self) -> str:
         """Context of the first token of a stream, in words."""
-        lengths = self.model_lengths() if self.protocol == "carried" else {}
-        return streams_start(lengths, self.trained.config.memory.start)
+        lengths = self.model_lengths() if self.protocol == "carried" else Lengths(self.evaluation.segment_len, memory=0)
+        return lengths.streams_start(self.trained.config.memory.start)
 
     def description(self) -> str:
         """Describe lengths, batch and the start of streams, for a line of text."""
@@ -168,8 +164,8 @@ class Scoring:
             return f"sliding window {window}, stride {stride}, one stream {self.streams_start}"
         lengths, beyond = self.model_lengths(), self.trained.config.beyond
         parts = [f"beyond={beyond['name']}"] if beyond else []
-        parts += [f"memory {lengths['mem_len']}"] if lengths else []
-        parts += [f"extended context {lengths['ext_len']}"] if lengths.get("ext_len") else []
+        parts += [] if lengths.memory is None else [f"memory {lengths.memory}"]
+        parts += [f"extended context {lengths.extended}"] if lengths.extended else []
         parts += [f"segments of {self.evaluation.segment_len}", f"{self.evaluation.batch_size} streams"]
         return f"{', '.join(parts)} {self.streams_start}"
 
@@ -189,13 +185,8 @@ class Scoring:
 
     @property
     def training_attention_length(self) -> int:
-        """Memory + extended context + segment of training: without `same_length`, the keys of a segment's last token.
-
-        A recurrent model has no attention; its length is one segment.
-        """
-        config = self.trained.config
-        has_memory = isinstance(config.model, TransformerXLModelConfig)
-        return config.data.segment_len + extended_context(config) + (config.memory.mem_len if has_memory else 0)
+        """Attention length of training (`Lengths`); one segment of a recurrent model, which has no attention."""
+        return training_lengths(self.trained.config).attention_length
 
     def at_attention_length(self, length: int) -> Scoring:
         """Return a copy with another attention length.
@@ -224,17 +215,12 @@ class Scoring:
 
         For a model trained without memory, and for protocol=window, a window of its attention length.
         """
-        config, model = self.trained.config, self.trained.config.model
-        if not isinstance(model, TransformerXLModelConfig):
-            evaluation = with_segment_len(self.evaluation, config.data.segment_len)
-            return replace(self, evaluation=self.evaluation if self.protocol == "window" else evaluation, window=None)
+        trained = training_lengths(self.trained.config)
         if self.protocol == "window" or self.length_option == "ext_len":
-            window = self.at_attention_length(self.training_attention_length)
-            return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len))
-        lengths = {name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")}
-        evaluation = with_segment_len(self.evaluation, config.data.segment_len)
-        evaluation = replace(evaluation, mem_len=config.memory.mem_len, **lengths)
-        return replace(self, evaluation=evaluation, clamped=False)
+            window = self.at_attention_length(trained.attention_length)
+            return replace(window, evaluation=replace(window.evaluation, clamp_len=trained.clamp))
+        evaluation = with_segment_len(self.evaluation, trained.segment)
+        return replace(self, evaluation=replace(evaluation, **trained.keywords()), clamped=False)
 
 
 def scoring_of(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) -> Scoring:

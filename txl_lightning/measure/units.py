@@ -138,7 +138,7 @@ class FreshUnits(Scoring):
         n_U = targets_U * (firsts_U < (np.inf if most is None else most * T * given.batch_size))
         nll_P = torch.zeros(int(units.bounds[-1]) + len(units.closing), dtype=torch.float64)
         scored_P = torch.zeros(len(nll_P), dtype=torch.bool)
-        for members in _batches(n_U, T + lengths.get("mem_len", 0), model.takes_lengths):
+        for members in _batches(n_U, T + (lengths.memory or 0), model.takes_lengths):
             text_BT = pad_sequence([texts[unit] for unit in members], batch_first=True).to(device_of(model))
             n_B, first_B = torch.from_numpy(n_U[members]), torch.from_numpy(firsts_U[members])
             memory: Any = None
@@ -147,7 +147,7 @@ class FreshUnits(Scoring):
                     going = (n_B > start).nonzero().squeeze(1)
                     text_BT, n_B, first_B = text_BT[going], n_B[going], first_B[going]
                     memory = memory.select(going.to(text_BT.device))
-                begin, stop = max(0, start - lengths.get("ext_len", 0)), min(start + T, int(n_B[-1]))
+                begin, stop = max(0, start - lengths.extended), min(start + T, int(n_B[-1]))
                 lengths_B = (n_B - begin).clamp(max=stop - begin)
                 unequal = [lengths_B.to(text_BT.device)] if int(lengths_B[0]) < stop - begin else []
                 segment = text_BT[:, begin:stop], text_BT[:, start + 1 : stop + 1]

@@ -367,7 +367,7 @@ def is_validated_alike(config: Config, resumed: Checkpoint, ranks: Ranks) -> boo
 def _validation(config: Config) -> dict[str, Any]:
     """Return the options that decide which tokens a validation during training scores, and with which context."""
     config = in_windows(config)
-    lengths = {**evaluation_lengths(config), "segment_len": config.evaluation.segment_len}
+    lengths = {**evaluation_lengths(config).keywords(), "segment_len": config.evaluation.segment_len}
     lengths["batch_size"] = config.evaluation.batch_size
     named = {f"evaluation.{name}": value for name, value in lengths.items()}
     return {**named, "trainer.val_max_segments": config.trainer.val_max_segments}

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
-from txl_lightning.config.lengths import extended_context, trained_clamp
+from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
@@ -180,10 +180,7 @@ class ContextCurves(Callback):
         except OptionError as error:
             raise OptionError("context_curve.max_context", options.max_context, error.allowed) from error
         # Absolute positions reach as far as those of training; larger distances share one.
-        lengths = {
-            "trained_len": config.data.segment_len + extended_context(config),
-            "clamp_len": trained_clamp(config),
-        }
+        lengths = {"trained_len": training_lengths(config).window, "clamp_len": trained_clamp(config)}
         definition = {"fractions": FRACTIONS, "threshold": RECL_THRESHOLD, "bootstrap": 0}
         self.given: dict[str, Any] = {"blocks": blocks, **lengths, **definition}
 

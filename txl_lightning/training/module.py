@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
-from txl_lightning.config.lengths import evaluation_lengths
+from txl_lightning.config.lengths import Lengths, evaluation_lengths
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
@@ -191,7 +191,7 @@ class LanguageModelModule(L.LightningModule):
         model: scores tokens, see `LanguageModel`.
         config: config of the run.
         vocabulary: its level decides between bits per character and perplexity.
-        evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
+        evaluation_lengths: lengths of validation and test.
         ranks: the processes of the run.
 
     Attributes:
@@ -209,7 +209,7 @@ class LanguageModelModule(L.LightningModule):
         model: Model,
         config: Config,
         vocabulary: Vocabulary,
-        evaluation_lengths: dict[str, Any],
+        evaluation_lengths: Lengths,
         ranks: Ranks = Ranks(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ class LanguageModelModule(L.LightningModule):
 
     def _evaluated_model(self) -> Any:
         """Return the model at the evaluation's lengths; a memory holds keys and values, which takes less time."""
-        model = self.model.with_lengths(**self.evaluation_lengths)
+        model = self.model.with_lengths(**self.evaluation_lengths.keywords())
         return CachedTransformerXL(model) if can_cache(model) and model.config.mem_len else model
 
     def _count_bytes(self, targets_BT: Tensor) -> Tensor | float:

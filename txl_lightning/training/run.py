@@ -20,7 +20,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from txl_lightning.config.lengths import evaluation_lengths, extended_context, in_windows, protocol_word, streams_start
+from txl_lightning.config.lengths import evaluation_lengths, in_windows, training_lengths
 from txl_lightning.config.schemas import Config, LightningLoggerConfig, from_plain, plain, stored
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
@@ -262,7 +262,7 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDa
     """
     marked = config.memory.reset == "document"
     data = replace(config.data, segment_len=config.data.segment_len * (config.memory.gradient_segments + 1))
-    return StreamsDataModule(data, in_windows(config).evaluation, extended_context(config), vocabulary, marked)
+    return StreamsDataModule(data, in_windows(config).evaluation, training_lengths(config).extended, vocabulary, marked)
 
 
 def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocabulary:
@@ -287,7 +287,7 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
     _require_room(config, len(vocabulary))
     model = make_model(config, len(vocabulary))
     try:
-        model.with_lengths(**evaluation_lengths(in_windows(config)))
+        model.with_lengths(**evaluation_lengths(in_windows(config)).keywords())
     except OptionError as error:
         raise error.within("evaluation") from error
     if found is not None and found.option == "resume":
@@ -378,10 +378,10 @@ def test(run: TrainingRun) -> dict[str, Any]:
         "weights_step": weights_step,
         **run.module.metrics,
         "evaluation": {
-            "protocol": protocol_word(lengths, always_carries_state(run.config)),
-            **lengths,
+            "protocol": lengths.protocol_word(always_carries_state(run.config)),
+            **lengths.keywords(),
             "segment_len": options.segment_len,
-            "streams_start": streams_start(lengths, run.config.memory.start),
+            "streams_start": lengths.streams_start(run.config.memory.start),
             "batch_size": options.batch_size,
             "max_segments": options.max_segments,
         },

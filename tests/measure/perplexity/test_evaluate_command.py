@@ -70,7 +70,7 @@ def test_a_longer_segment_leaves_the_memory_as_it_is(runs: SmallRuns, tmp_path: 
     assert given["test"]["nll"] == explicit["test"]["nll"]
     for segment_len in (4, 16):
         config = tiny_config(tmp_path, f"evaluation.segment_len={segment_len}", "memory=on")
-        assert evaluation_lengths(config)["mem_len"] == 8
+        assert evaluation_lengths(config).memory == 8
 
 
 @torch.no_grad()
@@ -84,7 +84,7 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, op
     config = trained.config
     for name, value in options.items():
         setattr(config.evaluation, name, value)
-    model: Any = trained.model.with_lengths(**evaluation_lengths(config))
+    model: Any = trained.model.with_lengths(**evaluation_lengths(config).keywords())
     expected: dict[int, float] = {}
     length, T, E = len(tokens) // 3, 8, options.get("ext_len", 0)
     for column in range(3):
