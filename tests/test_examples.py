@@ -79,7 +79,7 @@ def test_the_commands_of_the_example_as_they_stand(tmp_path: Path) -> None:
     assert "after 3 steps" in done.stdout, done.stderr
     done = txl(commands[1], env={})
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "best.ckpt: encoding=t5: must be one of absolute" in done.stderr
+    assert "best.ckpt: encoding=t5: must be one of relative" in done.stderr
     done = txl("txl train encoding=t5", env=named)
     assert "a custom encoding: encoding.name=t5" in done.stderr
 
