@@ -37,6 +37,7 @@ from txl_lightning.training.run import train
 TINY = (
     "profile=smoke",
     "data=file",
+    "data.level=byte",
     "data.batch_size=4",
     "data.segment_len=8",
     "evaluation.batch_size=2",
@@ -153,5 +154,6 @@ def _groups(overrides: tuple[str, ...]) -> DictConfig:
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         other = any(word.startswith("data=") and word != "data=file" for word in overrides)
-        path = [] if other else ["data.path=TEXT", "data.level=byte"]
-        return compose("config", overrides=[*TINY, *path, "data.cache_dir=CACHE", *overrides])
+        path = [] if other else ["data.path=TEXT"]
+        tiny = [word for word in TINY if not (other and word == "data.level=byte")]
+        return compose("config", overrides=[*tiny, *path, "data.cache_dir=CACHE", *overrides])

@@ -42,7 +42,7 @@ def composed() -> DictConfig:
     register_schemas()
     register_command("convert", ConvertOptions)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("convert", overrides=["profile=smoke", "data=file"])
+        return compose("convert", overrides=["profile=smoke", "data=file", "data.level=byte"])
 
 
 class Convert:
