@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
@@ -96,6 +97,7 @@ def test_a_task_of_slurm_may_see_its_own_gpu_alone(
     for name, value in {"PROCID": "2", "LOCALID": "2", "NODEID": "0", "JOB_ID": "7"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     check_config(config)
+    monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)  # the trainer sets it, for the whole process
     trainer = run._build_trainer(config, tmp_path, [], None)
     assert (trainer.strategy.root_device, trainer.global_rank, trainer.world_size) == (torch.device("cuda", 0), 2, 4)
     assert ranks.own_gpu(2) == torch.device("cuda", 0)
