@@ -243,9 +243,13 @@ def turns_of(implementation: str, case: Case) -> Callable[[], float]:
 
 
 def command_turns(case: Case) -> Callable[[], float]:
-    """Return the seconds of `txl train` with one step, in a process of its own; the corpus is cached before."""
+    """Return the seconds of `txl train` with one step, in a process of its own; the corpus is cached before.
+
+    Corpus and model are named, since the defaults of two versions differ.
+    """
     folder = tempfile.TemporaryDirectory()
-    words = ("trainer.max_steps=1", "trainer.val_every_n_steps=null", "evaluation.max_segments=1", "logger=none")
+    words = ("data=python-stdlib", "data.level=byte", "model=txl_smoke", "trainer.max_steps=1", "logger=none")
+    words += ("trainer.val_every_n_steps=null", "evaluation.max_segments=1")
     precision = "bf16-mixed" if case.bf16 else "32-true"
     words += (f"trainer.precision={precision}", f"hydra.run.dir={folder.name}/run", "trainer.progress_bar=false")
 
