@@ -13,7 +13,6 @@ from experiments.arms import (
     Arm,
     OtherCorpus,
     check_overrides,
-    in_precision_of_training,
     longest_segment,
     saved_bytes,
     training,
@@ -53,13 +52,6 @@ def test_an_arm_has_the_recipe_of_its_family(arm: Arm, family: str | None, tmp_p
     optimizer = config_of(arm, tmp_path, "optimizer=muon", "optimizer.lr=9e-3").optimizer
     assert optimizer.lr == pytest.approx(LRS[family] if family else 9e-3)
     assert optimizer.name == (arm.optimizer or "muon")
-
-
-def test_arms_have_names() -> None:
-    arm = Arm(False, "absolute", "random_half", longer=True, optimizer="adam", corpus=OtherCorpus("shuffled lines", ()))
-    assert arm.title == "no recurrence, Vaswani, random half loss, longer segments, Adam, shuffled lines"
-    assert arm.key == "shuffled_lines-no_recurrence-absolute-random_half_loss-longer_segments-Adam"
-    assert (Arm(baseline="lstm").title, Arm(baseline="lstm").key) == ("LSTM", "lstm")
 
 
 def test_longer_segments_take_no_more_memory_than_recurrence_and_read_as_many_tokens(tmp_path: Path) -> None:
@@ -110,9 +102,3 @@ def test_another_corpus_replaces_all_that_chose_the_users(tmp_path: Path) -> Non
     run = training(Arm(corpus=OtherCorpus("other", ("data=text8",))), 1, setup)
     assert [word for word in run.overrides if word.split("=")[0] in CORPUS_OPTIONS] == ["data=text8"]
     assert "optimizer.lr=1e-3" in run.overrides
-
-
-def test_a_measurement_has_the_users_precision(tmp_path: Path) -> None:
-    for precision in ("bf16-mixed", "32-true"):
-        asked = Setup(PROFILES["laptop"], (f"trainer.precision={precision}",), tmp_path)
-        assert in_precision_of_training(("precision=auto",), asked) == (f"precision={precision}",)

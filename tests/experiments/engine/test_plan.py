@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from experiments.arms import ON, training
 from experiments.engine import plan as module
-from experiments.engine.jobs import Job, composed
+from experiments.engine.jobs import Job
 from experiments.engine.plan import Plan, in_order, make_slots
 from experiments.engine.profiles import PROFILES, Setup
 from txl_lightning.distributed.processes import Ended
@@ -183,20 +182,6 @@ def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monke
     ]
     assert lines[7] == "left: about 50 s, 2 jobs at once, at 25,000 tokens/s"
     assert planned.summary().startswith("profile smoke: 4 jobs, 1 of them finished before, 2 at once, into ")
-
-
-def test_an_estimate_is_the_profiles_or_the_median_of_what_has_run(tmp_path: Path) -> None:
-    runs = [training(ON, seed, Setup(PROFILES["smoke"], (), tmp_path)) for seed in (1, 2, 3)]
-    config = composed(runs[0].overrides)
-    tokens = config.trainer.max_steps * config.data.batch_size * config.data.segment_len
-    assert plan_of(tmp_path, runs).seconds(runs[0]) == pytest.approx(4 + tokens / 15_000)
-    for run, seconds in zip(runs, (5.0, 10.0, 40.0), strict=True):  # 200, 100 and 25 tokens/s
-        folder = tmp_path / "runs" / run.name
-        folder.mkdir(parents=True)
-        (folder / "metrics.json").write_text(json.dumps({"tokens": 1000, "seconds": seconds}))
-        (folder / "job.json").write_text(json.dumps({"key": f"key of {run.name}", "done": True}))
-    assert plan_of(tmp_path, runs).seconds(runs[0]) == pytest.approx(4 + tokens / 100)
-    assert plan_of(tmp_path, runs).seconds(JOBS[-1]) == PROFILES["smoke"].seconds["evaluate"]
 
 
 def test_jobs_at_once_have_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

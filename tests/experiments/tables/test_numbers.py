@@ -1,60 +1,71 @@
-"""Numbers of Tables 6 and 8 and the claims beside them, computed a second time from the result files."""
+"""Numbers of the tables and the differences beside them, computed a second time from the result files."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments import paper
-from experiments.engine.profiles import Setup
-from experiments.sections import Number, Section, Table
-from experiments.tables.intervals import student
+from experiments.arms import OFF, ON, Arm
+from experiments.claims import CLAIMS, judged
+from experiments.engine.jobs import Outcomes, merge
+from experiments.engine.profiles import PROFILES, Setup
+from experiments.reproduce import SECTIONS
+from experiments.sections import Number, Section
+from experiments.tables import figures_5_to_7, table_9
+from tests.experiments.tables.sample_outcomes import small_corpus, write_outcomes
 
-ON, OFF, SHAW = "recurrence-relative-full_loss", "no_recurrence-relative-full_loss", "recurrence-shaw-full_loss"
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    folder = tmp_path_factory.mktemp("reproduction")
+    profile = replace(PROFILES["laptop"], seeds=(1, 2), seeds_of={arm.key: (1, 2, 3) for arm in (ON, OFF)})
+    return Setup(profile, small_corpus(folder), folder / "report")
 
 
-def evaluations(setup: Setup, arm: str) -> dict[str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def sections(setup: Setup) -> dict[str, Section]:
+    """All sections of a finished reproduction with all arms."""
+    jobs = merge({name: table.jobs(setup) for name, table in SECTIONS.items()})
+    write_outcomes(setup, jobs)
+    outcomes = Outcomes(setup.runs, setup.figures, tuple(jobs))
+    return {name: table.section(setup, outcomes) for name, table in SECTIONS.items()}
+
+
+def evaluations(setup: Setup, arm: Arm) -> dict[str, Any]:
     """Content of `evaluation.json` of an arm's runs, by seed."""
-    folders = sorted(setup.runs.glob(f"{arm}-seed*-lengths"))
-    assert folders
-    return {
-        folder.name.removeprefix(f"{arm}-seed").removesuffix("-lengths"): json.loads(
-            (folder / "evaluation.json").read_text()
-        )
-        for folder in folders
+    found = {str(seed): setup.runs / f"{arm.key}-seed{seed}-lengths/evaluation.json" for seed in (1, 2, 3)}
+    return {seed: json.loads(path.read_text()) for seed, path in found.items() if path.is_file()}
+
+
+def test_every_claim_has_differences(sections: dict[str, Section]) -> None:
+    assert [claim["id"] for claim in judged(list(sections.values())) if claim["rows"]] == [claim.id for claim in CLAIMS]
+
+
+def test_rows_of_table_6(setup: Setup, sections: dict[str, Section]) -> None:
+    table, _ = sections["table_6"].tables
+    columns: dict[str, Callable[[Any], float]] = {
+        "init": lambda found: found["test"]["selected"]["init"]["bpc"],
+        "best": lambda found: found["test"]["selected"]["best"]["bpc"],
+        "valid_init": lambda found: found["valid"]["sweep"]["init"]["bpc"],
+        "valid_best": lambda found: found["valid"]["sweep"]["best"]["bpc"],
     }
-
-
-def number(table: Table, row: str, column: str) -> Number:
-    found = table.rows[row][column]
-    assert isinstance(found, Number)
-    return found
-
-
-def test_rows_of_table_6(finished: Setup, tables: dict[str, Table]) -> None:
-    table = tables["table_6"]
     assert len(table.rows) == len(paper.TABLE_6)
     for row in paper.TABLE_6:
-        arm = f"{'recurrence' if row.recurrence else 'no_recurrence'}-{row.encoding}-{row.loss}_loss"
-        found = evaluations(finished, arm)
-        columns = {
-            "init": {seed: one["test"]["selected"]["init"]["bpc"] for seed, one in found.items()},
-            "best": {seed: one["test"]["selected"]["best"]["bpc"] for seed, one in found.items()},
-            "valid_init": {seed: one["valid"]["sweep"]["init"]["bpc"] for seed, one in found.items()},
-            "valid_best": {seed: one["valid"]["sweep"]["best"]["bpc"] for seed, one in found.items()},
-        }
-        for column, by_seed in columns.items():
-            shown, values = number(table, arm, column), list(by_seed.values())
-            assert (shown.by_seed, shown.value) == (by_seed, pytest.approx(statistics.mean(values)))
-            assert shown.standard_error == pytest.approx(statistics.stdev(values) / math.sqrt(len(values)))
-        lengths = {seed: one["valid"]["sweep"]["attention_length"] for seed, one in found.items()}
-        assert (number(table, arm, "length").by_seed, number(table, arm, "length").standard_error) == (lengths, None)
-        theirs = [number(table, arm, name).value for name in ("paper_init", "paper_best", "paper_length")]
+        arm = Arm(row.recurrence, row.encoding, row.loss)
+        shown: dict[str, Any] = dict(table.rows[arm.key])
+        for name, value in columns.items():
+            by_seed = {seed: value(found) for seed, found in evaluations(setup, arm).items()}
+            error = statistics.stdev(by_seed.values()) / math.sqrt(len(by_seed))
+            assert shown[name] == Number(statistics.mean(by_seed.values()), 3, error, by_seed)
+        theirs = [shown[name].value for name in ("paper_init", "paper_best", "paper_length")]
         assert theirs == [row.ppl_init, row.ppl_best, row.attention_length]
 
 
@@ -63,70 +74,62 @@ def test_rows_of_table_6(finished: Setup, tables: dict[str, Table]) -> None:
     [
         ("recurrence_helps/init", OFF, ON, "init", (29.59, 27.02)),
         ("recurrence_helps_at_the_best_lengths/best", OFF, ON, "best", (29.02, 26.77)),
-        ("our_encoding_is_better/shaw_recurrence", SHAW, ON, "best", (27.94, 26.77)),
-        (
-            "half_loss_rescues_absolute_encodings/al_rfou",
-            *("no_recurrence-al_rfou-full_loss", "no_recurrence-al_rfou-half_loss", "init", None),
-        ),
+        ("our_encoding_is_better/shaw_recurrence", Arm(True, "shaw"), ON, "best", (27.94, 26.77)),
     ],
 )
 def test_differences_of_table_6(
-    key: str,
-    worse: str,
-    better: str,
-    at: str,
-    ppl: tuple[float, float] | None,
-    finished: Setup,
-    sections: list[Section],
+    key: str, worse: Arm, better: Arm, at: str, ppl: tuple[float, float], setup: Setup, sections: dict[str, Section]
 ) -> None:
     """A difference is the mean over the seeds that both arms have; every file has the same positions."""
-    (row,) = (row for section in sections for row in section.differences if row.key == key)
+    (row,) = (row for row in sections["table_6"].differences if row.key == key)
 
-    def losses(arm: str, seed: str) -> np.ndarray:
-        with np.load(finished.runs / f"{arm}-seed{seed}-lengths" / f"losses_test_{at}.npz") as file:
-            return file["nll"].astype(np.float64)
+    def losses(arm: Arm, seed: str) -> Any:
+        with np.load(setup.runs / f"{arm.key}-seed{seed}-lengths/{at}.npz") as file:
+            return file["nll"].mean()
 
-    seeds = sorted(evaluations(finished, worse).keys() & evaluations(finished, better).keys())
-    differences = np.stack([losses(worse, seed) - losses(better, seed) for seed in seeds])
-    worse_nats = np.mean([losses(worse, seed).mean() for seed in seeds])
-    assert row.effect == pytest.approx(differences.mean() / math.log(2), rel=1e-6)
-    assert row.percent == pytest.approx(100 * differences.mean() / worse_nats, rel=1e-6)
-    assert row.low is not None
-    assert row.high is not None
-    assert row.low < row.effect < row.high
-    if ppl is not None:
-        assert row.paper == pytest.approx(100 * (math.log(ppl[0]) - math.log(ppl[1])) / math.log(ppl[0]))
+    seeds = evaluations(setup, worse).keys() & evaluations(setup, better).keys()
+    difference = np.mean([losses(worse, seed) - losses(better, seed) for seed in seeds])
+    assert row.effect == pytest.approx(difference / math.log(2))
+    assert row.percent == pytest.approx(100 * difference / np.mean([losses(worse, seed) for seed in seeds]))
+    assert row.paper == pytest.approx(100 * (1 - math.log(ppl[1]) / math.log(ppl[0])))
 
 
-def test_rows_and_differences_of_table_8(finished: Setup, tables: dict[str, Table], sections: list[Section]) -> None:
-    table, longest = tables["table_8"], {}
-    theirs = {(row.group, row.model): row for row in paper.TABLE_8}
-    found = {
-        (group, seed): {model["name"]: model for model in json.loads((folder / "recl.json").read_text())["models"]}
-        for group in (1, 2)
-        for seed in (1, 2, 3)
-        if (folder := finished.runs / f"recl-group{group}-seed{seed}").is_dir()
-    }
-    assert sorted(found) == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    names = {(row["arm"]): key for key, row in table.rows.items()}
-    assert len(names) == len(paper.TABLE_8)
-    for (group, name), row in theirs.items():
-        key, models = names[f"group {group}: {name}"], [found[group, seed][name] for seed in (1, 2)]
-        for r in ("0.1", "0.5", "1.0"):
-            assert number(table, key, f"r{r}").value == statistics.mean(model["recl"][r]["value"] for model in models)
-            assert number(table, key, f"paper_r{r}").value == row.recl[float(r)]
-        assert number(table, key, "loss").value == pytest.approx(statistics.mean(model["bpc"][-1] for model in models))
-        longest[group, name] = [model["recl"]["0.1"]["value"] for model in models]
-    moves = {
-        key: [a - b for a, b in zip(longest[key[0], "Transformer-XL"], of, strict=True)] for key, of in longest.items()
-    }
-    moves = {key: by_seed for key, by_seed in moves.items() if key[1] != "Transformer-XL"}
-    variance = statistics.mean(statistics.variance(by_seed) for by_seed in moves.values())
-    half = student(len(moves)) * math.sqrt(variance / 2)
-    rows = {row.title: row for section in sections for row in section.differences if row.key.startswith("recl_order/")}
-    assert len(rows) == 2 * len(moves)
-    for (group, name), by_seed in moves.items():
-        row, effect = rows[f"group {group}: Transformer-XL − {name}, RECL"], statistics.mean(by_seed)
-        assert (row.effect, row.low, row.high) == pytest.approx((effect, effect - half, effect + half))
-        ours, other = theirs[group, "Transformer-XL"].recl[0.1], theirs[group, name].recl[0.1]
-        assert row.paper == pytest.approx(100 * (ours - other) / other)
+def test_rows_of_table_8(setup: Setup, sections: dict[str, Section]) -> None:
+    (table,) = sections["table_8"].tables
+    rows: dict[Any, Any] = {row["arm"]: row for row in table.rows.values()}
+    assert len(rows) == len(paper.TABLE_8)
+    for row in paper.TABLE_8:
+        files = [setup.runs / f"recl-group{row.group}-seed{seed}/recl.json" for seed in (1, 2)]
+        found = [
+            model for file in files for model in json.loads(file.read_text())["models"] if model["name"] == row.model
+        ]
+        shown = rows[f"group {row.group}: {row.model}"]
+        for r in row.recl:
+            assert shown[f"r{r}"].value == statistics.mean(model["recl"][f"{r}"]["value"] for model in found)
+            assert shown[f"paper_r{r}"].value == row.recl[r]
+        assert shown["loss"].value == pytest.approx(statistics.mean(model["bpc"][-1] for model in found))
+
+
+def test_the_speed_up_and_its_growth_are_in_percent_of_ratios_within_a_round() -> None:
+    """Twice and four times as fast at 800, 32 times at 3,800."""
+    rounds = {800: ([2.0, 4.0], [1.0, 1.0]), 3800: ([32.0, 64.0], [1.0, 2.0])}
+    measured = [
+        {
+            "level": "char",
+            "attention_len": length,
+            "seconds_per_token": {"vanilla": {"rounds": vanilla}, "hidden": {"rounds": hidden}},
+        }
+        for length, (vanilla, hidden) in rounds.items()
+    ]
+    shortest, growth = table_9.differences(measured)
+    assert (shortest.effect, growth.effect) == pytest.approx((100 * (8**0.5 - 1), 100 * (32 / 8**0.5 - 1)))
+    assert (shortest.paper, growth.paper) == pytest.approx((100 * 362, 100 * (1874 / 363 - 1)))
+
+
+def test_shapes_of_attention_by_term() -> None:
+    """(a) is uniform, (b) and all terms look at the nearest token alone, (d) at the nearest two."""
+    rows = {"all": [1.0, 0, 0, 0], "a": [1, 1, 1, 1], "b": [2, 0, 0, 0], "d": [1, 1, 0, 0]}
+    found = figures_5_to_7.differences({"Adam": {name: np.array([row, row], float) for name, row in rows.items()}})
+    assert {row.key.rpartition("-")[2]: row.effect for row in found} == pytest.approx(
+        {"a_uniform": 0.1, "b_unlike_a": 0.75, "b_unlike_d": 0.5, "d_nearer": 1.0, "d_flatter": 0.5}
+    )
