@@ -3,6 +3,8 @@
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend, short
 
 
@@ -15,6 +17,19 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     save_with_legend(figure, axes, tmp_path / "f")
     picture = (tmp_path / "f.svg").read_text()
     assert all(f"<!-- {name} -->" in picture.replace("<!--  ", "<!-- ") for name in names)
+
+
+@pytest.mark.parametrize(("letters", "columns"), [(10, 2), (20, 2), (34, 1), (60, 1)])
+def test_a_legend_lies_within_its_figure(letters: int, columns: int, tmp_path: Path) -> None:
+    figure = new_figure(5.4)
+    axes = figure.add_subplot()
+    for name in "ab":
+        axes.plot([1, 2], label=name * letters)
+    save_with_legend(figure, axes, tmp_path / "f.png")
+    (legend,) = figure.legends
+    extent = legend.get_window_extent()
+    assert 0 <= extent.x0 < extent.x1 <= figure.bbox.width
+    assert legend._ncols == columns
 
 
 def test_short_numbers() -> None:

@@ -50,7 +50,7 @@ def line_figure(
         log_x: draw the x axis in logarithms.
         log_y: draw the y axis in logarithms.
     """
-    figure = new_figure(5.4, 4.6)  # small, so that its letters can be read at the width of a phone
+    figure = new_figure(5.4, 4.0)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
     for (name, lines), look in zip(curves.items(), looks(), strict=False):
         for i, (x, y) in enumerate(lines):
@@ -65,9 +65,7 @@ def line_figure(
     if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.grid(alpha=0.3)
-    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=1 if len(curves) < 4 else 2)
-    save_figure(figure, path)
+    save_with_legend(figure, axes, path)
 
 
 def plain_text(name: str) -> str:
@@ -78,9 +76,13 @@ def plain_text(name: str) -> str:
 def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
     """Add a grid, and a legend below the axes where it covers no curve, then save as `save_figure` does."""
     axes.grid(alpha=0.3)
-    entries = axes.get_legend_handles_labels()
-    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(entries[0]) // 2))
-    figure.legend(*entries, frameon=False, fontsize=9, loc="outside lower center", ncols=min(2, len(entries[0])))
+    handles, names = axes.get_legend_handles_labels()
+    words: dict[str, Any] = {"frameon": False, "fontsize": 9, "loc": "outside lower center"}
+    columns, legend = 2, figure.legend(handles, names, ncols=2, **words)
+    if len(names) < 2 or legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        columns, _ = 1, figure.legend(handles, names, **words)
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
     save_figure(figure, stem)
 
 
