@@ -200,8 +200,7 @@ def test_longer_attention_of_the_ablation_is_clamped_at_trainings_longest_distan
 def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:
     config, plain = composed("experiment=laptop_modern"), parameters(BYTES, "profile=laptop")
     assert parameters(BYTES, "experiment=laptop_modern") == pytest.approx(plain, rel=0.01)
-    norm, forward = "pre_norm=false model.final_norm=false", "feed_forward=relu model.d_inner=512"
-    for part in ("norm=layer", norm, forward, "qk_norm=false"):
+    for part in ("norm=layer", "pre_norm=false", "feed_forward=relu model.d_inner=512"):
         without = parameters(BYTES, "experiment=laptop_modern", *f"model.{part}".split())
         assert without == pytest.approx(plain, rel=0.01)
     paper = composed("encoding=relative")

@@ -98,7 +98,7 @@ def test_the_receptive_field_is_layers_times_memory_and_rate_times_compressed(co
 
 @pytest.mark.parametrize(
     ("compression", "loss", "options"),
-    product_of(["conv", "dilated"], ["reconstruction", "autoencoding"], [{}, {"pre_norm": True, "qk_norm": True}]),
+    product_of(["conv", "dilated"], ["reconstruction", "autoencoding"], [{}, {"pre_norm": True}]),
 )
 def test_each_loss_reaches_its_own_parameters(compression: str, loss: str, options: dict[str, object]) -> None:
     model = compressive(compression=compression, compression_loss=loss, **options)

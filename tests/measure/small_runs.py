@@ -20,7 +20,7 @@ KINDS = {
     "shaw": ["memory=on", "encoding=shaw", "model.terms=ab"],
     "no_memory": ["data.level=char", "memory=off"],
     "shaw_words": ["data.level=word", "memory=off", "encoding=shaw"],
-    "rope": ["data.level=char", "memory=on", "encoding=rope", "model.d_head=8", "model.qk_norm=true"],
+    "rope": ["data.level=char", "memory=on", "encoding=rope", "model.d_head=8"],
     "alibi": ["data.level=char", "memory=on", "encoding=alibi"],
     "none": ["data.level=char", "memory=on", "encoding=none", "loss=half", "model.ext_len=2"],
     "lstm": ["model=lstm", "model.d_model=16"],

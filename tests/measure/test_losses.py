@@ -90,7 +90,7 @@ ALONE: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], float]]]
     "shaw memory": (lambda: attention("shaw", mem_len=4), token_by_token),
     "alibi": (lambda: attention("alibi", mem_len=4, clamp_len=7), token_by_token),
     "none": (lambda: attention("none", mem_len=4), token_by_token),
-    "rope": (lambda: attention("rope", mem_len=4, qk_norm=True), token_by_token),
+    "rope": (lambda: attention("rope", mem_len=4), token_by_token),
     "lstm": (lambda: recurrent("lstm"), at_once),
     "qrnn": (lambda: recurrent("qrnn", **ADAPTIVE), at_once),
     "absolute": (lambda: attention("absolute", mem_len=0), lambda model, w: at_once(model, w[-TRAINED - 1 :])),

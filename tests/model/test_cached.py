@@ -15,13 +15,13 @@ from txl_lightning import TransformerXL
 from txl_lightning.model.inference.cached import CachedTransformerXL, weights_of
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
-MODERN = {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
+MODERN = {"pre_norm": True, "norm": "rms", "feed_forward": "swiglu"}
 ARMS: dict[str, dict[str, Any]] = {
     **ENCODINGS,
     "relative, untied u and v": {"pre_norm": True, "untie_biases": True},
     "relative, modern recipe": MODERN,
     "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
-    "rope, QK-norm": {**ENCODINGS["rope"], "pre_norm": True, "qk_norm": True},
+    "rope": {**ENCODINGS["rope"], "pre_norm": True},
 }
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 5},
@@ -178,7 +178,7 @@ def test_in_inference_mode():
 
 @pytest.mark.parametrize(
     "options",
-    [{"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4, "qk_norm": True}],
+    [{"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4}],
     ids=str,
 )
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):

@@ -26,7 +26,7 @@ def test_every_subset_of_terms_trains_with_and_without_memory(terms: str, encodi
     assert unreached == []
 
 
-@pytest.mark.parametrize("options", [*ENCODINGS.values(), {"qk_norm": True}], ids=str)
+@pytest.mark.parametrize("options", ENCODINGS.values(), ids=str)
 def test_every_encoding_uses_its_memory_and_keeps_it_as_it_was_computed(options: dict[str, object]) -> None:
     model, stream = tiny_model(**options, mem_len=4), random_stream(2, 9)
     inputs: list[torch.Tensor] = []

@@ -20,7 +20,7 @@ MODELS = {
     "shaw as its text says": {"encoding": "shaw", "table_len": 6, "terms": "ab"},
     "absolute": {"encoding": "absolute"},
     "alibi": {"encoding": "alibi"},
-    "rope, QK-norm": {"encoding": "rope", "d_head": 4, "qk_norm": True},
+    "rope": {"encoding": "rope", "d_head": 4},
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Parts of later recipes: RMSNorm, gated feed-forward and final norm."""
+"""Parts of later recipes: RMSNorm and gated feed-forward."""
 
 import pytest
 import torch
@@ -30,16 +30,3 @@ def test_dropout_of_a_gated_feed_forward_is_after_the_product_and_at_the_end():
     layer.dropout.register_forward_hook(lambda module, _, output: shapes.append((module.p, tuple(output.shape))))
     model(random_stream(2, 3))
     assert shapes == [(0.2, (2, 3, SIZES["d_inner"])), (0.2, (2, 3, SIZES["d_model"]))]
-
-
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_the_final_norm_is_applied_to_the_output_and_not_to_the_memory(norm):
-    stream = random_stream(2, 5)
-    with_norm = tiny_model(pre_norm=True, norm=norm, final_norm=True)
-    plain = tiny_model(pre_norm=True, norm=norm)
-    weights = with_norm.state_dict()
-    plain.load_state_dict({name: weight for name, weight in weights.items() if "final_norm" not in name})
-    (hidden, memory), (before, its_memory) = with_norm(stream), plain(stream)
-    assert not torch.equal(hidden, before)
-    assert torch.equal(hidden, with_norm.final_norm(before))
-    assert torch.equal(memory.states, its_memory.states)

@@ -1,4 +1,4 @@
-"""Encodings after the paper: rotations as in Llama, ALiBi, none at all; normalised queries and keys."""
+"""Encodings after the paper: rotations as in Llama, ALiBi, none at all."""
 
 import math
 
@@ -15,10 +15,8 @@ from txl_lightning.model.encodings import ENCODINGS, RotaryEncoding, register_en
 EXACT = {"rtol": 0, "atol": 1e-12}
 ARMS = {
     "rope": {"encoding": "rope", "d_head": 4},
-    "rope, QK-norm": {"encoding": "rope", "d_head": 4, "qk_norm": True},
     "alibi": {"encoding": "alibi", "n_head": 3},
     "none": {"encoding": "none"},
-    "relative, QK-norm": {"qk_norm": True},
 }
 
 
@@ -60,9 +58,7 @@ def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
     torch.testing.assert_close(seen[0], attention.combine_heads(heads), **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("arm", "dtype"), product_of(["rope, QK-norm", "alibi", "none"], [torch.float64, torch.float32])
-)
+@pytest.mark.parametrize(("arm", "dtype"), product_of(["rope", "alibi", "none"], [torch.float64, torch.float32]))
 def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(arm: str, dtype: torch.dtype) -> None:
     """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""
     model, stream = tiny_model(**ARMS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype), random_stream(1, 3001)
@@ -115,15 +111,3 @@ def test_without_an_encoding_the_order_of_earlier_tokens_does_not_matter_to_one_
         assert torch.allclose(model(tokens)[0][:, -1], model(mixed)[0][:, -1], rtol=0, atol=1e-12) == same
     two_layers = tiny_model(encoding="none")  # the causal mask tells later layers how far a token has seen
     assert not torch.allclose(two_layers(tokens)[0][:, -1], two_layers(mixed)[0][:, -1])
-
-
-def test_qk_norm_is_the_root_mean_square_of_each_head() -> None:
-    model = tiny_model(qk_norm=True, pre_norm=True)
-    attention, hidden, memory = model.layers[0].attention, torch.randn(2, 3, 8).double(), torch.randn(2, 4, 8).double()
-    bare = tiny_model(pre_norm=True).layers[0].attention
-    bare.qkv.weight = attention.qkv.weight
-    (q, (k, v)), (normed_q, (normed_k, normed_v)) = (one.project(hidden, memory) for one in (bare, attention))
-    for x, normed, norm in ((q, normed_q, attention.query_norm), (k, normed_k, attention.key_norm)):
-        expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
-        torch.testing.assert_close(normed, expected, **EXACT)
-    assert torch.equal(v, normed_v)

@@ -25,7 +25,7 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"final_norm": True, "qk_norm": True}],
+    [{}, {"pre_norm": True}],
     ids=str,
 )
 @pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])

@@ -31,9 +31,7 @@ SIZES = TransformerXLConfig(
 )
 MODELS = {
     "txl": lambda: TransformerXL(SIZES),
-    "modern": lambda: TransformerXL(
-        replace(SIZES, pre_norm=True, norm="rms", final_norm=True, feed_forward="swiglu", qk_norm=True)
-    ),
+    "modern": lambda: TransformerXL(replace(SIZES, pre_norm=True, norm="rms", feed_forward="swiglu")),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
     "conv": lambda: CompressiveTransformerXL(CompressiveConfig(**vars(SIZES))),
     "memory tokens": lambda: MemoryTokensTransformerXL(MemoryTokensConfig(**vars(SIZES))),

@@ -132,14 +132,12 @@ class TransformerXLOptions(ModelOptions):
             gives as many parameters.
         attention_dropout: probability at the attention probabilities.
         pre_norm: LayerNorm before each sublayer instead of after the residual sum.
-        final_norm: LayerNorm of the last layer's output, as in GPT-2; the paper's code has none, pre-norm or not.
         norm: `layer`, or `rms` for RMSNorm instead of every LayerNorm above.
         feed_forward: `relu` as in the paper, or gated by a SiLU (`swiglu`) or a GELU (`geglu`).
         layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code) or to the mean square in
             RMSNorm.
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
-        qk_norm: RMSNorm with a trained gain on the queries and on the keys of every head, before any rotation.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
         same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all tokens of a
@@ -156,13 +154,11 @@ class TransformerXLOptions(ModelOptions):
     d_inner: int = 2048
     attention_dropout: float = 0.0
     pre_norm: bool = False
-    final_norm: bool = False
     norm: str = "layer"
     feed_forward: str = "relu"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
-    qk_norm: bool = False
     terms: str = "abcd"
     same_length: bool = False
     extra_key: bool = False

@@ -397,6 +397,8 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     "trainer.attention": None,
     **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
     "model.sink": (False,),
+    "model.final_norm": (False,),
+    "model.qk_norm": (False,),
     "model.residual": ("sum",),
     "model.forget_gate": (False,),
     "model.forget_len": None,

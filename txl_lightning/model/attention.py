@@ -57,10 +57,9 @@ class Attention(nn.Module):
 
         Y_i = Σ_j softmax_j(A_i) W_v h_j        A_ij: see `scores`
 
-    An encoding may rotate q_i and k_j. With `qk_norm` both are first normalised in each head by an RMSNorm. The
-    projections have no bias, and a projection that no term needs does not exist. Heads come before streams (X = H·B
-    matrices in one batched product) because r is the same for all streams: (b) and (d) are one product per head, with
-    the queries of all streams as rows.
+    An encoding may rotate q_i and k_j. The projections have no bias, and a projection that no term needs does not
+    exist. Heads come before streams (X = H·B matrices in one batched product) because r is the same for all streams:
+    (b) and (d) are one product per head, with the queries of all streams as rows.
 
     Args:
         config: sizes, terms and dropout.
@@ -70,15 +69,12 @@ class Attention(nn.Module):
         super().__init__()
         self.n_head, self.d_head, terms = config.n_head, config.d_head, set(config.active_terms)
         width = config.n_head * config.d_head
-        self.n_query, self.n_key = int(bool(set("ab") & terms)), int(bool(set("ac") & terms))
+        self.has_queries, self.has_keys = bool(set("ab") & terms), bool(set("ac") & terms)
         self.terms = config.active_terms
-        self.qkv = nn.Linear(config.d_model, (self.n_query + self.n_key + 1) * width, bias=False)
+        self.qkv = nn.Linear(config.d_model, (self.has_queries + self.has_keys + 1) * width, bias=False)
         projects = config.kind.projects and bool(set("bd") & terms)
         self.position = nn.Linear(config.d_model, width, bias=False) if projects else None
         self.output = nn.Linear(width, config.d_model, bias=False)
-        norm = (config.d_head, config.layer_norm_epsilon)  # one gain for all heads
-        self.query_norm = nn.RMSNorm(*norm) if self.n_query and config.qk_norm else None
-        self.key_norm = nn.RMSNorm(*norm) if self.n_key and config.qk_norm else None
         self.dropout = Dropout(config.attention_dropout)
 
     def forward(
@@ -123,17 +119,13 @@ class Attention(nn.Module):
         by_head = (-1, self.n_head, self.d_head)
         qkv = self.qkv(hidden_BTD).unflatten(-1, by_head).permute(2, 3, 0, 1, 4)
         # A split: the backward of slices would first zero a whole gradient of qkv for each.
-        q_NHBTE, kv_PHBKE = qkv.split([self.n_query, len(qkv) - self.n_query])
-        q_HBTE = q_NHBTE.squeeze(0) if self.n_query else torch.zeros_like(kv_PHBKE[0])
+        P = self.has_keys + 1
+        q_HBTE, kv_PHBKE = qkv.split([len(qkv) - P, P])
+        q_HBTE = q_HBTE.squeeze(0) if self.has_queries else torch.zeros_like(kv_PHBKE[0])
         if memory_BMD is not None and memory_BMD.shape[1]:
-            weight = self.qkv.weight[self.n_query * self.n_head * self.d_head :]
+            weight = self.qkv.weight[-P * self.n_head * self.d_head :]
             of_memory = F.linear(memory_BMD, weight).unflatten(-1, by_head).permute(2, 3, 0, 1, 4)
             kv_PHBKE = torch.cat([of_memory, kv_PHBKE], dim=3)
-        if self.query_norm is not None:
-            q_HBTE = _normalize(q_HBTE, self.query_norm)
-        if self.key_norm is not None:
-            k_HBKE, values_HBKE = kv_PHBKE.unbind()
-            kv_PHBKE = torch.stack([_normalize(k_HBKE, self.key_norm), values_HBKE])
         return q_HBTE, kv_PHBKE
 
     def attend(
@@ -220,9 +212,3 @@ def _rotated(q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions) -> tuple
     if positions.rotation_2SE is None:
         return q_HBTE, k_HBKE
     return rotate(q_HBTE, positions.rotation_2SE), rotate(k_HBKE, positions.rotation_2SE)
-
-
-def _normalize(x_HBTE: Tensor, norm: nn.RMSNorm) -> Tensor:
-    """Normalise in the type of the gain: float32 under autocast, as torch's fused kernel needs."""
-    normalized: Tensor = norm(x_HBTE.to(norm.weight.dtype))
-    return normalized.to(x_HBTE.dtype)

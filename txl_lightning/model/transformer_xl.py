@@ -125,7 +125,6 @@ class TransformerXL(ScoringModel, nn.Module):
         self.dropout = Dropout(config.dropout)
         layers = [self.layer_class(config) for _ in range(config.n_layer)]
         self.layers = nn.ModuleList(layers)
-        self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.softmax = make_softmax(config, self.embedding)
         initialize(self, config.init_std)
         self.encoding.initialize()
@@ -220,7 +219,7 @@ class TransformerXL(ScoringModel, nn.Module):
         inputs_BTD: Float[Tensor, "B T D"] | None = None,
         lengths_B: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], Memory]:
-        """Return the hidden states of the last layer, after its norm and dropout, and the memory for the next segment.
+        """Return the hidden states of the last layer, after dropout, and the memory for the next segment.
 
         All T tokens are processed, extended context included. The last layer has queries of the last Q tokens only; at
         `places_Q` it has all queries, but only these tokens pass its feed-forward.
@@ -261,8 +260,7 @@ class TransformerXL(ScoringModel, nn.Module):
                 queries_BTD, states_BMD, visible = last_queries(n_queries, queries_BTD, states_BMD, visible)
                 places = places_Q
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
-        hidden_BTD = self.dropout(self.final_norm(hidden_BTD))
-        return hidden_BTD, self.next_memory(memory, inputs, first_BT, padding_B)
+        return self.dropout(hidden_BTD), self.next_memory(memory, inputs, first_BT, padding_B)
 
     def losses(
         self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"], known_targets_BT: Tensor | None = None

@@ -142,7 +142,7 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
         attention: list[Any] = [layer.attention for layer in model.layers]
         distances = sum(one.position.weight.numel() for one in attention if one.position is not None)
         matrices -= distances
-        keys_and_values = sum((one.n_key + 1) * width * D for one in attention)
+        keys_and_values = sum((one.has_keys + 1) * width * D for one in attention)
         per_step += 4 * (batch_size * M * keys_and_values + (M + T) * distances)
         n_products = 1 + ("a" in terms) + ("b" in terms)
         n_visible = M + (T + 1) / 2 if config.attention_len is None else config.attention_len

@@ -220,6 +220,6 @@ def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
         owner = name.rpartition(".")[0]
         if owner.endswith(".qkv"):
             attention: Any = model.get_submodule(owner.removesuffix(".qkv"))
-            yield parameter, attention.n_query + attention.n_key + 1
+            yield parameter, attention.has_queries + attention.has_keys + 1
         else:
             yield parameter, next((n for ending, n in STACKED.items() if name.endswith(ending)), 1)

@@ -319,7 +319,7 @@ class CachedTransformerXL(ScoringModel):
             heads_HBTE = attention.attend(q_HBTE, memory.write(n, kv_PHBTE), positions[n], of_queries)
             hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE))
         memory.advance(T, config, first_BT, padding_B)
-        return model.final_norm(hidden_BTD), memory
+        return hidden_BTD, memory
 
 
 class _Distances:

@@ -93,4 +93,4 @@ class SlidingWindow:
             q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(window_BLD)
             heads_HBLE = F.scaled_dot_product_attention(q_HBLE, k_HBLE, v_HBLE, is_causal=True)
             hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE))
-        return model.final_norm(hidden_BLD)
+        return hidden_BLD
