@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.in_process import run_txl
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
-from tests.training.small_run import TINY, tiny_config
+from tests.training.small_run import tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig, register_encoding
 from txl_lightning.config.encoding_kinds import KINDS, kind_named
 from txl_lightning.config.lengths import position_limit
@@ -56,32 +54,6 @@ def t5(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the example as a user does."""
     monkeypatch.setenv("TXL_ENCODINGS", str(T5))
     kind_named("t5")
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_example_as_they_stand(tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(T5.parent)
-    config = tiny_config(tmp_path)  # writes the text
-    tiny = [*TINY, f"data.path={config.data.path}", f"data.cache_dir={config.data.cache_dir}", "trainer.max_steps=2"]
-    export, *commands = [line.strip() for line in T5.read_text().splitlines() if line.startswith("    ")][:3]
-    assert export.startswith("export ")
-    named = dict([export.removeprefix("export ").split("=")])
-
-    def txl(command: str, *more: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "txl_lightning.cli", *shlex.split(command)[1:], *more]
-        everything = {**os.environ, **env}
-        return subprocess.run(words, cwd=tmp_path, env=everything, capture_output=True, text=True, timeout=120)
-
-    for command, more in zip(commands, [tiny, []], strict=True):
-        done = txl(command, *more, env=named)
-        assert done.returncode == 0, done.stderr
-    done = txl(commands[0], *tiny, "resume=auto", "trainer.max_steps=3", "trainer.devices=2", env=named)
-    assert "after 3 steps" in done.stdout, done.stderr
-    done = txl(commands[1], env={})
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "best.ckpt: encoding=t5: must be one of relative" in done.stderr
-    done = txl("txl train encoding=t5", env=named)
-    assert "a custom encoding: encoding.name=t5" in done.stderr
 
 
 def bucket_of_t5(distance: int) -> int:
@@ -128,6 +100,7 @@ def test_every_command_has_it(t5: None, tmp_path: Path) -> None:
     assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path / "attention")
     generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
     assert len(json.loads((tmp_path / "text/generation.json").read_text())["samples"]) == 1
+    assert "a custom encoding: encoding.name=t5" in run_txl("train", "encoding=t5", directory=tmp_path).err
     for convert in (to_original, to_huggingface):
         with pytest.raises(CheckpointError, match="encoding=t5"):
             convert(load_trained(path).model)

@@ -18,7 +18,6 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from experiments.reproduce import parse
-from sweeps import dashboard
 from tests.docs.pages import ROOT, Command, blocks, commands
 from tests.measure.recl.tiny_huggingface import save_tiny
 from tests.training.small_run import TINY
@@ -52,22 +51,10 @@ SMALLER = {
     "generate": ["n_tokens=30"],
 }
 REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
-REPLACED |= {
-    "context_curve.every_n_steps": "3",
-    "checkpoint.keep_every_n_steps": "3",
-    "attention_lengths": "[30,60]",
-}
+REPLACED |= {"context_curve.every_n_steps": "3", "checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
 TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
-RUNS = (
-    "runs/first",
-    "runs/on",
-    "runs/off",
-    "runs/second",
-    "runs/t5",
-    "runs/book",
-    "runs/notes",
-    "runs/tune",
-)  # other commands read them
+# Other commands read them.
+RUNS = tuple(f"runs/{name}" for name in ("first", "on", "off", "second", "t5", "book", "notes", "tune"))
 
 
 def txl_words(command: Command) -> list[str]:
@@ -139,13 +126,6 @@ def test_every_reproduction_is_understood() -> None:
         n_found += 1
         assert parse(words).profile.name == words[words.index("--profile") + 1]
     assert n_found >= 6
-
-
-def test_the_dashboard_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (words,) = {c.words for c in commands() if "sweeps.dashboard" in c.words and "--push" not in c.words}
-    dashboard.main(list(words[3:]))
-    assert (tmp_path / words[-1]).stat().st_size > 1000
 
 
 def make_notes() -> None:

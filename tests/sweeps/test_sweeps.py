@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -22,8 +21,7 @@ from tests.training.small_run import TINY, tiny_config
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.training.checks import check_config
-from txl_lightning.training.loggers import arm, run_name
-from txl_lightning.training.run import train
+from txl_lightning.training.loggers import run_name
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
@@ -87,13 +85,9 @@ def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_file_says_what_it_answers_and_has_what_wandb_wants(name: str) -> None:
     sweep, text = SWEEPS[name], (ROOT / "sweeps" / f"{name}.yaml").read_text()
-    heading = re.match(r"((?:#.*\n)+)", text)
-    assert heading is not None
     assert sweep["metric"] == {"name": "final/val/nll", "goal": "minimize"}
     assert f"[{name}.yaml]({name}.yaml)" in README
-    number = re.search(r"Costs: (\d+) runs", heading[1])
-    assert number is not None
-    assert int(number[1]) == len(arms(sweep))
+    assert f"Costs: {len(arms(sweep))} runs" in text
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -102,8 +96,6 @@ def test_every_arm_composes_and_has_a_name_of_its_own(name: str) -> None:
     assert len({run_name(config) for config in configs}) == len(configs)
     assert {config.logger.mode for config in configs} == {"online"}  # an agent's runs report to its sweep
     assert len({config.logger.group for config in configs}) == 1
-    if name in ("table_6", "terms"):
-        assert len({tuple(arm(config)) for config in configs}) == len(configs)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -116,16 +108,6 @@ def test_the_one_liner_has_the_same_arms(name: str) -> None:
         ours.logger.mode = theirs.logger.mode
         assert ours.encoding.name == theirs.encoding.name  # the group of a table has its length too
         assert replace(ours, encoding=theirs.encoding) == theirs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MULTIRUNS)
-def test_the_first_arm_trains(name: str, tmp_path: Path) -> None:
-    words = overrides(SWEEPS[name], arms(SWEEPS[name])[0]) if name in SWEEPS else multirun_arms(MULTIRUNS[name])[0]
-    (tmp_path / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(600)))
-    given = [word for word in words if not word.startswith("hydra.")]
-    config = tiny_config(tmp_path, *given, *SHORT)
-    assert train(config, tmp_path / "run")["steps"] == 2
 
 
 @pytest.mark.slow
