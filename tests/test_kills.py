@@ -21,16 +21,20 @@ import psutil
 import pytest
 import torch
 
-from tests.experiments.test_reproduce import ROOT, alive
 from tests.forked import start_module
 from tests.test_resumed_multirun import words, written
 from tests.training.small_run import TEXT
 from txl_lightning.runs.storage import read_file
 
+ROOT = Path(__file__).parents[1]
 KILLS = int(os.environ.get("TXL_KILLS", "5"))
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 VARYING = ("seconds", "peak_memory_bytes", "prompt_seconds", "tokens_per_second", "checkpoint")
 STEPS = ("trainer.max_steps=24", "trainer.val_every_n_steps=8", "checkpoint.every_n_steps=2", "model.dropout=0.2")
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 class Command:
@@ -42,13 +46,7 @@ class Command:
         if kind == "reproduction":
             text = folder.parent / "text.txt"
             text.write_text(TEXT * 20)
-            given = [
-                "--profile=smoke",
-                "--only=table_7",
-                "--logger=none",
-                f"--directory={folder / 'report'}",
-                *STEPS,
-            ]
+            given = ["--profile=smoke", "--only=table_7", "--logger=none", f"--directory={folder / 'report'}", *STEPS]
             given += ["data=file", "data.level=byte", f"data.path={text}", f"data.cache_dir={folder.parent / 'cache'}"]
             command = [sys.executable, "-m", "experiments.reproduce", *given]
             with self.errors.open("w") as errors:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from experiments.arms import (
     CORPUS_OPTIONS,
@@ -36,13 +35,9 @@ def config_of(arm: Arm, tmp_path: Path, *overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("arm", "family"),
     [
-        (Arm(), None),
         (Arm(loss="half"), None),
-        (Arm(False), "no_recurrence"),
         (Arm(False, loss="half", longer=True), "no_recurrence"),
-        (Arm(False, "shaw"), "shaw"),
         (Arm(True, "shaw"), "shaw"),
-        (Arm(False, "absolute"), "absolute"),
         (Arm(False, "al_rfou"), "al_rfou"),
         (Arm(baseline="qrnn"), "qrnn"),
         (Arm(optimizer="adam"), "adam"),
@@ -68,14 +63,11 @@ def test_longer_segments_take_no_more_memory_than_recurrence_and_read_as_many_to
 
 
 def test_saved_bytes_are_those_of_the_tensors_of_a_backward_pass(tmp_path: Path) -> None:
-    """More by as much for each further layer; more memory takes more, none the least."""
-    sizes = {}
-    for words in ("memory=on", "memory=off", "memory.mem_len=64"):
-        sizes[words] = saved_bytes(composed(("profile=smoke", words)))
-    assert sizes["memory=off"] < sizes["memory=on"] < sizes["memory.mem_len=64"]
+    """More by as much for each further layer; a longer memory takes more."""
+    sizes = [saved_bytes(composed(("profile=smoke", f"memory.mem_len={n}"))) for n in (0, 32, 64)]
+    assert sizes == sorted(set(sizes))
     layers = [saved_bytes(composed(("profile=smoke", f"model.n_layer={n}"))) for n in (1, 2, 3)]
     assert layers[2] - layers[1] == pytest.approx(layers[1] - layers[0], rel=0.01)
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(
