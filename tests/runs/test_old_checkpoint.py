@@ -27,7 +27,7 @@ from txl_lightning.training.run import train
 FOLDER = Path(__file__).parents[1] / "old_checkpoint"
 EXPECTED = {
     f"{version}/{arm}": results
-    for version in ("before_0.2.0", "0.2.0")
+    for version in ("before_0.2.0", "0.2.0", "0.3.0")
     for arm, results in json.loads((FOLDER / version / "expected.json").read_text()).items()
 }
 GONE = "0.2.0/compressive"
@@ -46,11 +46,12 @@ def old_config(directory: Path, arm: str) -> Config:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working directory with the corpus `text.txt`, which the checkpoints name by a relative path."""
+    """A working directory and home with the corpus, which the checkpoints name as `text.txt` and `~/text.txt`."""
     directory = tmp_path_factory.mktemp("old")
     (directory / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(600)))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
+        patch.setenv("HOME", str(directory))
         yield directory
 
 
