@@ -11,12 +11,12 @@ SITE := .venv-site
 WHEEL := .venv-wheel
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf test-transformers lint format audit bench docs dist clean
+.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf lint format audit bench docs dist clean
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
-	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-transformers | lint | format | clean"
+	@echo "make test | test-all | test-pythons | test-isa | test-hf | lint | format | clean"
 	@echo "make audit   known vulnerabilities of the pinned versions, from PyPI"
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
@@ -57,10 +57,6 @@ test-isa: test-avx2
 # .venv every command would start seconds later.
 test-hf: $(HF)/.ready
 	$(HF)/bin/python -m pytest tests/measure/recl/test_huggingface.py tests/measure/recl/test_recl_models.py tests/docs/test_commands.py
-
-# The tests that need Hugging Face's class; the bench uses this environment too, in its own environment.
-test-transformers: $(TRANSFORMERS)/.ready
-	$(TRANSFORMERS)/bin/python -m pytest tests/model/test_transformers.py
 
 # What the oldest supported Python lacks: names and arguments; mypy finds methods, ruff syntax. `long`, of Python 2, is also a
 # method of tensors. Files that mix it with Python 3 would be left out without --ignore.

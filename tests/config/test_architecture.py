@@ -19,7 +19,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     ("clamp_len", -2, {}, "must be -1 "),
     ("init_std", 0.0, {}, "must be a number > 0"),
     *(("terms", terms, {}, "must be letters of abcd, each at most once") for terms in ("abce", "aa", "A")),
-    *((name, "x", {}, "must be one of ") for name in ("tie_projections", "norm", "feed_forward")),
+    ("tie_projections", "x", {}, "must be one of "),
     *((name, "x", {}, "must be one of ") for name in ("encoding", "memory_start", "memory_reset")),
     ("cell", "gru", {}, "must be one of lstm, qrnn"),
     *(("cutoffs", cutoffs, {}, "must be ascending integers >= 1") for cutoffs in ((5, 5), (0, 5))),

@@ -83,7 +83,6 @@ PREFIX["wikitext-103/wiki.train.prefix.tokens"] = WORDS + b" the cat"
 CUT_WORDS = [f"{WORD_TOKENS[0]} the cat <eos>", *WORD_TOKENS[1:]]
 COUNTS = {"wikitext-103/train-word-counts.txt": b"the 500000\n= 9\nA 8\ncat 7\ndog 7\nmadeupword0000 0\n"}
 COUNTED_WORDS = ("<eos>", "the", "<unk>", "=", "A", "cat", "dog")
-PTB_CHARACTERS = split_files("pennchar/{}.txt", [b"a _ b \n"] * 3)
 SHARDS = {f"lm1b/1b/training/news.en-{i:05d}-of-00100": b"the cat\nthe dog sat\n\n" for i in range(1, 100)}
 HELD_OUT = {"lm1b/1b/held-out/news.en.heldout-00000-of-00050": b"a dog sat\nthe cat\n"}
 SOME = dict(list(SHARDS.items())[:2]) | HELD_OUT
@@ -110,7 +109,6 @@ LAYOUTS: list[tuple[str, dict[str, bytes], Expected, dict[str, str | bool]]] = [
         for name in ("wikitext-2", "wikitext-103", "ptb")
         for pattern in ("{}.txt", "ptb.{}.txt" if name == "ptb" else "wiki.{}.tokens")
     ),
-    ("ptb", PTB_CHARACTERS, ("ptb, characters", "a b\n", ["a b\n"] * 3), {"level": "char"}),
     (
         "wikitext-103",
         PREFIX,
@@ -274,19 +272,18 @@ def serve(monkeypatch: pytest.MonkeyPatch, corpus: str, archive: Path, content: 
 
 @pytest.mark.usefixtures("unreachable")
 def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # "characters" of the archive are words and spaces written apart, as in the real one.
-    for kind, content in (("", b" a b <unk> \n b a \n" * 9), ("char.", b"a _ b \n" * 9)):
-        files(tmp_path / "made/simple-examples/data", {f"ptb.{kind}{split}.txt": content for split in SPLITS})
+    words = b" a b <unk> \n b a \n" * 9
+    files(tmp_path / "made/simple-examples/data", {f"ptb.{split}.txt": words for split in SPLITS})
+    monkeypatch.setitem(PUBLISHED, "ptb", {"vocabulary": 4})
     content = Path(shutil.make_archive(str(tmp_path / "made/packed"), "gztar", tmp_path / "made")).read_bytes()
     serve(monkeypatch, "ptb", tmp_path / "server/simple-examples.tgz", content)
-    config = DataConfig(name="ptb", level="char", cache_dir=str(tmp_path))
+    config = DataConfig(name="ptb", level="word", cache_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"simple-examples.tgz has the md5 .*, expected is 30177ea32e27c525793142"):
         load_corpus(config)
     monkeypatch.setitem(CHECKSUMS, "simple-examples.tgz", f"sha256:{hashlib.sha256(content).hexdigest()}")
     corpus = load_corpus(config)
-    assert corpus.name == "ptb, characters"
-    assert corpus.vocabulary.decode(corpus.splits["train"][:8]) == "a b\na b\n"
-    names = sorted(f"ptb.{kind}{split}.txt" for kind in ("", "char.") for split in SPLITS)
+    assert corpus.vocabulary.decode(corpus.splits["train"][:7]) == "a b <unk>\nb a\n"
+    names = sorted(f"ptb.{split}.txt" for split in SPLITS)
     assert sorted(path.name for path in (tmp_path / "downloads" / "ptb").iterdir()) == names
     assert [path.name for path in (tmp_path / "downloads").iterdir()] == ["ptb"]
     shutil.rmtree(tmp_path / "server")

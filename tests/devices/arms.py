@@ -28,8 +28,6 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     **{f"shaw, terms {terms}": replace(RELATIVE, encoding="shaw", terms=terms) for terms in ("ab", "d")},
     "attention dropout": replace(RELATIVE, attention_dropout=0.1),
     "pre-norm": replace(RELATIVE, pre_norm=True),
-    "modern recipe": replace(RELATIVE, pre_norm=True, norm="rms", feed_forward="swiglu"),
-    "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
     "biases per layer": replace(RELATIVE, untie_biases=True),
     "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
     "extended context": replace(RELATIVE, ext_len=2),
@@ -45,7 +43,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 # Together these run every branch of the models; `make test-all` takes all arms.
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
-    *("rope, memory", "modern recipe", "biases per layer", "same length, clamp"),
+    *("rope, memory", "biases per layer", "same length, clamp"),
     *("memory of zeros", "adaptive embedding", "documents"),
     *("lstm", "qrnn"),
 )

@@ -15,11 +15,9 @@ from txl_lightning import TransformerXL
 from txl_lightning.model.inference.cached import CachedTransformerXL, weights_of
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
-MODERN = {"pre_norm": True, "norm": "rms", "feed_forward": "swiglu"}
 ARMS: dict[str, dict[str, Any]] = {
     **ENCODINGS,
     "relative, untied u and v": {"pre_norm": True, "untie_biases": True},
-    "relative, modern recipe": MODERN,
     "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
     "rope": {**ENCODINGS["rope"], "pre_norm": True},
 }

@@ -34,14 +34,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "lstm": {"cell": "lstm"},
     "qrnn": {"cell": "qrnn"},
 }
-COMPRESSIVE = {
-    "model_class": CompressiveTransformerXL,
-    "mem_len": 4,
-    "compression": "max",
-    "rate": 2,
-    "compressed_len": 3,
-    "compression_loss": "none",
-}
+COMPRESSIVE = {"model_class": CompressiveTransformerXL, "mem_len": 4, "rate": 2, "compressed_len": 3}
 SELECTED = {
     **ARMS,
     "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 3},

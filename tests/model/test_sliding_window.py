@@ -1,10 +1,9 @@
-"""A sliding window predicts each token by a separate forward pass, fused or not."""
+"""A sliding window predicts each token by a separate forward pass."""
 
 import pytest
 import torch
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.beyond.gru_residual import GRUResidualTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import SlidingWindow, generate
 
@@ -23,25 +22,7 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
     assert model.config.mem_len == 4
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"pre_norm": True}],
-    ids=str,
-)
-@pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])
-def test_fused_attention_computes_the_same(encoding: str, options: dict[str, object]) -> None:
-    model, stream = tiny_model(encoding=encoding, table_len=9, **options), random_stream(2, 12)
-    for tokens, targets in ((stream[:, :-1], stream[:, 1:]), (stream[:, :-1], stream[:, -1:])):
-        plain, fused = (SlidingWindow(model, 6, fused).score(tokens, targets)[0] for fused in (False, True))
-        torch.testing.assert_close(fused, plain)
-
-
-def test_fused_attention_has_no_position_terms() -> None:
-    variant = tiny_model(GRUResidualTransformerXL, encoding="absolute")
-    documents = tiny_model(encoding="absolute", memory_reset="document")
-    for model in (tiny_model(), tiny_model(encoding="rope", d_head=4), variant, documents):
-        with pytest.raises(OptionError, match="fused=True: must be false but for a plain TransformerXL"):
-            SlidingWindow(model, 6, fused=True)
+def test_what_cannot_be_scored_is_refused() -> None:
     with pytest.raises(OptionError, match="attention_len=0: must be"):
         SlidingWindow(tiny_model(), 0)
     with pytest.raises(ValueError, match="2 tokens cannot predict 3 targets"):

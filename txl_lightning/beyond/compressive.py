@@ -17,14 +17,9 @@ from torch.nn import functional as F
 
 from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig, one_of
 from txl_lightning.errors import require
-from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
-
-TRAINED = ("conv", "dilated")
-COMPRESSIONS = ("max", "mean", *TRAINED, "most_used")
+from txl_lightning.model.transformer_xl import TransformerXL
 
 
 @dataclass
@@ -34,30 +29,24 @@ class CompressiveConfig(TransformerXLConfig):
     Args:
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones.
         rate: states that become one compressed state.
-        compression: function that compresses: max, mean, conv, dilated or most_used.
-        compression_loss: what trains the function: `reconstruction` (of attention), `autoencoding` (of states), `none`.
+        compression: function that compresses: max, mean, or conv, a convolution that `reconstruction_loss` trains.
     """
 
     compressed_len: int = 512
     rate: int = 4
     compression: str = "conv"
-    compression_loss: str = "reconstruction"
     rules: ClassVar = {
         "compressed_len": LENGTH,
         "rate": COUNT,
-        "compression": one_of(*COMPRESSIONS),
-        "compression_loss": one_of("reconstruction", "autoencoding", "none"),
+        "compression": one_of("max", "mean", "conv"),
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        loss, trained, by = self.compression_loss, self.compression in TRAINED, f"compression={self.compression}"
-        blind = loss == "reconstruction" and "a" not in self.active_terms
+        blind = self.compression == "conv" and "a" not in self.active_terms
         for name, wrong, allowed in (
             ("encoding", self.kind.absolute, "must have distances: compressed states have no position"),
-            ("compression_loss", trained and loss == "none", f"would leave {by} untrained"),
-            ("compression_loss", not trained and loss == "autoencoding", "is for compression=conv or dilated"),
-            ("compression_loss", blind, f"compares attention by content, term (a), which terms={self.terms} lack"),
+            ("compression", blind, f"compares attention by content, term (a), which terms={self.terms} lack"),
             ("mem_len", 0 < self.mem_len < self.rate, f"must be 0 or at least rate={self.rate}"),
         ):
             require(not wrong, name, getattr(self, name), allowed)
@@ -92,123 +81,46 @@ class CompressiveMemory(Memory):
     compression_loss: Tensor | None = field(default=None, compare=False, repr=False)
 
 
-class TimeConvolution(nn.Conv1d):
-    """Convolution over time of states [B, S, D], without bias, as one product of all taps.
-
-    On CPU forward and backward of the product take half to three quarters of the time of `conv1d`.
+class Pooling(nn.Module):
+    """Largest or mean value of every group of `rate` states, for each of the D numbers.
 
     Args:
-        d_model: D.
-        n_taps: states that one output reads.
-        stride: states from one output to the next.
-        dilation: states from one tap to the next.
+        kind: `max` or `mean`.
+        rate: states that become one.
     """
 
-    def __init__(self, d_model: int, n_taps: int, stride: int = 1, dilation: int = 1) -> None:
-        super().__init__(d_model, d_model, n_taps, stride=stride, dilation=dilation, bias=False)
+    def __init__(self, kind: str, rate: int) -> None:
+        super().__init__()
+        self.kind, self.rate = kind, rate
 
     def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
-        """Return Σ_k W_k x_{g·stride + k·dilation}."""
-        stride, dilation = self.stride[0], self.dilation[0]
-        span = (self.kernel_size[0] - 1) * dilation + 1
-        taps_BGDK = states_BSD.unfold(1, span, stride)[..., ::dilation]
-        return F.linear(taps_BGDK.flatten(2), self.weight.flatten(1))
-
-    @torch.no_grad()
-    def add_mean(self) -> None:
-        """Add I / taps to the matrix of each tap: training starts near the mean of the states that they read."""
-        self.weight += torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
+        """Return max_k x_{g·rate + k} or (Σ_k x_{g·rate + k}) / rate."""
+        groups = states_BSD.unflatten(1, (-1, self.rate))
+        return groups.amax(dim=2) if self.kind == "max" else groups.mean(dim=2)
 
 
-class CompressionFunction(nn.Module):
-    """Base class: from G·rate states to G compressed ones.
+class Convolution(nn.Conv1d):
+    """Convolution over time with kernel and stride `rate`, without bias: rate·D² parameters.
+
+    On CPU forward and backward of one product of all taps take half to three quarters of the time of `conv1d`.
 
     Args:
         d_model: D.
         rate: states that become one.
-
-    Attributes:
-        lookahead: number of states after the G·rate ones that `forward` reads as well.
-        needs_usage: whether `forward` reads the attention that the states received.
     """
 
-    lookahead = 0
-    needs_usage = False
-
     def __init__(self, d_model: int, rate: int) -> None:
-        super().__init__()
-        self.rate = rate
-
-
-class MaxPooling(CompressionFunction):
-    """Largest value of every group, for each of the D numbers."""
-
-    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
-        """Return max_k x_{g·rate + k}."""
-        return states_BSD.unflatten(1, (-1, self.rate)).amax(dim=2)
-
-
-class MeanPooling(CompressionFunction):
-    """Mean of every group."""
-
-    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
-        """Return (Σ_k x_{g·rate + k}) / rate."""
-        return states_BSD.unflatten(1, (-1, self.rate)).mean(dim=2)
-
-
-class Convolution(CompressionFunction):
-    """Convolution over time with kernel and stride `rate`, without bias; rate·D² parameters."""
-
-    def __init__(self, d_model: int, rate: int) -> None:
-        super().__init__(d_model, rate)
-        self.convolution = TimeConvolution(d_model, rate, stride=rate)
+        super().__init__(d_model, d_model, rate, stride=rate, bias=False)
 
     def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
         """Return Σ_k W_k x_{g·rate + k}."""
-        return self.convolution(states_BSD)
+        taps_BGKD = states_BSD.unflatten(1, (-1, self.kernel_size[0]))
+        return F.linear(taps_BGKD.mT.flatten(2), self.weight.flatten(1))
 
-
-class DilatedConvolutions(CompressionFunction):
-    """Convolution with 2 taps, then one with `rate` taps, dilation 2 and stride `rate`; (2 + rate)·D² parameters.
-
-    The paper names dilated convolutions without their sizes. With these a compressed state depends on all states
-    of its group and of the next one, which are still in the ordinary memory, so nothing is padded.
-    """
-
-    def __init__(self, d_model: int, rate: int) -> None:
-        super().__init__(d_model, rate)
-        self.lookahead = rate
-        self.pairs = TimeConvolution(d_model, 2)
-        self.convolution = TimeConvolution(d_model, rate, stride=rate, dilation=2)
-
-    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
-        """Return Σ_k W_k y_{g·rate + 2k} with y_s = V_0 x_s + V_1 x_{s+1}, from (G + 1)·rate states."""
-        return self.convolution(self.pairs(states_BSD))
-
-
-class MostUsed(CompressionFunction):
-    """Of all G·rate states the G that received most attention, in their order in time.
-
-    Usage is the attention probability in the segment that pushes the states out, averaged over heads and queries.
-    """
-
-    needs_usage = True
-
-    def forward(self, states_BSD: Tensor, usage_BS: Tensor) -> Float[Tensor, "B G D"]:
-        """Return the most used states of each stream.
-
-        Args:
-            states_BSD: S = G·rate states.
-            usage_BS: average attention that each received.
-        """
-        n_kept = states_BSD.shape[1] // self.rate
-        places_BG = usage_BS.topk(n_kept, dim=1).indices.sort(dim=1).values
-        return states_BSD.gather(1, places_BG[:, :, None].expand(-1, -1, states_BSD.shape[2]))
-
-
-FUNCTIONS: dict[str, type[CompressionFunction]] = dict(
-    zip(COMPRESSIONS, (MaxPooling, MeanPooling, Convolution, DilatedConvolutions, MostUsed), strict=True)
-)
+    @torch.no_grad()
+    def add_mean(self) -> None:
+        """Add I / rate to the matrix of each tap: training starts near the mean of the states."""
+        self.weight += torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
 
 
 class Compressor(nn.Module):
@@ -218,33 +130,26 @@ class Compressor(nn.Module):
     states do. The loss in turn gives the transformer no gradient: its states and weights are detached.
 
     Args:
-        config: function, rate and loss.
+        config: function and rate.
         layers: layers of the model, for the loss.
-
-    Attributes:
-        needs_usage: whether `next_memory` needs the attention that the keys received.
     """
 
     def __init__(self, config: CompressiveConfig, layers: Iterable[nn.Module]) -> None:
         super().__init__()
         # A tuple, because the layers are the model's: they must not be registered here a second time.
         self._attention = tuple(ContentAttention(layer) for layer in layers)
-        D, self.rate, self.loss = config.d_model, config.rate, config.compression_loss
-        function = FUNCTIONS[config.compression]
-        self.needs_usage = function.needs_usage
-        self.functions = nn.ModuleList(function(D, self.rate) for _ in range(config.n_layer))
-        n_decoders = config.n_layer if self.loss == "autoencoding" else 0
-        self.decoders = nn.ModuleList(nn.Linear(D, self.rate * D, bias=False) for _ in range(n_decoders))
+        D, self.rate, kind = config.d_model, config.rate, config.compression
+        makers = (Convolution(D, self.rate) if kind == "conv" else Pooling(kind, self.rate) for _ in self._attention)
+        self.functions = nn.ModuleList(makers)
         initialize(self, config.init_std)
-        for module in self.functions.modules():
-            if isinstance(module, TimeConvolution):
-                module.add_mean()
+        for function in self.functions:
+            if isinstance(function, Convolution):
+                function.add_mean()
 
     def next_memory(
         self,
         memory: CompressiveMemory,
         inputs: Sequence[Float[Tensor, "B T D"]],
-        usage: Sequence[Float[Tensor, "B K"]],
         config: CompressiveConfig,
     ) -> CompressiveMemory:
         """Append one segment's layer inputs to the memory, and compress the states that it pushes out.
@@ -259,28 +164,26 @@ class Compressor(nn.Module):
         Args:
             memory: memory that the segment attended to.
             inputs: input of every layer.
-            usage: attention that the K keys of every layer received, where `needs_usage`.
             config: its `mem_len`, `compressed_len` and `ext_len` count.
         """
         C, appended = memory.n_compressed, max(0, inputs[0].shape[1] - config.ext_len)
         n_ordinary = memory.length - C + appended
         evicted = max(0, n_ordinary - config.mem_len) // self.rate * self.rate
-        states, losses = [], []
+        states, losses, trained = [], [], torch.is_grad_enabled() and len(list(self.parameters())) > 0
         for n, input_BTD in enumerate(inputs):
             hidden_BTD = input_BTD.detach()
             row_BSD = torch.cat([memory.states[n].to(hidden_BTD.dtype), hidden_BTD[:, :appended]], dim=1)
             compressed_BCD, ordinary_BMD = row_BSD.split([C, n_ordinary], dim=1)
             if evicted:
-                function: Any = self.functions[n]
-                taken_BSD = ordinary_BMD[:, : evicted + function.lookahead]
-                new_BGD = function(taken_BSD, *([usage[n][:, C : C + evicted]] if self.needs_usage else []))
-                if torch.is_grad_enabled() and self.loss != "none":
-                    losses.append(self._loss(n, hidden_BTD, taken_BSD[:, :evicted], new_BGD))
+                old_BSD = ordinary_BMD[:, :evicted]
+                new_BGD = self.functions[n](old_BSD)
+                if trained:
+                    losses.append(reconstruction_loss(self._attention[n], hidden_BTD, old_BSD, new_BGD))
                 compressed_BCD = torch.cat([compressed_BCD, new_BGD.detach().to(row_BSD.dtype)], dim=1)
             kept_BCD = compressed_BCD[:, -config.compressed_len :]
             states.append(torch.cat([kept_BCD, ordinary_BMD[:, evicted:]], dim=1))
         loss = None
-        if torch.is_grad_enabled() and self.loss != "none":
+        if trained:
             loss = torch.stack(losses).sum() if losses else self.zero_loss()
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = states[0].shape[1]
@@ -290,12 +193,6 @@ class Compressor(nn.Module):
     def zero_loss(self) -> Tensor:
         """Return zero with gradients of zero while nothing is compressed: DDP waits for one of every parameter."""
         return torch.stack([parameter.sum() * 0.0 for parameter in self.parameters()] or [torch.zeros(())]).sum()
-
-    def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
-        if self.loss == "reconstruction":
-            return reconstruction_loss(self._attention[n], hidden_BTD, old_BSD, new_BGD)
-        decoded_BSD = self.decoders[n](new_BGD).unflatten(2, (self.rate, -1)).flatten(1, 2)
-        return F.mse_loss(decoded_BSD, old_BSD)
 
 
 def reconstruction_loss(
@@ -346,34 +243,6 @@ class ContentAttention(nn.Module):
         return outputs
 
 
-class CompressiveLayer(TransformerXLLayer):
-    """Layer that notes the attention that its keys receive, for `compression=most_used`.
-
-    Attributes:
-        usage_BK: attention probability that each key received in the last segment, averaged over heads and queries.
-    """
-
-    usage_BK: Tensor | None = None
-
-    def __init__(self, config: CompressiveConfig) -> None:
-        super().__init__(config)
-        self.notes_usage = config.compression == "most_used" and config.compresses
-
-    def forward(
-        self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
-        positions: LayerPositions,
-        visible: VisibleKeys,
-        places_Q: Int[Tensor, " Q"] | None = None,
-    ) -> Float[Tensor, "B Q D"]:
-        if self.notes_usage:
-            with torch.no_grad():
-                inputs = self.attention_input(hidden_BTD), self.attention_input(memory_BMD)
-                self.usage_BK = self.attention.probabilities(*inputs, positions, visible).mean(dim=(0, 2))
-        return super().forward(hidden_BTD, memory_BMD, positions, visible, places_Q)
-
-
 class CompressiveTransformerXL(TransformerXL):
     """Transformer-XL whose memory has a compressed part.
 
@@ -382,7 +251,6 @@ class CompressiveTransformerXL(TransformerXL):
 
     config: CompressiveConfig
     config_class = CompressiveConfig
-    layer_class = CompressiveLayer
     state_class = CompressiveMemory
     cannot: ClassVar = {
         "cached inference": "states are compressed, not their keys and values",
@@ -416,8 +284,7 @@ class CompressiveTransformerXL(TransformerXL):
         require(first_BT is None, "reset", True, f"is not possible: {self.cannot['documents']}")
         if not self.config.compresses:
             return super().next_memory(memory, inputs)
-        layers: Any = self.layers
-        return self.compressor.next_memory(memory, inputs, [layer.usage_BK for layer in layers], self.config)
+        return self.compressor.next_memory(memory, inputs, self.config)
 
     def score(self, *inputs: Any, **options: Any) -> tuple[Float[Tensor, "B T"], Any]:
         nll_BT, memory = super().score(*inputs, **options)

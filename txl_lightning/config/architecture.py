@@ -38,8 +38,6 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
         "must be ascending integers >= 1",
     ),
     "cell": one_of("lstm", "qrnn"),
-    "norm": one_of("layer", "rms"),
-    "feed_forward": one_of("relu", "swiglu", "geglu"),
     "tie_projections": one_of("all_but_first", "all", "none"),
     "memory_start": one_of("empty", "zeros"),
     "memory_reset": one_of("never", "document"),
@@ -128,14 +126,10 @@ class TransformerXLOptions(ModelOptions):
     Args:
         n_head: H, attention heads.
         d_head: width of one head; H·d_head need not equal D.
-        d_inner: width of the feed-forward layer. A gated one has three matrices instead of two: 2/3 of the width
-            gives as many parameters.
+        d_inner: width of the feed-forward layer.
         attention_dropout: probability at the attention probabilities.
         pre_norm: LayerNorm before each sublayer instead of after the residual sum.
-        norm: `layer`, or `rms` for RMSNorm instead of every LayerNorm above.
-        feed_forward: `relu` as in the paper, or gated by a SiLU (`swiglu`) or a GELU (`geglu`).
-        layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code) or to the mean square in
-            RMSNorm.
+        layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code).
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
@@ -154,8 +148,6 @@ class TransformerXLOptions(ModelOptions):
     d_inner: int = 2048
     attention_dropout: float = 0.0
     pre_norm: bool = False
-    norm: str = "layer"
-    feed_forward: str = "relu"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False

@@ -399,6 +399,8 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     "model.sink": (False,),
     "model.final_norm": (False,),
     "model.qk_norm": (False,),
+    "model.norm": ("layer",),
+    "model.feed_forward": ("relu",),
     "model.residual": ("sum",),
     "model.forget_gate": (False,),
     "model.forget_len": None,

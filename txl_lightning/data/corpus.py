@@ -52,7 +52,7 @@ CORPORA: dict[str, tuple[tuple[str, ...], Callable[[Any], Source]]] = {
     "wikitext-103": (("word",), published_corpora.wikitext),
     "wikitext-2": (("word",), published_corpora.wikitext),
     "lm1b": (("word",), published_corpora.lm1b),
-    "ptb": (("word", "char"), published_corpora.ptb),
+    "ptb": (("word",), published_corpora.ptb),
     "wikipedia-2015": (LEVELS, published_corpora.wikipedia_2015),
 }
 

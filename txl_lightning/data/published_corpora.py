@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from txl_lightning.config.schemas import DataConfig, Enwik8Data, Lm1bData
 from txl_lightning.data import vocabulary
@@ -64,7 +64,7 @@ FILES = {
     "text8": "the file text8 (100,000,000 bytes)",
     "wikitext-103": "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens",
     "wikitext-2": "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens",
-    "ptb": "train.txt, valid.txt and test.txt (ptb.char.train.txt … for characters)",
+    "ptb": "train.txt, valid.txt and test.txt",
     "lm1b": "training-monolingual.tokenized.shuffled/news.en-* and heldout-monolingual.tokenized.shuffled/"
     "news.en.heldout-00000-of-00050",
     "wikipedia-2015": "wikipedia-2015.txt or wikipedia-2015.txt.xz",
@@ -142,15 +142,10 @@ def wikitext(config: DataConfig) -> Source:
 
 
 def ptb(config: DataConfig) -> Source:
-    """Penn Treebank as Mikolov prepared it: 10,000 words with `<eos>`, or the characters of these words."""
-    if config.level == "word":
-        folder = _folder(config, "penn", "ptb")
-        parts = _find(config, folder, lambda _: _files(folder, "{}.txt", "ptb.{}.txt"))
-        return _source(config, parts, vocabulary.words)
-    folder = _folder(config, "pennchar", "ptb-char", "ptb")
-    patterns = ["ptb.char.{}.txt", *(["{}.txt"] if folder.name != "ptb" else [])]  # in ptb these are words
-    parts = _find(config, folder, lambda _: _files(folder, *patterns, form="spaced"))
-    return _source(config, parts, vocabulary.characters, ", characters")
+    """Penn Treebank as Mikolov prepared it: 10,000 words with `<eos>`."""
+    folder = _folder(config, "penn", "ptb")
+    parts = _find(config, folder, lambda _: _files(folder, "{}.txt", "ptb.{}.txt"))
+    return _source(config, parts, vocabulary.words)
 
 
 def lm1b(config: Lm1bData) -> Source:
@@ -217,14 +212,12 @@ def _folder(config: DataConfig, *names: str) -> Path:
     return next((root / name for name in names if (root / name).is_dir()), root / names[-1])
 
 
-def _files(
-    folder: Path, *patterns: str, names: Sequence[str] = SPLITS, form: Literal["plain", "spaced"] = "plain"
-) -> Parts | None:
+def _files(folder: Path, *patterns: str, names: Sequence[str] = SPLITS) -> Parts | None:
     """Return the files of the three splits by the first pattern that has all; `{}` stands for the split's name."""
     for pattern in patterns:
         paths = [folder / pattern.format(name) for name in names]
         if all(path.is_file() for path in paths):
-            return by_split(Part(path, format=form) for path in paths)
+            return by_split(map(Part, paths))
     return None
 
 

@@ -72,7 +72,7 @@ class Part:
         stop: byte or id after the last; a float is a fraction of the file, None is the end of the file.
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
             line break at the end of the file gets one.
-        format: `spaced` has spaces between characters and `_` for a space, as Penn Treebank's. For ids their type.
+        format: `plain` text, or the type of ids.
     """
 
     path: Path
@@ -188,7 +188,7 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
             start, stop = _cut(text, part.start, part.alignment), _cut(text, part.stop, part.alignment)
             for at in range(start, stop, CHUNK_BYTES):
                 last = text[at : min(at + CHUNK_BYTES, stop)]
-                yield last.replace(b" ", b"").replace(b"_", b" ") if part.format == "spaced" else last
+                yield last
         if part.alignment == "line" and not last.endswith(b"\n"):
             yield b"\n"  # otherwise the next part would continue the line
 

@@ -41,13 +41,12 @@ VOCABULARIES = {"char": "enwik8, newlines dropped", "word": "wikitext-103"}  # o
 SIZES = ("n_layer", "d_model", "n_head", "d_inner")
 SCHEMES = {
     "vanilla": "vanilla, sliding window",
-    "vanilla_fused": "vanilla, fused attention",
     "hidden": "state reuse, hidden states (paper)",
     "cached": "state reuse, cached keys and values",
 }
-RATIOS = ("vanilla/hidden", "vanilla/cached", "vanilla_fused/cached")
-HEADER = ["level", "attention length", "vanilla, ms per token", "fused", "hidden states", "cached"]
-HEADER += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)", "fused / cached (min–max)"]
+RATIOS = ("vanilla/hidden", "vanilla/cached")
+HEADER = ["level", "attention length", "vanilla, ms per token", "hidden states", "cached"]
+HEADER += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)"]
 MIN_ROUNDS = 3
 TURN_SECONDS, MOST_SEGMENTS = 0.3, 64  # a turn is one segment, or as many as take TURN_SECONDS
 TEXT_LEN = 1 << 14
@@ -216,10 +215,9 @@ class TimedScheme:
 def make_schemes(
     model: TransformerXL, vanilla: TransformerXL, attention_len: int, segment_len: int, text_1n: Tensor
 ) -> dict[str, TimedScheme]:
-    """Return the four schemes, each with the full attention length L from its first token on.
+    """Return the three schemes, each with the full attention length L from its first token on.
 
         vanilla        a forward pass over the L tokens before each prediction, softmax of the last position only
-        vanilla_fused  vanilla with fused attention, which never holds all scores: its fastest form here
         hidden         segments with L hidden states as memory, the paper's scheme
         cached         segments with L keys and values as memory
 
@@ -230,9 +228,8 @@ def make_schemes(
     lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, **start}
     window_1L = text_1n[:, torch.arange(attention_len, device=text_1n.device) % text_1n.shape[1]]
     schemes = {}
-    for name, fused in (("vanilla", False), ("vanilla_fused", True)):
-        sliding = SlidingWindow(vanilla, attention_len, fused=fused)
-        schemes[name] = TimedScheme(sliding, text_1n, 1, state=window_1L, position=attention_len)
+    sliding = SlidingWindow(vanilla, attention_len)
+    schemes["vanilla"] = TimedScheme(sliding, text_1n, 1, state=window_1L, position=attention_len)
     schemes["hidden"] = TimedScheme(model.with_lengths(**lengths), text_1n, segment_len)
     schemes["cached"] = TimedScheme(CachedTransformerXL(model, **lengths), text_1n, segment_len)
     return schemes
@@ -294,8 +291,8 @@ def write_report(results: dict[str, Any], options: SpeedOptions, directory: Path
         directory / "speed.md",
         table,
         "",
-        "vanilla: a forward pass over the attention length for every token, softmax of its last position only; fused: "
-        "its fastest form here, attention that never holds all scores. State reuse: segments of "
+        "vanilla: a forward pass over the attention length for every token, softmax of its last position only. "
+        "State reuse: segments of "
         f"{results['segment_len']} tokens, with a memory of the attention length. One stream of random tokens; every "
         "query attends to exactly the attention length.",
         *models,

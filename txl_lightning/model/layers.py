@@ -1,4 +1,4 @@
-"""Parts of a layer: dropout that is fast on the CPU, norms, feed-forward, and how parameters are drawn."""
+"""Parts of a layer: dropout that is fast on the CPU, feed-forward, and how parameters are drawn."""
 
 from __future__ import annotations
 
@@ -85,12 +85,6 @@ class _DroppedRelu(torch.autograd.Function):
         return torch.ops.aten.threshold_backward(gradients[0], result, 0).mul_(ctx.scale), None, None
 
 
-def make_norm(config: TransformerXLConfig) -> nn.Module:
-    """Return a LayerNorm, or an RMSNorm (x / sqrt(mean x² + epsilon) · gain), of width D, as `config.norm` says."""
-    kinds = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
-    return kinds[config.norm](config.d_model, config.layer_norm_epsilon)
-
-
 class FeedForward(nn.Sequential):
     """Position-wise Linear - ReLU - Linear with dropout after the ReLU and at the end."""
 
@@ -114,26 +108,6 @@ class FeedForward(nn.Sequential):
             inner = inner_dropout(inner, relu=True)
         output: Tensor = dropout(contract(inner).unflatten(0, hidden_BTD.shape[:2]))
         return output
-
-
-class GatedFeedForward(nn.Module):
-    """Position-wise (act(x W_gate) ⊙ x W_up) W_down without biases (Shazeer 2020): SwiGLU or GEGLU.
-
-    Dropout is after the product and at the end, as in `FeedForward`.
-    """
-
-    def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__()
-        self.activation = F.silu if config.feed_forward == "swiglu" else F.gelu
-        self.gate = nn.Linear(config.d_model, config.d_inner, bias=False)
-        self.up = nn.Linear(config.d_model, config.d_inner, bias=False)
-        self.down = nn.Linear(config.d_inner, config.d_model, bias=False)
-        self.dropout = Dropout(config.dropout)
-
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Compute the output of every position from its input."""
-        inner = self.dropout(self.activation(self.gate(hidden_BTD)) * self.up(hidden_BTD))
-        return self.dropout(self.down(inner))
 
 
 def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:

@@ -16,7 +16,7 @@ from txl_lightning.model.attention import Attention
 from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.language_model import ScoringModel
-from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
+from txl_lightning.model.layers import Dropout, FeedForward, initialize
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import (
     VisibleKeys,
@@ -28,13 +28,13 @@ from txl_lightning.model.positions import (
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) or RMSNorm after or before it.
+    """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) after or before it.
 
     post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
     pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
 
     Args:
-        config: sizes, dropout, the kinds of norm and feed-forward, and the place of the norms.
+        config: sizes, dropout, and the place of the norms.
 
     Attributes:
         attention_class: class of `attention`.
@@ -46,9 +46,9 @@ class TransformerXLLayer(nn.Module):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention = self.attention_class(config)
-        self.attention_norm = make_norm(config)
-        self.feed_forward = FeedForward(config) if config.feed_forward == "relu" else GatedFeedForward(config)
-        self.feed_forward_norm = make_norm(config)
+        self.attention_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon)
         self.dropout = Dropout(config.dropout)
 
     def forward(

@@ -30,7 +30,6 @@ KINDS = {
     "shaw, untied, pre-norm": {"encoding": "shaw", "table_len": 5, "pre_norm": True},
     "absolute": {"encoding": "absolute"},
     "no (d)": {"terms": "abc"},
-    "modern recipe": {"pre_norm": True, "norm": "rms", "feed_forward": "swiglu"},
 }
 SEGMENT, STREAMS = 3, 2
 Logits = Callable[[int, Attention, AttentionInputs], torch.Tensor]
