@@ -72,19 +72,6 @@ def test_the_bias_is_that_of_t5(t5: None, clamp_len: int) -> None:
         assert torch.equal(bias_HS[:, 200 - distance], model.encoding.bias[:, bucket_of_t5(counted)]), distance
 
 
-@pytest.mark.parametrize("same_length", [True, False])
-@pytest.mark.parametrize("clamp_len", [-1, 3])
-def test_recurrence_is_the_whole_context_cached_or_not(t5: None, clamp_len: int, same_length: bool) -> None:
-    model = tiny_model(encoding="t5", clamp_len=clamp_len, same_length=same_length, mem_len=16)
-    stream = random_stream(2, 13)
-    with torch.no_grad():
-        whole, _ = score_segments(model, stream, [12])
-        segments, _ = score_segments(model, stream, [3, 1, 1, 5, 2])
-        cached, _ = score_segments(CachedTransformerXL(model), stream, [3, 1, 1, 5, 2])
-    torch.testing.assert_close(segments, whole, **EXACT)
-    torch.testing.assert_close(cached, whole, **EXACT)
-
-
 def test_every_command_has_it(t5: None, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(tiny_config(tmp_path, "encoding.name=t5", "trainer.max_steps=2", "data.level=char"), run)

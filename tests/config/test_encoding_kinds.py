@@ -5,7 +5,6 @@ import pytest
 import txl_lightning.model.encodings  # noqa: F401 - registers the encodings
 from txl_lightning.config import encoding_kinds
 from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
-from txl_lightning.errors import OptionError
 
 
 def test_the_kinds_of_the_package_are_registered() -> None:
@@ -22,11 +21,3 @@ def test_asking_before_the_encodings_are_imported_is_an_internal_error(monkeypat
     monkeypatch.setattr(encoding_kinds, "KINDS", {})
     with pytest.raises(RuntimeError, match=r"import txl_lightning\.model\.encodings before"):
         kind_named("relative")
-
-
-def test_an_unknown_encoding_is_named_with_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TXL_ENCODINGS", raising=False)
-    with pytest.raises(
-        OptionError, match=r"^encoding=xpos: must be one of .*relative.*TXL_ENCODINGS registers \(not set\)"
-    ):
-        kind_named("xpos")

@@ -8,7 +8,6 @@ import pytest
 
 from experiments.claims import CLAIMS, judged, mark
 from experiments.sections import Difference, Section
-from experiments.tables.differences import percent_of_loss
 
 ROOT = Path(__file__).parents[2]
 ROW = Difference("recurrence_helps/init", "off − on", "bpc", 0.1, 0.04, 0.15, 4.0, 2.0, 6.5, 2.7)
@@ -46,7 +45,3 @@ def test_the_committed_run_is_marked_by_the_rule_of_today() -> None:
     for row in (row for claim in results["claims"] for row in claim["rows"]):
         fields = {name: value for name, value in row.items() if name != "mark"}
         assert mark(Difference(**fields)) == row["mark"], row["key"]
-
-
-def test_losses_of_the_paper_are_compared_in_nats() -> None:
-    assert percent_of_loss(29.59, 27.02) == pytest.approx(2.682, abs=0.001)

@@ -1,17 +1,11 @@
-"""Options, sizes, initialization, dropout and compilation of the model."""
+"""Losses, initialization and dropout of the model."""
 
-import importlib
-import sys
-from collections.abc import Iterator
 from functools import partial
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo import config as dynamo
 
-import txl_lightning
 from tests.model.tiny_model import SIZES, random_stream, tiny_model
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model.layers import Dropout
@@ -23,12 +17,6 @@ def test_losses_are_negative_log_probabilities_of_the_targets():
     nll, _ = model.score(stream[:, :-1], stream[:, 1:])
     probabilities = (hidden @ model.embedding.tables[0].T + model.softmax.bias).softmax(-1)
     torch.testing.assert_close(nll, -probabilities.gather(2, stream[:, 1:, None])[..., 0].log())
-
-
-def test_enwik8_base_has_the_papers_size():
-    with torch.device("meta"):
-        model = TransformerXL(TransformerXLConfig(vocab_size=205))
-    assert sum(parameter.numel() for parameter in model.parameters()) == 41_055_949
 
 
 def test_initialization_is_the_papers():
@@ -93,44 +81,3 @@ def test_dropout_is_at_the_papers_sites():
     attention = [(0.3, (H * B, T, M + T)), (0.2, (B, T, D))]
     feed_forward = [(0.2, (B * T, d_inner)), (0.2, (B, T, D))]
     assert sites == [(0.2, (B, T, D)), (0.2, (M + T + 1, D)), *(N * (attention + feed_forward)), (0.2, (B, T, D))]
-
-
-@pytest.fixture(scope="module")
-def unchecked() -> Iterator[ModuleType]:
-    """A second copy of `txl_lightning.model`, without the checks of shapes, which cannot be compiled.
-
-    All tests share it: torch.compile remembers the modules of a name that it has seen.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        hooks = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
-        patch.setattr(sys, "meta_path", hooks)
-        patch.setattr(txl_lightning, "model", sys.modules["txl_lightning.model"])  # restored after the tests
-        for name in [name for name in sys.modules if name.startswith("txl_lightning.model")]:
-            patch.delitem(sys.modules, name)
-        yield importlib.import_module("txl_lightning.model")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lengths", [{"mem_len": 6}, {"mem_len": 6, "memory_reset": "document"}], ids=str)
-def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory(unchecked, lengths):
-    T, segments, warm_up = 4, 7, 3
-    eager, stream = tiny_model(**lengths), random_stream(2, T * segments + 1)
-    if "memory_reset" in lengths:
-        stream[0, ::5] = ~stream[0, ::5]
-    compiled = unchecked.TransformerXL(unchecked.TransformerXLConfig(**vars(eager.config))).double()
-    compiled.load_state_dict(eager.state_dict())
-    compiled_score = torch.compile(compiled.score, backend="aot_eager", fullgraph=True)
-    eager_memory, compiled_memory = (model.start_memory(2, static=True) for model in (eager, compiled))
-    for i in range(segments):
-        tokens, targets = (stream[:, T * i + shift :][:, :T] for shift in (0, 1))
-        with dynamo.patch(error_on_recompile=i >= warm_up):
-            compiled_nll, compiled_memory = compiled_score(tokens, targets, compiled_memory)
-        eager_nll, eager_memory = eager.score(tokens, targets, eager_memory)
-        assert compiled_memory.filled == eager_memory.filled == min(6, T * (i + 1))
-        torch.testing.assert_close(compiled_nll, eager_nll, rtol=0, atol=1e-12)
-        torch.testing.assert_close(compiled_memory.states, eager_memory.states, rtol=0, atol=1e-12)
-        ours, expected = (
-            torch.autograd.grad(nll.mean(), list(model.parameters()), materialize_grads=True)
-            for nll, model in ((compiled_nll, compiled), (eager_nll, eager))
-        )
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
