@@ -15,7 +15,7 @@ def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(gates
     attention, (hidden, memory) = model.layers[0].attention, torch.randn(2, 2, 3, 8, dtype=torch.float64)
     positions = model.encoding.positions(6, -1, hidden)[0]
     visible = VisibleKeys(attention_mask(3, 3, 3, None, hidden))
-    weights_HBTK = attention.probabilities(hidden, memory, positions, visible)
+    weights_HBTK = attention.logits(hidden, memory, positions, visible).softmax(-1)
     v_HBKE = attention.project(hidden, memory)[1][-1]
     assert attention.gate.weight.shape == (2 * width, 8)
     heads = []

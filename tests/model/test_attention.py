@@ -4,14 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.covering import product_of
-from tests.model.tiny_model import SUBSETS, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import SUBSETS
 from txl_lightning import TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
@@ -156,18 +154,3 @@ def test_far_positions_are_precise_in_single_precision():
     positions = sinusoids_of_distances(5000, 6, -1, torch.zeros(1))
     assert positions.dtype == torch.float32
     torch.testing.assert_close(positions[0].double(), R(5000, 6), rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("terms", "encoding", "same_length"),
-    product_of(["abcd", "a", "c", "bd", "acd"], ["relative", "shaw", "absolute"], [False, True]),
-)
-def test_losses_do_not_depend_on_whether_a_gradient_is_needed(terms, encoding, same_length):
-    """K exceeds 1,000, so that whole blocks of keys of the fused attention are hidden from some queries."""
-    options = {"encoding": encoding, "table_len": 20} if encoding == "shaw" else {"encoding": encoding}
-    model = tiny_model(**options, terms=terms, mem_len=600, same_length=same_length)
-    stream = random_stream(2, 1201)
-    with_gradient, _ = score_segments(model, stream, [600, 600])
-    with torch.no_grad():
-        without, _ = score_segments(model, stream, [600, 600])
-    torch.testing.assert_close(without, with_gradient.detach(), rtol=0, atol=1e-12)

@@ -5,7 +5,6 @@ import torch
 
 from tests.covering import product_of
 from tests.model.tiny_model import ENCODINGS, SUBSETS, random_stream, score_segments, tiny_model
-from txl_lightning.model.positions import sinusoid
 
 
 @pytest.mark.parametrize(("terms", "encoding", "mem_len"), product_of(SUBSETS, ["relative", "shaw"], [4, 4, 0]))
@@ -37,14 +36,6 @@ def test_every_encoding_uses_its_memory_and_keeps_it_as_it_was_computed(options:
     assert torch.equal(memory.states, torch.stack(kept)), "the inputs of the layers in the last segment, nothing added"
     without, _ = model.score(stream[:, 4:8], stream[:, 5:9])
     assert not torch.allclose(with_memory[:, 4:], without)
-
-
-def test_absolute_positions_count_to_the_end_of_the_segment() -> None:
-    model = tiny_model(encoding="absolute")
-    tokens = random_stream(2, 5)
-    _, memory = model(tokens)
-    positions = sinusoid(torch.arange(4, -1, -1, dtype=torch.float64), 8)
-    torch.testing.assert_close(memory.states[0], (model.embedding(tokens) + positions)[:, -4:], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("encoding", ["shaw", "al_rfou"])

@@ -31,12 +31,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "al_rfou, extended context": {**ENCODINGS["al_rfou"], "mem_len": 6, "ext_len": 2},
     "documents": {"mem_len": 9, "memory_reset": "document"},
     "clusters": {"mem_len": 9, "cutoffs": (3, 7), "div_val": 2, "d_embed": 8},
-    "lstm": {"cell": "lstm"},
-    "qrnn": {"cell": "qrnn"},
 }
+RECURRENT = {cell: {"cell": cell} for cell in ("lstm", "qrnn")}
 COMPRESSIVE = {"model_class": CompressiveTransformerXL, "mem_len": 4, "rate": 2, "compressed_len": 3}
 SELECTED = {
     **ARMS,
+    **RECURRENT,
     "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 3},
     "compressive": COMPRESSIVE,
 }
@@ -132,11 +132,11 @@ def test_gradients_through_a_memory_of_unequal_streams_are_those_of_each_alone()
     torch.testing.assert_close(together, inputs.grad, **EXACT)
 
 
-@pytest.mark.parametrize("options", [SELECTED["memory tokens"], COMPRESSIVE], ids=["memory tokens", "compressive"])
-def test_lengths_that_cannot_be_are_refused_in_one_line(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arm", ["memory tokens", "compressive", "lstm"])
+def test_lengths_that_cannot_be_are_refused_in_one_line(arm: str) -> None:
     tokens = random_stream(2, T)
     with pytest.raises(OptionError, match=r"^lengths_B=\[5, 2\]: must be None: this model needs streams of one length"):
-        tiny_model(**options).score(tokens, tokens, None, torch.tensor([5, 2]))
+        model_of(arm).score(tokens, tokens, None, torch.tensor([5, 2]))
     for lengths in ([5, 6], [-1, 5]):
         with pytest.raises(ValueError, match=rf"^lengths_B={re.escape(str(lengths))}: must be 2 lengths from 0 to 5$"):
             tiny_model().score(tokens, tokens, None, torch.tensor(lengths))

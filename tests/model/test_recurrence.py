@@ -104,29 +104,6 @@ def test_update_keeps_the_last_states_but_for_the_extended_context(M, T, mem_len
     assert after.first_column == 7
 
 
-def test_extended_context_is_fed_again_and_not_remembered():
-    model, stream = tiny_model(mem_len=20, ext_len=3), random_stream(2, 14)
-    whole, _ = tiny_model(mem_len=20).score(stream[:, :-1], stream[:, 1:])
-    memory, position, losses = None, 3, []
-    for length in (5, 5):
-        end = position + length
-        nll, memory = model.score(stream[:, position - 3 : end], stream[:, position + 1 : end + 1], memory)
-        losses.append(nll)
-        position = end
-    torch.testing.assert_close(torch.cat(losses, dim=1), whole[:, 3:], **EXACT)
-    assert memory.length == 10
-
-
-def test_zeros_of_the_start_are_attended_to():
-    model, stream = tiny_model(mem_len=4), random_stream(2, 4)
-    zeros = model.with_lengths(memory_start="zeros")
-    memory = zeros.start_memory(2)
-    assert (memory.length, memory.filled, memory.states.any().item()) == (4, 4, False)
-    assert attended_keys(zeros, stream, None) == [5, 6, 7, 8]
-    assert attended_keys(model, stream, None) == [1, 2, 3, 4]
-    assert ((zeros(stream)[0] - model(stream)[0]).abs().amax(-1) > 1e-6).all()
-
-
 def test_same_length_gives_every_query_mem_len_keys_once_the_memory_is_full():
     model, stream = tiny_model(mem_len=6, same_length=True), random_stream(1, 12)
     _, memory = model(stream[:, :4])

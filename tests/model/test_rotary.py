@@ -20,17 +20,6 @@ ARMS = {
 }
 
 
-@pytest.mark.parametrize("same_length", [True, False])
-@pytest.mark.parametrize("arm", ARMS)
-def test_one_long_segment_is_many_with_memory_cached_or_not(arm: str, same_length: bool) -> None:
-    model, stream = tiny_model(**ARMS[arm], same_length=same_length, mem_len=30), random_stream(2, 31)
-    with torch.no_grad():
-        whole, _ = score_segments(model, stream, [30])
-        for other in (model, CachedTransformerXL(model)):
-            segments, _ = score_segments(other, stream, [3, 1, 1, 5, 9, 11])
-            torch.testing.assert_close(segments, whole, **EXACT)
-
-
 def llama_rotation(x_HBTE: Tensor, first_position: int) -> Tensor:
     """Rotation of `transformers`' Llama, which pairs the halves of a head, (x_f, x_{f+E/2}), as complex numbers."""
     T, E = x_HBTE.shape[-2:]

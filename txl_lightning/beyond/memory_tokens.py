@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txl_lightning.config.architecture import COUNT, TransformerXLConfig
 from txl_lightning.model import checkpoints
@@ -135,7 +136,7 @@ class MemoryTokensTransformerXL(TransformerXL):
         return hidden_BTD, replace(after, tokens_nBD=written_nBD)  # type: ignore[call-arg]
 
     def positions(self, n_keys: int, like: Tensor) -> list[LayerPositions]:
-        return [of_layer.without_distance_k() for of_layer in super().positions(n_keys, like)]
+        return [without_distance_k(of_layer) for of_layer in super().positions(n_keys, like)]
 
     def visible(self, memory: Memory, n_tokens: int, like: Tensor) -> VisibleKeys:
         """Return the keys that the places of a row may attend to."""
@@ -149,6 +150,17 @@ class MemoryTokensTransformerXL(TransformerXL):
             if not self.config.tokens_see_states:
                 mask_QK[places, :M] = float("-inf")
         return visible._replace(causal=False)
+
+
+def without_distance_k(positions: LayerPositions) -> LayerPositions:
+    """Set what belongs to distance K, which is that of no key, to zero; the rotation stays.
+
+    `relative_shift` gives these entries to the key after each query.
+    """
+    by_distance = {"table_HSE": positions.table_HSE, "sinusoids_SD": positions.sinusoids_SD}
+    padded = {name: x if x is None else F.pad(x[..., 1:, :], (0, 0, 1, 0)) for name, x in by_distance.items()}
+    bias_HS = None if positions.bias_HS is None else F.pad(positions.bias_HS[:, 1:], (1, 0))
+    return positions._replace(**padded, bias_HS=bias_HS)
 
 
 def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> MemoryTokensTransformerXL:

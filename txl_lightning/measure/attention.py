@@ -471,7 +471,7 @@ def text_attention(
     weights = {}
     with torch.no_grad():
         for n, (attention, inputs) in enumerate(recorded, 1):
-            of_piece_HQC = attention.probabilities(*inputs)[:, 0, -n_targets:, :n_context].double().cpu().numpy()
+            of_piece_HQC = attention.logits(*inputs).softmax(-1)[:, 0, -n_targets:, :n_context].double().cpu().numpy()
             weights.update({f"{n}:{h}": weights_QC for h, weights_QC in enumerate(of_piece_HQC, 1)})
     targets, context = tokens[position : position + n_targets], tokens[start - n_context : start]
     return TextAttention(position, weights, _symbols(vocabulary, targets), _symbols(vocabulary, context))

@@ -196,16 +196,6 @@ class Attention(nn.Module):
         vectors = (q_HBTE, k_HBKE, self.distance_vectors(given), given.u_HE, given.v_HE)
         return scores(*vectors, given.bias_HS, terms) + visible.mask_TK
 
-    def probabilities(
-        self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
-        positions: LayerPositions,
-        visible: VisibleKeys,
-    ) -> Float[Tensor, "H B T K"]:
-        """Return the softmax of `logits` over the keys."""
-        return self.logits(hidden_BTD, memory_BMD, positions, visible).softmax(dim=-1)
-
 
 def _rotated(q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by their positions, if the encoding does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -173,19 +172,6 @@ def _scan(f: Tensor, u: Tensor) -> Tensor:
     return y
 
 
-def read(
-    layer: nn.Module, lengths_B: Tensor, x_BTD: Tensor, previous_BD: Tensor, cell_BD: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Call a layer on parts of a segment that end where a stream does, whose state stays from there on."""
-    ends, hidden = sorted({*lengths_B.tolist(), x_BTD.shape[1]} - {0}), []
-    for part_BTD, end in zip(x_BTD.tensor_split(ends[:-1], dim=1), ends, strict=True):
-        hidden_BTD, *after = layer(part_BTD, previous_BD, cell_BD)
-        hidden.append(hidden_BTD)
-        ended_B1 = lengths_B[:, None] < end
-        previous_BD, cell_BD = previous_BD.where(ended_B1, after[0]), cell_BD.where(ended_B1, after[1])
-    return torch.cat(hidden, dim=1), previous_BD, cell_BD
-
-
 LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn": QRNNLayer}
 
 
@@ -230,7 +216,6 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         initialize(self.embedding)
         initialize(self.softmax)
 
-    takes_lengths = True
     config_class, state_class = RecurrentConfig, RecurrentState
 
     def with_lengths(self, **lengths: Any) -> RecurrentLanguageModel:
@@ -264,10 +249,10 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
             state: returned for the previous segment; None for the start of the streams.
             n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None for all.
             inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
-            lengths_B: number of each stream's tokens, from 0 to T; padding, of any content, follows them. The state of
-                a stream is that after its own last token. None without padding.
+            lengths_B: None: it takes no streams of unequal length.
 
         Raises:
+            OptionError: `lengths_B` is given.
             ValueError: the state is of another number of streams; see also `embed`.
         """
         hidden_BTD = self.dropout(self.embed(tokens_BT, inputs_BTD, lengths_B))
@@ -280,8 +265,7 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         carried: list[tuple[Tensor, Tensor]] = []
         for n, layer in enumerate(self.layers):
             input_BTD = self.hidden_dropout(hidden_BTD) if n else hidden_BTD
-            of_layer = layer if lengths_B is None else partial(read, layer, lengths_B)
-            hidden_BTD, previous_BD, cell_BD = of_layer(input_BTD, previous_NBD[n], cells_NBD[n])
+            hidden_BTD, previous_BD, cell_BD = layer(input_BTD, previous_NBD[n], cells_NBD[n])
             carried.append((previous_BD, cell_BD))
         # Autocast computes the layers in another type; the state keeps the type of the weights.
         previous, cells = (torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True))

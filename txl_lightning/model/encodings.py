@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
@@ -60,16 +59,6 @@ class LayerPositions(NamedTuple):
             bias_HS=self.bias_HS if "d" in terms else None,
             rotation_2SE=self.rotation_2SE,
         )
-
-    def without_distance_k(self) -> LayerPositions:
-        """Set what belongs to distance K, which is that of no key, to zero; the rotation stays.
-
-        `relative_shift` gives these entries to the key after each query.
-        """
-        by_distance = {"table_HSE": self.table_HSE, "sinusoids_SD": self.sinusoids_SD}
-        padded = {name: x if x is None else F.pad(x[..., 1:, :], (0, 0, 1, 0)) for name, x in by_distance.items()}
-        bias_HS = None if self.bias_HS is None else F.pad(self.bias_HS[:, 1:], (1, 0))
-        return self._replace(**padded, bias_HS=bias_HS)
 
     def up_to(self, n_keys: int) -> LayerPositions:
         """Keep the distances K, …, 0 with K = `n_keys`, of all but the sinusoids."""
