@@ -190,13 +190,17 @@ def publish(setup: Setup) -> None:
     """Log the report as an artifact of its own W&B run, with `--logger wandb`."""
     if setup.logger != "wandb":
         return
+    import wandb
+
     from txl_lightning.config.schemas import LoggerConfig
-    from txl_lightning.reporting.wandb_panels import log_files, wandb_run
+    from txl_lightning.reporting.wandb_panels import wandb_run
 
     config = LoggerConfig(name="wandb", group="report", tags=[setup.profile.name])
-    files = [setup.directory / name for name in ("report.html", "report.md", "results.json")]
     with wandb_run(setup.directory, config, "report", {"profile": setup.profile.name}) as logged:
-        log_files(logged, f"report-{setup.profile.name}", "report", files)
+        artifact = wandb.Artifact(f"report-{setup.profile.name}", type="report")
+        for name in ("report.html", "report.md", "results.json"):
+            artifact.add_file(str(setup.directory / name), name=name)
+        logged.log_artifact(artifact)
 
 
 if __name__ == "__main__":

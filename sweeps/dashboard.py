@@ -112,12 +112,11 @@ def learning_curves() -> ws.Section:
 
 
 def recl_and_context() -> ws.Section:
-    """Build the section of Table 8, Figures 3 and 4, and RECL during training."""
+    """Build the section of Table 8, Figures 3 and 4."""
     gains = [line_series(f"recl/gains_r{r}", f"Perplexity gain, r = {r}", "c") for r in FRACTIONS]
     contexts = [line_series(f"recl/{unit}", f"{name} by context", "context") for unit, name in UNITS.items()]
-    growth = [curve(f"recl/{r}", f"RECL of the model alone, r = {r}", "tokens of context") for r in FRACTIONS]
     table = wr.WeavePanelSummaryTable(table_name="recl/table")
-    return section("RECL and context", [table, *gains, *contexts, *growth])
+    return section("RECL and context", [table, *gains, *contexts])
 
 
 def speed() -> ws.Section:

@@ -61,7 +61,6 @@ BAD = f"""
 {TRAIN} optimizer.lr=nan                                 | optimizer.lr=nan
 {TRAIN} optimizer.clip_norm=-1                           | optimizer.clip_norm=-1
 {TRAIN} optimizer.schedule=step                          | optimizer.schedule=step
-{TRAIN} context_curve.every_n_steps=1 context_curve.max_context=1000000000 | context_curve.max_context=1000000000
 {TRAIN} loss=most                                        | loss=most: must be one of
 {TRAIN} seed=99999999999                                 | seed=99999999999: must be
 {TRAIN} resume=nosuch.ckpt                               | resume=nosuch.ckpt

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from omegaconf import OmegaConf
 
 from txl_lightning import jobs as module
-from txl_lightning.distributed.processes import Ended, JobProcess, execute
+from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import UserError
-from txl_lightning.jobs import JobFolder, Jobs, Progress, choose_folders, clock, code_of, difference, identity
+from txl_lightning.jobs import JobFolder, Jobs, choose_folders, difference, identity
 
 OPTIONS = {"seed": 1, "optimizer.lr": 0.001}
 
@@ -38,52 +37,6 @@ def test_options_that_only_say_how_a_job_runs_are_not_its_identity() -> None:
 def test_the_first_option_that_differs_is_named() -> None:
     assert difference({"seed": 1, "n": 2}, {"seed": 1, "n": 3}) == "n=3, not 2"
     assert difference({"seed": 1}, {"seed": 1, "n": 3}) == "n=3, not None"
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package whose command uses a module, a folder and a table."""
-    sources = {
-        "command": "import wandb\nfrom txl_sample.used import f\nfrom txl_sample import kinds, reporting\n",
-        "used": "def f(x):\n    import txl_sample.late\n    return x + 1\n",
-        **dict.fromkeys(("__init__", "late", "kinds/one", "reporting", "other"), "A = 1\n"),
-        "kinds/__init__": "from pkgutil import iter_modules  # imports what it finds\n",
-    }
-    (tmp_path / "wandb").mkdir()  # offline runs, not the library
-    (tmp_path / "txl_sample/kinds").mkdir(parents=True)
-    for name, source in sources.items():
-        (tmp_path / f"txl_sample/{name}.py").write_text(source)
-    monkeypatch.setattr(module, "SOURCES", tmp_path)
-    return tmp_path / "txl_sample"
-
-
-@pytest.mark.parametrize(
-    ("file", "more", "changes"),
-    [
-        ("command.py", "X = 1\n", True),
-        ("used.py", "X = 1\n", True),
-        ("used.py", "# why\n\n", False),
-        ("late.py", "X = 1\n", True),  # imported in a function
-        ("kinds/two.py", "X = 1\n", True),  # of a folder of which all modules are imported
-        ("reporting.py", "X = 1\n", False),
-        ("other.py", "X = 1\n", False),
-    ],
-)
-def test_the_code_of_a_command_is_what_it_imports(package: Path, file: str, more: str, changes: bool) -> None:
-    def code() -> str:
-        code_of.cache_clear()
-        module.statements.cache_clear()
-        return code_of("txl_sample.command")
-
-    before = code()
-    with (package / file).open("a") as added:
-        added.write(more)
-    assert (code() != before) == changes
-
-
-def test_comments_and_docstrings_are_no_other_code() -> None:
-    one = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
-    assert module.statements(one) == module.statements('"""Module."""\ndef f(x):\n\n    return (x + 1)\n')
 
 
 def record(overrides: list[str], options: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +133,7 @@ def test_a_job_has_a_group_variables_a_log_and_a_result(tmp_path: Path) -> None:
         Call("pid", os.getpid, ()),
         Call("large", bytes, (1 << 20,)),  # more than a pipe holds
         Call("printed", print, ("a line",)),
-        Call("command", execute, (["sh", "-c", "echo of $TXL_JOB; exit 3"],)),
+        Call("command", os.execvp, ("sh", ["sh", "-c", "echo of $TXL_JOB; exit 3"])),
     ]
     record, engine = run(*calls, log=tmp_path / "log.txt")
     assert record.ends["variable"].value == "variable"
@@ -237,52 +190,10 @@ def test_a_job_that_exceeds_the_limit_is_ended_with_its_children(
     words: list[str], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SECONDS_TO_KILL", 0.2)
-    late = Call("late", execute, (words,))
+    late = Call("late", os.execvp, (words[0], words))
     options: dict[str, Any] = {"limit": 1.0, "grace_seconds": 0.2, "first_signal": signal.SIGTERM}
     record, engine = run(late, Call("later"), **options)
     assert record.ends["late"].status == status
     assert "later" not in record.ends
     assert [job.name for job in engine.waiting] == ["later"]
     assert (engine.interrupted, engine.failed, engine.stopped) == ({"late"}, {}, True)
-
-
-def started(progress: Progress[Call], *names: str) -> None:
-    """Let jobs run, since now."""
-    jobs, process = progress.jobs, Mock(started=time.monotonic())
-    jobs.running = [(job, process, slot) for slot, job in enumerate(jobs.waiting) if job.name in names]
-    jobs.waiting = [job for job in jobs.waiting if job.name not in names]
-
-
-def ended(progress: Progress[Call], name: str, seconds: float, error: str | None = None) -> None:
-    jobs = progress.jobs
-    jobs.running = [entry for entry in jobs.running if entry[0].name != name]
-    jobs.seconds[name] = seconds
-    if error is None:
-        jobs.done.add(name)
-    else:
-        jobs.failed[name] = error
-
-
-def test_a_line_for_each_job_that_ends_has_the_time_left_at_the_pace_so_far(capsys: pytest.CaptureFixture[str]) -> None:
-    calls = [Call("time", alone=True), *(Call(name) for name in "abcd")]
-    progress = Progress(Jobs(calls, Mock(), Mock(), done={"before"}), lambda job: 60.0, slots=2)
-    started(progress, "a", "b")
-    progress.show()
-    assert capsys.readouterr().err == ""
-    # two that run and two that wait, two at once, and one alone
-    assert progress.seconds_left() == pytest.approx(4 * 60 / 2 + 60, abs=1)
-    ended(progress, "a", 180.0)
-    assert progress.seconds_left() == pytest.approx(3 * 180 / 2 + 180, abs=1)
-    progress.show()
-    ended(progress, "b", 3.0, "b failed")
-    progress.show()
-    progress.show()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "a: done in 180 s · 2 of 6 jobs done, about 7 min left · b",
-        "b failed · 2 of 6 jobs done, about 6 min left",
-    ]
-
-
-def test_durations_have_fitting_units() -> None:
-    assert [clock(s) for s in (45, 600, 7200, 72 * 3600)] == ["45 s", "10 min", "2.0 h", "3 days"]

@@ -9,20 +9,16 @@ written last. Whoever starts jobs again compares identity and record and runs on
 
 from __future__ import annotations
 
-import ast
 import fcntl
 import hashlib
 import json
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import count
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -44,8 +40,6 @@ WITHOUT_INFLUENCE = (
     *("trainer.progress_bar", "trainer.log_every_n_steps"),
 )
 NOT_OF_THE_TEXT = ("data.batch_size", "data.segment_len", "data.seed", "data.random_start")  # among options of `data`
-SOURCES = Path(__file__).parents[1]
-SHOWS_ONLY = {"reporting", "loggers", "recl_report"}  # a change here does not make finished jobs stale
 
 
 @dataclass(frozen=True)
@@ -239,52 +233,6 @@ def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     return f"{name}={before.get(name)}, not {now.get(name)}"
 
 
-class _ModulesOfSources(ModuleFinder):
-    """Find imported modules of `SOURCES` below one package: a folder there may have the name of a library."""
-
-    def __init__(self, package: str) -> None:
-        super().__init__([str(SOURCES)])
-        self.package = package
-
-    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
-        if path is None and name != self.package:
-            raise ImportError(name)
-        return super().find_module(name, path, parent)
-
-
-@cache
-def code_of(module: str) -> str:
-    """Return the SHA-256 of the code that a module runs, without comments, layout and docstrings.
-
-    It is the code of all modules of its top-level package that it imports, directly or not, also inside functions; of a
-    package that imports what `iter_modules` finds, all modules. Presentation is left out (`SHOWS_ONLY`).
-
-    Args:
-        module: dotted name, such as `txl_lightning.training.run`.
-    """
-    finder = _ModulesOfSources(module.partition(".")[0])
-    finder.import_hook(module)
-    paths = {Path(found.__file__) for found in finder.modules.values() if found.__file__}  # type: ignore[attr-defined]
-    packages = (path for path in paths if path.name == "__init__.py" and "iter_modules" in path.read_text("utf-8"))
-    paths |= {path for package in packages for path in package.parent.glob("*.py")}
-    code = {
-        path.relative_to(SOURCES).as_posix(): statements(path.read_text("utf-8"))
-        for path in sorted(paths)
-        if not SHOWS_ONLY & {path.stem, path.parent.name}
-    }
-    return hashlib.sha256(json.dumps(code).encode()).hexdigest()
-
-
-@cache
-def statements(source: str) -> str:
-    """Return the syntax tree of a source, without comments, layout and docstrings, as text."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return ast.dump(tree)
-
-
 def _is_in(name: str, groups: Iterable[str]) -> bool:
     return any(f"{name}.".startswith(f"{group}.") for group in groups)
 
@@ -417,56 +365,3 @@ class Jobs(Generic[J]):
             self.interrupted.add(job.name)
         else:
             self.failed[job.name] = error
-
-
-@dataclass
-class Progress(Generic[J]):
-    """Line on standard error for each job that ends: how, the jobs done, the time left, the running jobs.
-
-    Args:
-        jobs: the jobs; those that are done before the first call are not reported.
-        estimate: seconds of a job on the machine that they were estimated for.
-        slots: jobs that really run at once.
-    """
-
-    jobs: Jobs[J]
-    estimate: Callable[[J], float]
-    slots: int = 1
-    _estimates: dict[str, float] = field(default_factory=dict)
-    _reported: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._estimates = {job.name: self.estimate(job) for job in self.jobs.waiting}
-
-    def show(self) -> None:
-        """Report jobs that ended since the last call."""
-        for name in [name for name in self.jobs.seconds if name not in self._reported]:
-            self._reported.add(name)
-            text = self.jobs.failed.get(name) or f"{name}: done in {self.jobs.seconds[name]:.0f} s"
-            print(f"{text} · {self.status()}", file=sys.stderr, flush=True)
-
-    def status(self) -> str:
-        """Return one line: jobs done, time left, the running jobs."""
-        jobs = self.jobs
-        n_jobs = sum(map(len, (jobs.done, jobs.failed, jobs.interrupted, jobs.running, jobs.waiting)))
-        done = f"{len(jobs.done)} of {n_jobs} jobs done, about {clock(self.seconds_left())} left"
-        return " · ".join([done, *(job.name for job, _, _ in jobs.running)])
-
-    def seconds_left(self) -> float:
-        """Return the estimated seconds until all jobs are done, at the pace of the jobs so far."""
-        ended = self.jobs.done & self.jobs.seconds.keys()
-        estimated = sum(self._estimates[name] for name in ended)
-        pace = sum(self.jobs.seconds[name] for name in ended) / estimated if estimated else 1.0
-        left = {name: seconds * pace for name, seconds in self._estimates.items()}
-        now = time.monotonic()
-        parallel = [left[job.name] for job in self.jobs.waiting if not job.alone]
-        parallel += [max(0.0, left[job.name] - (now - run.started)) for job, run, _ in self.jobs.running]
-        return sum(parallel) / self.slots + sum(left[job.name] for job in self.jobs.waiting if job.alone)
-
-
-def clock(seconds: float) -> str:
-    """Return a duration such as `45 s`, `3 min`, `2.5 h` or `12 days`."""
-    for longest, unit, name in ((90, 1, "s"), (5400, 60, "min")):
-        if seconds < longest:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

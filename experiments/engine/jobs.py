@@ -16,13 +16,14 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.engine.code import code_of
 from txl_lightning.cli import COMMANDS, register_all
 from txl_lightning.command_line.hydra_app import quoted
 from txl_lightning.config.schemas import CONF, Config, DataConfig, data_class, plain, typed
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.files import expand
-from txl_lightning.jobs import JobFolder, code_of, identity
+from txl_lightning.jobs import JobFolder, identity
 from txl_lightning.reporting.machine import gpus, processor
 from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 

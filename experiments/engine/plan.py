@@ -16,12 +16,13 @@ import torch
 
 from experiments.engine.jobs import Job, composed, corpus_checksum, defaults, keys, merge, path_value
 from experiments.engine.profiles import Setup
+from experiments.engine.progress import Progress, clock
 from txl_lightning.cli import main
 from txl_lightning.config.lengths import tokens_per_step
-from txl_lightning.distributed.processes import Ended, JobProcess, execute
+from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum
-from txl_lightning.jobs import JobFolder, Jobs, Progress, clock
+from txl_lightning.jobs import JobFolder, Jobs
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
 
@@ -206,7 +207,7 @@ class Plan:
 def run_txl(words: list[str], prefix: tuple[str, ...]) -> None:
     """Run `txl` in the process of a job, or a command that begins with a prefix in its place."""
     if prefix:
-        execute([*prefix, sys.executable, "-m", "txl_lightning.cli", *words])
+        os.execvp(prefix[0], [*prefix, sys.executable, "-m", "txl_lightning.cli", *words])
     sys.argv = ["txl", *words]
     main()
 

@@ -21,6 +21,7 @@ import torch
 from experiments.claims import MARKS, judged
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
+from experiments.engine.progress import clock
 from experiments.report.pictures import courses, draw_effects, mean_course
 from experiments.sections import (
     HEADINGS,
@@ -32,7 +33,7 @@ from experiments.sections import (
 )
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
-from txl_lightning.jobs import JobFolder, clock
+from txl_lightning.jobs import JobFolder
 from txl_lightning.reporting.machine import cores, processor
 from txl_lightning.reporting.tables import escape, markdown_table
 

@@ -49,6 +49,7 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
         ("data.random_start=true", r"data.random_start=True: must be False"),
         ("trainer.precision=64-true", r"trainer.precision=64-true: must be 32-true"),
         ("seed=7", r"seed=7: must be 1, as in resume="),
+        ("evaluation.mem_len=0", r"evaluation.mem_len=0: must be None, as in resume="),
         ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
         ("model.n_layer=3", r"is of another model: n_layer is 2, this model needs 3"),
         ("trainer.max_steps=12", r"trainer.max_steps=12: must be greater than the 12 steps"),

@@ -181,11 +181,6 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def execute(words: Sequence[str]) -> None:
-    """Replace the process of a job by a command."""
-    os.execvp(words[0], list(words))
-
-
 @contextmanager
 def handled_signals(handler: Any) -> Iterator[None]:
     """Handle the signals that stop a run in the block, but for a SIGHUP that nohup ignores."""

@@ -48,7 +48,7 @@ def context_curve(
 ) -> ContextCurve:
     """Measure a model's loss at several contexts and its RECL on its own.
 
-    The model keeps its training mode and its lengths. Under `torch.distributed` all ranks must call this function.
+    The model keeps its training mode and its lengths.
 
     Args:
         model: any language model.

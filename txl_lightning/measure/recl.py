@@ -17,7 +17,6 @@ import numpy as np
 
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import expand, write_atomically, write_json
 from txl_lightning.measure.commands import check_at_least_one, check_common_options
@@ -64,9 +63,6 @@ class Positions:
 def run(options: ReclOptions, directory: Path) -> list[str]:
     """Score the losses that are not stored yet; write `recl.json`, the table and the figures.
 
-    Under a launcher (torchrun) the windows are divided over the processes. Only the first process writes
-    results and returns lines.
-
     `losses.npz` has `models` [I], `contexts` [C], `positions` [P], `blocks` [P] and `nll` [I, C, P], in nats.
 
     Returns:
@@ -77,29 +73,22 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     """
     contexts = _check_options(options)
     options = replace(options, precision=chosen_precision(options.precision, options.accelerator))
-    with process_group():
-        started = time.perf_counter()
-        members = load_group(options)
-        trained = [member.trained for member in members if member.trained]
-        set_threads(options.num_threads, *trained)
-        split = options.split or (WHOLE if is_other_text(options.data_path, trained) else "test")
-        options = replace(options, split=split)
-        text = group_text(members, options)
-        limits = [member.reader.limit or contexts[-1] for member in members]
-        if max(limits) < contexts[-1] and text.pieces is None and not all(member.trained for member in members):
-            allowed = (
-                f"must be at most {max(limits)}, the tokens that {members[limits.index(max(limits))].path} can see"
-            )
-            raise OptionError("max_context", contexts[-1], allowed)
-        members = [checked(member, text.of_member[member.name]) for member in members]
-        at = Positions(
-            text, *position_blocks(text.length, options.n_positions, contexts, options.position_seed), contexts
-        )
-        losses, scored = {}, {}
-        for member in members:
-            losses[member.name], scored[member.name] = model_losses(member, at, options)
-        if rank_and_world_size()[0] > 0:
-            return []
+    started = time.perf_counter()
+    members = load_group(options)
+    trained = [member.trained for member in members if member.trained]
+    set_threads(options.num_threads, *trained)
+    split = options.split or (WHOLE if is_other_text(options.data_path, trained) else "test")
+    options = replace(options, split=split)
+    text = group_text(members, options)
+    limits = [member.reader.limit or contexts[-1] for member in members]
+    if max(limits) < contexts[-1] and text.pieces is None and not all(member.trained for member in members):
+        allowed = f"must be at most {max(limits)}, the tokens that {members[limits.index(max(limits))].path} can see"
+        raise OptionError("max_context", contexts[-1], allowed)
+    members = [checked(member, text.of_member[member.name]) for member in members]
+    at = Positions(text, *position_blocks(text.length, options.n_positions, contexts, options.position_seed), contexts)
+    losses, scored = {}, {}
+    for member in members:
+        losses[member.name], scored[member.name] = model_losses(member, at, options)
     results = _measure(options, members, losses, scored, at)
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
@@ -159,13 +148,12 @@ def model_losses(member: Member, at: Positions, options: ReclOptions) -> tuple[A
         UserError: losses are nan, infinite or negative, a file of the store is damaged, or it cannot be written.
     """
     text, n_parts = at.text.of_member[member.name], STORED_PARTS
-    path, (rank, _) = _stored_path(member, at, options), rank_and_world_size()
-    # Only the first rank reads the store: another rank could read it after the first has written to it.
-    stored = all_gather(_read(path) if path is not None and rank == 0 else None)[0]
+    path = _stored_path(member, at, options)
+    stored = None if path is None else _read(path)
     losses_CP = np.full((len(at.contexts), len(at.t)), np.nan) if stored is None else stored
     missing_P = np.isnan(losses_CP).any(axis=0)
     missing, at_once = np.unique(at.blocks[missing_P]), -(-int(at.blocks[-1] + 1) // n_parts)
-    if len(missing) and rank == 0:
+    if len(missing):
         begins = (at.t[missing_P] - np.asarray(at.contexts)[:, None]).ravel()
         n = len(np.unique(begins)) if member.reader.one_pass else len(begins)
         print(
@@ -182,7 +170,7 @@ def model_losses(member: Member, at: Positions, options: ReclOptions) -> tuple[A
             else:
                 part_CP = byte_losses(member.reader, text, at.text.pieces, at.t[here], at.contexts)
         losses_CP[:, here] = part_CP
-        if path is not None and rank == 0:
+        if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, partial(_save, np.savez, {"losses": losses_CP}))

@@ -1,4 +1,4 @@
-"""Weights & Biases runs: start one, and log line series, tables, images and files."""
+"""Weights & Biases runs: start one, and log line series, tables and images."""
 
 from __future__ import annotations
 
@@ -83,21 +83,3 @@ def log_table(run: wandb.Run, panel: str, header: Sequence[str], rows: Sequence[
 def log_image(run: wandb.Run, panel: str, path: Path, caption: str) -> None:
     """Log an image file."""
     run.log({panel: wandb.Image(str(path), caption=caption)})
-
-
-def log_files(run: wandb.Run, name: str, type: str, paths: Sequence[Path]) -> None:
-    """Log one version of an artifact: files under their names.
-
-    Args:
-        run: run that makes the artifact.
-        name: letters, digits, `-`, `_` and `.`; logging a name again makes its next version.
-        type: type of the artifact, such as `report`.
-        paths: the files.
-
-    Raises:
-        ValueError: W&B does not find one of the files.
-    """
-    artifact = wandb.Artifact(name, type=type)
-    for path in paths:
-        artifact.add_file(str(path), name=path.name)
-    run.log_artifact(artifact)

@@ -15,7 +15,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from omegaconf import OmegaConf
 
 from txl_lightning.config.architecture import LENGTHS
-from txl_lightning.config.lengths import evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config, flat, plain, stored
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
@@ -34,15 +33,19 @@ from txl_lightning.runs.storage import (
 )
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.loggers import continues_in, reported
-from txl_lightning.training.module import MemoryHolder, steps_of
+from txl_lightning.training.module import STEPS, steps_of
 from txl_lightning.training.optimization import MuonWithAdam
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
-# A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are. An option that
-# an older checkpoint lacks has its default there. `memory.segments` only gives `memory.mem_len` its value.
+# A resumed run must have the options of the checkpoint's run, those of its validations too, whose losses it compares,
+# but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
+# `memory.segments` only gives `memory.mem_len` its value.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "beyond", "optimizer")
-FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
+FIXED_OPTIONS = (
+    *("seed", "loss", "trainer.precision", "trainer.val_max_segments"),
+    *(f"evaluation.{name}" for name in ("batch_size", "segment_len", "mem_len", "ext_len", "same_length", "clamp_len")),
+)
 FREE_OPTIONS = (
     *("data.root", "data.path", "data.tokenizer", "data.names", "data.cache_dir", "model.name"),
     "memory.segments",
@@ -97,7 +100,6 @@ class Checkpoints(Callback):
         self.resumed_from = resumed_from = resumed.path if resumed else None
         self.saved_step = resumed.step if resumed else -1
         self.best: dict[str, Any] = NO_BEST
-        self.best_counts = resumed is not None and is_validated_alike(config, resumed, ranks)
         self.continues_here = continues_in(directory.parent, resumed)
         self.last_is_good = self.continues_here and resumed_from is not None and resumed_from.name == LAST
         self.stale: tuple[str, ...] = ()  # files of an earlier run in this directory, removed by the first save
@@ -174,16 +176,14 @@ class Checkpoints(Callback):
     def _find_best(self, module: L.LightningModule) -> bool:
         assert self.resumed_from is not None
         like = {"callbacks": {self.state_key: {"best": object}}, "state_dict": module.state_dict()}
-        for path in (self.resumed_from.with_name(BEST), self.resumed_from):
-            try:
-                found = read_checkpoint(path)
-                check(found.contents, like)
-            except UserError:
-                continue
-            record = found.contents["callbacks"][self.state_key]["best"]
-            if record == self.best and found.step == self.best["step"]:
-                return path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path)
-        return False
+        path = self.resumed_from.with_name(BEST)
+        try:
+            found = read_checkpoint(path)
+            check(found.contents, like)
+        except UserError:
+            return False
+        is_best = found.contents["callbacks"][self.state_key]["best"] == self.best and found.step == self.best["step"]
+        return is_best and (path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path))
 
     def validation_is_due(self, trainer: L.Trainer) -> bool:
         """Return whether a validation follows the step that has just ended."""
@@ -236,7 +236,7 @@ class Checkpoints(Callback):
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"] if self.best_counts and state_dict.get("best_counts", True) else NO_BEST
+        self.best = state_dict["best"] if state_dict.get("best_counts", True) else NO_BEST
 
 
 class RandomState(Callback):
@@ -329,7 +329,7 @@ def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | Non
     first one.
     """
     if not continues_in(directory, resumed):
-        names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png"]
+        names = ["metrics.json", "metrics.csv", "validation.jsonl"]
         found = [directory / name for name in names if (directory / name).exists()]
         if found or (directory / "checkpoints" / LAST).exists():
             what = "which this one replaces"
@@ -344,37 +344,8 @@ def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | Non
         write_text(directory / "tokenizer.json", tokenizer)
 
 
-def is_validated_alike(config: Config, resumed: Checkpoint, ranks: Ranks) -> bool:
-    """Return whether the losses of the resumed run's validations can be compared with those from now on.
-
-    Otherwise rank 0 names the first option that differs.
-
-    Args:
-        config: config of the resumed run.
-        resumed: the checkpoint.
-        ranks: the processes of the run.
-    """
-    before, now = _validation(resumed.config), _validation(config)
-    name = next((name for name in now if before.get(name) != now[name]), None)
-    if name is not None:
-        ranks.report(
-            f"{name} is {now[name]}, and {before.get(name)} in resume={resumed.path}: losses of validation cannot be "
-            "compared, so the next validation makes a new best.ckpt"
-        )
-    return name is None
-
-
-def _validation(config: Config) -> dict[str, Any]:
-    """Return the options that decide which tokens a validation during training scores, and with which context."""
-    config = in_windows(config)
-    lengths = {**evaluation_lengths(config).keywords(), "segment_len": config.evaluation.segment_len}
-    lengths["batch_size"] = config.evaluation.batch_size
-    named = {f"evaluation.{name}": value for name, value in lengths.items()}
-    return {**named, "trainer.val_max_segments": config.trainer.val_max_segments}
-
-
 def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
-    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, precision and optimizer.
+    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, optimizer and validation.
 
     Raises:
         OptionError: an option differs (names the first one), or the file holds weights only.
@@ -382,11 +353,11 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
     whole = "pytorch-lightning_version" in resumed.contents
     resumed.require(whole, "holds weights only: start from them with initial_weights=")
     before, now = flat(plain(resumed.config)), flat(plain(config))
-    fixed = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")] + FIXED_OPTIONS
+    of_groups = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")]
     seed_is_read = config.data.random_start or config.data.name == "lm1b"
     without_effect = [] if config.memory.reset == "document" else ["data.document_start"]
     without_effect += [] if seed_is_read else ["data.seed"]
-    for name in fixed:
+    for name in (*of_groups, *FIXED_OPTIONS):
         if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
             option = name.removesuffix(".name") if name.count(".") == 1 else name
             raise OptionError(option, now[name], f"must be {before[name]}, as in resume={resumed.path}")
@@ -438,12 +409,12 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
         if by_matrix:
             found["state"] = optimizer.by_parameter(found["state"])
         resumed.require(bool(with_moments) or not resumed.step, "lacks the moments of the optimizer")
-        done, at = steps_of(fit)["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
+        fit[STEPS] = steps_of(fit)
+        done, at = fit[STEPS]["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
         resumed.require(done == resumed.step, f"has done {resumed.step} steps, and {done} in its loops")
         next_number = carried["next_number"]
         resumed.require(at in (0, next_number), f"is at segment {at}, and its memory at segment {next_number}")
-        n_streams, folder = module.config.data.batch_size, resumed.path.parent
-        MemoryHolder().load_state_dict(carried, folder, n_streams, module.ranks, module.model)
+        module.load_training_memory(carried, resumed.path)
     try:
         for of_rank in state["callbacks"]["RandomState"]["ranks"]:
             torch.Generator().set_state(of_rank["cpu"])

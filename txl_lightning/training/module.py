@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
-from txl_lightning.config.lengths import Lengths, evaluation_lengths
+from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
@@ -235,7 +235,8 @@ class LanguageModelModule(L.LightningModule):
     ) -> LanguageModelModule:
         """Open a checkpoint of `txl train` as a module; `load_trained` in `runs.trained` needs no Lightning."""
         trained = load_trained(checkpoint_path)
-        module = cls(trained.model, trained.config, trained.vocabulary, evaluation_lengths(trained.config), **kwargs)
+        lengths = evaluation_lengths(in_windows(trained.config))
+        module = cls(trained.model, trained.config, trained.vocabulary, lengths, **kwargs)
         return module if map_location is None else module.to(map_location)
 
     def training_step(self, batch: Segment, batch_idx: int) -> None:
@@ -395,17 +396,19 @@ class LanguageModelModule(L.LightningModule):
         """Store the training memory, or the names of its files."""
         checkpoint["training_memory"] = self.training_memory.state_dict()
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore this rank's slice of the training memory, and the number of steps; report a missing memory."""
-        loops = checkpoint["loops"]["fit_loop"]
-        loops[STEPS] = steps_of(loops)
-        carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
-        data, holder = self.config.data, self.training_memory
-        holder.load_state_dict(carried, path.parent, data.batch_size, self.ranks, self.model)
+    def load_training_memory(self, carried: dict[str, Any], checkpoint: Path) -> None:
+        """Restore this rank's slice of the training memory that a checkpoint carries; report a missing one.
+
+        Raises:
+            OptionError: a file of memory is damaged.
+            CheckpointError: a state is not one of the model.
+        """
+        data, holder, folder = self.config.data, self.training_memory, checkpoint.parent
+        holder.load_state_dict(carried, folder, data.batch_size, self.ranks, self.model)
         if getattr(self.model.config, "is_recurrent", True) and holder.next_number and holder.memory is None:
             n_tokens = self.config.memory.mem_len or data.segment_len
-            why = f"its files are not in {path.parent / MEMORY}" if "files" in carried else "it was saved without"
+            why = f"its files are not in {folder / MEMORY}" if "files" in carried else "it was saved without"
             self.ranks.report(
-                f"resume={path} holds no training memory ({why}): it fills again over the next "
+                f"resume={checkpoint} holds no training memory ({why}): it fills again over the next "
                 f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
             )

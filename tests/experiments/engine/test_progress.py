@@ -1,0 +1,103 @@
+"""What a reproduction says while it runs, and the code that its jobs depend on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from experiments.engine.code import code_of, statements
+from experiments.engine.progress import Progress, clock
+from tests.test_jobs import Call
+from txl_lightning.jobs import Jobs
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose command uses a module, a folder and a table."""
+    sources = {
+        "command": "import wandb\nfrom txl_sample.used import f\nfrom txl_sample import kinds, reporting\n",
+        "used": "def f(x):\n    import txl_sample.late\n    return x + 1\n",
+        **dict.fromkeys(("__init__", "late", "kinds/one", "reporting", "other"), "A = 1\n"),
+        "kinds/__init__": "from pkgutil import iter_modules  # imports what it finds\n",
+    }
+    (tmp_path / "wandb").mkdir()  # offline runs, not the library
+    (tmp_path / "txl_sample/kinds").mkdir(parents=True)
+    for name, source in sources.items():
+        (tmp_path / f"txl_sample/{name}.py").write_text(source)
+    monkeypatch.setattr("experiments.engine.code.SOURCES", tmp_path)
+    return tmp_path / "txl_sample"
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "changes"),
+    [
+        ("command.py", "X = 1\n", True),
+        ("used.py", "X = 1\n", True),
+        ("used.py", "# why\n\n", False),
+        ("late.py", "X = 1\n", True),  # imported in a function
+        ("kinds/two.py", "X = 1\n", True),  # of a folder of which all modules are imported
+        ("reporting.py", "X = 1\n", False),
+        ("other.py", "X = 1\n", False),
+    ],
+)
+def test_the_code_of_a_command_is_what_it_imports(package: Path, file: str, more: str, changes: bool) -> None:
+    def code() -> str:
+        code_of.cache_clear()
+        statements.cache_clear()
+        return code_of("txl_sample.command")
+
+    before = code()
+    with (package / file).open("a") as added:
+        added.write(more)
+    assert (code() != before) == changes
+
+
+def test_comments_and_docstrings_are_no_other_code() -> None:
+    one = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
+    assert statements(one) == statements('"""Module."""\ndef f(x):\n\n    return (x + 1)\n')
+
+
+def started(progress: Progress, *names: str) -> None:
+    """Let jobs run, since now."""
+    jobs, process = progress.jobs, Mock(started=time.monotonic())
+    jobs.running = [(job, process, slot) for slot, job in enumerate(jobs.waiting) if job.name in names]
+    jobs.waiting = [job for job in jobs.waiting if job.name not in names]
+
+
+def ended(progress: Progress, name: str, seconds: float, error: str | None = None) -> None:
+    jobs = progress.jobs
+    jobs.running = [entry for entry in jobs.running if entry[0].name != name]
+    jobs.seconds[name] = seconds
+    if error is None:
+        jobs.done.add(name)
+    else:
+        jobs.failed[name] = error
+
+
+def test_a_line_for_each_job_that_ends_has_the_time_left_at_the_pace_so_far(capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[Any] = [Call("time", alone=True), *(Call(name) for name in "abcd")]
+    progress = Progress(Jobs(calls, Mock(), Mock(), done={"before"}), lambda job: 60.0, slots=2)
+    started(progress, "a", "b")
+    progress.show()
+    assert capsys.readouterr().err == ""
+    # two that run and two that wait, two at once, and one alone
+    assert progress.seconds_left() == pytest.approx(4 * 60 / 2 + 60, abs=1)
+    ended(progress, "a", 180.0)
+    assert progress.seconds_left() == pytest.approx(3 * 180 / 2 + 180, abs=1)
+    progress.show()
+    ended(progress, "b", 3.0, "b failed")
+    progress.show()
+    progress.show()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "a: done in 180 s · 2 of 6 jobs done, about 7 min left · b",
+        "b failed · 2 of 6 jobs done, about 6 min left",
+    ]
+
+
+def test_durations_have_fitting_units() -> None:
+    assert [clock(s) for s in (45, 600, 7200, 72 * 3600)] == ["45 s", "10 min", "2.0 h", "3 days"]
