@@ -28,6 +28,7 @@ BAD = f"""
 {TRAIN} trainer.devices=100000                           | trainer.devices=100000
 {TRAIN} trainer.stream_groups=1000000000                 | trainer.stream_groups=1000000000
 {TRAIN} trainer.precision=bf16                           | trainer.precision=bf16: must be one of
+{TRAIN} trainer.precision=16-mixed                       | trainer.precision=16-mixed: needs a GPU
 {TRAIN} trainer.accelerator=tpu                          | trainer.accelerator=tpu: must be one of
 {TRAIN} trainer.callbacks=3                              | trainer.callbacks=3
 {TRAIN} 'trainer.callbacks=[EarlyStopping]'              | trainer.callbacks=EarlyStopping: must be
@@ -50,6 +51,15 @@ BAD = f"""
 {TRAIN} memory.mem_len=-1                                | memory.mem_len=-1
 {TRAIN} memory.gradient_segments=1000000000              | memory.gradient_segments=1000000000: must be at most
 {TRAIN} memory=maybe                                     | memory=maybe: must be one of
+{TRAIN} memory.gradient_segments=1 model=lstm            | memory.gradient_segments=1: must be 0: lstm stores no
+{TRAIN} memory.reset=document memory.start=zeros         | memory.start=zeros: must be empty with memory_reset=document
+{TRAIN} memory.reset=document model=lstm                 | memory.reset=document: must be never: lstm always carries
+{TRAIN} model=lstm memory=off                            | memory.mem_len=0: must be > 0: lstm always carries its state
+{TRAIN} data.batch_size=2 trainer.devices=3              | data.batch_size=2: must be at least the 3 processes of
+{TRAIN} data.batch_size=5 trainer.devices=2 trainer.stream_groups=3 | times trainer.stream_groups=3
+{TRAIN} data.batch_size=8 trainer.devices=4 evaluation.batch_size=2 | evaluation.batch_size=2: must be at least the 4
+{TRAIN} checkpoint.enabled=false checkpoint.keep_every_n_steps=5 | keep_every_n_steps=5: needs checkpoint.enabled=true
+{TRAIN} checkpoint.keep_every_n_steps=0                  | checkpoint.keep_every_n_steps=0: must be an integer >= 1
 {TRAIN} memory=None                                      | memory=null: must be one of
 {TRAIN} model.d_model=33                                 | model.d_model=33
 {TRAIN} model.n_layer=0                                  | model.n_layer=0
@@ -61,6 +71,10 @@ BAD = f"""
 {TRAIN} optimizer.lr=nan                                 | optimizer.lr=nan
 {TRAIN} optimizer.clip_norm=-1                           | optimizer.clip_norm=-1
 {TRAIN} optimizer.schedule=step                          | optimizer.schedule=step
+{TRAIN} optimizer.name=sgd                               | optimizer=sgd: must be one of adam, adamw, muon
+{TRAIN} optimizer.warmup_steps=-1                        | optimizer.warmup_steps=-1
+{TRAIN} optimizer.min_lr=1                               | optimizer.min_lr=1.0: must be between 0 and optimizer.lr
+{TRAIN} optimizer.name=adam optimizer.ns_precision=32-true | optimizer.ns_precision=32-true: is for optimizer=muon only
 {TRAIN} loss=most                                        | loss=most: must be one of
 {TRAIN} seed=99999999999                                 | seed=99999999999: must be
 {TRAIN} resume=nosuch.ckpt                               | resume=nosuch.ckpt

@@ -20,9 +20,7 @@ from txl_lightning.config.schemas import (
     TableEncodingConfig,
     typed,
 )
-from txl_lightning.measure.scoring import Scoring
 from txl_lightning.runs.models import make_model
-from txl_lightning.runs.trained import TrainedModel
 from txl_lightning.training.run import train
 
 register_all()
@@ -183,18 +181,14 @@ def pairs(names: list[str], others: list[str]) -> list[object]:
     return [*sorted(first), *slow]
 
 
-@pytest.mark.parametrize(("profile", "experiment"), pairs(PROFILES[1:], ["", "paper/table6", "paper/table7"]))
-def test_longer_attention_of_the_ablation_is_clamped_at_trainings_longest_distance(
-    profile: str, experiment: str
-) -> None:
-    config = composed(f"profile={profile}", *([f"experiment={experiment}"] if experiment else []))
-    run = TrainedModel(None, config, None, step=0)  # type: ignore[arg-type]
-    protocol = Scoring(run, None, config.evaluation)  # type: ignore[arg-type]
-    lengths = protocol.at_attention_length(640).model_lengths()
-    assert (lengths.memory, lengths.same_length) == (640, True)
-    assert lengths.clamp == config.memory.mem_len + config.data.segment_len - 1
-    at_training = protocol.at_training_lengths().model_lengths()
-    assert (at_training.memory, at_training.clamp) == (config.memory.mem_len, -1)
+def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:
+    config, plain = composed("experiment=laptop_modern"), parameters(BYTES, "profile=laptop")
+    assert parameters(BYTES, "experiment=laptop_modern") == pytest.approx(plain, rel=0.01)
+    for part in ("norm=layer", "pre_norm=false", "feed_forward=relu model.d_inner=512"):
+        without = parameters(BYTES, "experiment=laptop_modern", *f"model.{part}".split())
+        assert without == pytest.approx(plain, rel=0.01)
+    paper = composed("encoding=relative")
+    assert replace(config, model=paper.model, logger=paper.logger) == paper
 
 
 @pytest.mark.parametrize("name", OF_THE_PAPER)

@@ -1,8 +1,7 @@
-"""Setup of GPUs without a GPU: transfer of batches, NCCL, MFU in the log."""
+"""Setup of GPUs without a GPU: transfer of batches, NCCL."""
 
 from __future__ import annotations
 
-import csv
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +15,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.distributed import environment
-from txl_lightning.training import curves, run
+from txl_lightning.training import run
 from txl_lightning.training.checks import check_config
-from txl_lightning.training.run import train
 
 
 def test_a_batch_is_pinned_for_a_gpu_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,22 +68,3 @@ def test_the_trainer_of_several_gpus_is_ddp_with_the_options_of_the_run(
     run._build_trainer(config, tmp_path, [], None)
     assert isinstance(given["strategy"], DDPStrategy)
     assert (given["accelerator"], given["devices"], given["precision"]) == ("gpu", 4, "bf16-mixed")
-
-
-def test_mfu_and_peak_memory_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[tuple[int, ...]] = []
-    monkeypatch.setattr(curves, "peak_flops", lambda device, precision: 1e12)
-    monkeypatch.setattr(curves, "training_flops", lambda model, *lengths: sizes.append(lengths) or 64000.0)
-    options = ("logger=csv", "trainer.log_every_n_steps=6", "evaluation.max_segments=1")
-    train(tiny_config(tmp_path, *options), tmp_path / "run")
-    rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))
-    (_, row) = [row for row in rows if row["train/mfu"]]
-    assert float(row["train/peak_memory_bytes"]) > 50e6
-    assert sizes == [(4, 8)] * 2
-    per_second = 64000 / (4 * 8) * float(row["train/tokens_per_second"])
-    assert float(row["train/mfu"]) == pytest.approx(per_second / 1e12, rel=1e-3)
-
-
-def test_no_mfu_is_invented_where_the_peak_is_unknown(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, "logger=csv", "evaluation.max_segments=1"), tmp_path / "run")
-    assert "train/mfu" not in (tmp_path / "run/metrics.csv").read_text()

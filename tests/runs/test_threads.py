@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.runs import threads_and_precision as threads
-from txl_lightning.runs.threads_and_precision import resolve_threads, set_threads, useful_threads
+from txl_lightning.runs.threads_and_precision import set_threads, useful_threads
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training import run
 from txl_lightning.training.run import train
@@ -63,17 +63,16 @@ def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
     assert "training with 1 CPU thread, as before" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", ["null", "3"])
 def test_a_run_does_not_choose_the_threads_of_the_next_run_of_its_process(
-    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[int] = []
     fit = run.fit
     monkeypatch.setattr(run, "fit", lambda of_run: used.append(torch.get_num_threads()) or fit(of_run))
-    train(config(tmp_path, f"trainer.num_threads={given}", "trainer.max_steps=1"), tmp_path / "first")
+    train(config(tmp_path, "trainer.num_threads=3", "trainer.max_steps=1"), tmp_path / "first")
     monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)  # now the model pays for every thread
     train(config(tmp_path, "trainer.max_steps=1"), tmp_path / "second")
-    assert used == [1 if given == "null" else 3, 2]
+    assert used == [3, 2]
     assert torch.get_num_threads() == 2
 
 
@@ -89,11 +88,3 @@ def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, mon
     assert torch.get_num_threads() == 2
     set_threads(3, trained)
     assert torch.get_num_threads() == 3
-
-
-def test_other_runs_keep_what_they_have_and_old_checkpoints_torchs_default(tmp_path: Path) -> None:
-    assert resolve_threads(config(tmp_path), 100, config(tmp_path)).trainer.num_threads == 2
-    for overrides in ("trainer.num_threads=3", "trainer.devices=2", "trainer.accelerator=gpu"):
-        given = config(tmp_path, overrides)
-        assert resolve_threads(given, 100) is given
-    assert torch.get_num_threads() == 2

@@ -13,10 +13,9 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary, train_byte_pairs
-from txl_lightning.errors import OptionError
-from txl_lightning.measure import generate, recl
+from txl_lightning.measure import generate
 from txl_lightning.measure import perplexity as evaluate
-from txl_lightning.measure.options import EvaluateOptions, GenerateOptions, ReclOptions
+from txl_lightning.measure.options import EvaluateOptions, GenerateOptions
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training.run import train
@@ -85,29 +84,6 @@ def test_prompts_and_contexts_are_continued(run: Path, tmp_path: Path) -> None:
     assert prompt["text"] == "größer é\n"
     assert len(prompt["tokens"]) < len("größer é\n".encode())
     generate.run(GenerateOptions(checkpoint=checkpoint(run), context=8, n_tokens=4), tmp_path)
-
-
-@pytest.mark.slow
-def test_documents_that_cut_pieces_of_words_shift_positions_and_are_refused(tmp_path: Path) -> None:
-    """A piece of line break and spaces is cut where a document begins between them."""
-    (tmp_path / "texts").mkdir()
-    for k in range(4):
-        lines = [f"{'  ' * (i % 7 == 0)}line {i}: the square of {i} is {i * i}\n\n" for i in range(k, 70)]
-        (tmp_path / f"texts/{k}.txt").write_text("".join(lines))
-    for name, start in {"plain": None, "files": "null", "lines": "'^line'", "cut": "'^  line'"}.items():
-        documents = ("memory.reset=document", f"data.document_start={start}") if start else ()
-        config = tiny_config(tmp_path, *SHORT, "data.level=bpe", "data.vocab_size=300", *documents)
-        config.data.path = str(tmp_path / "texts")
-        train(config, tmp_path / name)
-
-    def group(*names: str) -> None:
-        paths = [str(tmp_path / name / "checkpoints/best.ckpt") for name in names]
-        options = ReclOptions(paths, **GRID, store=str(tmp_path / "store"), logger=NO_LOGGER)
-        recl.run(options, tmp_path)
-
-    group("plain", "files", "lines")
-    with pytest.raises(OptionError, match=r"checkpoints=.*cut.*: reads other tokens than .*plain.*document_start"):
-        group("plain", "cut")
 
 
 def test_bits_per_byte_of_bytes_and_of_bpe_without_merges_are_equal(tmp_path: Path) -> None:

@@ -131,19 +131,9 @@ def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
     assert not (tmp_path / "run/wandb").exists()
 
 
-@pytest.mark.parametrize(
-    ("word", "read"),
-    [
-        ("trainer.num_threads=None", "trainer.num_threads=null"),
-        ("data.path=[None, 2,None]", "data.path=[null, 2,null]"),
-        ("seed=1,None", "seed=1,null"),
-        ("encoding=None", "encoding=null"),
-        ("logger.arguments={a:None}", "logger.arguments={a:null}"),
-        ("data.path=None.txt", "data.path=None.txt"),
-        ("data.path='None'", "data.path='None'"),
-        ("prompt=None", "prompt='None'"),
-        ("None", "None"),
-    ],
-)
-def test_none_as_sweeps_write_it_is_null(word: str, read: str) -> None:
-    assert literal(word, ("prompt",)) == read
+def test_none_as_sweeps_write_it_is_null() -> None:
+    for word in ("trainer.num_threads=None", "data.path=[None, 2,None]", "seed=1,None", "logger.arguments={a:None}"):
+        assert literal(word, ("prompt",)) == word.replace("None", "null")
+    for word in ("data.path=None.txt", "data.path='None'", "None"):
+        assert literal(word, ("prompt",)) == word
+    assert literal("prompt=None", ("prompt",)) == "prompt='None'"

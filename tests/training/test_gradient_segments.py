@@ -1,6 +1,5 @@
 """Gradients through the memory: a step of several segments is one long segment with the same mask."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,6 @@ from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
 from tests.training.small_run import bare_module, tiny_config
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Segment
-from txl_lightning.model import transformer_xl
-from txl_lightning.model.positions import attention_mask
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule, scored_positions
 from txl_lightning.training.run import train
@@ -36,17 +33,6 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return found
-
-
-def limit_memory(monkeypatch: pytest.MonkeyPatch, mem_len: int) -> None:
-    """Let a long segment see what segments of T tokens see: their own tokens and `mem_len` states before them."""
-
-    def mask(n_queries: int, *others: Any) -> Tensor:
-        mask_TK = attention_mask(n_queries, *others)
-        first = torch.arange(n_queries)[:, None] // T * T - mem_len
-        return mask_TK.masked_fill(torch.arange(n_queries)[None] < first, float("-inf"))
-
-    monkeypatch.setattr(transformer_xl, "attention_mask", mask)
 
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -71,36 +57,6 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: st
     nll.mean().backward()
     assert float(module.loss) == pytest.approx(nll.mean().item(), abs=1e-12)
     torch.testing.assert_close(ours, gradients(model), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("M", [3, 4])
-def test_with_the_receptive_field_in_a_step_the_gradient_is_that_of_a_long_segment_with_the_same_mask(
-    M: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the last segment has a loss; its gradient goes back N·⌈M/T⌉ segments, as far as its outputs see."""
-    n_layer, S = 2, 7
-    model, stream = tiny_model(mem_len=M, n_layer=n_layer), random_stream(2, S * T + 1)
-    segments = batch_of(stream).split(T, 0)
-
-    def of_last(k: int) -> dict[str, Tensor]:
-        memory = model.start_memory(2)
-        for i, segment in enumerate(segments):
-            memory = replace(memory, keeps_gradient=i >= S - 1 - k)
-            nll, memory = model.score(segment.tokens, segment.targets, memory)
-        nll.mean().backward()
-        return gradients(model)
-
-    reach = n_layer * -(-M // T)
-    found = {k: of_last(k) for k in range(S)}
-    with monkeypatch.context() as patch:
-        limit_memory(patch, M)
-        nll, _ = model.with_lengths(mem_len=0).score(stream[:, :-1], stream[:, 1:])
-    nll[:, -T:].mean().backward()
-    expected = gradients(model)
-    for k in range(S):
-        difference = max(float((found[k][name] - gradient).abs().max()) for name, gradient in expected.items())
-        assert (difference < 1e-10) == (k >= reach), (k, difference)
-        assert k >= reach or difference > 1e-6
 
 
 def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:

@@ -132,18 +132,3 @@ def test_a_running_training_cannot_be_reached_from_elsewhere_and_its_folder_is_i
     assert "txl train: stopped by SIGHUP after step" in done.stderr
     assert (tmp_path / "run/config.yaml").read_bytes() == before
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
-def test_a_stopped_command_has_the_exit_status_of_its_signal(tmp_path: Path, devices: int, number: int) -> None:
-    options = ("trainer.max_steps=1000000", f"trainer.devices={devices}", "hydra.run.dir=run")
-    process = start(tmp_path, "train", *options)
-    wait_for(process, tmp_path / "run/validation.jsonl")
-    process.send_signal(number)
-    done = process.finish()
-    assert done.returncode == 128 + number, done.stderr
-    assert "Traceback" not in done.stderr
-    words = rf"txl train: stopped by {signal.Signals(number).name} after step"
-    assert words in done.stderr
-    assert (tmp_path / "run/checkpoints/last.ckpt").exists()

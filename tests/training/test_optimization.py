@@ -13,11 +13,9 @@ from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.beyond.compressive import CompressiveConfig, CompressiveTransformerXL
 from txl_lightning.beyond.memory_tokens import MemoryTokensConfig, MemoryTokensTransformerXL
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.errors import OptionError
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.training.optimization import (
     MuonWithAdam,
-    check_optimizer,
     learning_rate,
     make_optimizer,
     matrices_of_layers,
@@ -63,18 +61,6 @@ def test_the_schedule_drives_the_optimizer(name: str, kind: type) -> None:
         optimizer.step()
         schedule.step()
     assert rates == pytest.approx([learning_rate(ADAM, step, 4) for step in range(4)])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *[("name", "sgd"), ("lr", 0.0), ("warmup_steps", -1), ("min_lr", 1.0), ("clip_norm", -1.0)],
-        *[("schedule", "step"), ("ns_precision", "16-true"), ("ns_precision", "32-true")],
-    ],
-)
-def test_bad_options_are_named(field: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"optimizer.*={value}"):
-        check_optimizer(replace(ADAM, **{field: value}))
 
 
 def draw_gradients(model: torch.nn.Module, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of a run: loss and its units, the products that training needs, the peak of the device, memory."""
+"""Metrics of a run: loss and its units, memory."""
 
 from __future__ import annotations
 
@@ -6,26 +6,12 @@ import math
 import resource
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.models import Model
-
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
-# Dense products per second by a part of the device's name: in bfloat16 or float16, in TF32 and in float32, from
-# NVIDIA's data sheets without sparsity. The first part that the name contains counts.
-PEAKS = {
-    "H100 PCIe": (756e12, 378e12, 51e12),
-    "H100 NVL": (835e12, 417e12, 60e12),
-    "H200 NVL": (835e12, 417e12, 60e12),
-    "H100": (989e12, 494e12, 67e12),
-    "H200": (989e12, 494e12, 67e12),
-    "A100": (312e12, 156e12, 19.5e12),
-}
 
 
 def loss_unit(level: str) -> str:
@@ -113,60 +99,6 @@ class TokenLoss(Metric):
     def compute(self) -> tuple[float, int, float]:
         """Return the mean loss in nats per token (nan without tokens), the tokens and the bytes (nan if not known)."""
         return float(self.nll_sum / self.tokens), int(self.tokens), float(self.n_bytes)
-
-
-def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
-    """Return the floating-point operations of the matrix products that one training step needs.
-
-        6 · B·T · (weights of the layers' matrices + D · columns of the softmax's head)
-        + N · 6 · B·T · n · W · K        n products of W = H·E with each of K visible keys (Transformer-XL only)
-        + N · 4 · (B·M · D · P·W + (M + T) · D · W)        keys and values of the memory; W_{k,R} of the distances
-
-    A product counts 2 forward, and 2 for each gradient: of the weight and of the input. Memory and distances need no
-    gradient of the input. n counts the values, the queries with keys (a) and with distances (b); K = M + (T + 1) / 2,
-    or M with `same_length` (with `extra_key` M + 1). Not counted: elementwise operations, (c) and (d), hidden keys,
-    gradients through the memory, and the tail clusters of an adaptive embedding and softmax, whose share depends on the
-    text; of a variant of the model, whatever its layers do not have.
-
-    Args:
-        model: its memory is full, M = `memory_slots`.
-        batch_size: B, streams.
-        segment_len: T.
-    """
-    D, embedding = model.config.d_model, model.embedding
-    matrices = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
-    per_step, T = 0.0, segment_len
-    if isinstance(model, TransformerXL):
-        config, terms = model.config, model.config.active_terms
-        M, width = config.memory_slots, config.n_head * config.d_head
-        attention: list[Any] = [layer.attention for layer in model.layers]
-        distances = sum(one.position.weight.numel() for one in attention if one.position is not None)
-        matrices -= distances
-        keys_and_values = sum((one.has_keys + 1) * width * D for one in attention)
-        per_step += 4 * (batch_size * M * keys_and_values + (M + T) * distances)
-        n_products = 1 + ("a" in terms) + ("b" in terms)
-        n_visible = M + (T + 1) / 2 if config.attention_len is None else config.attention_len
-        per_step += 6 * config.n_layer * batch_size * T * n_products * width * n_visible
-    head = embedding.edges[1] + embedding.n_clusters - 1
-    projection = embedding.projection(0)
-    head_weights = head * embedding.tables[0].shape[1] + (0 if projection is None else 2 * projection.numel())
-    return per_step + 6 * batch_size * (T * matrices + segment_len * head_weights)
-
-
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the products per second of a GPU by its data sheet; None for a CPU, an unknown GPU or float64.
-
-    Args:
-        device: device of the model.
-        precision: `trainer.precision`. 32-true counts as TF32 where torch may use it.
-    """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peaks = next((peaks for part, peaks in PEAKS.items() if part in name), None)
-    if peaks is None or precision not in ("bf16-mixed", "16-mixed", "32-true"):
-        return None
-    if precision != "32-true":
-        return peaks[0]
-    return peaks[2] if torch.get_float32_matmul_precision() == "highest" else peaks[1]
 
 
 def peak_memory(device: torch.device) -> int:

@@ -16,20 +16,18 @@ from tqdm import tqdm
 
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.runs.metrics import loss_metrics, peak_flops, peak_memory, shown_units, training_flops
+from txl_lightning.runs.metrics import loss_metrics, peak_memory, shown_units
 from txl_lightning.training.loggers import CurveFile, log_metrics
 from txl_lightning.training.module import LanguageModelModule
 
 
 class TrainingCurves(Callback):
-    """Logs loss, bpc or ppl, learning rate, gradient norm, memory length, tokens/s, MFU and peak memory every n steps.
+    """Logs loss, bpc or ppl, learning rate, gradient norm, memory length, tokens/s and peak memory every n steps.
 
     The loss is the mean over the tokens of all ranks since the last log entry. Nothing is read from a GPU between log
     entries.
 
-        MFU = tokens/s · flops a token needs (`training_flops`) / (peak of the device · ranks)
-
-    MFU is left out where the peak is not known (`peak_flops`). Peak memory is that of the rank that needs most.
+    Peak memory is that of the rank that needs most.
 
     Each validation is logged too, and written as a line of `validation.jsonl`: steps, tokens, seconds, nll and bpc or
     ppl.
@@ -50,7 +48,6 @@ class TrainingCurves(Callback):
         self.latest: dict[str, float] = {}
         self._nll_sum: torch.Tensor | float = 0.0
         self._tokens = self._tokens_before = 0
-        self._shape = (1, 1)  # B and T of the last segment
         self._seconds_before = 0.0
         self._started = self._since = time.perf_counter()
 
@@ -68,7 +65,6 @@ class TrainingCurves(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Segment, *_: Any) -> None:
         n_tokens = batch.targets.numel()
         self.tokens += trainer.train_dataloader.batch_size * batch.targets.shape[1]  # type: ignore[union-attr]
-        self._shape = (batch.targets.shape[0], min(pl_module.config.data.segment_len, batch.targets.shape[1]))
         self._nll_sum = self._nll_sum + pl_module.loss * n_tokens
         self._tokens += n_tokens
         if trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps:
@@ -79,18 +75,13 @@ class TrainingCurves(Callback):
         nll_sum, tokens, n_recent = self.ranks.total(float(self._nll_sum), self._tokens, recent)
         values = loss_metrics(nll_sum / tokens, module.level) if tokens else {}
         memory = module.training_memory.memory
-        tokens_per_second = n_recent / (time.perf_counter() - self._since)
         self.latest = {f"train/{name}": value for name, value in values.items()} | {
-            "train/tokens_per_second": tokens_per_second,
+            "train/tokens_per_second": n_recent / (time.perf_counter() - self._since),
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "train/gradient_norm": float(module.gradient_norm),
             "train/memory_length": float(getattr(memory, "filled", 0)),
             "train/peak_memory_bytes": self.ranks.largest(peak_memory(module.device)),
         }
-        peak = peak_flops(module.device, str(trainer.precision))
-        if peak is not None:
-            per_token = training_flops(module.model, *self._shape) / (self._shape[0] * self._shape[1])
-            self.latest["train/mfu"] = tokens_per_second * per_token / (peak * self.ranks.world_size)
         log_metrics(trainer, {**self.latest, "tokens": self.tokens})
         self._nll_sum, self._tokens = 0.0, 0
         self.restart_clock()

@@ -93,16 +93,6 @@ def test_a_snapshot_is_converted_and_scores_as_its_model_does(
     assert result["test"]["ppl"] == pytest.approx(float(nll.mean().exp()), rel=1e-5)
 
 
-def test_the_vocabulary_may_be_another_file_or_that_of_the_corpus(convert: Convert, tmp_path: Path) -> None:
-    folder, corpus = write_snapshot(tmp_path / "hub"), "data.level=word"
-    (tmp_path / "words.json").write_text(json.dumps({word: i for i, word in enumerate(WORDS[::-1])}))
-    given = f"vocabulary={tmp_path / 'words.json'}"
-    other = load_trained(convert(folder, "huggingface", "other.ckpt", "txl", corpus, given)).vocabulary
-    assert other.symbols == tuple(WORDS[::-1])
-    with pytest.raises(UserError, match=r"of the model has 15 tokens, that of data=text\.txt has 16"):
-        convert(folder, "huggingface", "own.ckpt", "txl", corpus, "vocabulary=corpus")
-
-
 def test_unusable_vocabularies_are_named(convert: Convert, tmp_path: Path) -> None:
     folder, corpus = write_snapshot(tmp_path / "hub"), "data.level=word"
     vocabulary = folder / "vocab.json"
