@@ -50,6 +50,13 @@ class Ranks:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def collect(self, value: T) -> list[T]:
+        """Return the values of all ranks on rank 0, ordered by rank; none on the others."""
+        values = [value] * (self.world_size if self.rank == 0 else 0)
+        if self.world_size > 1:
+            dist.gather_object(value, values or None, group=self.group)
+        return values
+
     def first(self, value: T) -> T:
         """Return the value of rank 0 on every rank."""
         return self.gather(value)[0]
