@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -186,14 +187,14 @@ def test_jobs_run_side_by_side_after_those_they_need_and_alone_at_the_end() -> N
     ("words", "status"),
     [(["sleep", "600"], -signal.SIGTERM), (["sh", "-c", "trap '' TERM; while :; do sleep 600; done"], -signal.SIGKILL)],
 )
-def test_a_job_that_exceeds_the_limit_is_ended_with_its_children(
-    words: list[str], status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_a_job_with_its_children(words: list[str], status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS_TO_KILL", 0.2)
-    late = Call("late", os.execvp, (words[0], words))
-    options: dict[str, Any] = {"limit": 1.0, "grace_seconds": 0.2, "first_signal": signal.SIGTERM}
-    record, engine = run(late, Call("later"), **options)
+    record = Record()
+    late = [Call("late", os.execvp, (words[0], words)), Call("later")]
+    engine = Jobs(late, record.start, record.end, grace_seconds=0.2, first_signal=signal.SIGTERM)
+    Timer(1.0, signal.raise_signal, (signal.SIGUSR1,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
     assert record.ends["late"].status == status
-    assert "later" not in record.ends
     assert [job.name for job in engine.waiting] == ["later"]
-    assert (engine.interrupted, engine.failed, engine.stopped) == ({"late"}, {}, True)
+    assert (engine.failed, engine.stopped) == ({}, True)

@@ -267,7 +267,6 @@ class Jobs(Generic[J]):
         n_slots: jobs that run at once.
         grace_seconds: time for jobs to save after a signal.
         first_signal: asks the first process of a job to save and end.
-        limit: seconds after which the jobs are ended as by a signal; None without a limit.
         show: called after every change and ten times a second.
 
     Attributes:
@@ -275,8 +274,7 @@ class Jobs(Generic[J]):
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
         seconds: time of each job that ended, by name.
-        stopped: whether a signal or the limit has ended the jobs.
-        interrupted: names of the jobs that ran when they were stopped, and did not succeed.
+        stopped: whether a signal has ended the jobs.
     """
 
     waiting: list[J]
@@ -285,14 +283,12 @@ class Jobs(Generic[J]):
     n_slots: int = 1
     grace_seconds: float = 60.0
     first_signal: signal.Signals = signal.SIGINT
-    limit: float | None = None
     show: Callable[[], object] = lambda: None
     running: list[tuple[J, JobProcess, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     stopped: bool = False
-    interrupted: set[str] = field(default_factory=set)
 
     def run(self) -> None:
         """Run all jobs and wait for them.
@@ -304,7 +300,7 @@ class Jobs(Generic[J]):
             KeyboardInterrupt: after a signal, its argument, once all processes have ended.
         """
         self.waiting.sort(key=lambda job: job.alone)
-        began, stops, received = time.monotonic(), list[tuple[float, Callable[[JobProcess], None]]](), list[int]()
+        stops, received = list[tuple[float, Callable[[JobProcess], None]]](), list[int]()
         # A list instead of an exception, which would be raised between any two steps.
         with handled_signals(lambda number, _: received.append(number)):
             try:
@@ -313,7 +309,7 @@ class Jobs(Generic[J]):
                         self._start_ready()
                     self._collect()
                     now = time.monotonic()
-                    if not self.stopped and (received or (self.limit is not None and now > began + self.limit)):
+                    if received and not self.stopped:
                         self.stopped, deadline = True, now + self.grace_seconds
                         stops = [
                             (now, lambda process: process.interrupt(self.first_signal)),
@@ -361,7 +357,5 @@ class Jobs(Generic[J]):
         self.seconds[job.name] = ended.seconds
         if (error := self.end(job, ended)) is None:
             self.done.add(job.name)
-        elif self.stopped:
-            self.interrupted.add(job.name)
-        else:
+        elif not self.stopped:
             self.failed[job.name] = error

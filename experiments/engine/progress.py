@@ -40,7 +40,7 @@ class Progress:
     def status(self) -> str:
         """Return one line: jobs done, time left, the running jobs."""
         jobs = self.jobs
-        n_jobs = sum(map(len, (jobs.done, jobs.failed, jobs.interrupted, jobs.running, jobs.waiting)))
+        n_jobs = sum(map(len, (jobs.done, jobs.failed, jobs.running, jobs.waiting)))
         done = f"{len(jobs.done)} of {n_jobs} jobs done, about {clock(self.seconds_left())} left"
         return " · ".join([done, *(job.name for job, _, _ in jobs.running)])
 

@@ -201,7 +201,7 @@ class LanguageModelModule(L.LightningModule):
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
         self.losses = {"val": TokenLoss(), "test": TokenLoss()}
         self._longest_segment = 0
-        self.fused = config.trainer.precision != "16-mixed"  # a gradient scaler needs a step that is not
+        self.scales_gradients = config.trainer.precision == "16-mixed"
         self.score: Any = compiled(model.score) if config.trainer.compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
         self.share_of_batch = 1.0
@@ -314,12 +314,14 @@ class LanguageModelModule(L.LightningModule):
         """
         limit = self.config.optimizer.clip_norm or math.inf
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
-        value = self.gradient_norm if self.fused else self.loss
+        value = self.loss if self.scales_gradients else self.gradient_norm
         self.finite = self.finite.to(value.device) & torch.isfinite(value)
 
     def configure_optimizers(self) -> Any:
         max_steps = self.config.trainer.max_steps
-        optimizer, schedule = make_optimizer(self.model, self.config.optimizer, max_steps, self.fused)
+        optimizer, schedule = make_optimizer(
+            self.model, self.config.optimizer, max_steps, fused=not self.scales_gradients
+        )
         return [optimizer], [schedule]
 
     def on_train_batch_end(self, *args: Any) -> None:

@@ -162,7 +162,7 @@ class FiniteLoss(Callback):
     def check(self, trainer: L.Trainer, module: Any) -> None:
         """Raise `UserError` if the loss or the gradient of a step was not finite."""
         broken = not bool(module.finite)
-        if not module.fused:  # the loss differs between ranks
+        if module.scales_gradients:  # the loss differs between ranks
             broken = bool(self.ranks.largest(broken))
         if broken:
             when = "in" if module.reads_are_free else "in or before"
