@@ -181,16 +181,6 @@ def pairs(names: list[str], others: list[str]) -> list[object]:
     return [*sorted(first), *slow]
 
 
-def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:
-    config, plain = composed("experiment=laptop_modern"), parameters(BYTES, "profile=laptop")
-    assert parameters(BYTES, "experiment=laptop_modern") == pytest.approx(plain, rel=0.01)
-    for part in ("norm=layer", "pre_norm=false", "feed_forward=relu model.d_inner=512"):
-        without = parameters(BYTES, "experiment=laptop_modern", *f"model.{part}".split())
-        assert without == pytest.approx(plain, rel=0.01)
-    paper = composed("encoding=relative")
-    assert replace(config, model=paper.model, logger=paper.logger) == paper
-
-
 @pytest.mark.parametrize("name", OF_THE_PAPER)
 def test_a_published_experiment_takes_nothing_of_the_laptop_profiles_recipe(name: str) -> None:
     config = composed(f"experiment={name}")

@@ -203,9 +203,7 @@ def test_more_failures_than_an_exit_status_can_say(
     outcomes = [*(f"job {i} (seed={i}): was killed by SIGKILL" for i in range(300)), None]
     monkeypatch.setattr("txl_lightning.command_line.multirun.OUTCOMES", outcomes)
     assert report_failed_jobs("train") == 100
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[7] == "txl train: job 7 (seed=7): was killed by SIGKILL"
-    assert lines[-1] == "txl train: 300 of 301 jobs failed"
+    assert capsys.readouterr().err.splitlines()[-1] == "txl train: 300 of 301 jobs failed"
 
 
 def test_a_defect_is_named_by_its_type() -> None:

@@ -56,20 +56,11 @@ def test_early_stopping_ends_the_run_at_the_validation_that_is_not_better(tmp_pa
 
 UNFIT = (
     ({"_target_": f"{LIGHTNING}.EMAWeightAveraging"}, "would save other weights than those that the memory comes from"),
-    ({"_target_": f"{LIGHTNING}.StochasticWeightAveraging", "swa_lrs": 0.1}, "would end with other weights"),
     ({"_target_": f"{LIGHTNING}.ModelCheckpoint"}, "is not needed: checkpoint.every_n_steps"),
-    ({"_target_": f"{LIGHTNING}.TQDMProgressBar"}, "is not needed: trainer.progress_bar"),
-    ({"_target_": f"{LIGHTNING}.LearningRateFinder"}, "would train steps that the memory keeps"),
     ({"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/loss"}, "must monitor one of val/nll, val/bpc"),
     ({"_target_": f"{LIGHTNING}.EarlyStopping", "nosuch": 1}, "EarlyStopping: cannot be made: TypeError: "),
-    ({"_target_": f"{LIGHTNING}.Nosuch"}, "Nosuch: cannot be made: AttributeError: "),
-    (
-        {"_target_": "nosuch.Callback"},
-        "=nosuch.Callback: cannot be made: ModuleNotFoundError: No module",
-    ),
     ({"_target_": "os.mkdir", "path": "made"}, "trainer.callbacks=os.mkdir: is no Lightning Callback"),
     ({"monitor": "val/nll"}, "trainer.callbacks=None: must be {_target_: MODULE.CLASS, …}"),
-    ("EarlyStopping", "trainer.callbacks=EarlyStopping: must be {_target_: MODULE.CLASS, …}"),
     ({"_target_": f"{LIGHTNING}.LearningRateMonitor"}, "trainer.callbacks: Lightning says: Cannot use `Learning"),
 )
 

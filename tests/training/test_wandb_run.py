@@ -119,10 +119,7 @@ def test_only_an_online_run_is_continued_online(
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((), ["relative", "recurrence", "full loss"]),
-        (("memory=off", "encoding=al_rfou", "loss=half"), ["al_rfou", "no recurrence", "half loss"]),
-        (("model.terms=ab",), ["relative", "recurrence", "full loss", "terms ab"]),
-        (("encoding=absolute", "model.terms=ab"), ["absolute", "recurrence", "full loss"]),
+        (("memory=off", "model.terms=ab", "loss=half"), ["relative", "no recurrence", "half loss", "terms ab"]),
         (("beyond=attention_gate",), ["relative", "recurrence", "full loss", "attention_gate gates=head"]),
         (("model=lstm", "optimizer.lr=1e-3"), ["lstm", "full loss"]),
     ],
@@ -133,17 +130,8 @@ def test_the_arm_in_words(tmp_path: Path, overrides: tuple[str, ...], words: lis
     assert run_name(config).startswith(", ".join(words) + "; memory ")
 
 
-@pytest.mark.parametrize(
-    ("mode", "words"),
-    [
-        ("online", r"^logger.mode=online: Weights & Biases says: .*key.*$"),
-        ("onlin", r"logger.mode=onlin: must be offline, online or disabled"),
-    ],
-)
-def test_online_without_a_key_and_an_unknown_mode_are_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, words: str
-) -> None:
+def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # no netrc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(OptionError, match=words):
-        train(tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}"), tmp_path / "run")
+    with pytest.raises(OptionError, match=r"^logger.mode=online: Weights & Biases says: .*key.*$"):
+        train(tiny_config(tmp_path, "logger=wandb", "logger.mode=online"), tmp_path / "run")
