@@ -1,6 +1,7 @@
 """Train arms through `torch.compile`, in a process without checks of shapes, which are no part of the graphs.
 
 compiled_steps ARM…        prints as JSON the number of graphs of each arm, or the error of a recompilation
+compiled_steps ARM/N…      the same with the streams in N groups, of unequal sizes where N does not divide them
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def train(arm: str) -> int | str:
     """Do 20 steps and return the number of graphs, or the error if a step after the first one compiles again."""
     torch._dynamo.reset()
     counters.clear()
-    module: LanguageModelModule = bare_module(make(arm))
+    name, _, n = arm.partition("/")
+    module: LanguageModelModule = bare_module(make(name), stream_groups=int(n or 1))
     module.score = torch.compile(module.model.score, backend="aot_eager")
     (optimizer,), _ = module.configure_optimizers()
     module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]

@@ -10,13 +10,15 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.schemas import from_plain, plain
+from txl_lightning.config.schemas import TrainerConfig, from_plain, plain
 from txl_lightning.distributed import ranks
+from txl_lightning.distributed.environment import connect
 from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.commands import chosen_device
@@ -80,6 +82,21 @@ def test_a_command_makes_its_gpu_the_current_one(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_visible)
     monkeypatch.setenv("LOCAL_RANK", "2")
     assert [chosen_device("gpu")] == devices == [torch.device("cuda", index)]
+
+
+def test_ranks_on_gpus_meet_with_the_gpu_of_each(devices: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL knows the GPU from the start; flags have a group of gloo's."""
+    made: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, *_, **place: made.append((backend, place)))
+    monkeypatch.setattr(dist, "new_group", lambda backend: made.append(backend))
+    elastic = {"TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
+    for name, value in {**elastic, "RANK": "2", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    connect(TrainerConfig(accelerator="gpu", devices=4))
+    gpu = torch.device("cuda", 2)
+    assert made == [("nccl", {"rank": 2, "world_size": 4, "device_id": gpu}), "gloo"]
+    assert devices == [gpu]
 
 
 def test_a_task_of_slurm_may_see_its_own_gpu_alone(
