@@ -16,7 +16,7 @@ from tests.devices.arms import B, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from tests.training.small_run import bare_module
 from txl_lightning import Memory
-from txl_lightning.data.streams import Segment
+from txl_lightning.data.streams import Batch
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -50,9 +50,9 @@ def prepared(arm: str, **options: Any) -> tuple[LanguageModelModule, torch.optim
     return module, made
 
 
-def segment(number: int) -> Segment:
+def segment(number: int) -> Batch:
     window = tokens("meta")
-    return Segment(window[:, :-1], window[:, 1:], number)
+    return Batch(window[:, :-1], window[:, 1:], number)
 
 
 def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer) -> None:

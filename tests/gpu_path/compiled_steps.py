@@ -17,16 +17,16 @@ from torch._dynamo.utils import counters
 from tests.devices.arms import B, T, make
 from tests.training.small_run import bare_module
 from txl_lightning import Memory
-from txl_lightning.data.streams import Segment
+from txl_lightning.data.streams import Batch
 from txl_lightning.training.module import LanguageModelModule
 
 STEPS = 20
 
 
-def segment(number: int) -> Segment:
+def segment(number: int) -> Batch:
     """Each segment has other numbers of targets in the clusters."""
     window = torch.randint(30, (B, T + 1), generator=torch.Generator().manual_seed(number))
-    return Segment(window[:, :-1], window[:, 1:], number, known_targets=window[:, 1:].numpy())
+    return Batch(window[:, :-1], window[:, 1:], number, known_targets=window[:, 1:].numpy())
 
 
 def train(arm: str) -> int | str:

@@ -21,14 +21,14 @@ def losses_of(directory: Path, text: Path, *overrides: str) -> list[tuple[int, f
 
 
 def test_a_resumed_run_knows_where_its_documents_began(tmp_path: Path) -> None:
-    steps, chunks = ("trainer.val_every_n_steps=100", "trainer.max_steps=5"), "trainer.stream_groups=2"
+    steps, groups = ("trainer.val_every_n_steps=100", "trainer.max_steps=5"), "trainer.stream_groups=2"
     options = ("memory.mem_len=24", "data.random_start=true")
-    whole = losses_of(tmp_path / "whole", tmp_path, *options, chunks)
-    losses_of(tmp_path / "half", tmp_path, *options, chunks, *steps)
+    whole = losses_of(tmp_path / "whole", tmp_path, *options, groups)
+    losses_of(tmp_path / "half", tmp_path, *options, groups, *steps)
     last = tmp_path / "half/checkpoints/last.ckpt"
     memory = read_file(last)["training_memory"]["memory"]
     assert len(set(memory["in_document_B"].tolist())) > 1
-    assert losses_of(tmp_path / "resumed", tmp_path, *options, chunks, f"resume={last}") == whole[5:]
+    assert losses_of(tmp_path / "resumed", tmp_path, *options, groups, f"resume={last}") == whole[5:]
     at_once = losses_of(tmp_path / "at once", tmp_path, *options)
     assert [loss for _, loss in at_once] == pytest.approx([loss for _, loss in whole], rel=1e-5)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
 from tests.training.small_run import bare_module, tiny_config
 from txl_lightning import TransformerXL
-from txl_lightning.data.streams import Segment
+from txl_lightning.data.streams import Batch
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule, scored_positions
 from txl_lightning.training.run import train
@@ -19,8 +19,8 @@ from txl_lightning.training.run import train
 T = 3
 
 
-def batch_of(stream: Tensor, number: int = 0) -> Segment:
-    return Segment(stream[:, :-1], stream[:, 1:], number)
+def batch_of(stream: Tensor, number: int = 0) -> Batch:
+    return Batch(stream[:, :-1], stream[:, 1:], number)
 
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
@@ -45,12 +45,12 @@ FAST = ("relative", "same length", "documents")
 
 
 @pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in ARMS])
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: str, chunks: int) -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: str, groups: int) -> None:
     model = tiny_model(**{"mem_len": 50, **ARMS[arm]})
     stream = random_stream(2, 4 * T + 1)
     stream[0, 5] = ~stream[0, 5] if arm == "documents" else stream[0, 5]
-    module = module_of(model, stream_groups=chunks)
+    module = module_of(model, stream_groups=groups)
     module.add_gradients(batch_of(stream))
     ours = gradients(model)
     nll, _ = model.score(stream[:, :-1], stream[:, 1:])

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config.lengths import Lengths
-from txl_lightning.data.streams import Segment, Streams
+from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.training.module import LanguageModelModule, scored_positions
 
@@ -31,7 +31,7 @@ def streams() -> Streams:
     return Streams(tokens, batch_size=3, segment_len=6)
 
 
-def loss_of(module: LanguageModelModule, segment: Segment) -> float:
+def loss_of(module: LanguageModelModule, segment: Batch) -> float:
     module.add_gradients(segment)
     return float(module.loss)
 
@@ -52,7 +52,7 @@ def test_half_loss_is_of_the_last_half_in_training_only(
     module: LanguageModelModule, length: int, counted: slice
 ) -> None:
     tokens = torch.arange(2 * (length + 1)).view(2, -1) % 20
-    segment = Segment(tokens[:, :-1], tokens[:, 1:], number=0)
+    segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
     nll, _ = module.model.score(segment.tokens, segment.targets)
     module = bare_module(module.model, loss="half")
     assert loss_of(module, segment) == pytest.approx(nll[:, counted].mean().item())
@@ -72,13 +72,13 @@ def test_a_random_half_has_as_many_positions_as_half_and_depends_on_seed_and_ste
     assert T == 1 or drawn[:50] != drawn[50:]
 
 
-def test_random_half_loss_is_of_the_drawn_positions_of_all_columns(module: LanguageModelModule) -> None:
+def test_random_half_loss_is_of_the_drawn_positions_of_all_streams(module: LanguageModelModule) -> None:
     tokens = torch.arange(14).view(2, 7) % 20
-    segment = Segment(tokens[:, :-1], tokens[:, 1:], number=0)
+    segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
     nll, _ = module.model.score(segment.tokens, segment.targets)
     counted = nll[:, scored_positions("random_half", 6, seed=1, step=3)]
-    for n_chunks in (1, 2):
-        module = bare_module(module.model, loss="random_half", stream_groups=n_chunks)
+    for n_groups in (1, 2):
+        module = bare_module(module.model, loss="random_half", stream_groups=n_groups)
         module.trainer = SimpleNamespace(strategy=None, global_step=3)  # type: ignore[assignment]
         assert loss_of(module, segment) == pytest.approx(counted.mean().item())
 

@@ -1,4 +1,4 @@
-"""The numbers do not depend on how many processes share the global batch, nor on chunks of columns."""
+"""The numbers do not depend on how many processes share the global batch, nor on groups of streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = (
 ARMS: dict[str, tuple[str, ...]] = {
     "single": (),
     "double": ("trainer.precision=64-true",),
-    "chunks": ("trainer.stream_groups=2",),
+    "groups": ("trainer.stream_groups=2",),
     "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
     "random half": ("loss=random_half", "trainer.stream_groups=2", "trainer.precision=64-true"),
@@ -107,9 +107,9 @@ def test_losses_of_one_two_and_four_processes_are_the_same(runs: Path, arm: str)
 
 
 @pytest.mark.slow
-def test_chunks_of_columns_change_nothing(runs: Path) -> None:
+def test_groups_of_streams_change_nothing(runs: Path) -> None:
     for W in (1, 2, 4):
-        assert differences(runs, f"single{W}", f"chunks{W}") < 1e-5
+        assert differences(runs, f"single{W}", f"groups{W}") < 1e-5
 
 
 @pytest.mark.slow

@@ -90,16 +90,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 
 def naive_loss(checkpoint: Path, tokens: Any, segments: int) -> tuple[float, int, float]:
-    """Mean loss, number and mean bytes of the targets: two columns, segments of 6, two tokens of extended context."""
+    """Mean loss, number and mean bytes of the targets: two streams, segments of 6, two tokens of extended context."""
     contents = load_trained(checkpoint)
     model = contents.model.with_lengths(mem_len=16, ext_len=2, same_length=True, clamp_len=14)
     n = len(tokens) // 2
-    columns = torch.tensor([tokens[:n].tolist(), tokens[n : 2 * n].tolist()])
+    streams = torch.tensor([tokens[:n].tolist(), tokens[n : 2 * n].tolist()])
     sums, memory, targets = 0.0, None, []
     with torch.no_grad():
         for first in range(0, min(6 * segments, n - 1), 6):
             end = min(first + 6, n - 1)
-            seen, following = columns[:, max(0, first - 2) : end], columns[:, first + 1 : end + 1]
+            seen, following = streams[:, max(0, first - 2) : end], streams[:, first + 1 : end + 1]
             nll, memory = model.score(seen, following, memory)
             sums += float(nll.double().sum())
             targets += following.flatten().tolist()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
-from txl_lightning.data.streams import Segment, Streams
+from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stream_losses
@@ -206,7 +206,7 @@ def check_options(options: EvaluateOptions) -> None:
     require(alone, "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")
 
 
-def _score(model: Any, segment: Segment, state: Any) -> Any:
+def _score(model: Any, segment: Batch, state: Any) -> Any:
     device = device_of(model)
     return model.score(segment.tokens.to(device), segment.targets.to(device), state)
 

@@ -6,7 +6,7 @@ import lightning as L
 
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.streams import Segment, ShuffledStreams, Streams
+from txl_lightning.data.streams import Batch, ShuffledStreams, Streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require
 
@@ -66,7 +66,7 @@ class StreamsDataModule(L.LightningDataModule):
         seed = self.data.seed if self.data.random_start or self.corpus.sentences else None
         return _streams(self.corpus, split, self.data, (self.ext_len, *place), seed)
 
-    def on_before_batch_transfer(self, batch: Segment, dataloader_idx: int) -> Segment:
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
         if self.trainer is None or self.trainer.strategy.root_device.type != "cuda":
             return batch

@@ -14,8 +14,8 @@ from torch import Tensor
 from txl_lightning.errors import require
 
 
-class Segment(NamedTuple):
-    """Batch: T consecutive positions of this rank's B streams.
+class Batch(NamedTuple):
+    """T consecutive positions of this rank's B streams: a segment, or all segments of a training step.
 
     Args:
         tokens: [B, E + T] token numbers; the first E, at most `ext_len`, are extended context.
@@ -29,12 +29,12 @@ class Segment(NamedTuple):
     number: int
     known_targets: np.ndarray | None = None
 
-    def streams(self, first: int, end: int) -> Segment:
+    def streams(self, first: int, end: int) -> Batch:
         """Return the streams from `first` to `end`."""
         known = None if self.known_targets is None else self.known_targets[first:end]
         return self._replace(tokens=self.tokens[first:end], targets=self.targets[first:end], known_targets=known)
 
-    def split(self, segment_len: int, ext_len: int) -> list[Segment]:
+    def split(self, segment_len: int, ext_len: int) -> list[Batch]:
         """Cut a batch of several segments: each has `segment_len` positions, the last of an epoch maybe fewer.
 
         Args:
@@ -63,7 +63,7 @@ def part_of_streams(n_streams: int, part: int, n_parts: int) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Streams:
-    """Streams of text as an iterable of `Segment` with a length and a position that can be saved and restored.
+    """Streams of text as an iterable of `Batch` with a length and a position that can be saved and restored.
 
     B contiguous streams read a split of n tokens in its own order: stream b begins at token (start + b (n // B)) mod n
     and has n // B tokens, the rest is trimmed. A stream that reaches the end of the text continues at its first token.
@@ -152,13 +152,13 @@ class Streams:
     def __len__(self) -> int:
         return -(-self.targets_per_stream // self.segment_len)
 
-    def __getitem__(self, index: int) -> Segment:
+    def __getitem__(self, index: int) -> Batch:
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
         window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap").astype(np.int64)
         window_BT, n_targets = torch.from_numpy(window), self.targets_per_stream - index * self.segment_len
-        return Segment(window_BT[:, :-1], window_BT[:, -min(self.segment_len, n_targets) :], index)
+        return Batch(window_BT[:, :-1], window_BT[:, -min(self.segment_len, n_targets) :], index)
 
-    def __iter__(self) -> Iterator[Segment]:
+    def __iter__(self) -> Iterator[Batch]:
         """Yield all segments of the epoch, or once those from a restored position on."""
         start, self._start = self._start, 0
         if start == 0 and self.position == len(self):  # the last iteration stopped after the last segment

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from txl_lightning.data.streams import Segment, Streams
+from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.errors import OptionError, require
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
@@ -106,9 +106,9 @@ def stream_losses(
     return TokenLosses(nll, positions, left_out, time.perf_counter() - started)
 
 
-def _groups(segments: Iterable[Segment], n_tokens: int) -> Iterator[list[Segment]]:
+def _groups(segments: Iterable[Batch], n_tokens: int) -> Iterator[list[Batch]]:
     """Yield lists of neighbouring segments of equal shape, each with at most `n_tokens` tokens or one segment."""
-    group: list[Segment] = []
+    group: list[Batch] = []
     for segment in segments:
         full = (len(group) + 1) * segment.tokens.numel() > n_tokens
         if group and (full or segment.tokens.shape != group[0].tokens.shape):

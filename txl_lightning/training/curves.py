@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
-from txl_lightning.data.streams import Segment
+from txl_lightning.data.streams import Batch
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.metrics import loss_metrics, peak_memory, shown_units
 from txl_lightning.training.loggers import CurveFile, log_metrics
@@ -62,7 +62,7 @@ class TrainingCurves(Callback):
         if self.ranks.rank == 0:
             self.file.keep_until(trainer.global_step)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Segment, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Batch, *_: Any) -> None:
         n_tokens = batch.targets.numel()
         self.tokens += trainer.train_dataloader.batch_size * batch.targets.shape[1]  # type: ignore[union-attr]
         self._nll_sum = self._nll_sum + pl_module.loss * n_tokens

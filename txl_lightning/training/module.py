@@ -17,7 +17,7 @@ from torch import Tensor
 
 from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config
-from txl_lightning.data.streams import Segment, part_of_streams
+from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.model.checkpoints.contents import CheckpointError, check
@@ -44,7 +44,7 @@ class MemoryHolder:
         self.memory: Any = None
         self.next_number = 0
 
-    def load_for(self, segment: Segment) -> Any:
+    def load_for(self, segment: Batch) -> Any:
         """Return the memory to score `segment` with; None at segment 0.
 
         Raises:
@@ -59,7 +59,7 @@ class MemoryHolder:
             )
         return self.memory
 
-    def store_after(self, segment: Segment, memory: Any) -> None:
+    def store_after(self, segment: Batch, memory: Any) -> None:
         """Store the memory that scoring `segment` returned."""
         self.memory, self.next_number = memory, segment.number + 1
 
@@ -218,7 +218,7 @@ class LanguageModelModule(L.LightningModule):
         module = cls(trained.model, trained.config, trained.vocabulary, lengths, **kwargs)
         return module if map_location is None else module.to(map_location)
 
-    def training_step(self, batch: Segment, batch_idx: int) -> None:
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Do one step: gradients, clipping (`on_before_optimizer_step`, called by `step`), weights, learning rate."""
         optimizer, schedule = cast("Any", self.optimizers()), cast("Any", self.lr_schedulers())
         optimizer.zero_grad()
@@ -227,7 +227,7 @@ class LanguageModelModule(L.LightningModule):
             optimizer.step()  # calls `on_before_optimizer_step` first
         schedule.step()
 
-    def add_gradients(self, batch: Segment) -> None:
+    def add_gradients(self, batch: Batch) -> None:
         """Add the gradients of the loss of a segment, or of all segments of a step, and store the memory after it.
 
         A backward pass for each group of streams frees its activations before the next one is scored. A group of b of
@@ -255,7 +255,7 @@ class LanguageModelModule(L.LightningModule):
         self.training_memory.store_after(batch, join_streams(memories))
         self.loss = torch.stack(losses).sum()
 
-    def _score(self, batch: Segment, memory: Any) -> tuple[Tensor, Any]:
+    def _score(self, batch: Batch, memory: Any) -> tuple[Tensor, Any]:
         """Return the losses at the positions that the training loss counts, [B, P], and the memory after the step."""
         k, model, counted = self.config.memory.gradient_segments, cast("Any", self.model), []
         segments = batch.split(self.config.data.segment_len, model.config.ext_len) if k else [batch]
@@ -285,14 +285,14 @@ class LanguageModelModule(L.LightningModule):
         strategy = self.trainer.strategy
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
-    def _memory_before(self, batch: Segment) -> Any:
+    def _memory_before(self, batch: Batch) -> Any:
         """Return the memory before a training segment, on its device; None at the start of an epoch."""
         memory, model = self.training_memory.load_for(batch), cast("Any", self.model)
         if memory is not None:
             return memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
         return model.start_memory(batch.tokens.shape[0], static=True) if self.config.trainer.compile else None
 
-    def _scorer_for(self, batch: Segment, memory: Any) -> Any:
+    def _scorer_for(self, batch: Batch, memory: Any) -> Any:
         """Return the compiled `score` for full memories and whole segments; other shapes are not compiled."""
         model: Any = self.model
         fills = isinstance(memory, Memory) and memory.filled < model.config.memory_slots
@@ -329,20 +329,20 @@ class LanguageModelModule(L.LightningModule):
         if self.trainer.global_step >= self.trainer.max_steps:
             self.trainer.should_stop = True  # Lightning validates before it stops early
 
-    def validation_step(self, batch: Segment, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluation_step(batch, "val")
 
     def on_validation_epoch_end(self) -> None:
         self._evaluation_end("val")
 
-    def test_step(self, batch: Segment, batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluation_step(batch, "test")
 
     def on_test_epoch_end(self) -> None:
         self._evaluation_end("test")
 
     @torch.no_grad()
-    def _evaluation_step(self, batch: Segment, stage: str) -> None:
+    def _evaluation_step(self, batch: Batch, stage: str) -> None:
         memory = self.evaluation_memory.load_for(batch)
         if memory is None:  # the first segment: the weights stay the same until the last
             self._evaluation_score = self._evaluated_model().score
