@@ -1,4 +1,4 @@
-"""Text whose dependencies are known: its statistics, and its entropy against counts and against the exact model."""
+"""Text whose dependencies are known: its statistics, and its entropy against the exact model."""
 
 from math import log
 from pathlib import Path
@@ -58,21 +58,6 @@ def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None
         losses = window_losses(reader, tokens, positions, [c])[0]
         error = losses.std() / np.sqrt(len(losses))
         assert abs(losses.mean() - recall.entropy(c)) <= 3 * error + 1e-12
-
-
-@pytest.mark.parametrize(
-    "recall", [Recall((3,), 0.7, 2), Recall((2, 4), 0.7, 2), Recall((1, 3), 0.7, 2, block_len=20.0)]
-)
-def test_the_entropy_is_that_of_counted_contexts(recall: Recall) -> None:
-    """Counting every context of c tokens knows nothing of distances, alphabets or blocks."""
-    tokens = numbers(recall, 800_000)
-    for c in (1, 2, 3, 4, 5):
-        windows = np.lib.stride_tricks.sliding_window_view(tokens, c + 1) @ 4 ** np.arange(c + 1)
-        entropies = [
-            -(p := counts[counts > 0] / counts.sum()) @ np.log(p)
-            for counts in (np.bincount(windows), np.bincount(windows % 4**c))
-        ]
-        assert entropies[0] - entropies[1] == pytest.approx(recall.entropy(c), abs=0.004)
 
 
 def test_the_closed_forms_and_the_default_of_the_example() -> None:

@@ -1,10 +1,5 @@
 """Tables in Markdown."""
 
-import re
-
-import pytest
-
-from tests.docs.pages import ROOT
 from txl_lightning.reporting.tables import markdown_table
 
 
@@ -21,9 +16,3 @@ CELL = r"&lt;script&gt;alert(1)&lt;/script&gt; a\|b\\\|c \| d \*e\* \`f\` [g\](h
 def test_a_name_stays_one_cell_without_markup() -> None:
     lines = [f"| {CELL} | loss |", "| --- | ---: |", f"| {CELL} | 1 |"]
     assert markdown_table([NAME, "loss"], [[NAME, "1"]]).splitlines() == lines
-
-
-@pytest.mark.parametrize("folder", ["txl_lightning", "experiments", "sweeps"])
-def test_every_markdown_table_is_made_in_one_place(folder: str) -> None:
-    rules = [path.name for path in (ROOT / folder).rglob("*.py") if re.search(r"-{3}:?( ?\||\")", path.read_text())]
-    assert rules == (["tables.py"] if folder == "txl_lightning" else [])
