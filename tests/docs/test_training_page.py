@@ -15,7 +15,7 @@ PAGE = ROOT / "docs/training.md"
 
 def check_beam_search(names: dict[str, Any]) -> None:
     """As many beams as there are tokens find the likeliest of all pairs."""
-    model, prompts = names["model"].double(), names["columns"][:2, :9]
+    model, prompts = names["model"].double(), names["streams"][:2, :9]
     found = names["beam_search"](CachedTransformerXL(model), prompts, 2, 256)
     with torch.no_grad():
         for prompt, pair in zip(prompts, found, strict=True):

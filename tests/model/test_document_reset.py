@@ -116,14 +116,6 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     assert not torch.equal(losses[0], losses[1])
 
 
-def test_columns_of_a_memory_are_reset_on_their_own():
-    model, stream = documents_model(mem_len=6), marked(random_stream(B, L), [[3], [9, L - 2], []])
-    whole_nll, whole = scored(model, stream)
-    assert whole.in_document_B.tolist() == [6, 1, 6]
-    parts = [scored(model, stream[first:stop])[0] for first, stop in ((0, 1), (1, 3))]
-    torch.testing.assert_close(torch.cat(parts), whole_nll, **EXACT)
-
-
 def test_a_memory_of_an_unmarked_stream_is_one_document():
     model, stream = tiny_model(mem_len=30), random_stream(B, L)
     _, memory = scored(model, stream)

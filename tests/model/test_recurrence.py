@@ -132,9 +132,9 @@ STATES = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_columns_join_in_any_order_and_survive_a_file(name):
+def test_streams_join_in_any_order_and_survive_a_file(name):
     state, file = STATES[name], io.BytesIO()
-    parts = [state.columns(4, 6), state.columns(0, 1), state.columns(1, 4)]
+    parts = [state.streams(4, 6), state.streams(0, 1), state.streams(1, 4)]
     assert [(part.first_column, part.batch_size) for part in parts] == [(14, 2), (10, 1), (11, 3)]
     torch.save(type(state).join(parts).to("cpu").state_dict(), file)
     file.seek(0)
@@ -142,9 +142,9 @@ def test_columns_join_in_any_order_and_survive_a_file(name):
     assert again.keys() == state.state_dict().keys()
     for key, value in state.state_dict().items():
         assert torch.equal(torch.as_tensor(again[key]), torch.as_tensor(value)), key
-    for columns in ([(0, 2), (3, 6)], [(0, 3), (2, 6)]):  # a gap, an overlap
+    for bounds in ([(0, 2), (3, 6)], [(0, 3), (2, 6)]):  # a gap, an overlap
         with pytest.raises(ValueError, match="do not join"):
-            type(state).join([state.columns(*bounds) for bounds in columns])
+            type(state).join([state.streams(*pair) for pair in bounds])
     if name == "memory":
         with pytest.raises(ValueError, match="do not join"):
-            Memory.join([state.columns(0, 1), replace(state, filled=3, first_column=11)])
+            Memory.join([state.streams(0, 1), replace(state, filled=3, first_column=11)])

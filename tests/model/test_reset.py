@@ -121,13 +121,13 @@ def test_a_static_memory_keeps_its_shape() -> None:
 
 
 @pytest.mark.parametrize("arm", ["relative, memory", "zeros", "memory tokens and states", "lstm"])
-def test_a_reset_survives_a_file_and_columns_of_which_one_had_none(arm: str) -> None:
+def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm: str) -> None:
     model, stream = model_of(arm), random_stream(B, 3 * T)
     done = torch.tensor([True, False, False])
     _, memory = model(stream[:, :T])
     _, memory = model(stream[:, T : 2 * T], memory)
     expected, _ = model(stream[:, 2 * T :], memory.reset(done))
-    parts = [memory.columns(0, 1).reset(done[:1]), memory.columns(1, 3)]
+    parts = [memory.streams(0, 1).reset(done[:1]), memory.streams(1, 3)]
     joined, file = type(memory).join(parts), io.BytesIO()
     torch.save(joined.state_dict(), file)
     file.seek(0)

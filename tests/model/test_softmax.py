@@ -79,19 +79,6 @@ def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
 
 
 @pytest.mark.parametrize("options", [{"div_val": 2}, {"d_embed": 4}, {}], ids=str)
-def test_adaptive_input_is_a_table_lookup_and_a_projection_by_cluster(options):
-    embedding, _ = make(12, 8, cutoffs=(4, 9), **options)
-    tokens = torch.tensor([[0, 11, 4], [8, 9, 3]])
-    for place in torch.cartesian_prod(torch.arange(2), torch.arange(3)):
-        token = int(tokens[tuple(place)])
-        cluster = sum(token >= cut for cut in (4, 9))
-        row = embedding.rows()[cluster][token - embedding.edges[cluster]]
-        projection = embedding.projection(cluster)
-        expected = (row if projection is None else projection @ row) * 8**0.5
-        torch.testing.assert_close(embedding(tokens)[tuple(place)], expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("options", [{"div_val": 2}, {"d_embed": 4}, {}], ids=str)
 @pytest.mark.parametrize("token", [-13, -1, 12, 99])
 def test_a_token_outside_the_vocabulary_is_refused(options, token):
     """A marked token (-1 - token) of a model that tells documents apart is one for any other model."""

@@ -121,7 +121,7 @@ class TokenSoftmax(nn.Module):
         """Return -log P(target | h) in nats, in token order.
 
         Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None:
-        so an optimizer step does not depend on how columns are divided into processes and chunks.
+        so an optimizer step does not depend on how streams are divided into processes and groups.
 
         With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU once in every
         call, unless `known_targets_BT` are the targets in its own memory.

@@ -25,7 +25,7 @@ class CarriedState:
     DDP would overwrite it with that of rank 0, and weight averaging would average it.
 
     Args:
-        first_column: index of the first stream among all columns of the global batch.
+        first_column: index of the first stream in the global batch; named as in checkpoints.
     """
 
     first_column: int = field(default=0, kw_only=True)
@@ -35,7 +35,7 @@ class CarriedState:
         """B, streams."""
         raise NotImplementedError
 
-    def columns(self: State, start: int, stop: int) -> State:
+    def streams(self: State, start: int, stop: int) -> State:
         """Return the state of streams `start` to `stop` (exclusive), counted within this state."""
         part = self._changed(lambda x: x.narrow(_streams_axis(x), start, stop - start))
         return replace(part, first_column=self.first_column + start)
@@ -63,7 +63,7 @@ class CarriedState:
 
     @classmethod
     def join(cls: type[State], parts: Sequence[State]) -> State:
-        """Join the states of neighbouring columns, in the order of their columns.
+        """Join the states of neighbouring streams, in their order.
 
         Raises:
             ValueError: the parts leave a gap, overlap, or were filled to different lengths.

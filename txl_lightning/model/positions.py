@@ -151,7 +151,7 @@ def attention_mask(
 def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Return the numbers of tokens of which some are marked: -1 - token is a token that begins a document.
 
-    The mark stays with its token wherever streams are cut into segments, chunks, windows and extended context.
+    The mark stays with its token wherever streams are cut into segments, windows and extended context.
     """
     return torch.maximum(tokens_BT, ~tokens_BT)
 

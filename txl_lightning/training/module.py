@@ -102,7 +102,7 @@ class MemoryHolder:
             for part, (start, stop) in zip(parts, bounds, strict=True):
                 check_memory(part, model, start, stop)
             joined = join_streams([model.state_class.from_state_dict(part) for part in parts])
-            self.memory = joined.columns(first - joined.first_column, end - joined.first_column)
+            self.memory = joined.streams(first - joined.first_column, end - joined.first_column)
 
 
 def steps_of(fit_loop: dict[str, Any]) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class LanguageModelModule(L.LightningModule):
         memory, losses, memories = self._memory_before(batch), [], []
         for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
             nll_BP, after = self._score(
-                batch.streams(first, end), None if memory is None else memory.columns(first, end)
+                batch.streams(first, end), None if memory is None else memory.streams(first, end)
             )
             share = (end - first) / B_r
             loss = nll_BP.mean() * share
