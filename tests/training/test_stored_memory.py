@@ -27,7 +27,7 @@ def in_files(state: dict[str, Any], folder: Path, n_ranks: int) -> dict[str, Any
     whole = Memory.from_state_dict(state["memory"])
     files = [f"memory/step7-{rank}-of-{n_ranks}.pt" for rank in range(n_ranks)]
     for rank, file in enumerate(files):
-        write_checkpoint(whole.columns(*part_of_streams(whole.batch_size, rank, n_ranks)).state_dict(), folder / file)
+        write_checkpoint(whole.streams(*part_of_streams(whole.batch_size, rank, n_ranks)).state_dict(), folder / file)
     return {"memory": None, "next_number": state["next_number"], "files": files}
 
 
