@@ -1,6 +1,6 @@
 """Dashboard as code: `python -m sweeps.dashboard [--project P] [--entity E] [--output FILE] [--push]`.
 
-A W&B workspace with the ablation (runs grouped by arm, tables and bars), learning curves by arm, RECL and context
+A W&B workspace with the ablation (runs grouped by arm), learning curves by arm, RECL and context
 curves, speed and attention. Without `--push` the workspace is written as JSON, the same bytes every time, without a
 network or a key. Panels show metrics that `txl train`, `evaluate`, `recl`, `speed` and `attention` log.
 """
@@ -30,7 +30,6 @@ NAME = "Transformer-XL"
 RUNSET_ID = "txl-runs"
 BY_ARM: dict[str, Any] = {"groupby": wr.Config("arm"), "groupby_aggfunc": "mean", "groupby_rangefunc": "stderr"}
 UNITS = {"bpc": "bits per character", "ppl": "perplexity"}
-LINES = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}  # the columns of `wandb.plot.line_series`
 FRACTIONS = ("0.1", "0.5", "1.0")  # r of hardest positions
 PINNED = (
     *("config:arm.value", "summary:final/test/bpc", "summary:final/test/ppl", "summary:val/bpc.min"),
@@ -75,25 +74,14 @@ def curve(metric: str, title: str, unit: str, **options: Any) -> Any:
     return wr.LinePlot(title=title, x="tokens", y=[metric], title_x="tokens", title_y=unit, **{**BY_ARM, **options})
 
 
-def line_series(key: str, title: str, x_name: str) -> Any:
-    """Build the chart of a key that `log_line_series` logged."""
-    return wr.CustomChart(
-        query={"summaryTable": {"tableKey": f"{key}_table"}},
-        chart_name="wandb/lineseries/v0",
-        chart_fields=LINES,
-        chart_strings={"title": title, "xname": x_name},
-    )
-
-
 def ablation() -> ws.Section:
     """Build the section of Table 6: test loss by arm, attention lengths, and the options that differ between runs."""
     bars = [
         wr.BarPlot(title=f"Test {name}, best weights", metrics=[f"final/test/{unit}"], title_x=name, **BY_ARM)
         for unit, name in UNITS.items()
     ]
-    tables = [wr.WeavePanelSummaryTable(table_name=f"evaluate/{name}") for name in ("table", "table_6")]
-    lengths = line_series("evaluate/attention_lengths", "Loss by attention length", "attention length")
-    return section("Ablation", [*bars, *tables, lengths, wr.RunComparer(diff_only="split")])
+    lengths = wr.MediaBrowser(title="Loss by attention length", media_keys=["evaluate/attention_lengths"])
+    return section("Ablation", [*bars, lengths, wr.RunComparer(diff_only="split")])
 
 
 def learning_curves() -> ws.Section:
@@ -113,29 +101,23 @@ def learning_curves() -> ws.Section:
 
 def recl_and_context() -> ws.Section:
     """Build the section of Table 8, Figures 3 and 4."""
-    gains = [line_series(f"recl/gains_r{r}", f"Perplexity gain, r = {r}", "c") for r in FRACTIONS]
-    contexts = [line_series(f"recl/{unit}", f"{name} by context", "context") for unit, name in UNITS.items()]
-    table = wr.WeavePanelSummaryTable(table_name="recl/table")
-    return section("RECL and context", [table, *gains, *contexts])
+    images = {f"gains_r{r}": f"Figure 3: perplexity gain, r = {r}" for r in FRACTIONS}
+    images["contexts"] = "Figure 4: loss by context"
+    figures = [wr.MediaBrowser(title=title, media_keys=[f"recl/{name}"]) for name, title in images.items()]
+    return section("RECL and context", figures)
 
 
 def speed() -> ws.Section:
     """Build the section of training speed by arm and Table 9."""
     trained = curve("train/tokens_per_second", "Training", "tokens/s")
-    table = wr.WeavePanelSummaryTable(table_name="speed/table")
-    ratios = [
-        line_series(f"speed/ratios_{level}", f"{name}: how many times slower", "attention length")
-        for level, name in (("char", "Characters"), ("word", "Words"))
-    ]
-    times = wr.MediaBrowser(title="Time per token", media_keys=["speed/speed"])
-    return section("Speed", [trained, table, *ratios, times])
+    return section("Speed", [trained, wr.MediaBrowser(title="Table 9: time per token", media_keys=["speed/speed"])])
 
 
 def attention() -> ws.Section:
-    """Build the section of Figures 5 to 7, with a table of all heads."""
+    """Build the section of Figures 5 to 7."""
     figures = {"by_distance": "Figure 5: by distance", "text": "Figure 6: on a text", "terms": "Figure 7: by term"}
     images = [wr.MediaBrowser(title=title, media_keys=[f"attention/{name}"]) for name, title in figures.items()]
-    return section("Attention", [*images, wr.WeavePanelSummaryTable(table_name="attention/heads")], columns=2)
+    return section("Attention", images, columns=2)
 
 
 def sweep_results() -> ws.Section:

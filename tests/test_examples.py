@@ -83,7 +83,7 @@ def test_every_command_has_it(t5: None, tmp_path: Path) -> None:
     lines = evaluate(EvaluateOptions(path, splits=["test"], mem_len=32, same_length=True), tmp_path / "evaluate")
     assert "memory 32" in lines[0]
     grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 0}
-    assert recl(ReclOptions([path], **grid, store=str(tmp_path / "losses"), logger=NO_LOGGER), tmp_path / "recl")
+    assert recl(ReclOptions([path], **grid, logger=NO_LOGGER), tmp_path / "recl")
     assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path / "attention")
     generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
     assert len(json.loads((tmp_path / "text/generation.json").read_text())["samples"]) == 1

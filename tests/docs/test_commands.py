@@ -43,7 +43,7 @@ SMALLER = {
     ],
     "evaluate": ["max_segments=3"],
     "recl": [
-        *("first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50", "store=losses"),
+        *("first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50"),
         "logger=none",
     ],
     "attention": ["max_segments=40", "logger=none"],
@@ -52,7 +52,7 @@ SMALLER = {
 }
 REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
 REPLACED |= {"checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
-TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
+TINY_SPEED = ["attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
 # Other commands read them.
 RUNS = tuple(f"runs/{name}" for name in ("first", "on", "off", "second", "t5", "book", "notes", "tune"))
 
@@ -69,12 +69,10 @@ def tiny(words: list[str]) -> list[str]:
     command, *typed = words
     keys = [word.split("=")[0] for word in typed]
     typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
-    smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" and "checkpoint" not in keys else [])]
+    smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" else [])]
     smaller = [word for word in smaller if word.split("=")[0] not in keys]
     if {"data=recall", "experiment=recall"}.intersection(typed):  # which is generated
         smaller = [word for word in smaller if word not in ("data=file", "data.path=book.txt")]
-    if command == "evaluate" and "models" in keys:  # which are scored on a whole split
-        smaller = []
     return [command, *typed, *smaller]
 
 

@@ -7,11 +7,8 @@ import pytest
 
 from tests.measure.attention.test_attention_command import written
 from tests.measure.generate.test_generate_command import generated, options
-from tests.measure.perplexity.test_comparison import COUNTS
 from tests.measure.recl.small_recl import recl
 from tests.measure.small_runs import SmallRuns
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import run as evaluate
 
 LINES = "".join(f"line {i}: a square of {i}\n" for i in range(60))
 Split = dict[str, Any]
@@ -23,18 +20,12 @@ def split_of(command: str, runs: SmallRuns, directory: Path, chosen: Split) -> s
         return written(runs, "relative", directory, **chosen)[0]["split"]
     if command == "recl":
         return recl(directory, runs.checkpoint("relative"), **chosen)["split"]
-    if command == "recl of bytes":
-        return recl(directory, runs.checkpoint("relative"), models=[COUNTS], context_unit="byte", **chosen)["split"]
-    if command == "models":
-        models = [f"txl:{runs.checkpoint('relative')}", COUNTS]
-        splits = [chosen.pop("split")] if "split" in chosen else []
-        return evaluate(EvaluateOptions(models=models, splits=splits, **chosen), directory)[0].split(":")[0]
     return generated(options(runs, "relative", context=5, position=0, **chosen), directory)["prompt"]["split"]
 
 
 @pytest.mark.parametrize(
     ("command", "own"),
-    [("attention", "valid"), ("recl", "test"), ("recl of bytes", "test"), ("models", "valid"), ("generate", "test")],
+    [("attention", "valid"), ("recl", "test"), ("generate", "test")],
 )
 def test_another_text_is_read_whole_and_the_moved_one_by_splits(
     runs: SmallRuns, tmp_path: Path, command: str, own: str

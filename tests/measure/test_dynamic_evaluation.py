@@ -1,4 +1,4 @@
-"""Dynamic evaluation: the update rule, scored before learned from, rates chosen on validation, the results."""
+"""Dynamic evaluation: the update rule, scored before learned from, the results."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def protocol_of(trained: TrainedModel, corpus: Corpus, **given: Any) -> Scoring:
 
 
 def learning(static: Scoring, segments: int = 16, **rates: float) -> DynamicEvaluation:
-    return dynamic_evaluation(static, static.corpus, DynamicOptions(segments=segments, **{**RATES, **rates}), None)
+    return dynamic_evaluation(static, static.corpus, DynamicOptions(segments=segments, **{**RATES, **rates}))
 
 
 def segments_of(tokens: np.ndarray, n: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -145,7 +145,7 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
     lines = run(EvaluateOptions(str(checkpoint), block_len=20, **options), tmp_path)
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert {path: path.read_bytes() for path in checkpoint.parents[1].rglob("*") if path.is_file()} == files
-    assert found["dynamic"] == {**RATES, "segments": 16, "search": []}
+    assert found["dynamic"] == {**RATES, "segments": 16}
     assert (found["evaluation"]["batch_size"], found["evaluation"]["cached"]) == (1, False)
     (tmp_path / "static").mkdir()
     static = result(runs, "characters", tmp_path / "static", batch_size=1, cached=False, splits=["valid", "test"])
@@ -172,24 +172,6 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
     assert difference == expected
 
 
-def test_rates_are_chosen_on_validation(runs: SmallRuns, tmp_path: Path) -> None:
-    grid = DynamicOptions(search=True, lrs=[1e-4, 3e-3, 1e9], decays=[0.0, 0.02], epsilon=1e-4, segments=16)
-    found = result(runs, "characters", tmp_path, dynamic=grid, sweep_tokens=80)
-    rows = found["dynamic"]["search"]
-    assert [(row["lr"], row["decay"]) for row in rows] == [(lr, decay) for lr in grid.lrs for decay in grid.decays]
-    best = min((row for row in rows if row["nll"] is not None), key=lambda row: row["nll"])
-    assert (found["dynamic"]["lr"], found["dynamic"]["decay"]) == (best["lr"], best["decay"])
-    static = protocol_of(*opened(runs), max_segments=10)
-    for row in rows[:2]:
-        again = learning(static, lr=row["lr"], decay=row["decay"]).losses("valid").mean
-        assert row["nll"] == pytest.approx(again, rel=1e-6)
-    small = DynamicOptions(search=True, lrs=[1e-9, 1e-4], decays=[0.0], segments=8)
-    lines = run(
-        EvaluateOptions(runs.checkpoint("characters"), splits=["test"], dynamic=small, sweep_tokens=80), tmp_path
-    )
-    assert lines[1] == "lr 0.0001, decay 0, epsilon 0.0001: lowest validation loss of 2; lr is an end of dynamic.lrs"
-
-
 def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: SmallRuns, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("short line: a square\n" * 60)
@@ -198,7 +180,7 @@ def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: Sm
     trained, own = opened(runs)
     corpus = load_corpus(replace(trained.config.data, path=str(other)), trained.vocabulary)
     static = protocol_of(trained, corpus, max_segments=20)
-    dynamic = dynamic_evaluation(static, own, given["dynamic"], None)
+    dynamic = dynamic_evaluation(static, own, given["dynamic"])
     np.testing.assert_allclose(np.load(tmp_path / "losses_test_dynamic.npz")["nll"], dynamic.losses("test").nll)
     assert not all(map(torch.equal, dynamic.rms, learning(static).rms))
 
@@ -216,9 +198,7 @@ def test_a_rate_that_diverges_is_named(runs: SmallRuns, tmp_path: Path) -> None:
         ({"decay": 1.5}, "^dynamic.decay=1.5: must be in 0 … 1"),
         ({"epsilon": 0.0}, "^dynamic.epsilon=0.0: must be > 0"),
         ({"segments": 0}, "^dynamic.segments=0: must be an integer >= 1"),
-        ({"lr": None, "search": True, "lrs": []}, r"^dynamic.lrs=\[\]: must be >= 0"),
-        ({"search": True}, "^dynamic.lr=0.001: must be null with dynamic.search=true"),
-        ({"lr": None, "decay": 0.1}, "^dynamic.lr=None: must be .* given with other options of dynamic"),
+        ({"lr": None, "decay": 0.1}, "^dynamic.lr=None: must be given with other options of dynamic"),
         ({"protocol": "window"}, "^protocol=window: must be carried for dynamic evaluation"),
         ({"attention_lengths": [8]}, r"^attention_lengths=\[8\]: must be null for dynamic evaluation"),
         ({"select_on": "valid"}, "^select_on=valid: must be null for dynamic evaluation"),

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from txl_lightning.data.vocabulary import Vocabulary, characters_and_unknown
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.group import whole_characters
 from txl_lightning.measure.losses import WindowReader
 from txl_lightning.measure.models import (
     HuggingFaceModel,
@@ -21,6 +20,7 @@ from txl_lightning.measure.models import (
     checked,
     load_function,
     starts_of_spans,
+    whole_characters,
     with_vocabulary,
 )
 
@@ -64,64 +64,36 @@ def test_a_character_cut_at_either_end_is_left_out() -> None:
 
 
 class Fake(nn.Module):
-    """Causal model of transformers: logits are the counts of all tokens read, in tens; the cache has the last ones."""
+    """Causal model of transformers: logits are the counts of all tokens read, in tens."""
 
-    def __init__(self, keeps: float = 1, looks: float = 0, rereads: float = 0) -> None:
+    def __init__(self, looks: float = 0, rereads: float = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(0.1 * torch.eye(7))
-        self.keeps, self.looks, self.rereads = keeps, looks, rereads
+        self.looks, self.rereads = looks, rereads
 
-    def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = False) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
         logits_BTV = self.weight[input_ids].cumsum(1)
-        if past_key_values is not None:
-            logits_BTV = logits_BTV + self.keeps * past_key_values[:, None]
         ahead_BTV = self.looks * logits_BTV[:, -1:] + self.rereads * torch.arange(7) * input_ids.shape[1]
-        return SimpleNamespace(logits=logits_BTV + ahead_BTV, past_key_values=logits_BTV[:, -1] if use_cache else None)
-
-
-class WithoutCache(Fake):
-    def forward(self, input_ids: Tensor) -> SimpleNamespace:  # type: ignore[override]
-        return super().forward(input_ids)
+        return SimpleNamespace(logits=logits_BTV + ahead_BTV)
 
 
 FAKE_TOKENS = np.random.default_rng(0).integers(0, 7, 100)
 FAKE_TEXT = TokenizedText(FAKE_TOKENS, None, len(FAKE_TOKENS))
 
 
-def member_of(model: nn.Module, limit: int | None = None, begin: int | None = None) -> Member:
-    reader = WindowReader(HuggingFaceModel(model, begin, limit).requires_grad_(False), limit=limit, one_pass=True)
+def member_of(model: nn.Module) -> Member:
+    reader = WindowReader(HuggingFaceModel(model).requires_grad_(False), one_pass=True)
     return Member("name", "hf:name", "kind", None, reader, lambda content: FAKE_TEXT)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("fake", "one_pass", "carries"),
-    [
-        (Fake(), True, True),
-        (Fake(keeps=0), True, False),
-        (Fake(rereads=0.1), False, False),
-        (WithoutCache(), True, False),
-    ],
-)
-def test_a_model_is_read_as_is_exact_for_it(fake: Fake, one_pass: bool, carries: bool, dtype: torch.dtype) -> None:
-    found = checked(member_of(fake.to(dtype)), FAKE_TEXT)
-    assert (found.reader.one_pass, found.carries) == (one_pass, carries)
+@pytest.mark.parametrize(("fake", "one_pass"), [(Fake(), True), (Fake(rereads=0.1), False)])
+def test_a_model_is_read_as_is_exact_for_it(fake: Fake, one_pass: bool) -> None:
+    assert checked(member_of(fake), FAKE_TEXT).reader.one_pass == one_pass
 
 
 def test_a_model_that_sees_later_tokens_is_refused() -> None:
     with pytest.raises(OptionError, match="models=hf:name: must be a causal language model: losses of kind depend on"):
         checked(member_of(Fake(looks=1)), FAKE_TEXT)
-
-
-@pytest.mark.parametrize("begin", [None, 3])
-def test_segments_have_the_losses_of_a_text_that_begins_again_where_positions_end(begin: int | None) -> None:
-    model: Any = checked(member_of(Fake(), 20, begin), FAKE_TEXT).reader.model
-    stream, state, losses = torch.from_numpy(FAKE_TOKENS)[None], None, []
-    for start in range(0, 48, 8):
-        nll, state = model.score(stream[:, start : start + 8], stream[:, start + 1 : start + 9], state)
-        losses.append(nll)
-    whole = [model.score(stream[:, i : i + 16], stream[:, i + 1 : i + 17])[0] for i in (0, 16, 32)]
-    torch.testing.assert_close(torch.cat(losses, 1), torch.cat(whole, 1))  # two segments of 8 fit into 20 positions
 
 
 class Scored:
@@ -158,7 +130,7 @@ def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
 def test_a_function_that_keeps_to_the_interface_reads_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     member = load(Scored(right), monkeypatch)
     assert member.tokenize(TEXT).tokens.tolist() == list(TEXT)
-    assert (member.reader.one_pass, member.carries) == (True, False)
+    assert member.reader.one_pass
     of_window = Scored(lambda tokens, targets: (torch.full(targets.shape, float(tokens.shape[1])), None))
     assert not load(of_window, monkeypatch).reader.one_pass
     assert not load(Scored(right, one_pass=False), monkeypatch).reader.one_pass

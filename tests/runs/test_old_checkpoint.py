@@ -85,7 +85,7 @@ def test_it_is_evaluated_as_before(directory: Path, tmp_path: Path, arm: str) ->
 @pytest.mark.parametrize("arm", EXPECTED)
 def test_its_recl_is_as_before(directory: Path, tmp_path: Path, arm: str) -> None:
     grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 30, "bootstrap": 0}
-    options = ReclOptions([str(FOLDER / f"{arm}.ckpt")], store=str(tmp_path / "store"), num_threads=1, **grid)
+    options = ReclOptions([str(FOLDER / f"{arm}.ckpt")], num_threads=1, **grid)
     options.logger = LoggerConfig(name="none")
     recl(options, tmp_path)
     results, expected = json.loads((tmp_path / "recl.json").read_text()), EXPECTED[arm]["recl"]

@@ -77,7 +77,7 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
         generate.run(GenerateOptions(checkpoint(run), context=8, n_tokens=2, **moved), tmp_path)
         with kept_figures():
             attention.run(AttentionOptions(checkpoint(run), text_tokens=4, logger=NO_LOGGER, **moved), tmp_path)
-            given = {**GRID, **moved, "store": str(tmp_path / "store"), "logger": NO_LOGGER}
+            given = {**GRID, **moved, "logger": NO_LOGGER}
             recl.run(ReclOptions([checkpoint(run)], **given), tmp_path)
     finally:
         (tmp_path / "moved.bin").rename(run / "notes.bin")

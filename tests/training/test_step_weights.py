@@ -35,7 +35,7 @@ def test_recl_against_tokens_of_training(tmp_path: Path) -> None:
     given = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20}
     (tmp_path / "recl").mkdir()
     recl(
-        ReclOptions([str(folder / "step*.ckpt")], store=str(tmp_path / "store"), logger=LoggerConfig("none"), **given),
+        ReclOptions([str(folder / "step*.ckpt")], logger=LoggerConfig("none"), **given),
         tmp_path / "recl",
     )
     models = json.loads((tmp_path / "recl/recl.json").read_text())["models"]

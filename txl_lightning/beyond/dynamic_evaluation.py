@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,7 @@ class DynamicEvaluation(Scoring):
         lr: η.
         decay: λ.
         epsilon: ε.
-        found: entry `dynamic` of `evaluation.json`: the rates, segments of training text, and search: lr, decay and nll
-            (None if not finite) on validation.
+        found: entry `dynamic` of `evaluation.json`: the rates and segments of training text.
     """
 
     rms: tuple[Tensor, ...] = field(repr=False, kw_only=True)
@@ -81,17 +79,13 @@ class DynamicEvaluation(Scoring):
         return {**scores.values(after), "below_static": scores.difference(scores.losses(static), after), **losses}
 
     def lines(self, scored: dict[str, Any], corpus: str) -> list[str]:
-        """Return lines to print: the chosen rates, if they were searched, and every split's loss and difference.
+        """Return lines to print: every split's loss and difference.
 
         Args:
             scored: entries of the splits in `evaluation.json`.
             corpus: name of the corpus.
         """
         rates, lines = ", ".join(f"{name} {self.found[name]:g}" for name in RATES), []
-        if rows := self.found["search"]:
-            lrs = [row["lr"] for row in rows]
-            end = "; lr is an end of dynamic.lrs" if self.lr in (min(lrs), max(lrs)) else ""
-            lines = [f"{rates}: lowest validation loss of {len(rows)}{end}"]
         for split, result in scored.items():
             below = result["dynamic"]["below_static"]
             unit = "ppl" if "ppl" in below else "bpc"
@@ -146,33 +140,19 @@ def gradient_rms(protocol: Scoring, corpus: Corpus, n_segments: int) -> tuple[Te
     return tuple((square / (length * len(firsts))).sqrt() for square in squares)
 
 
-def dynamic_evaluation(
-    protocol: Scoring, corpus: Corpus, options: DynamicOptions, search_tokens: int | None
-) -> DynamicEvaluation:
-    """Return the protocol at the given rates, or at those with the lowest loss on validation.
+def dynamic_evaluation(protocol: Scoring, corpus: Corpus, options: DynamicOptions) -> DynamicEvaluation:
+    """Return the protocol with weights that learn.
 
     Args:
         protocol: the same, static.
         corpus: that of the training.
-        options: rates, or grid.
-        search_tokens: tokens of validation to search on, from its start; None for all.
+        options: rates, and segments of training text.
     """
-    given: dict[str, Any] = {"lr": options.lr or 0.0, "decay": options.decay, "epsilon": options.epsilon}
-    dynamic = DynamicEvaluation(**vars(protocol), rms=gradient_rms(protocol, corpus, options.segments), **given)
-    rows: list[dict[str, Any]] = []
-    shorter = protocol.evaluation
-    if search_tokens is not None:
-        n_segments = -(-search_tokens // (shorter.batch_size * shorter.segment_len))
-        shorter = replace(shorter, max_segments=min(n_segments, shorter.max_segments or n_segments))
-    for lr, decay in product(options.lrs, options.decays) if options.search else ():
-        searched = replace(dynamic, lr=lr, decay=decay, evaluation=shorter)
-        nll = searched.losses("valid").mean
-        rows.append({"lr": lr, "decay": decay, "nll": nll if math.isfinite(nll) else None})
-    if rows:
-        best = min(rows, key=lambda row: math.inf if row["nll"] is None else row["nll"])
-        dynamic = replace(dynamic, lr=best["lr"], decay=best["decay"])
-    rates = {name: getattr(dynamic, name) for name in RATES}
-    return replace(dynamic, found={**rates, "segments": options.segments, "search": rows})
+    rates: dict[str, Any] = {name: getattr(options, name) for name in RATES}
+    found = {**rates, "segments": options.segments}
+    return DynamicEvaluation(
+        **vars(protocol), rms=gradient_rms(protocol, corpus, options.segments), **rates, found=found
+    )
 
 
 def check_options(options: EvaluateOptions) -> None:
@@ -182,21 +162,16 @@ def check_options(options: EvaluateOptions) -> None:
         OptionError: naming the option.
     """
     dynamic = options.dynamic
-    for name, most in (("lr", math.inf), ("lrs", math.inf), ("decay", 1), ("decays", 1)):
-        value = getattr(dynamic, name)
-        values = value if isinstance(value, list) else [value or 0.0]
-        allowed = "must be >= 0" if name.startswith("lr") else "must be in 0 … 1"
-        require(bool(values) and min(values) >= 0 and max(values) <= most, f"dynamic.{name}", value, allowed)
+    require(dynamic.lr is not None, "dynamic.lr", None, "must be given with other options of dynamic")
+    require((dynamic.lr or 0.0) >= 0, "dynamic.lr", dynamic.lr, "must be >= 0")
+    require(0 <= dynamic.decay <= 1, "dynamic.decay", dynamic.decay, "must be in 0 … 1")
     require(dynamic.epsilon > 0, "dynamic.epsilon", dynamic.epsilon, "must be > 0")
     require(dynamic.segments >= 1, "dynamic.segments", dynamic.segments, "must be an integer >= 1")
-    allowed = "must be null with dynamic.search=true, and given with other options of dynamic without it"
-    require(dynamic.search == (dynamic.lr is None), "dynamic.lr", dynamic.lr, allowed)
     others: dict[str, Any] = {
         "protocol": "carried",
         "attention_lengths": None,
         "select_on": None,
         "per": None,
-        "models": [],
     }
     for name, only in others.items():
         value = getattr(options, name)

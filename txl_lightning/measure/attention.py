@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,10 +35,9 @@ from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_json
 from txl_lightning.measure.commands import (
     check_at_least_one,
-    log_panels,
+    log_results,
     open_checkpoint,
     options_as_typed,
-    write_markdown,
 )
 from txl_lightning.measure.options import AttentionOptions
 from txl_lightning.model.attention import Attention
@@ -122,7 +121,9 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     }
     write_json(directory / "attention.json", results, allow_nan=False)
     np.savez_compressed(directory / "attention.npz", **maps.by_distance)  # type: ignore[arg-type]
-    return write_report(results, maps.by_distance, text, options, directory)
+    lines = write_report(results, maps.by_distance, text, directory)
+    log_results("attention", results, options, directory)
+    return lines
 
 
 def farthest_heads(mean_distance_NH: Array) -> list[str]:
@@ -131,23 +132,20 @@ def farthest_heads(mean_distance_NH: Array) -> list[str]:
     return [f"{n + 1}:{mean_distance_NH[n].argmax() + 1}" for n in sorted({0, (n_layer - 1) // 2, n_layer - 1})]
 
 
-def write_report(
-    results: dict[str, Any], maps: dict[str, Array], text: TextAttention, options: AttentionOptions, directory: Path
-) -> list[str]:
-    """Write `attention.md`, and as SVG and PNG `by_distance` (Figure 5), `text` (6) and `terms` (7).
+def write_report(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path) -> list[str]:
+    """Write as SVG and PNG `by_distance` (Figure 5), `text` (6) and `terms` (7).
 
     Args:
         results: contents of `attention.json`.
         maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d).
         text: attention of Figure 6.
-        options: options of the command; logger `wandb` gets the figures as images, and the table.
         directory: folder for the files.
 
     Returns:
         Lines to print: the heads with the largest mean distance, and notes.
     """
     heads, n_head = results["heads"], results["heads"][-1]["head"]
-    rows, L = [_row(head) for head in heads], results["distances"]
+    L = results["distances"]
     lengths = ", ".join(f"{name} {value}" for name, value in results["evaluation"].items())
     where = f"{results['corpus']['name']} ({results['split']})"
     averaged = f"average over {results['queries']:,} tokens of {where}"
@@ -155,16 +153,12 @@ def write_report(
         f"Average over the {results['queries']:,} tokens of {where} that see all {L} relative positions 0 … −{L - 1}; "
         f"0 is the query itself, the last token read ({lengths})."
     )
-    write_markdown(directory / "attention.md", (HEADER, rows), "", note)
-    titles = {"by_distance": f"Where {len(heads)} heads attend: {averaged}"}
-    distance_figure(directory / "by_distance", {"": maps[ALL_TERMS]}, n_head, titles["by_distance"])
-    titles["text"] = f"Attention on the memory, from token {text.position:,} of {where} on"
-    text_figure(directory / "text", text, results["text"]["heads"], titles["text"])
+    title = f"Where {len(heads)} heads attend: {averaged}"
+    distance_figure(directory / "by_distance", {"": maps[ALL_TERMS]}, n_head, title)
+    title = f"Attention on the memory, from token {text.position:,} of {where} on"
+    text_figure(directory / "text", text, results["text"]["heads"], title)
     if panels := {f"softmax of {title}": maps[term] for term, title in SCORES.items() if term in maps}:
-        titles["terms"] = f"Single terms of the score: {averaged}"
-        distance_figure(directory / "terms", panels, n_head, titles["terms"])
-    known = {"corpus": results["corpus"]}
-    log_panels(options, directory, "attention", known, {"heads": (HEADER, rows)}, images=titles)
+        distance_figure(directory / "terms", panels, n_head, f"Single terms of the score: {averaged}")
     farthest = sorted(heads, key=lambda head: -head["mean_distance"])[:MOST_PRINTED]
     shown = markdown_table(HEADER, [_row(head) for head in farthest]).splitlines()
     return [f"Heads with the largest mean distance, {len(farthest)} of {len(heads)}:", *shown, "", escape(note)]
@@ -340,10 +334,19 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     names = [ALL_TERMS, *(term for term in SCORES if term in config.active_terms)]
     entropy_NH, in_memory_NH, queries = zeros(), zeros(), 0
     sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in names}
-    for n, attention, inputs, counts_BT in _counted_queries(model, streams, max_segments, reach):
-        queries += int(counts_BT.sum()) if n == 0 else 0
-        n_memory = inputs.memory_BMD.shape[1]
-        for name in names:
+    memory, n_read, n_segments = None, 0, min(len(streams), max_segments or len(streams))
+    for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
+        tokens_BT, n_targets = streams[index].tokens.to(device), streams[index].targets.shape[1]
+        B, T = tokens_BT.shape
+        recorded, memory = attention_inputs(model, tokens_BT, memory)
+        # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
+        first = max(T - n_targets, reach - 1 - min(n_read, config.mem_len))
+        n_read += max(0, T - config.ext_len)
+        counts_BT = ((recorded[0][1].visible.mask_TK == 0).sum(dim=-1) >= reach).expand(B, -1).clone()
+        counts_BT[:, :first] = False
+        queries += int(counts_BT.sum())
+        for (n, (attention, inputs)), name in product(enumerate(recorded), names):
+            n_memory = inputs.memory_BMD.shape[1]
             logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
             weights_HBTK = logits_HBTK.softmax(-1) * counts_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
@@ -367,25 +370,6 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     }
     by_distance = {name: rows[:, :reach] / rows[:, :reach].sum(axis=1, keepdims=True) for name, rows in means.items()}
     return AttentionMaps(by_distance, averages, queries)
-
-
-def _counted_queries(
-    model: TransformerXL, streams: Streams, max_segments: int | None, reach: int
-) -> Iterator[tuple[int, Attention, AttentionInputs, Tensor]]:
-    """Yield layer, attention module, inputs and a mask [B, T] of the queries that see `reach` keys, by segment."""
-    memory, n_read, config, device = None, 0, model.config, next(model.parameters()).device
-    n_segments = min(len(streams), max_segments or len(streams))
-    for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
-        tokens_BT, n_targets = streams[index].tokens.to(device), streams[index].targets.shape[1]
-        B, T = tokens_BT.shape
-        recorded, memory = attention_inputs(model, tokens_BT, memory)
-        # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
-        first = max(T - n_targets, reach - 1 - min(n_read, config.mem_len))
-        n_read += max(0, T - config.ext_len)
-        for n, (attention, inputs) in enumerate(recorded):
-            counts_BT = ((inputs.visible.mask_TK == 0).sum(dim=-1) >= reach).expand(B, -1).clone()
-            counts_BT[:, :first] = False
-            yield n, attention, inputs, counts_BT
 
 
 def with_distances(weights_XTK: Tensor, n_before: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ from txl_lightning.reporting.tables import escape, markdown_table
 from txl_lightning.runs.threads_and_precision import chosen_precision, set_threads
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
-DTYPES = ("float32", "bfloat16", "float16")
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 """Header and rows."""
 
 
 def check_common_options(options: Any) -> None:
-    """Check `accelerator` and `num_threads`; also `precision`, `split`, `seed`, `dtype` and `logger` of some commands.
+    """Check `accelerator` and `num_threads`; also `precision`, `split`, `seed` and `logger` of some commands.
 
     Raises:
         OptionError: naming the option.
@@ -38,9 +37,8 @@ def check_common_options(options: Any) -> None:
         check_seed(options.seed)
     if hasattr(options, "logger"):
         check_logger(options.logger, ("wandb", "none"))
-    for name, choices in (("split", (None, *SPLITS)), ("dtype", DTYPES)):
-        value = getattr(options, name, choices[0])
-        require(value in choices, name, value, f"must be one of {', '.join(filter(None, choices))}")
+    split = getattr(options, "split", None)
+    require(split in (None, *SPLITS), "split", split, f"must be one of {', '.join(SPLITS)}")
 
 
 def check_at_least_one(options: Any, *names: str) -> None:
@@ -100,37 +98,19 @@ def write_markdown(path: Path, *parts: Table | str) -> list[str]:
     return lines
 
 
-def log_panels(
-    options: Any,
-    directory: Path,
-    command: str,
-    known: Mapping[str, Any],
-    tables: Mapping[str, Table],
-    curves: Mapping[str, tuple[Sequence[float], Mapping[str, Sequence[float]], str, str]] | None = None,
-    images: Mapping[str, str] | None = None,
-    summary: Mapping[str, Any] | None = None,
-) -> None:
-    """Log the results of a command as a W&B run, if `logger=wandb`.
+def log_results(command: str, results: dict[str, Any], options: Any, directory: Path) -> None:
+    """Log the results of a command as a W&B run, if `logger=wandb`: its JSON as summary, its figures as images.
 
     Args:
+        command: name of the command, before the names of all panels.
+        results: contents of its JSON file.
         options: options of the command, shown beside the run.
         directory: folder of the command.
-        command: name of the command, before the names of all panels.
-        known: values to show beside the options.
-        tables: by panel.
-        curves: by panel, x, named curves over it, the name of x and a title.
-        images: titles of figures by the name of their PNG, which is that of their panel.
-        summary: values of the run.
     """
-    if options.logger.name != "wandb":
-        return
-    from txl_lightning.reporting.wandb_panels import log_image, log_line_series, log_table, wandb_run
+    if options.logger.name == "wandb":
+        from txl_lightning.reporting.wandb_panels import log_image, wandb_run
 
-    with wandb_run(directory, options.logger, command, {**plain(options), **known}) as run:
-        run.summary.update(dict(summary or {}))
-        for panel, table in tables.items():
-            log_table(run, f"{command}/{panel}", *table)
-        for panel, series in (curves or {}).items():
-            log_line_series(run, f"{command}/{panel}", *series)
-        for name, title in (images or {}).items():
-            log_image(run, f"{command}/{name}", directory / f"{name}.png", title)
+        with wandb_run(directory, options.logger, command, plain(options)) as run:
+            run.summary.update(results)
+            for path in sorted(directory.glob("*.png")):
+                log_image(run, f"{command}/{path.stem}", path)

@@ -19,7 +19,7 @@ from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.own_files import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.files import not_special, write_json, write_text
+from txl_lightning.files import not_special, write_json
 from txl_lightning.measure.commands import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.losses import device_of
 from txl_lightning.measure.options import GenerateOptions
@@ -47,7 +47,7 @@ def show(text: str) -> None:
 
 @options_as_typed()
 def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[str]:
-    """Draw and print the samples, the first one as it is drawn; write `generation.json` and `samples.txt`.
+    """Draw and print the samples, the first one as it is drawn; write `generation.json`.
 
     For ids write `samples.npy` too: [samples, n_tokens], prompt by prompt.
 
@@ -79,16 +79,12 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
         model, context = with_context(trained, options)
         tokens = draw(model, repeated, **sampling, seed=seeds, **reading)
         drawn, times = _write_samples(tokens, prompts, vocabulary, options.n_samples, write)
-    samples, entries, parts = iter(drawn), [], []
+    samples, entries = iter(drawn), []
     for prompt in prompts:
-        text, of_prompt = vocabulary.decode(prompt.numbers), list(islice(samples, options.n_samples))
         true = None if prompt.continuation is None else vocabulary.decode(prompt.continuation)
-        texts = [vocabulary.decode(one) for one in of_prompt]
-        listed = [{"text": text, "tokens": one} for text, one in zip(texts, of_prompt, strict=True)]
-        told = {**prompt.source, "text": text, "tokens": prompt.numbers}
+        listed = [{"text": vocabulary.decode(one), "tokens": one} for one in islice(samples, options.n_samples)]
+        told = {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers}
         entries.append({"prompt": told, "continuation": true, "samples": listed})
-        parts += [(prompt.title, text), *([] if true is None else [("true continuation", true)])]
-        parts += [(f"sample {number}", text) for number, text in enumerate(texts, 1)]
     n_after_first = len(drawn) * (options.n_tokens - 1)
     speed = n_after_first / (times[-1] - times[1]) if n_after_first else None
     results = {
@@ -103,7 +99,6 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     write_json(directory / "generation.json", results, ensure_ascii=False)
     if vocabulary.level == "ids":
         np.save(directory / "samples.npy", drawn)
-    write_text(directory / "samples.txt", "\n".join(f"=== {name}\n{text}\n" for name, text in parts))
     write(f"{len(drawn) * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
     return []
 

@@ -14,6 +14,7 @@ from txl_lightning.measure.effective_context import Array, EffectiveContext, rel
 from txl_lightning.measure.losses import NORMAL_95, Integers, standard_error, window_losses, window_reader
 from txl_lightning.model.language_model import LanguageModel
 
+KEY_GAIN = 2.0  # nats
 NEAR = 0.01  # of the loss at the longest context
 FEWEST_BLOCKS = 30  # for intervals from resampled blocks
 WIDTH = 4  # of a block, in grids of contexts: the windows that only its ends need are then about an eighth more
@@ -117,13 +118,11 @@ def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers | 
     }
 
 
-def key_tokens(
-    losses_CP: Array, contexts: Sequence[int], positions: Integers, key_contexts: Sequence[int], key_gain: float
-) -> dict[str, Any]:
-    """Return the key tokens of a model, targets whose loss falls by much between two contexts a < b (Fang et al. 2025).
+def key_tokens(losses_CP: Array, positions: Integers) -> dict[str, Any]:
+    """Return the key tokens of a model, targets whose loss falls by over 2 nats on the grid (Fang et al. 2025).
 
-        key tokens      t with d(t) = l(a, t) - l(b, t) > key_gain
-        share           |{t: d(t) > key_gain}| / P; of rises: |{t: d(t) < -key_gain}| / P
+        key tokens      t with d(t) = l(a, t) - l(b, t) > 2 nats, for the shortest context a and the longest b
+        share           |{t: d(t) > 2}| / P; of rises: |{t: d(t) < -2}| / P
         half of gain    k / P for the smallest k whose k largest d(t) sum to at least half of sum_t d(t); evenly
                         spread gains have a half; None if this sum, the total gain, is not above 0
 
@@ -131,18 +130,14 @@ def key_tokens(
 
     Args:
         losses_CP: l(c, t), in nats.
-        contexts: c.
         positions: t.
-        key_contexts: a and b, contexts of the grid.
-        key_gain: smallest fall, in nats.
     """
-    short_P, long_P = (losses_CP[contexts.index(c)] for c in key_contexts)
-    falls_P = short_P - long_P
-    key_P, total = falls_P > key_gain, falls_P.sum()
+    falls_P = losses_CP[0] - losses_CP[-1]
+    key_P, total = falls_P > KEY_GAIN, falls_P.sum()
     k = int(np.argmax(np.sort(falls_P)[::-1].cumsum() >= total / 2)) + 1
     return {
         "share": float(key_P.mean()),
-        "share_of_rises": float((falls_P < -key_gain).mean()),
+        "share_of_rises": float((falls_P < -KEY_GAIN).mean()),
         "half_of_gain": k / len(falls_P) if total > 0 else None,
         "nll": losses_CP[:, key_P].mean(axis=1).tolist() if key_P.any() else None,
         "positions": positions[key_P].tolist(),
@@ -161,8 +156,7 @@ def position_blocks(
 
         blocks = max(30, P / 4C), at most P
 
-    On an uneven grid, contexts c < c' share a window if t and t + c' - c are both in a block. Δ is the one of its steps
-    with which the windows of a block have the fewest tokens, of those at which all blocks fit into the split.
+    On an uneven grid, Δ is its smallest step.
 
     Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals. Where the split
     is too short for P positions that are Δ apart, blocks have several positions in each step.
@@ -183,17 +177,7 @@ def position_blocks(
     allowed = f"must be in 1 … {available}, the positions of the split with {max_context} tokens before them"
     require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
 
-    size = n_positions // max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts)))
-
-    def tokens_read(step: int) -> int:
-        ends = np.repeat(step * np.arange(max(1, size)), len(contexts))
-        begins = ends - np.resize(contexts, len(ends))
-        order = np.lexsort((-ends, begins))  # the first of each begin has the last end
-        _, longest = np.unique(begins[order], return_index=True)
-        return int((ends - begins)[order][longest].sum())
-
-    steps = np.unique(np.diff(contexts)).tolist()
-    step = min([step for step in steps if n_positions * step <= available] or steps[:1], key=tokens_read)
+    step = int(np.diff(contexts).min())
     rasters = -(-n_positions * step // available)
     n_blocks = min(n_positions, max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts) * rasters)))
     longest = -(-n_positions // n_blocks) * step

@@ -275,7 +275,12 @@ def read_windows(
 
 
 def window_losses(
-    reader: WindowReader, tokens: np.ndarray, positions: Integers, contexts: Sequence[int], begins: Integers | int = 0
+    reader: WindowReader,
+    tokens: np.ndarray,
+    positions: Integers,
+    contexts: Sequence[int],
+    begins: Integers | int = 0,
+    progress: bool = False,
 ) -> Array:
     """Return l(c, t) = -log P(x_t | x_{t-c} … x_{t-1}), [C, P], in nats, each window from a fresh state.
 
@@ -288,6 +293,7 @@ def window_losses(
         positions: t of the targets x_t, from `position_blocks` for few windows.
         contexts: c.
         begins: first token that a window of each position may have, [P], below t: the context is shorter there.
+        progress: show a progress bar on a terminal.
 
     Raises:
         ValueError: a position has too few tokens before it.
@@ -298,7 +304,8 @@ def window_losses(
         raise ValueError(f"positions must be in {longest} … {last} for a context of {longest} tokens")
     begins_CP = np.maximum(positions - visible_C[:, None], begins)
     targets = np.broadcast_to(positions, begins_CP.shape).ravel()
-    return read_windows(reader, tokens, begins_CP.ravel(), targets, targets).reshape(begins_CP.shape)
+    losses = read_windows(reader, tokens, begins_CP.ravel(), targets, targets, progress)
+    return losses.reshape(begins_CP.shape)
 
 
 def sliding_losses(

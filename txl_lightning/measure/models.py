@@ -1,4 +1,4 @@
-"""Models that are measured together, and the tokens that each makes of one text.
+"""Models that `txl recl` compares, and the text that they read.
 
 A `Member` is a checkpoint of a run (txl:), a causal model of Hugging Face (hf:) or the model that a Python function
 returns (py:).
@@ -6,14 +6,17 @@ returns (py:).
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import importlib
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,19 @@ import torch
 from torch import Tensor, nn
 
 from txl_lightning.config.lengths import trained_clamp, training_lengths
-from txl_lightning.config.schemas import RecurrentModelConfig
-from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, code_points
+from txl_lightning.config.schemas import DataConfig, RecurrentModelConfig, file_data
+from txl_lightning.data.corpus import WHOLE, split_bytes
+from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, code_points, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import file_checksum
+from txl_lightning.measure.commands import chosen_device
 from txl_lightning.measure.losses import Integers, WindowReader, device_of, window_reader
+from txl_lightning.measure.options import ReclOptions
 from txl_lightning.model.language_model import LanguageModel
-from txl_lightning.runs.trained import TrainedModel, load_trained
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, load_trained, report_if_changed
 
 OPTION = "models"
-HUGGING_FACE, FUNCTION = "hf:", "py:"
-CACHES = ("past_key_values", "cache")  # arguments of transformers' models
+TRAINED, HUGGING_FACE, FUNCTION = "txl:", "hf:", "py:"
 TRIED = 64  # tokens
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
 
@@ -112,7 +117,7 @@ class Member:
         name: name in tables and figures.
         path: path of the checkpoint, or the reference `hf:NAME` or `py:module.function`.
         kind: size, encoding and recurrence, in words.
-        checksum: SHA-256 of everything that its losses depend on; None if unknown, then losses are not stored.
+        checksum: SHA-256 of the checkpoint; None for a model from elsewhere.
         reader: reader of windows.
         tokenize: returns the tokens of a text; raises OptionError if the model cannot read it.
         trained: contents of the checkpoint; None for a model from elsewhere.
@@ -120,7 +125,6 @@ class Member:
             positions; None if unknown.
         clamp_len: larger distances share one position; None for other models than Transformer-XL.
         begin_of_text: token read before every window; None for none.
-        carries: whether a state carried from segment to segment gives the losses of a whole text.
         option: option that named the model, for errors.
     """
 
@@ -134,7 +138,6 @@ class Member:
     trained_len: int | None = None
     clamp_len: int | None = None
     begin_of_text: int | None = None
-    carries: bool = True
     option: str = OPTION
 
     def require(self, condition: bool, allowed: str) -> None:
@@ -198,9 +201,9 @@ def foreign_errors(reference: str, fault: str) -> Iterator[None]:
 def checked(member: Member, text: TokenizedText) -> Member:
     """Return a model from elsewhere as it can be read exactly; a model of a run as it is.
 
-    The first tokens of the text are read in one window, and in halves. If the first half alone has other losses, later
-    tokens or the length of a window matter: `one_pass` becomes false, and the losses must not change with the tokens
-    after their targets. If the second half has other losses after the state of the first, `carries` becomes false.
+    The first tokens of the text are read in one window. If their first half alone has other losses, later tokens or the
+    length of a window matter: `one_pass` becomes false, and the losses must not change with the tokens after their
+    targets.
 
     Raises:
         OptionError: the model fails, its losses have another shape, or depend on later tokens.
@@ -212,82 +215,58 @@ def checked(member: Member, text: TokenizedText) -> Member:
     text_T = torch.from_numpy(text.tokens[: n + 1].astype(np.int64)).to(device_of(model))
     middle = n // 2
 
-    def score(tokens_T: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def losses(tokens_T: Tensor) -> Tensor:
         windows_BT = tokens_T.repeat(2, 1)
-        result = model.score(windows_BT[:, :-1], windows_BT[:, 1:], state)
+        result = model.score(windows_BT[:, :-1], windows_BT[:, 1:], None)
         nll: Any = result[0] if isinstance(result, tuple | list) else None
         shape = [2, len(tokens_T) - 1]
         fits = isinstance(nll, Tensor) and list(nll.shape) == shape
         member.require(fits, f"score must return a tensor of losses of shape {shape} for such targets, and a state")
-        return nll[0].float(), result[1]
+        return nll[0].float()
 
     with foreign_errors(member.path, f"cannot read {n} tokens"), torch.no_grad():
-        whole_T, (half_T, state) = score(text_T)[0], score(text_T[: middle + 1])
-        dtype = next((p.dtype for p in getattr(model, "parameters", list)()), torch.float32)
-        share = max(ROUNDING, 8 * torch.finfo(dtype).eps)
+        whole_T, half_T = losses(text_T), losses(text_T[: middle + 1])
         deviation = float(whole_T.nan_to_num(posinf=0, neginf=0).std(correction=0))
-        close = partial(torch.allclose, rtol=1e-6, atol=1e-6 + share * deviation, equal_nan=True)
-        if not close(half_T, whole_T[:middle]):
-            other_T, _ = score(torch.cat([text_T[: middle + 1], text_T[: n - middle]]))
-            allowed = f"must be a causal language model: losses of {member.kind} depend on later tokens"
-            member.require(close(other_T[:middle], whole_T[:middle]), allowed)
-            return replace(member, reader=replace(member.reader, one_pass=False), carries=False)
-        carries = state is not None and close(score(text_T[middle:], state)[0], whole_T[middle:])
-    return replace(member, carries=carries)
+        close = partial(torch.allclose, rtol=1e-6, atol=1e-6 + ROUNDING * deviation, equal_nan=True)
+        if close(half_T, whole_T[:middle]):
+            return member
+        other_T = losses(torch.cat([text_T[: middle + 1], text_T[: n - middle]]))
+    allowed = f"must be a causal language model: losses of {member.kind} depend on later tokens"
+    member.require(close(other_T[:middle], whole_T[:middle]), allowed)
+    return replace(member, reader=replace(member.reader, one_pass=False))
 
 
 class HuggingFaceModel(nn.Module):
-    """Language model around a causal model of transformers; its state is the cache of keys and values.
-
-    Where the positions end within a segment, its text begins again, without context.
+    """Language model around a causal model of transformers, which carries no state: it is read in windows.
 
     Args:
         model: model of `AutoModelForCausalLM`.
-        begin_of_text: token read before the first token of a text, in addition to its context; None for none.
-        limit: tokens that the model has positions for; None for any number.
+        begin_of_text: token read before the first token of a window, in addition to its context; None for none.
     """
 
-    def __init__(self, model: Any, begin_of_text: int | None = None, limit: int | None = None) -> None:
+    def __init__(self, model: Any, begin_of_text: int | None = None) -> None:
         super().__init__()
         self.model: Any = model
-        self.begin_of_text, self.limit = begin_of_text, limit
-        known = inspect.signature(model.forward).parameters
-        self.cache = next((name for name in CACHES if name in known), None)
-        self.selects = "logits_to_keep" in known
+        self.begin_of_text = begin_of_text
+        self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Return the loss of each target in nats, in float32, and the state: the cache and the tokens in it, or None.
-
-        Args:
-            tokens_BT: tokens; the first ones are context if there are fewer targets.
-            targets_BT: next tokens of the last tokens.
-            state: returned for the segment before; None for the start of a text.
-        """
-        cache, n_read = state or (None, 0)
-        if self.limit is not None and n_read + tokens_BT.shape[1] > self.limit:
-            cache, n_read = None, 0
-        options = {} if self.cache is None else {self.cache: cache, "use_cache": True}
-        output = self.model(input_ids=tokens_BT if cache is not None else self._with_begin(tokens_BT), **options)
-        nll_BT = _losses(output.logits[:, -targets_BT.shape[1] :], targets_BT)
-        cache = None if self.cache is None else getattr(output, self.cache, None)
-        return nll_BT, None if cache is None else (cache, n_read + tokens_BT.shape[1])
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+        """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
+        T = tokens_BT.shape[1]
+        places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
+        return self.losses_at(tokens_BT, targets_BT, places_C), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
         """Return the losses, [B, C], of the targets after the tokens at `places_C` of a text that begins with them."""
-        places_C = places_C + (self.begin_of_text is not None)
+        if self.begin_of_text is not None:
+            tokens_BT, places_C = nn.functional.pad(tokens_BT, (1, 0), value=self.begin_of_text), places_C + 1
         options = {"logits_to_keep": places_C} if self.selects else {}
-        logits_BCV = self.model(input_ids=self._with_begin(tokens_BT), **options).logits
-        return _losses(logits_BCV if self.selects else logits_BCV[:, places_C], targets_BC)
-
-    def _with_begin(self, tokens_BT: Tensor) -> Tensor:
-        return nn.functional.pad(tokens_BT, (int(self.begin_of_text is not None), 0), value=self.begin_of_text or 0)
+        logits_BCV = self.model(input_ids=tokens_BT, **options).logits
+        logits_BCV = logits_BCV if self.selects else logits_BCV[:, places_C]
+        return nn.functional.cross_entropy(logits_BCV.float().transpose(1, 2), targets_BC, reduction="none")
 
 
-def _losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits_BTV.float().transpose(1, 2), targets_BT, reduction="none")
-
-
-def load_huggingface(reference: str, name: str, begin_of_text: bool, dtype: str) -> Member:
+def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
     """Load a causal language model and its tokenizer, by name on the hub or from the folder it was saved in.
 
     Code of a repository is never run (`trust_remote_code` is off).
@@ -296,7 +275,6 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool, dtype: str)
         reference: `hf:` and a name on the hub, such as `gpt2`, or a folder.
         name: name in tables and figures.
         begin_of_text: read the tokenizer's begin-of-text token before every window.
-        dtype: type of the weights, a name in torch.
 
     Raises:
         OptionError: transformers is not installed, the model cannot be loaded, weights are missing, or it has an
@@ -315,9 +293,9 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool, dtype: str)
         source = str(folder)
     with foreign_errors(reference, "cannot be loaded"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        options = {"trust_remote_code": False, "dtype": getattr(torch, dtype), "output_loading_info": True}
+        options = {"trust_remote_code": False, "dtype": torch.float32, "output_loading_info": True}
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
-        model.eval().requires_grad_(False)
+        model.eval().requires_grad_(False).config.use_cache = False
     drawn = sorted({*loaded["missing_keys"]} & {key for key, _ in model.named_parameters()})
     require(not drawn, OPTION, reference, f"has no weights for {', '.join(drawn[:3])}, of {len(drawn)}")
     bos = tokenizer.bos_token_id if begin_of_text else None
@@ -325,11 +303,7 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool, dtype: str)
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     limit = None if limit is None or limit <= 0 else int(limit) - (bos is not None)
-    reader = WindowReader(HuggingFaceModel(model, bos, limit), limit=limit, one_pass=True)
-    digest = hashlib.sha256(f"{model.config.to_json_string()} {bos}".encode())
-    for key, tensor in model.state_dict().items():
-        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    reader = WindowReader(HuggingFaceModel(model, bos), limit=limit, one_pass=True)
 
     def tokenize(content: bytes) -> TokenizedText:
         text, known = _tokenized(tokenizer, content), int(config.vocab_size)
@@ -339,7 +313,7 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool, dtype: str)
         return text
 
     kind = f"{model.config.model_type}, Hugging Face"
-    return Member(name, reference, kind, digest.hexdigest(), reader, tokenize, trained_len=limit, begin_of_text=bos)
+    return Member(name, reference, kind, None, reader, tokenize, trained_len=limit, begin_of_text=bos)
 
 
 def _tokenized(tokenizer: Any, content: bytes) -> TokenizedText:
@@ -406,3 +380,197 @@ def load_function(reference: str, name: str) -> Member:
         return TokenizedText(tokens, np.cumsum(sizes) - sizes, len(content))
 
     return Member(name, reference, type(model).__name__, None, reader, tokenize, trained_len=limit)
+
+
+def references(options: ReclOptions) -> list[str]:
+    """Return the references of all models, `checkpoints` first, a pattern such as `run/step*.ckpt` as its files.
+
+    Raises:
+        OptionError: there is none, one is named twice, or a reference has no known prefix.
+    """
+    for model in options.models:
+        known = model.startswith((TRAINED, HUGGING_FACE, FUNCTION))
+        require(known, OPTION, model, "must begin with txl:, hf: or py:")
+    paths = [file for path in options.checkpoints for file in _files(path)]
+    named = [*(f"{TRAINED}{path}" for path in paths), *options.models]
+    require(bool(named), "checkpoints", "[]", "must name at least one checkpoint")
+    twice = [reference.removeprefix(TRAINED) for reference in named if named.count(reference) > 1]
+    require(not twice, "checkpoints" if options.checkpoints else OPTION, twice[:1], "is named twice")
+    return named
+
+
+def _files(path: str) -> list[str]:
+    """Return the files of a pattern, with numbers in names in their order; a path without files stays as it is."""
+    found = [] if Path(path).is_file() else glob(str(Path(path).expanduser()))
+    return sorted(found, key=lambda name: [(len(n), n) for n in re.findall(r"\d+|\D+", name)]) or [path]
+
+
+def load_group(options: ReclOptions) -> list[Member]:
+    """Load all models, in evaluation mode, on the chosen device.
+
+    Args:
+        options: options of the command.
+
+    Raises:
+        OptionError: a model is not usable.
+    """
+    named, device = references(options), chosen_device(options.accelerator)
+    members = []
+    for reference, name in zip(named, options.names or model_names(named), strict=True):
+        if reference.startswith(TRAINED):
+            option = OPTION if reference in options.models else "checkpoints"
+            member = load_run(reference.removeprefix(TRAINED), name, device, options.clamp_len, option)
+        elif reference.startswith(HUGGING_FACE):
+            member = load_huggingface(reference, name, options.begin_of_text)
+        else:
+            member = load_function(reference, name)
+        if hasattr(member.reader.model, "to"):
+            member.reader.model.to(device)
+        members.append(member)
+    return members
+
+
+def model_names(named: Sequence[str]) -> list[str]:
+    """Return the shortest distinct names: `txl:ours/checkpoints/best.ckpt` is `ours`, or `ours/best`; `hf:a/b` is `b`.
+
+    The references themselves if some names are still equal.
+    """
+    paths = [Path(one.removeprefix(TRAINED)).resolve().with_suffix("") for one in named if one.startswith(TRAINED)]
+    parts = [[part for part in path.parts[1:] if part != "checkpoints"] for path in paths]
+    tries = [(start, stop) for start in range(-2, -max(map(len, parts), default=1) - 1, -1) for stop in (-1, None)]
+    of_runs = (["/".join(of_path[slice(*ends)]) for of_path in parts] for ends in tries)
+    short = iter(next((names for names in of_runs if all(names) and len({*names}) == len(names)), map(str, paths)))
+    names = [next(short) if one.startswith(TRAINED) else one.rstrip("/").split(":")[-1].split("/")[-1] for one in named]
+    return names if len({*names}) == len(names) else list(named)
+
+
+@dataclass(frozen=True)
+class GroupText:
+    """Text of a group.
+
+    Args:
+        corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and `level`: byte, char,
+            word or token; losses are per unit of it.
+        of_member: tokens of the text, by name of the model.
+        pieces: bounds 0 … n of the pieces of text that models are compared on, in bytes: those at which no tokenizer
+            has a token that goes on. None if all have the same tokens.
+    """
+
+    corpus: dict[str, str]
+    of_member: dict[str, TokenizedText]
+    pieces: Integers | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of positions: bytes with `pieces`, tokens without."""
+        first = next(iter(self.of_member.values()))
+        return len(first.tokens) if self.pieces is None else first.n_bytes
+
+
+def group_text(members: Sequence[Member], options: ReclOptions, split: str) -> GroupText:
+    """Load a split of the text of all members, and its tokens.
+
+    Checkpoints bring their corpus. Without any, or with `data_path`, it is that file.
+
+    Raises:
+        UserError: the text cannot be loaded, the members have different corpora, or they have different tokenizers or
+            tokens and contexts are not counted in bytes.
+    """
+    by_bytes = options.context_unit == "byte"
+    if not by_bytes and all(member.trained for member in members):
+        return _encoded_corpus(members, options, split)
+    for member in members:
+        config = None if member.trained is None else member.trained.config
+        resets, ids = config and config.memory.reset == "document", config and config.data.level == "ids"
+        allowed = f"was trained with {'memory.reset=document' if resets else 'data.level=ids'}: "
+        member.require(not (resets or ids), f"{allowed}it can be compared by tokens alone, and with checkpoints alone")
+    name, content = _content(members, options.data_path, split)
+    corpus = {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
+    of_member = {member.name: member.tokenize(content) for member in members}
+    texts = list(of_member.values())
+    for member, text in zip(members, texts, strict=True):
+        if by_bytes:
+            allowed = "cannot be compared in bytes: its tokens do not give back every byte of the text"
+            member.require(text.starts is not None, allowed)
+        else:
+            known = text.starts is not None and texts[0].starts is not None
+            name_of = "known_starts" if known else "tokens"  # token numbers may differ where bytes are known
+            same = np.array_equal(getattr(text, name_of), getattr(texts[0], name_of))
+            allowed = f"has another tokenizer than {members[0].path}: compare them with context_unit=byte"
+            member.require(same, allowed)
+    if by_bytes:
+        pieces = np.append(reduce(np.intersect1d, [text.known_starts for text in texts]), len(content))
+        return GroupText({**corpus, "level": "byte"}, of_member, pieces)
+    single_bytes = all(len(text.tokens) == text.n_bytes for text in texts)
+    levels = [member.trained.vocabulary.level for member in members if member.trained]
+    return GroupText({**corpus, "level": [*levels, "byte" if single_bytes else "token"][0]}, of_member)
+
+
+def _encoded_corpus(members: Sequence[Member], options: ReclOptions, split: str) -> GroupText:
+    """Load the corpus of all members, which are of runs, or the text `data_path`, as each member reads it.
+
+    For a member with `memory.reset=document` the first token of every document is marked. The others get the places
+    where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
+    """
+    respects, path = options.documents == "respect", members[0].path
+    runs = [(member, member.trained) for member in members if member.trained is not None]
+    corpora = [
+        checkpoint_corpus(run, member.path, options.data_path, member.option, split == WHOLE) for member, run in runs
+    ]
+    first, of_member = corpora[0], {}
+    documents = np.asarray(max((corpus.documents[split] for corpus in corpora), key=len))
+    for (member, run), corpus in zip(runs, corpora, strict=True):
+        level, level_of_first = corpus.vocabulary.level, first.vocabulary.level
+        allowed = f"reads {level} tokens, {path} {level_of_first} tokens: use context_unit=byte"
+        member.require(level == level_of_first, allowed)
+        allowed = f"was trained on another corpus ({corpus.name}) than {path} ({first.name})"
+        member.require(corpus.checksum == first.checksum, allowed)
+        plain = without_marks(corpus.splits[split])
+        same = corpus.vocabulary == first.vocabulary and np.array_equal(plain, without_marks(first.splits[split]))
+        allowed = f"reads other tokens than {path}: their vocabularies, the starts of documents (data.document_start) "
+        member.require(same, f"{allowed}or the marks of sentences (data.sentence_marks) differ")
+        marked = run.config.memory.reset == "document"
+        own = plain if marked and not respects else corpus.splits[split]
+        hides = respects and not marked and len(documents) > 1
+        of_member[member.name] = TokenizedText(own, None, len(own), documents if hides else None)
+    return GroupText(first.facts(), of_member)
+
+
+def _content(members: Sequence[Member], path: Any, split: str) -> tuple[str, bytes]:
+    """Return the name and the bytes of the text; of UTF-8 text without a character that is cut at either end."""
+    runs = [(member, member.trained) for member in members if member.trained]
+    configs = [run.config.data for _, run in runs]
+    require(bool(configs) or path is not None, "data_path", path, "must be a text file: no checkpoint brings a corpus")
+    if path is not None:
+        configs = [file_data(configs[0] if configs else DataConfig(), path, "byte")]
+    try:
+        texts = [split_bytes(config, split) for config in configs]
+    except OptionError as error:
+        if path is None:
+            raise UserError(f"{error}; if this corpus has moved, give data_path=") from error
+        raise OptionError("data_path", path, error.allowed) from error
+    name, _, content = texts[0]
+    if path is None:
+        for (member, run), (other_name, checksum, other) in zip(runs, texts, strict=True):
+            report_if_changed(run, f"{member.option}={member.path}", other_name, checksum)
+            allowed = f"was trained on another corpus ({other_name}) than {runs[0][0].path} ({name})"
+            member.require(other == content, allowed)
+    try:
+        content = whole_characters(content).encode()
+    except UserError as error:
+        if any(member.path.startswith(HUGGING_FACE) for member in members):
+            raise OptionError("data_path" if path else OPTION, path or name, str(error)) from error
+    return name, content
+
+
+def whole_characters(content: bytes) -> str:
+    """Return UTF-8 text without a character that is cut at either end.
+
+    Raises:
+        UserError: the bytes are not UTF-8.
+    """
+    first = next((i for i, byte in enumerate(content[:4]) if byte & 0xC0 != 0x80), 0)
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(content[first:])
+    except UnicodeDecodeError as error:
+        raise UserError(f"is not UTF-8 text (byte {first + error.start})") from error

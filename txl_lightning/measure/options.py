@@ -17,41 +17,28 @@ class DynamicOptions:
     """Dynamic evaluation (see `txl_lightning.beyond.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
 
     Args:
-        lr: η, the learning rate; null for static evaluation alone, or with `search`.
+        lr: η, the learning rate; null for static evaluation alone.
         decay: λ, the rate of decay towards the trained weights.
         epsilon: ε, added to the root mean square of the training gradients.
-        search: choose η of `lrs` and λ of `decays` with the lowest loss on validation.
-        lrs: learning rates of the search.
-        decays: decays of the search.
         segments: segments of training text for the root mean square of the gradients.
     """
 
     lr: float | None = None
     decay: float = 0.0
     epsilon: float = 1e-4
-    search: bool = False
-    lrs: list[float] = field(default_factory=lambda: [3e-5, 1e-4, 3e-4, 1e-3])
-    decays: list[float] = field(default_factory=lambda: [0.0, 1e-3, 1e-2])
     segments: int = 1024
-
-    @property
-    def on(self) -> bool:
-        """Whether splits are evaluated dynamically too."""
-        return self.search or self.lr is not None
 
 
 @dataclass
 class EvaluateOptions:
-    """Options of `txl evaluate`: perplexity or bits per character of a checkpoint, or bits per byte of several models.
+    """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
 
     Lengths and batch size that are null are those of the run's own evaluation.
 
     Args:
         checkpoint: checkpoint of `txl train` to score.
-        models: models to score on one text in bits per byte instead: txl:PATH, hf:NAME_OR_FOLDER, py:module.function.
         splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
-        protocol: carried, the state from segment to segment; window, recomputed for every few tokens; or both, to score
-            `models` with both, those without a state in windows alone.
+        protocol: carried, the state from segment to segment; or window, recomputed for every few tokens.
         batch_size: number of streams (protocol=carried); null for the run's own, 1 for dynamic evaluation.
         segment_len: tokens in a segment (protocol=carried).
         mem_len: memory length in tokens (protocol=carried).
@@ -59,26 +46,20 @@ class EvaluateOptions:
         same_length: whether all queries attend to equally many keys (protocol=carried).
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
             longest distance of training if you give longer lengths; -1 for no limit.
-        window: tokens in a window (protocol=window); null for the attention length of training, or all tokens that an
-            hf: or py: model sees.
+        window: tokens in a window (protocol=window); null for the attention length of training.
         stride: tokens scored in each window (protocol=window); null for half the window.
         attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
         select_on: split that chooses the attention length, valid or train: the sweep runs on this split only, the
             others are scored at the lengths of training and at the chosen length; null for a sweep on every split.
-        sweep_tokens: tokens of that split, or of validation in `dynamic.search`, to use, from its start; null for all.
+        sweep_tokens: tokens of that split to use, from its start; null for all.
         dynamic: dynamic evaluation as well (protocol=carried): the weights learn from every segment once it is scored.
-        tolerance: how much worse than the best an attention length may be to count as reaching it, in ppl or bpc;
-            null for 0.005 ppl or 0.0005 bpc.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
         per: write a table with the loss of every line, document or token of each split; null for none.
         unit_memory: carried, for the losses of the scores above; or fresh: each line or document is scored as if it
             were alone (protocol=carried), and these are the scores above.
         table: format of the table, tsv or parquet.
-        data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint;
-            needed if no model of `models` is a run's.
-        begin_of_text: read the tokenizer's begin-of-text token of an hf: model before the text or the window.
-        dtype: weights of hf: models: float32, bfloat16 or float16.
+        data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint.
         max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
             without limit if it had none or with protocol=window.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
@@ -89,8 +70,7 @@ class EvaluateOptions:
         logger: group: none or wandb.
     """
 
-    checkpoint: str = ""
-    models: list[str] = field(default_factory=list)
+    checkpoint: str = MISSING
     splits: list[str] = field(default_factory=list)
     protocol: str = "carried"
     batch_size: int | None = None
@@ -105,15 +85,12 @@ class EvaluateOptions:
     select_on: str | None = None
     sweep_tokens: int | None = None
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
-    tolerance: float | None = None
     block_len: int = 1000
     losses: bool = False
     per: str | None = None
     unit_memory: str = "carried"
     table: str = "tsv"
     data_path: Any = None
-    begin_of_text: bool = False
-    dtype: str = "float32"
     max_segments: int | None = None
     cached: bool = True
     accelerator: str = "cpu"
@@ -134,10 +111,8 @@ class ReclOptions:
             null for one group of all.
         context_unit: token, for models with one tokenizer; byte for any.
         begin_of_text: read the begin-of-text token of hf: models before every window, beside the context.
-        dtype: weights of hf: models: float32, bfloat16 or float16.
         split: train, valid or test; null for test, or for the whole of another text (`data_path`).
-        contexts: the grid: an ascending list, or doubling: first_context, 2 first_context, 4 first_context, …
-            max_context; null for first_context, first_context + step, … max_context.
+        contexts: the grid, ascending; null for first_context, first_context + step, … max_context.
         first_context: smallest context in tokens.
         step: distance between contexts in tokens.
         max_context: largest context in tokens.
@@ -148,15 +123,11 @@ class ReclOptions:
         bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
         documents: respect: no window begins before the document of the token before its target, where documents are
             known; ignore: windows begin anywhere, and models that tell documents apart no longer do.
-        key_gain: nats by which the loss of a key token falls from the first to the second of key_contexts.
-        key_contexts: two contexts of the grid; null for the shortest and the longest.
         seed: seed of the resampling.
         clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
             the longest distance of its training; -1 for no limit.
         data_path: the runs' own files where they have moved, or others to score; needed if no checkpoint brings a
             corpus.
-        store: folder that keeps losses for later groups.
-        batch_tokens: context tokens in a batch; null for the default of the device.
         accelerator: cpu or gpu.
         precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
             on this machine.
@@ -170,9 +141,8 @@ class ReclOptions:
     groups: list[str] | None = None
     context_unit: str = "token"
     begin_of_text: bool = False
-    dtype: str = "float32"
     split: str | None = None
-    contexts: Any = None
+    contexts: list[int] | None = None
     first_context: int = 16
     step: int = 16
     max_context: int = 256
@@ -182,13 +152,9 @@ class ReclOptions:
     threshold: float = 0.01
     bootstrap: int = 1000
     documents: str = "respect"
-    key_gain: float = 2.0
-    key_contexts: list[int] | None = None
     seed: int = 1
     clamp_len: int | None = None
     data_path: Any = None
-    store: str = "~/.cache/txl_lightning/losses"
-    batch_tokens: int | None = None
     accelerator: str = "cpu"
     precision: str = "32-true"
     num_threads: int | None = None
@@ -243,13 +209,13 @@ class AttentionOptions:
 class SpeedOptions:
     """Options of `txl speed`: time per token of a vanilla sliding window and of state reuse (Table 9).
 
+    The model has random weights and the vocabulary of the paper's enwik8.
+
     Args:
-        checkpoint: checkpoint of `txl train` to time; null for a model with random weights.
-        levels: char, word or both, with the paper's vocabularies; random weights only.
-        n_layer: layers; random weights only.
-        d_model: width of the model; random weights only.
-        n_head: heads per layer; random weights only.
-        d_inner: width of the feed-forward layers; random weights only.
+        n_layer: layers.
+        d_model: width of the model.
+        n_head: heads per layer.
+        d_inner: width of the feed-forward layers.
         segment_len: tokens in a segment of state reuse.
         attention_lengths: attention lengths to time.
         rounds: number of rounds; a round times every scheme at every attention length.
@@ -260,8 +226,6 @@ class SpeedOptions:
         logger: group: none or wandb.
     """
 
-    checkpoint: str | None = None
-    levels: list[str] = field(default_factory=lambda: ["char", "word"])
     n_layer: int = 4
     d_model: int = 128
     n_head: int = 8

@@ -10,8 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from txl_lightning.measure.commands import Table, log_panels, write_markdown
-from txl_lightning.measure.options import ReclOptions
+from txl_lightning.measure.commands import Table, write_markdown
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend
 from txl_lightning.runs.metrics import unit_name
 
@@ -20,7 +19,7 @@ LAST_DOUBLINGS = 3  # in the table
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
 
 
-def write_report(results: dict[str, Any], directory: Path, options: ReclOptions) -> list[str]:
+def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     """Write the tables and the figures.
 
         recl.md                  losses and gains by context, Table 8, differences
@@ -31,7 +30,6 @@ def write_report(results: dict[str, Any], directory: Path, options: ReclOptions)
     Args:
         results: contents of `recl.json`.
         directory: folder for the files.
-        options: options of the command; logger `wandb` gets the tables and the curves as panels.
 
     Returns:
         Lines to print: the tables and their notes.
@@ -43,18 +41,11 @@ def write_report(results: dict[str, Any], directory: Path, options: ReclOptions)
     parts += [differences, ""] if differences[1] else []
     parts += _notes(results)
     lines = write_markdown(directory / "recl.md", *parts)
-    curves: dict[str, Any] = {}
     for stem, (title, gains, needed) in _gains_by_file(results).items():
         gain_figure(directory / stem, results, title, gains, needed)
-        curves[stem] = (results["contexts"][:-1], {**gains, "needed for a longer RECL": needed}, "c", title)
     context_figure(directory / "contexts", results)
     if len(results["models"]) > 1:
         difference_figure(directory / "differences", results)
-    unit = results["unit"]
-    means, title = {one["name"]: one[unit] for one in results["models"]}, unit_name(results["corpus"]["level"])
-    curves[unit] = (results["contexts"], means, "context", f"{title} by context")
-    tables = {"gains": alone, "table": table_8}
-    log_panels(options, directory, "recl", {"corpus": results["corpus"]}, tables, curves)
     return lines
 
 
@@ -185,8 +176,6 @@ def _notes(results: dict[str, Any]) -> list[str]:
     """Describe the measurement, its precision and the signs of the table."""
     contexts, models = results["contexts"], results["models"]
     corpus, positions, longest = results["corpus"], results["positions"], f"{contexts[-1]} {results['context_unit']}s"
-    begun = ", ".join(model["name"] for model in models if model["begin_of_text"] is not None)
-    direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
     key = {model["name"]: found for model in models if (found := model["key_tokens"])}
     shares = ", ".join(f"{name} {found['share']:.1%} ({found['share_of_rises']:.1%})" for name, found in key.items())
     a, b = results["key_contexts"]
@@ -200,13 +189,11 @@ def _notes(results: dict[str, Any]) -> list[str]:
         "tokenizers have in common.": results["context_unit"] == "byte",
         f"{positions['cut']:,} positions have fewer than {longest} of context, because their document is shorter "
         "(documents=respect).": positions["cut"],
-        f"A begin-of-text token is read before every window, beside its context: {begun}.": begun,
         f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks. ≥: steps still counted at "
         f"{longest}, where the grid ends (max_context).": results["bootstrap"],
         "Guarded: a step must also lower the model's own mean loss, over all and over hard positions.": True,
         f"Key tokens, whose loss falls (rises) by more than {results['key_gain']:g} nats from {a} to {b} tokens: "
         f"{shares}.": key,
-        f"Each context has windows of its own, because one pass is not exact: {direct}.": direct,
     }
     return [note for note, applies in notes.items() if applies]
 

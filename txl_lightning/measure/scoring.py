@@ -233,7 +233,8 @@ def scoring_of(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) 
         return Scoring(trained, corpus, evaluation, "window", *sizes, precision=precision)
     given = {name: getattr(options, name) for name in (*OF_CARRIED, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
-    if options.dynamic.on:
+    learns = options.dynamic.lr is not None
+    if learns:
         chosen.setdefault("batch_size", 1)
     own = replace(own, max_segments=None) if WHOLE in corpus.splits else own
     limited = with_segment_len(own, chosen.get("segment_len", own.segment_len))
@@ -242,7 +243,7 @@ def scoring_of(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) 
         limited = replace(limited, max_segments=-(-limited.max_segments * own.batch_size // batch_size))
     evaluation = in_windows(replace(trained.config, evaluation=replace(limited, **chosen))).evaluation
     clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
-    cached = options.cached and not options.dynamic.on  # keys and values would be those of earlier weights
+    cached = options.cached and not learns  # keys and values would be those of earlier weights
     return Scoring(trained, corpus, evaluation, clamped=clamped, cached=cached, precision=precision)
 
 

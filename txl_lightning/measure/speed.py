@@ -14,30 +14,27 @@ import torch
 from torch import Tensor
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.data.published_corpora import CUTOFFS, PUBLISHED
-from txl_lightning.errors import OptionError, require
+from txl_lightning.data.published_corpora import PUBLISHED
+from txl_lightning.errors import require
 from txl_lightning.files import write_json
 from txl_lightning.measure.commands import (
     check_at_least_one,
     check_common_options,
     chosen_device,
-    log_panels,
+    log_results,
     write_markdown,
 )
 from txl_lightning.measure.options import SpeedOptions
-from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.reporting.machine import processor
-from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.runs.models import require_room
 from txl_lightning.runs.threads_and_precision import set_threads
-from txl_lightning.runs.trained import load_trained
 
-LEVELS = {"char": "characters", "word": "words"}
-VOCABULARIES = {"char": "enwik8, newlines dropped", "word": "wikitext-103"}  # of the paper
+VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
 SIZES = ("n_layer", "d_model", "n_head", "d_inner")
 SCHEMES = {
     "vanilla": "vanilla, sliding window",
@@ -45,12 +42,11 @@ SCHEMES = {
     "cached": "state reuse, cached keys and values",
 }
 RATIOS = ("vanilla/hidden", "vanilla/cached")
-HEADER = ["level", "attention length", "vanilla, ms per token", "hidden states", "cached"]
+HEADER = ["attention length", "vanilla, ms per token", "hidden states", "cached"]
 HEADER += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)"]
 MIN_ROUNDS = 3
 TURN_SECONDS, MOST_SEGMENTS = 0.3, 64  # a turn is one segment, or as many as take TURN_SECONDS
 TEXT_LEN = 1 << 14
-RANK_OFFSET = 2.7  # Mandelbrot's correction of Zipf's law for the most frequent words
 
 Show = Callable[[str], None]
 print_now: Show = partial(print, flush=True)
@@ -68,31 +64,31 @@ def run(options: SpeedOptions, directory: Path, show: Show = print_now) -> list[
         Lines to print: the table and its notes.
 
     Raises:
-        UserError: an option or the checkpoint is not usable.
+        UserError: an option is not usable.
     """
     _check_options(options)
     device = chosen_device(options.accelerator)
     set_threads(options.num_threads)
     started = time.perf_counter()
     torch.manual_seed(options.seed)
-    schemes, sizes = {}, {}
-    for level, model in _models(options).items():
-        vanilla = vanilla_of(model)
-        names = ("vocab_size", *SIZES, "d_head", "encoding", "cutoffs", "div_val")
-        n_parameters = sum(p.numel() for p in model.parameters())
-        sizes[level] = {**{name: getattr(model.config, name) for name in names}, "parameters": n_parameters}
-        text_1n = random_text(len(model.softmax.bias), TEXT_LEN, level == "word", options.seed).to(device)
-        for length in sorted(options.attention_lengths):
-            given = (model.to(device), vanilla.to(device), length, options.segment_len, text_1n)
-            schemes[level, length] = make_schemes(*given)
+    sizes: dict[str, Any] = {name: getattr(options, name) for name in SIZES}
+    config = TransformerXLConfig(vocab_size=VOCABULARY, d_head=options.d_model // options.n_head, **sizes)
+    require_room(config, without="model.")
+    model = TransformerXL(config).to(device).eval()
+    sizes |= {"vocab_size": VOCABULARY, "parameters": sum(p.numel() for p in model.parameters())}
+    vanilla = vanilla_of(model)
+    text_1n = torch.randint(VOCABULARY, (1, TEXT_LEN)).to(device)
+    schemes = {
+        length: make_schemes(model, vanilla, length, options.segment_len, text_1n)
+        for length in sorted(options.attention_lengths)
+    }
     every = [scheme for named in schemes.values() for scheme in named.values()]
     rounds = run_rounds(every, options.rounds, started + options.budget_seconds, show)
     results: dict[str, Any] = {
-        "checkpoint": options.checkpoint,
-        "models": sizes,
+        "model": sizes,
         "segment_len": options.segment_len,
         "rounds": rounds,
-        "results": [{"level": key[0], "attention_len": key[1], **summary(of)} for key, of in schemes.items()],
+        "results": [{"level": "char", "attention_len": key, **summary(of)} for key, of in schemes.items()],
         "machine": {
             "processor": processor(),
             "accelerator": torch.cuda.get_device_name() if device.type == "cuda" else None,
@@ -102,62 +98,24 @@ def run(options: SpeedOptions, directory: Path, show: Show = print_now) -> list[
         "seconds": round(time.perf_counter() - started, 2),
     }
     write_json(directory / "speed.json", results, allow_nan=False)
-    return write_report(results, options, directory)
+    lines = write_report(results, directory)
+    log_results("speed", results, options, directory)
+    return lines
 
 
 def _check_options(options: SpeedOptions) -> None:
     check_common_options(options)
     check_at_least_one(options, *SIZES, "segment_len", "rounds")
-    known = bool(options.levels) and set(options.levels) <= set(LEVELS)
-    require(known, "levels", options.levels, f"must be of {', '.join(LEVELS)}, at least one")
     lengths = options.attention_lengths
     require(bool(lengths) and min(lengths) >= 1, "attention_lengths", lengths, "must be integers >= 1, at least one")
     allowed = f"must divide d_model, which is {options.d_model}"
     require(options.d_model % options.n_head == 0, "n_head", options.n_head, allowed)
-    for name in ("levels", *SIZES) if options.checkpoint else ():
-        value = getattr(options, name)
-        require(value == getattr(SpeedOptions(), name), name, value, "is set by the checkpoint: leave it out")
-
-
-def _models(options: SpeedOptions) -> dict[str, TransformerXL]:
-    """Return the model of the checkpoint by its level, or one of random weights and the paper's vocabulary for each."""
-    if options.checkpoint:
-        trained = load_trained(options.checkpoint)
-        if not can_cache(trained.model) or trained.model.config.kind.absolute:
-            allowed = "must be a Transformer-XL with an encoding of distances and an ordinary memory"
-            raise OptionError("checkpoint", options.checkpoint, f"is {trained.config.model.name}; {allowed}")
-        return {"word" if loss_unit(trained.vocabulary.level) == "ppl" else "char": trained.model}
-    models = {}
-    for level in options.levels:
-        vocab_size, cutoffs = PUBLISHED[VOCABULARIES[level]]["vocabulary"], CUTOFFS.get(VOCABULARIES[level], ())
-        sizes: dict[str, Any] = {name: getattr(options, name) for name in SIZES}
-        sizes["d_head"] = options.d_model // options.n_head
-        config = TransformerXLConfig(vocab_size=vocab_size, cutoffs=cutoffs, **sizes)
-        require_room(config, without="model.")
-        models[level] = TransformerXL(config).eval()
-    return models
 
 
 def vanilla_of(model: TransformerXL) -> TransformerXL:
-    """Return the vanilla counterpart of a Transformer-XL: its sizes and weights, absolute sinusoids, no memory."""
-    without: dict[str, Any] = {"mem_len": 0, "memory_reset": "never"}
-    vanilla = TransformerXL(replace(model.config, encoding="absolute", terms="a", **without))
-    vanilla.to(model.embedding.tables[0])
-    shapes, weights = {name: x.shape for name, x in vanilla.state_dict().items()}, model.state_dict()
-    vanilla.load_state_dict({k: x for k, x in weights.items() if shapes.get(k) == x.shape}, strict=False)
-    return vanilla.eval()
-
-
-def random_text(vocab_size: int, n: int, by_rank: bool, seed: int) -> Tensor:
-    """Return random tokens [1, n]: uniform, or `by_rank` with P(r) ∝ 1 / (r + 2.7), like words ordered by frequency.
-
-    The tokens affect times only in the adaptive softmax, which skips clusters without targets.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    if not by_rank:
-        return torch.randint(vocab_size, (1, n), generator=generator)
-    weights = 1 / (torch.arange(vocab_size, dtype=torch.float64) + RANK_OFFSET)
-    return torch.multinomial(weights, n, replacement=True, generator=generator)[None]
+    """Return the vanilla counterpart of a Transformer-XL: its sizes, absolute sinusoids, no memory."""
+    config = replace(model.config, encoding="absolute", terms="a", mem_len=0)
+    return TransformerXL(config).to(model.embedding.tables[0]).eval()
 
 
 @dataclass
@@ -271,22 +229,18 @@ def summary(schemes: dict[str, TimedScheme]) -> dict[str, Any]:
     }
 
 
-def write_report(results: dict[str, Any], options: SpeedOptions, directory: Path) -> list[str]:
+def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     """Write `speed.md` and `speed.svg|png`.
 
     Args:
         results: contents of `speed.json`.
-        options: options of the command; logger `wandb` gets the table, the figure, and the ratios as line series.
         directory: folder for the files.
 
     Returns:
         Lines to print: the table and its notes.
     """
     machine, table = results["machine"], (HEADER, [_row(result) for result in results["results"]])
-    models = []
-    for level, sizes in results["models"].items():
-        listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
-        models.append(f"{LEVELS[level]}: {listed}; the vanilla model has equal sizes and absolute positions.")
+    listed = ", ".join(f"{name} {value}" for name, value in results["model"].items())
     lines = write_markdown(
         directory / "speed.md",
         table,
@@ -295,22 +249,17 @@ def write_report(results: dict[str, Any], options: SpeedOptions, directory: Path
         "State reuse: segments of "
         f"{results['segment_len']} tokens, with a memory of the attention length. One stream of random tokens; every "
         "query attends to exactly the attention length.",
-        *models,
+        f"Random weights: {listed}; the vanilla model has equal sizes and absolute positions.",
         f"Medians of {results['rounds']} rounds, ratios within a round; {results['seconds']:,.0f} s in all. "
         f"{machine['accelerator'] or machine['processor']}, threads: {machine['threads']}, torch {machine['torch']}.",
     )
-    times, ratios = {}, {}
-    for level in results["models"]:
-        measured = [result for result in results["results"] if result["level"] == level]
-        lengths = [result["attention_len"] for result in measured]
-        for name, label in SCHEMES.items():
-            milliseconds = [1000 * result["seconds_per_token"][name]["median"] for result in measured]
-            times[f"{LEVELS[level]}: {label}"] = [(lengths, milliseconds)]
-        curves = {name: [result["ratios"][name]["median"] for result in measured] for name in RATIOS}
-        ratios[f"ratios_{level}"] = (lengths, curves, "attention length", f"{LEVELS[level]}: how many times slower")
+    lengths = [result["attention_len"] for result in results["results"]]
+    times = {}
+    for name, label in SCHEMES.items():
+        milliseconds = [1000 * result["seconds_per_token"][name]["median"] for result in results["results"]]
+        times[label] = [(lengths, milliseconds)]
     title = "Time per token by attention length"
     line_figure(directory / "speed", times, "attention length (tokens)", "milliseconds per token", title, log_y=True)
-    log_panels(options, directory, "speed", {"machine": machine}, {"table": table}, ratios, {"speed": title})
     return lines
 
 
@@ -318,7 +267,6 @@ def _row(result: dict[str, Any]) -> list[str]:
     """Return a row of the table: milliseconds per token of every scheme, and ratios of vanilla to state reuse."""
     times = [float(f"{1000 * result['seconds_per_token'][name]['median']:.3g}") for name in SCHEMES]
     return [
-        LEVELS[result["level"]],
         f"{result['attention_len']:,}",
         *(f"{time:,.0f}" if time >= 100 else f"{time:g}" for time in times),
         *("{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**result["ratios"][name]) for name in RATIOS),

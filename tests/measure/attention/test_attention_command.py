@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.measure.kept_figures import Figures
-from tests.measure.logged_panels import logged_panels
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
@@ -76,7 +75,7 @@ def test_the_json_has_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path) ->
         },
     }  # fmt: skip
     figures = {f"{name}.{kind}" for name in ("by_distance", "text", "terms") for kind in ("png", "svg")}
-    names = {"attention.json", "attention.npz", "attention.md", *figures}
+    names = {"attention.json", "attention.npz", *figures}
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
@@ -148,7 +147,7 @@ WEIGHTS = np.array([[0.0, 0.5, 0.2], [0.1, 0.3, 0.6]])
 MARKED = np.array([[False, True, False], [False, False, True]])
 
 
-def report(directory: Path, heads: list[dict[str, Any]] = HEADS, logger: str = "none") -> list[str]:
+def report(directory: Path, heads: list[dict[str, Any]] = HEADS) -> list[str]:
     """Write the report of results that are made up."""
     results = {
         "heads": heads, "corpus": {"name": "text"}, "split": "valid", "queries": 12345, "distances": 3,
@@ -157,12 +156,11 @@ def report(directory: Path, heads: list[dict[str, Any]] = HEADS, logger: str = "
     }  # fmt: skip
     text = TextAttention(40, {"1:1": WEIGHTS[::-1], "2:1": WEIGHTS}, ["x", "y"], ["a", "b", "c"])
     maps = {"all": ROWS, "a": ROWS[::-1].copy()}
-    return write_report(results, maps, text, AttentionOptions("path", logger=LoggerConfig(name=logger)), directory)
+    return write_report(results, maps, text, directory)
 
 
 def test_every_cell_of_the_tables(tmp_path: Path) -> None:
-    with logged_panels() as panels:
-        lines = report(tmp_path, logger="wandb")
+    lines = report(tmp_path)
     assert lines == [
         "Heads with the largest mean distance, 4 of 4:",
         "| layer | head | entropy (bits) | mean distance (tokens) | in the memory (%) |",
@@ -175,11 +173,6 @@ def test_every_cell_of_the_tables(tmp_path: Path) -> None:
         "Average over the 12,345 tokens of text (valid) that see all 3 relative positions 0 … −2; 0 is the query "
         "itself, the last token read (mem_len 3, segment_len 8, batch_size 2).",
     ]
-    heads = [*lines[1:3], lines[5], lines[3], lines[4], *lines[6:]]
-    assert (tmp_path / "attention.md").read_text() == "\n".join(heads) + "\n"
-    assert panels["attention/heads"][1][0] == ["1", "1", "0.55", "5.5", "50.0"]
-    assert panels["attention/by_distance"][0] == tmp_path / "by_distance.png"
-    assert {"attention/text", "attention/terms"} <= set(panels)
 
 
 def test_figures_5_and_7_show_heads_by_relative_position(tmp_path: Path, drawn: Figures) -> None:

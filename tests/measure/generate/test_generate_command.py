@@ -41,16 +41,13 @@ def generated(options: GenerateOptions, directory: Path, write: Callable[[str], 
 def test_every_kind_of_model_continues_a_prompt(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     written: list[str] = []
     results = generated(options(runs, kind, n_samples=2), tmp_path, written.append)
-    assert {path.name for path in tmp_path.iterdir()} == {"generation.json", "samples.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"generation.json"}
     assert [len(sample["tokens"]) for sample in results["samples"]] == [12, 12]
     assert results["samples"][0] != results["samples"][1]
     assert results["prompt"]["text"] == results["prompt"]["prompt"] == "line 7: the"
     contexts = {"absolute": "context: the last 8 tokens", "lstm": "context carried"}
     contexts["compressive"] = "memory of 8 tokens"
     assert results["context"].startswith(contexts.get(kind, "memory of 8 tokens"))
-    first, second = (sample["text"] for sample in results["samples"])
-    text = (tmp_path / "samples.txt").read_text()
-    assert text == f"=== prompt\nline 7: the\n\n=== sample 1\n{first}\n\n=== sample 2\n{second}\n"
     shown = "".join(written)
     assert shown.index("--- prompt") < shown.index("--- sample 1") < shown.index("--- sample 2")
 
@@ -92,9 +89,8 @@ def test_prompts_of_different_lengths_are_continued_as_each_is_alone(
         assert entry["samples"] == alone["samples"]
     again = generated(options(runs, kind, prompt=texts[1], seed=4), tmp_path / "alone")
     assert again["samples"] == listed["prompts"][1]["samples"][1:]
-    shown, saved = "".join(written), (tmp_path / "list/samples.txt").read_text()
+    shown = "".join(written)
     assert f"--- prompt, 2\n{texts[1]}\n--- sample 1\n" in shown
-    assert f"=== prompt, 2\n{texts[1]}\n\n=== sample 1\n" in saved
     assert shown.count("--- sample 2\n") == 3
 
 
@@ -141,8 +137,6 @@ def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRun
         "corpus": "text.txt", "sha256": load_corpus(trained.config.data).checksum, "split": "test", "position": 40,
         "context": 30,
     }.items()  # fmt: skip
-    text = (tmp_path / "at/samples.txt").read_text()
-    assert text.index("from token 40 on") < text.index("=== true continuation") < text.index("=== sample 1")
     others = [generated(options(runs, "relative", context=30, seed=seed), tmp_path / "some") for seed in (1, 2, 3)]
     assert len({other["prompt"]["position"] for other in others}) > 1
     assert {len(other["continuation"]) for other in others} == {12}

@@ -49,12 +49,6 @@ def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(runs: Sm
     assert sweep["attention_length"] == min(row["attention_length"] for row in reaching)
 
 
-@pytest.mark.parametrize("tolerance", [100.0, 0.0])
-def test_the_tolerance_decides_which_length_reaches_the_best(runs: SmallRuns, tmp_path: Path, tolerance: float) -> None:
-    ours = result(runs, "characters", tmp_path, attention_lengths=LENGTHS, tolerance=tolerance)["test"]["sweep"]
-    assert ours["attention_length"] == (4 if tolerance else ours["best"]["attention_length"])
-
-
 def test_init_uses_the_lengths_of_training_with_any_evaluation_lengths(runs: SmallRuns, tmp_path: Path) -> None:
     options = {"segment_len": 4, "mem_len": 30, "clamp_len": 5, "same_length": False, "max_segments": 6}
     ours = result(runs, "characters", tmp_path, attention_lengths=[10], **options)["test"]

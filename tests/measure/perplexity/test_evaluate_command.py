@@ -172,7 +172,6 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
         ("characters", {"window": 8}, "^window=8: is for protocol=window"),
         ("characters", {"protocol": "window", "mem_len": 8}, "^mem_len=8: is for protocol=carried"),
         ("characters", {"protocol": "window", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
-        ("characters", {"attention_lengths": [8], "tolerance": -1.0}, "^tolerance=-1"),
         ("lstm", {"ext_len": 2}, "^ext_len=2: must be null: lstm has no such length"),
         ("lstm", {"attention_lengths": [8]}, "^attention_lengths=.*lstm has no attention; protocol=window varies"),
         ("extended", {"segment_len": 12}, r"^segment_len=12: segment_len \+ ext_len = 14 must be at most 10"),

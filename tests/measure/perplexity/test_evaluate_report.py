@@ -4,11 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.measure.kept_figures import Figures, curves
-from tests.measure.logged_panels import logged_panels
-from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.attention_lengths import write_sweeps
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import log_results, split_line
+from txl_lightning.measure.perplexity import split_line, write_sweeps
 
 
 def row(length: int, bpc: float, error: float | None, tokens: int = 1000) -> dict[str, Any]:
@@ -65,22 +61,3 @@ def test_a_line_for_each_split() -> None:
         "valid: nll 1.5000, bpc 2.1640 ± 0.0301, bpb 1.7500 over 5,678 tokens of text (memory 8; left out: "
         "2 at streams' starts, 3,000 after max_segments; ± over 1,234 blocks of 20 tokens)"
     )
-
-
-def test_panels_are_those_of_tables_and_figures(tmp_path: Path) -> None:
-    learned = {"nll": 1.25, "bpc": 1.8034, "bpb": 1.5, "tokens": 5678}
-    found = {**results(), "valid": {**results()["valid"], "dynamic": learned}}
-    with logged_panels() as panels:
-        options = EvaluateOptions("path", splits=["valid", "test"], logger=LoggerConfig(name="wandb"))
-        log_results(found, options, tmp_path)
-    header, rows = panels["evaluate/table"]
-    assert header == ["split", "nll", "bpc", "tokens"]
-    assert rows == [["valid", 1.5, 2.1640, 5678], ["test", 1.25, 2.1640, 4321]]
-    assert panels["summary"] == {
-        "valid/nll": 1.5, "valid/bpc": 2.1640, "valid/bpb": 1.75, "valid/tokens": 5678,
-        "test/nll": 1.25, "test/bpc": 2.1640, "test/bpb": 1.75, "test/tokens": 4321,
-        **{f"valid/dynamic/{name}": value for name, value in learned.items()},
-    }  # fmt: skip
-    assert panels["evaluate/table_6"][1][0][1] == "2.500 ± 0.030"
-    assert panels["evaluate/attention_lengths"][:2] == ([4, 16, 24, 40], {"valid": [2.75, 2.5, 2.3, 2.25]})
-    assert panels["config"]["splits"] == ["valid", "test"]

@@ -13,9 +13,8 @@ from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.attention_lengths import first_tokens
 from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import run
+from txl_lightning.measure.perplexity import first_tokens, run
 from txl_lightning.runs.trained import load_trained
 
 BOTH = ["test", "valid"]  # the choice does not depend on the order

@@ -15,7 +15,7 @@ from txl_lightning.measure.effective_context import (
     EffectiveContext,
     relative_effective_context_lengths,
 )
-from txl_lightning.measure.loss_by_context import mean_and_error, position_blocks
+from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import WindowReader, window_losses
 
 FRACTIONS = (0.1, 0.5, 1.0)
@@ -72,26 +72,3 @@ DISTANCES = tuple(range(16, 129, 16))  # one in every step
 def up_to(distance: int, repeats: float) -> Recall:
     """Eight chains: one of every distance up to the longest, the others of 16 tokens."""
     return Recall(tuple(d if d <= distance else 16 for d in DISTANCES), repeats, 8)
-
-
-LAST = range(12, 188, 25)  # steps that each contain one of 24, 48, …, 168 tokens
-SETTINGS = {
-    "2.8, 1.4, 0.7": Recall((24,) * 15 + (48,) * 4 + (72,) * 2 + (96, 120, 144), 0.3, 2),
-    "1.03": Recall((24,) * 23 + (48,), 0.42, 2),
-    "1.03, 1.03, 1.03": Recall((24,) * 21 + (48, 72, 96), 0.42, 2),
-}
-
-
-def coverage(recall: Recall, draws: int = 60, n_positions: int = 2_000) -> list[float]:
-    """Share of draws of the text whose intervals contain the known value: RECL, loss, and gain of the first step."""
-    known, covered = expected_length(recall, LAST, 1.0), np.zeros(3)
-    for seed in range(draws):
-        losses, blocks = oracle_losses(recall, LAST, n_positions, 60_000, seed)
-        length = measured(losses, LAST, [1.0], blocks=blocks, bootstrap=400, seed=seed)[1.0]
-        nll, error = mean_and_error(losses, blocks)
-        fall, error_of_fall = mean_and_error((losses[0] - losses[1])[None], blocks)
-        entropies = [recall.entropy(c) for c in LAST]
-        of_loss = abs(nll[-1] - entropies[-1]) <= 1.96 * error[-1]
-        of_gain = abs(fall[0] - entropies[0] + entropies[1]) <= 1.96 * error_of_fall[0]
-        covered += [length.low <= known <= length.high, of_loss, of_gain]
-    return (covered / draws).tolist()

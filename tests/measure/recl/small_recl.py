@@ -18,7 +18,7 @@ SMALL |= {"num_threads": 1, "logger": LoggerConfig(name="none")}
 def recl(directory: Path, *checkpoints: str, **options: Any) -> dict[str, Any]:
     """Run the command in a folder and return its results, which keep to the schema."""
     directory.mkdir(exist_ok=True)
-    run(ReclOptions(list(checkpoints), **{"store": str(directory / "store"), **SMALL, **options}), directory)
+    run(ReclOptions(list(checkpoints), **{**SMALL, **options}), directory)
     result: dict[str, Any] = json.loads((directory / "recl.json").read_text())
     jsonschema.validate(result, SCHEMA)
     return result

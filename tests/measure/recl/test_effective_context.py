@@ -4,7 +4,6 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 from math import fsum
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,54 +101,6 @@ def test_positions_that_were_hard_before_must_gain_too() -> None:
     found = relative_effective_context_lengths({"m": np.hstack([hard, easy])}, contexts, [0.1, 1.0], bootstrap=0)["m"]
     assert [(found[r].value, found[r].at_least) for r in (0.1, 1.0)] == [(80, True)] * 2
     assert [(found[r].guarded, found[r].guarded_at_least) for r in (0.1, 1.0)] == [(20, False), (80, True)]
-
-
-ORACLE_CONTEXTS, KNOWN = list(range(16, 208, 16)), 80  # the oracle gains up to KNOWN tokens
-NOISE = {  # spread in nats, correlation from one context to the next, rise of the loss at each step beyond KNOWN
-    "none": (0.0, 0.0, 0.0),
-    "independent": (0.25, 0.0, 0.0),
-    "correlated": (0.25, 0.7, 0.0),
-    "independent, rising": (0.25, 0.0, 0.02),
-    "correlated, rising": (0.25, 0.7, 0.02),
-}
-
-
-def oracle(seed: int, sigma: float, correlation: float, rise: float, n: int = 4000, V: int = 64) -> np.ndarray:
-    """Losses of a text of V symbols: an eighth each of the tokens repeats the one 32, 48, 64 or 80 places before.
-
-    The others are drawn evenly. -ln P is exact: P = 1/8 for a repetition within c and (1 - S) / V else, with S the
-    share of repetitions within c. Noise is added, and the rise beyond KNOWN tokens.
-    """
-    generator = np.random.default_rng(seed)
-    distance_P = generator.choice([32, 48, 64, 80, 10**6], size=n, p=[0.125] * 4 + [0.5])
-    losses, noise_P = [], generator.normal(size=n)
-    for c in ORACLE_CONTEXTS:
-        fresh = (1 - 0.125 * sum(d <= c for d in (32, 48, 64, 80))) / V
-        base_P = -np.log(np.where(distance_P <= c, 0.125 + fresh, fresh))
-        losses.append(base_P + sigma * noise_P + rise * max(0, c - KNOWN) / 16)
-        noise_P = correlation * noise_P + math.sqrt(1 - correlation**2) * generator.normal(size=n)
-    return np.array(losses)
-
-
-@pytest.mark.slow
-def test_noise_lengthens_recl_beyond_what_an_oracle_knows_but_not_guarded_recl() -> None:
-    """The table of docs/effective-context.md: means over 20 texts."""
-    rows = []
-    for kind, noise in NOISE.items():
-        texts = [{"m": oracle(seed, *noise)} for seed in range(20)]
-        lengths = [relative_effective_context_lengths(text, ORACLE_CONTEXTS, bootstrap=0)["m"] for text in texts]
-        of_r = [[of_text[r] for of_text in lengths] for r in (0.1, 0.5, 1.0)]
-        paper = [np.mean([length.value for length in found]) for found in of_r]
-        guarded = [np.mean([length.guarded for length in found]) for found in of_r]
-        rows.append(f"| {kind} | {' | '.join(f'{length:.0f}' for length in [*paper, *guarded])} |")
-        if kind == "none":
-            assert paper == guarded == [KNOWN] * 3
-        else:
-            assert min(paper) > KNOWN + 48
-            assert min(guarded) > KNOWN - 1
-            assert max(guarded) < KNOWN + (4 if "rising" in kind else 16)
-    documented = (Path(__file__).parents[3] / "docs/effective-context.md").read_text()
-    assert [row for row in rows if row not in documented] == []
 
 
 LATER = np.array([[2.0], [2.0], [0.1], [0.1]]) + np.zeros(50)  # later steps do not matter after a step without gain

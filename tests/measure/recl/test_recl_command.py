@@ -14,9 +14,7 @@ from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure import recl as recl_command
-from txl_lightning.measure.group import model_names
-from txl_lightning.measure.losses import window_losses
+from txl_lightning.measure.models import model_names
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 
@@ -38,7 +36,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     figures = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "differences")
     drawn = {f"{figure}.{kind}" for figure in figures for kind in ("svg", "png")}
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"recl.json", "recl.md", "losses.npz", "store", *drawn}
+    assert written == {"recl.json", "recl.md", "losses.npz", *drawn}
 
 
 def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_path: Path) -> None:
@@ -63,10 +61,7 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
 def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns, tmp_path: Path) -> None:
     models = [runs.checkpoint(kind) for kind in ("relative", "absolute")]
     listed = recl(tmp_path / "listed", *models, contexts=[4, 8, 16])
-    doubling = recl(tmp_path / "doubling", *models, contexts="doubling", max_context=31)
-    assert listed["contexts"] == doubling["contexts"] == [4, 8, 16]
     assert (listed["first_context"], listed["step"]) == (4, None)
-    assert [model["recl"] for model in listed["models"]] == [model["recl"] for model in doubling["models"]]
     assert recl(tmp_path / "even", *models, contexts=[4, 8, 12, 16])["step"] == 4
     found = np.load(tmp_path / "listed/losses.npz")
     even = recl(tmp_path / "even", *models, n_positions=83)
@@ -74,14 +69,6 @@ def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns,
     same = np.searchsorted(whole["positions"], found["positions"][at])
     assert (len(same), even["step"]) > (5, 0)
     np.testing.assert_allclose(whole["nll"][:, [0, 1, 3]][..., same], found["nll"][..., at], rtol=0, atol=1e-5)
-
-
-def test_the_windows_are_stated_before_anything_is_scored(
-    runs: SmallRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for times in (1, 0):
-        recl(tmp_path, runs.checkpoint("absolute"))
-        assert capsys.readouterr().err.count("absolute: 120 windows of up to 16 tokens") == times
 
 
 def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
@@ -93,77 +80,18 @@ def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path:
         recl(tmp_path / "both", runs.checkpoint("sentences"), str(tmp_path / "other.ckpt"))
 
 
-@pytest.mark.slow
-def test_a_model_that_joins_a_group_scores_itself_alone(
-    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[str, int]] = []
-
-    def counted(reader: Any, tokens: Any, positions: Any, contexts: Any, begins: Any) -> Any:
-        calls.append((type(reader.model).__name__, len(positions)))
-        return window_losses(reader, tokens, positions, contexts, begins)
-
-    monkeypatch.setattr(recl_command, "window_losses", counted)
-    lstm, relative = runs.checkpoint("lstm"), runs.checkpoint("relative")
-    one = recl(tmp_path, lstm)
-    assert [number for _, number in calls] == [3] * 10
-    calls.clear()
-    two = recl(tmp_path, relative, lstm)
-    assert calls == [("TransformerXL", 3)] * 10
-    calls.clear()
-    again = recl(tmp_path, lstm, relative, threshold=0.2, fractions=[0.3], seed=9)
-    assert calls == []
-    assert one["models"][0]["nll"] == two["models"][1]["nll"] == again["models"][0]["nll"]
-    recl(tmp_path, lstm, n_positions=21)
-    recl(tmp_path, relative, clamp_len=2)
-    recl(tmp_path, relative, split="valid")
-    assert len(calls) == 27  # tenths of 21 blocks are 7 parts of 3
-    elsewhere = recl(tmp_path, lstm, position_seed=1)
-    assert elsewhere["positions"]["seed"] == 1
-    assert elsewhere["models"][0]["nll"] != one["models"][0]["nll"]
-    assert len(list((tmp_path / "store").iterdir())) == 6
-
-
-def test_losses_of_another_precision_are_scored_again_and_close(runs: SmallRuns, tmp_path: Path) -> None:
+def test_losses_in_bfloat16_are_close(runs: SmallRuns, tmp_path: Path) -> None:
     paths = [runs.checkpoint(kind) for kind in ("relative", "lstm")]
-    exact, _, ours = (recl(tmp_path, *paths, precision=name) for name in ("32-true", "bf16-mixed", "bf16-mixed"))
+    exact, ours = (recl(tmp_path, *paths, precision=name) for name in ("32-true", "bf16-mixed"))
     assert (exact["precision"], ours["precision"]) == ("32-true", "bf16-mixed")
-    assert of(ours, "positions_scored") == [0, 0]
-    assert len(list((tmp_path / "store").iterdir())) == 4
     assert 0 < np.abs(np.array(of(ours, "nll")) - of(exact, "nll")).max() < 0.01
 
 
-def test_a_killed_command_resumes_after_the_last_stored_part(
-    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts: list[int] = []
-
-    def killed(reader: Any, tokens: Any, positions: Any, contexts: Any, begins: Any) -> Any:
-        if len(parts) == 3:
-            raise KeyboardInterrupt
-        parts.append(len(positions))
-        return window_losses(reader, tokens, positions, contexts, begins)
-
-    monkeypatch.setattr(recl_command, "window_losses", killed)
-    with pytest.raises(KeyboardInterrupt):
-        recl(tmp_path / "killed", runs.checkpoint("qrnn"), n_positions=70)
-    monkeypatch.undo()
-    results = [recl(tmp_path / name, runs.checkpoint("qrnn"), n_positions=70) for name in ("killed", "whole")]
-    resumed, whole = (result["models"][0] for result in results)
-    assert resumed.pop("positions_scored") == 70 - sum(parts)
-    assert whole.pop("positions_scored") == 70
-    assert resumed == whole
-
-
-def test_a_damaged_store_is_named_and_nothing_half_written_stays(runs: SmallRuns, tmp_path: Path) -> None:
-    recl(tmp_path, runs.checkpoint("lstm"))
-    (path,) = (tmp_path / "store").iterdir()
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"store=.*npz is damaged; delete it"):
-        recl(tmp_path, runs.checkpoint("lstm"))
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="losses cannot be stored"):
-        recl(tmp_path, runs.checkpoint("lstm"), store=str(tmp_path / "file"))
+def test_a_seed_moves_the_positions_and_a_clamp_changes_losses(runs: SmallRuns, tmp_path: Path) -> None:
+    plain, moved = (recl(tmp_path, runs.checkpoint("relative"), position_seed=seed) for seed in (None, 1))
+    clamped = recl(tmp_path, runs.checkpoint("relative"), clamp_len=2)
+    assert moved["positions"]["seed"] == 1
+    assert all(of(other, "nll") != of(plain, "nll") for other in (moved, clamped))
 
 
 @pytest.mark.parametrize(
@@ -192,9 +120,7 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     (["lstm"], {"names": ["a", "b"]}, r"names=.*must be 1 different names"),
     (["lstm"], {"groups": ["a/b"]}, "groups=.*must be 1 labels"),
     (["lstm"], {"split": "dev"}, "split=dev: must be one of"),
-    (["lstm"], {"max_context": 7}, "max_context=7: must be at least first_context"),
-    (["lstm"], {"max_context": 7, "contexts": "doubling"}, "max_context=7: must be at least 2 first_context = 8"),
-    (["lstm"], {"contexts": "halving"}, "contexts=halving: must be null, doubling or a list of integers"),
+    (["lstm"], {"max_context": 7}, r"contexts=\[4\]: must be at least two"),
     (["lstm"], {"contexts": [4, 2]}, r"contexts=\[4, 2\]: must be at least two, ascending"),
     (["lstm"], {"documents": "mark"}, "documents=mark: must be one of respect, ignore"),
     (["lstm"], {"max_context": 10_000}, "max_context=10000: must be below the"),
@@ -207,8 +133,6 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     (["lstm"], {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
     (["lstm"], {"data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
     (["lstm"], {"context_unit": "line"}, "context_unit=line: must be one of token, byte"),
-    (["lstm"], {"key_gain": 0.0}, "key_gain=0.0: must be above 0"),
-    (["lstm"], {"key_contexts": [8, 4]}, r"key_contexts=\[8, 4\]: must be two contexts of the grid, ascending"),
     (["gpt2"], {}, "models=gpt2: must begin with txl:, hf: or py:"),
     ([PAIRS, PAIRS], {}, r"models=\[.*is named twice"),
     ([PAIRS], {"data_path": None}, "data_path=None: must be a text file: no checkpoint brings a corpus"),
@@ -244,7 +168,7 @@ def test_a_checkpoint_among_models_is_named_as_a_model(runs: SmallRuns, tmp_path
 def test_the_command_prints_two_tables_and_its_folder(runs: SmallRuns, tmp_path: Path) -> None:
     paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
     grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
-    done = run_txl("recl", paths, *grid, f"store={tmp_path / 'store'}", f"hydra.run.dir={tmp_path / 'run'}")
+    done = run_txl("recl", paths, *grid, f"hydra.run.dir={tmp_path / 'run'}")
     assert done.status == 0, done.err
     assert done.out.startswith("Loss by context and its gain, without a group:\n\n| model | kind |")
     assert "\n\nRECL in the group of: relative, qrnn\n\n| model | RECL r = 0.1 |" in done.out

@@ -1,15 +1,11 @@
 """Tables and figures of `txl recl` from results that are made up: every cell, every point."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.measure.kept_figures import Figures, bands, curves
-from tests.measure.logged_panels import logged_panels
-from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl_report import write_report
 
 
@@ -23,7 +19,6 @@ def model(name: str, group: str, first: float, **others: Any) -> dict[str, Any]:
     return {
         "name": name, "kind": f"kind of {name}", "group": group, "checkpoint": f"/runs/{name}/best.ckpt",
         "tokens_trained": None, "limit": None, "begin_of_text": None, "scoring": "one pass", "trained_len": None,
-        "positions_scored": 40,
         "bpc": [first, first - 0.1, first - 0.3], "bpc_standard_error": [0.01, 0.02, 0.03],
         "doublings": [{"from": 10, "to": 20, "bits": 0.1, "standard_error": 0.004}], "within_1_percent": 30,
         "key_tokens": {"share": 0.031, "share_of_rises": 0.002},
@@ -33,7 +28,7 @@ def model(name: str, group: str, first: float, **others: Any) -> dict[str, Any]:
 
 
 def results() -> dict[str, Any]:
-    a = model("a", "x", 2.0, positions_scored=7, trained_len=3, limit=25)
+    a = model("a", "x", 2.0, trained_len=3, limit=25)
     b = model("b", "x", 3.0, scoring="direct", begin_of_text=0)
     b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, guarded_at_least=True)
     c = model("c", "y", 4.0)
@@ -73,13 +68,11 @@ NOTES = """\
 grid to the next counts if its relative gain is at least 0.01.
 Within 1 %: the first context whose loss is at most 1 % above that at 30 tokens. Sees at most: the positions that a \
 model has or was trained with.
-A begin-of-text token is read before every window, beside its context: b.
 In brackets: 95 % interval over 1,000 resamples of the blocks. ≥: steps still counted at 30 tokens, where the grid \
 ends (max_context).
 Guarded: a step must also lower the model's own mean loss, over all and over hard positions.
 Key tokens, whose loss falls (rises) by more than 2 nats from 10 to 30 tokens: a 3.1% (0.2%), b 3.1% (0.2%), c 0.0% \
 (0.0%).
-Each context has windows of its own, because one pass is not exact: b.
 """
 DIFFERENCES = """\
 | difference, paired by position | nats at 30 tokens, 95 % interval |
@@ -88,17 +81,16 @@ DIFFERENCES = """\
 | a − c | -1.2000 [-0.9000, +0.2000] |
 | b − c | -0.7000 [-0.9000, +0.2000] |
 """
-OPTIONS = ReclOptions(logger=LoggerConfig(name="none"))
 
 
 def test_every_cell_of_the_tables(tmp_path: Path) -> None:
-    lines = write_report(results(), tmp_path, OPTIONS)
+    lines = write_report(results(), tmp_path)
     assert "\n".join(lines) + "\n" == (tmp_path / "recl.md").read_text() == f"{TABLE}\n{DIFFERENCES}\n{NOTES}"
 
 
 def test_in_bytes_and_without_intervals(tmp_path: Path) -> None:
     found = results() | {"context_unit": "byte", "bootstrap": 0}
-    text = "\n".join(write_report(found, tmp_path, OPTIONS))
+    text = "\n".join(write_report(found, tmp_path))
     assert "| a | kind of a | 25 tokens | 2.000 ± 0.010 |" in text
     assert "| a | x | 20 | 10 | 10 | 0 |" in text
     assert "bpc at 30 bytes" in text
@@ -113,7 +105,7 @@ def test_one_group_is_named_and_the_last_doublings_from_the_first_context_are_sh
     a = found["models"][0] | {"doublings": doublings, "bpc": [2.0] * 8, "bpc_standard_error": [0.1] * 8}
     a |= {"group": "all", "key_tokens": None}
     long = {r: found | {"perplexities": [9.0] * 7, "perplexity_gains": [1.0] * 7} for r, found in a["recl"].items()}
-    lines = write_report(found | {"models": [a | {"recl": long}]}, tmp_path, OPTIONS)
+    lines = write_report(found | {"models": [a | {"recl": long}]}, tmp_path)
     assert "| bits 16 → 32 | bits 32 → 64 | bits 64 → 128 | within 1 %" in lines[2]
     assert "| 0.160 ± 0.010 | 0.320 ± 0.010 | 0.640 ± 0.010 | 30 |" in lines[4]
     assert lines[5:9] == [
@@ -126,7 +118,7 @@ def test_one_group_is_named_and_the_last_doublings_from_the_first_context_are_sh
 
 
 def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
-    write_report(results(), tmp_path, OPTIONS)
+    write_report(results(), tmp_path)
     (axes,) = drawn["gains_x_r0.1.svg"].axes
     needed = ([0, 1], [0.9, 0.8])  # the threshold's hundredth of 90 and 80
     assert curves(axes) == {"a": ([0, 1], [4, 2]), "b": ([0, 1], [6, 3]), "needed for a longer RECL": needed}
@@ -149,17 +141,3 @@ def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
     assert [curves(axes)[name] for name in "bc"] == [([10, 20, 30], [0.5, 0.6, 0.7]), ([10, 20, 30], [1.0, 1.1, 1.2])]
     low, high = bands(axes)[0]
     assert (low, high) == (pytest.approx([0.4, 0.4, 0.4]), pytest.approx([0.6, 0.8, 1.0]))
-
-
-def test_panels_are_those_of_table_and_figures(tmp_path: Path) -> None:
-    found = results()
-    with logged_panels() as panels:
-        write_report(copy.deepcopy(found), tmp_path, ReclOptions(logger=LoggerConfig(name="wandb")))
-    header, rows = panels["recl/table"]
-    assert (header[0], rows[0][0], rows[0][2]) == ("model", "a", "20 [10, 30]")
-    header, rows = panels["recl/gains"]
-    assert (header[3], rows[0][3]) == ("bpc at 10 tokens", "2.000 ± 0.010")
-    c, series, *_ = panels["recl/gains_x_r1.0"]
-    assert (c, series["a"], series["needed for a longer RECL"]) == ([10, 20], [2, 1], [0.9, 0.8])
-    c, series, *_ = panels["recl/bpc"]
-    assert (c, series["b"]) == ([10, 20, 30], [3, 2.9, 2.7])

@@ -8,23 +8,19 @@ import pytest
 import torch
 
 from tests.measure.kept_figures import Figures, curves
-from tests.measure.logged_panels import logged_panels
-from tests.measure.small_runs import SmallRuns
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import UserError
 from txl_lightning.measure import speed as command
 from txl_lightning.measure.options import SpeedOptions
-from txl_lightning.measure.speed import RATIOS, SCHEMES, TimedScheme, make_schemes, random_text, run, vanilla_of
+from txl_lightning.measure.speed import RATIOS, SCHEMES, TimedScheme, make_schemes, run, vanilla_of
 from txl_lightning.reporting.machine import processor
 
 TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}
-DEFAULTS = {name: getattr(SpeedOptions(), name) for name in TINY}
 
 
 def timed(directory: Path, **chosen: Any) -> tuple[dict[str, Any], list[str]]:
     """Return `speed.json` and the printed lines."""
-    given = {**TINY, "levels": ["char"], "attention_lengths": [6, 800], "rounds": 2, **chosen}
+    given = {**TINY, "attention_lengths": [6, 800], "rounds": 2, **chosen}
     lines = run(SpeedOptions(**given), directory, lambda line: None)
     return json.loads((directory / "speed.json").read_text()), lines
 
@@ -49,32 +45,15 @@ def test_the_schemes_compute_the_losses_of_the_text(extra_key: bool) -> None:
             torch.testing.assert_close(made["vanilla"].read(), expected)
 
 
-def test_the_vanilla_model_has_the_same_weights_but_no_relative_positions() -> None:
-    model = tiny_model(n_layer=2)
-    vanilla = vanilla_of(model)
-    assert (vanilla.config.n_layer, vanilla.config.encoding, vanilla.config.mem_len) == (2, "absolute", 0)
-    own = dict(vanilla.named_parameters())
-    assert not {name for name in own if "encoding" in name or "position" in name}
-    for name, parameter in model.named_parameters():
-        assert name not in own or torch.equal(own[name], parameter)
-
-
-def test_words_follow_zipf() -> None:
-    words = random_text(1000, 20_000, by_rank=True, seed=1)
-    counts = torch.bincount(words[0], minlength=1000)
-    assert counts[0] > 3 * counts[9] > 9 * counts[99]
-    assert torch.equal(words, random_text(1000, 20_000, by_rank=True, seed=1))
-
-
 def test_the_json_holds_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "TURN_SECONDS", 0.01)
     found, lines = timed(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"speed.json", "speed.md", "speed.png", "speed.svg"}
     assert found.items() >= {
-        "checkpoint": None, "segment_len": 4, "rounds": 2,
+        "segment_len": 4, "rounds": 2,
         "machine": {"processor": processor(), "accelerator": None, "threads": 1, "torch": torch.__version__},
     }.items()  # fmt: skip
-    assert found["models"]["char"].items() >= {"vocab_size": 204, "n_layer": 1, "d_head": 4, "d_inner": 8}.items()
+    assert found["model"].items() >= {"vocab_size": 204, "n_layer": 1, "d_inner": 8}.items()
     assert [(r["level"], r["attention_len"]) for r in found["results"]] == [("char", 6), ("char", 800)]
     for one in found["results"]:
         assert {len(one["seconds_per_token"][name]["rounds"]) for name in SCHEMES} == {2}
@@ -83,25 +62,12 @@ def test_the_json_holds_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mo
     assert f"{longest:,.0f}× (" in lines[3]
 
 
-def test_a_trained_model_has_its_own_sizes(runs: SmallRuns, tmp_path: Path) -> None:
-    chosen = {**DEFAULTS, "levels": ["char", "word"], "attention_lengths": [20], "rounds": 1, "segment_len": 8}
-    path = runs.checkpoint("relative")
-    found, _ = timed(tmp_path, **chosen, checkpoint=path)
-    assert (found["checkpoint"], found["models"]["char"]["vocab_size"]) == (path, 256)
-    for kind in ("lstm", "absolute"):
-        with pytest.raises(UserError, match=r"checkpoint=.*: is \w+; must be a Transformer-XL with an encoding"):
-            timed(tmp_path, **chosen, checkpoint=runs.checkpoint(kind))
-
-
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ({"levels": ["byte"]}, r"levels=\['byte'\]: must be of char, word"),
         ({"attention_lengths": [0, 5]}, r"attention_lengths=\[0, 5\]: must be integers >= 1"),
         ({"n_head": 3}, "n_head=3: must divide d_model, which is 8"),
         ({"d_model": 7, "n_head": 1}, "d_model=7: must be an even integer"),
-        ({"checkpoint": "/nowhere.ckpt", "levels": ["char", "word"], **DEFAULTS}, "no such file"),
-        ({"checkpoint": "/nowhere.ckpt", "levels": ["char", "word"]}, "n_layer=1: is set by the checkpoint"),
     ],
 )
 def test_impossible_options_are_named(tmp_path: Path, chosen: dict[str, Any], words: str) -> None:
@@ -162,11 +128,11 @@ def test_ratios_are_taken_within_rounds() -> None:
     assert found["ratios"]["vanilla/hidden"] == {"median": 8.0, "min": 3.0, "max": 10.0, "rounds": [3.0, 8.0, 10.0]}
 
 
-def result(level: str, length: int) -> dict[str, Any]:
+def result(length: int) -> dict[str, Any]:
     times = {"vanilla": 1.5, "hidden": 0.012, "cached": 0.004}
     ratios = dict(zip(RATIOS, (125.0, 1375.0), strict=True))
     return {
-        "level": level, "attention_len": length,
+        "attention_len": length,
         "seconds_per_token": {
             name: {key: length / 1000 * x * factor for key, factor in (("median", 1), ("min", 0.5), ("max", 3))}
             for name, x in times.items()
@@ -176,30 +142,19 @@ def result(level: str, length: int) -> dict[str, Any]:
 
 
 def test_every_cell_and_curve(tmp_path: Path, drawn: Figures) -> None:
-    sizes = {"n_layer": 4, "vocab_size": 204, "cutoffs": []}
     machine = {"threads": 2, "accelerator": None, "processor": "A CPU", "torch": "2.x"}
     results = {
-        "results": [result("char", 800), result("char", 1800), result("word", 800)],
-        "models": {"char": sizes, "word": sizes}, "segment_len": 128, "rounds": 15, "seconds": 432.1,
-        "machine": machine,
+        "results": [result(800), result(1800)], "model": {"n_layer": 4, "vocab_size": 204},
+        "segment_len": 128, "rounds": 15, "seconds": 432.1, "machine": machine,
     }  # fmt: skip
-    with logged_panels() as panels:
-        lines = command.write_report(results, SpeedOptions(logger=LoggerConfig(name="wandb")), tmp_path)
-    assert lines[2:5] == [
-        "| characters | 800 | 1,200 | 9.6 | 3.2 | 925× (62–250) | 2,175× (688–2,750) |",
-        "| characters | 1,800 | 2,700 | 21.6 | 7.2 | 1,925× (62–250) | 3,175× (688–2,750) |",
-        "| words | 800 | 1,200 | 9.6 | 3.2 | 925× (62–250) | 2,175× (688–2,750) |",
+    lines = command.write_report(results, tmp_path)
+    assert lines[2:4] == [
+        "| 800 | 1,200 | 9.6 | 3.2 | 925× (62–250) | 2,175× (688–2,750) |",
+        "| 1,800 | 2,700 | 21.6 | 7.2 | 1,925× (62–250) | 3,175× (688–2,750) |",
     ]
-    assert "characters: n_layer 4, vocab_size 204, cutoffs []; the vanilla model" in lines[7]
-    assert lines[9] == ("Medians of 15 rounds, ratios within a round; 432 s in all. A CPU, threads: 2, torch 2.x.")
-    assert panels["speed/ratios_char"][:2] == (
-        [800, 1800], dict(zip(RATIOS, ([925, 1925], [2175, 3175]), strict=True))
-    )  # fmt: skip
-    assert panels["speed/table"][1][0][2] == "1,200"
+    assert "Random weights: n_layer 4, vocab_size 204; the vanilla model" in lines[6]
+    assert lines[7] == ("Medians of 15 rounds, ratios within a round; 432 s in all. A CPU, threads: 2, torch 2.x.")
     (axes,) = drawn["speed.svg"].axes
-    found = curves(axes)
     expected = dict(zip(SCHEMES.values(), ([1200, 2700], [9.6, 21.6], [3.2, 7.2]), strict=True))
-    for label, milliseconds in expected.items():
-        assert found[f"characters: {label}"] == ([800, 1800], pytest.approx(milliseconds))
-        assert found[f"words: {label}"] == ([800], pytest.approx(milliseconds[:1]))
+    assert curves(axes) == {label: ([800, 1800], pytest.approx(times)) for label, times in expected.items()}
     assert (axes.get_ylabel(), axes.get_yscale()) == ("milliseconds per token", "log")
