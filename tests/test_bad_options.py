@@ -16,15 +16,12 @@ TRAIN = "train data=recall profile=smoke logger=none hydra.run.dir=run"
 BAD = f"""
 {TRAIN} trainer.num_threads=100000                       | trainer.num_threads=100000: must be at most
 {TRAIN} trainer.num_threads=0                            | trainer.num_threads=0: must be an integer >= 1
-{TRAIN} trainer.num_threads=1.5                          | trainer.num_threads=1.5
 {TRAIN} trainer.max_steps=0                              | trainer.max_steps=0
-{TRAIN} trainer.max_steps=-3                             | trainer.max_steps=-3
 {TRAIN} trainer.max_steps=None                           | trainer.max_steps=null
 {TRAIN} trainer.max_epochs=3                             | trainer.max_epochs=3: no such option
 {TRAIN} trainer.accumulate_grad_batches=2                | here: trainer.stream_groups=N
 {TRAIN} trainer.fast_dev_run=true                        | here: profile=smoke
 {TRAIN} trainer.profiler=simple                          | trainer.profiler=simple: no such option
-{TRAIN} trainer.limit_val_batches=3                      | here: trainer.val_max_segments=N
 {TRAIN} trainer.devices=100000                           | trainer.devices=100000
 {TRAIN} trainer.stream_groups=1000000000                 | trainer.stream_groups=1000000000
 {TRAIN} trainer.precision=bf16                           | trainer.precision=bf16: must be one of
@@ -34,15 +31,12 @@ BAD = f"""
 {TRAIN} 'trainer.callbacks=[EarlyStopping]'              | trainer.callbacks=EarlyStopping: must be
 {TRAIN} 'trainer.callbacks=[{{_target_: a.B}}]'          | trainer.callbacks=a.B: cannot be made
 {TRAIN} logger=lightning logger._target_=a.B             | logger._target_=a.B: cannot be made
-{TRAIN} logger=lightning logger._target_=3               | logger._target_=3: must be
 {TRAIN} logger=lightning logger._target_=a.B logger.arguments=3 | logger.arguments=3: must be
 {TRAIN} logger.mode=onlin                                | logger.mode=onlin: must be offline, online or disabled
 {TRAIN} logger=mlflow                                    | logger=mlflow: must be one of
 {TRAIN} data.segment_len=100000000                       | data.segment_len=100000000
 {TRAIN} data.batch_size=100000000                        | data.batch_size=100000000
 {TRAIN} data.n_tokens=100000000000000                    | data.n_tokens=100000000000000: needs at least
-{TRAIN} data.symbols=1000000000                          | data.symbols=1000000000: must be in 2
-{TRAIN} data.level=sentence                              | data.level=sentence
 {TRAIN} data=nosuch                                      | data=nosuch: must be one of
 {TRAIN} data.path=text.txt                               | data.path=text.txt: no such option, it is of data=file
 {TRAIN} data=file data.path=text.txt data.fractions=[1,2]    | data.fractions=[1.0, 2.0]
@@ -50,7 +44,6 @@ BAD = f"""
 {TRAIN} evaluation.segment_len=0                         | evaluation.segment_len=0
 {TRAIN} memory.mem_len=-1                                | memory.mem_len=-1
 {TRAIN} memory.gradient_segments=1000000000              | memory.gradient_segments=1000000000: must be at most
-{TRAIN} memory=maybe                                     | memory=maybe: must be one of
 {TRAIN} memory.gradient_segments=1 model=lstm            | memory.gradient_segments=1: must be 0: lstm stores no
 {TRAIN} memory.reset=document memory.start=zeros         | memory.start=zeros: must be empty with memory_reset=document
 {TRAIN} memory.reset=document model=lstm                 | memory.reset=document: must be never: lstm always carries
@@ -59,20 +52,14 @@ BAD = f"""
 {TRAIN} data.batch_size=5 trainer.devices=2 trainer.stream_groups=3 | times trainer.stream_groups=3
 {TRAIN} data.batch_size=8 trainer.devices=4 evaluation.batch_size=2 | evaluation.batch_size=2: must be at least the 4
 {TRAIN} checkpoint.enabled=false checkpoint.keep_every_n_steps=5 | keep_every_n_steps=5: needs checkpoint.enabled=true
-{TRAIN} checkpoint.keep_every_n_steps=0                  | checkpoint.keep_every_n_steps=0: must be an integer >= 1
-{TRAIN} memory=None                                      | memory=null: must be one of
 {TRAIN} model.d_model=33                                 | model.d_model=33
-{TRAIN} model.n_layer=0                                  | model.n_layer=0
-{TRAIN} model.dropout=2                                  | model.dropout=2
 {TRAIN} model.n_layer=1000000000                         | model.n_layer=1000000000
 {TRAIN} model.d_model=100000000                          | model.d_model=100000000
 {TRAIN} optimizer.lr=0                                   | optimizer.lr=0
 {TRAIN} optimizer.lr=1e400                               | optimizer.lr=inf
 {TRAIN} optimizer.lr=nan                                 | optimizer.lr=nan
 {TRAIN} optimizer.clip_norm=-1                           | optimizer.clip_norm=-1
-{TRAIN} optimizer.schedule=step                          | optimizer.schedule=step
 {TRAIN} optimizer.name=sgd                               | optimizer=sgd: must be one of adam, adamw, muon
-{TRAIN} optimizer.warmup_steps=-1                        | optimizer.warmup_steps=-1
 {TRAIN} optimizer.min_lr=1                               | optimizer.min_lr=1.0: must be between 0 and optimizer.lr
 {TRAIN} optimizer.name=adam optimizer.ns_precision=32-true | optimizer.ns_precision=32-true: is for optimizer=muon only
 {TRAIN} loss=most                                        | loss=most: must be one of
@@ -84,10 +71,6 @@ BAD = f"""
 {TRAIN} -m hydra.sweep.dir=sweep seed=1,2 hydra.launcher.max_parallel=0 | hydra.launcher.max_parallel=0
 evaluate checkpoint=CKPT num_threads=100000              | num_threads=100000: must be at most
 evaluate checkpoint=CKPT batch_size=1000000000           | batch_size=1000000000: gives 0 of
-evaluate checkpoint=CKPT splits=[train,dev]              | splits=
-evaluate checkpoint=CKPT mem_len=-1                      | mem_len=-1
-evaluate checkpoint=CKPT protocol=vanilla                | protocol=vanilla
-evaluate checkpoint=CKPT stride=3                        | stride=3: is for protocol=window
 evaluate checkpoint=CKPT data_path=nosuch.txt            | data_path=nosuch.txt
 evaluate checkpoint=CKPT logger=tensorboard              | logger=tensorboard: must be wandb or none
 recl checkpoints=[CKPT] logger=none max_context=1000000000 | max_context=1000000000: gives
@@ -95,10 +78,7 @@ recl checkpoints=[CKPT] logger=none bootstrap=1000000000 step=4 max_context=20 |
 recl checkpoints=[CKPT] logger=none n_positions=1000000000 step=4 max_context=20 | n_positions=1000000000
 recl checkpoints=[] logger=none                          | checkpoints
 generate checkpoint=CKPT prompt=a n_samples=1000000000   | n_samples=1000000000: must be at most
-generate checkpoint=CKPT prompt=a temperature=-1         | temperature=-1
-generate checkpoint=CKPT prompt=a top_p=2                | top_p=2
 generate checkpoint=CKPT prompt_file=nosuch.txt          | prompt_file=nosuch.txt
-attention checkpoint=CKPT num_threads=-1                 | num_threads=-1
 speed num_threads=100000                                 | num_threads=100000: must be at most
 convert source=nosuch source_format=txl target=a target_format=huggingface | source=nosuch
 """
