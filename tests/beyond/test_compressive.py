@@ -97,22 +97,6 @@ def test_a_memory_grows_even_if_static_since_empty_slots_would_be_compressed() -
     assert (zeros.length, zeros.filled, zeros.n_compressed) == (6, 6, 2)
 
 
-@pytest.mark.parametrize("n_layer", [1, 2, 3])
-@pytest.mark.parametrize("compression", ["mean", "conv"])
-def test_the_receptive_field_is_layers_times_memory_and_rate_times_compressed(compression: str, n_layer: int) -> None:
-    """A token reads its segment and N·(M + rate·C) tokens before it, where M + rate·C is whole segments (§3)."""
-    model = compressive(compression=compression, n_layer=n_layer)
-    T, reach = 4, n_layer * (4 + 2 * 2)
-    start = 28  # of the segment whose losses are compared
-    streams, places = random_stream(1, 33).repeat(start + 2, 1), torch.arange(start + 1)
-    streams[places + 1, places] = (streams[places + 1, places] + 1) % 11
-    with torch.no_grad():
-        nll = score_segments(model, streams, T)[0][:, start:]
-    change = (nll[1:] - nll[:1]).abs().amax(1)
-    assert change[: start - reach].amax(0) < 1e-12, "rows of one batch may round differently"
-    assert (change[start - reach :] > 1e-9).all()
-
-
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm: bool) -> None:
     model = compressive(pre_norm=pre_norm)

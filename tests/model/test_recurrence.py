@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
-from txl_lightning import Memory, TransformerXL
+from txl_lightning import Memory
 from txl_lightning.beyond.compressive import CompressiveMemory
 from txl_lightning.beyond.memory_tokens import TokenMemory
 from txl_lightning.model.baselines import RecurrentState
@@ -25,15 +25,6 @@ clamps = st.sampled_from([-1, 0, 1, 3])
 
 def stream_of(segments: list[int]) -> Tensor:
     return random_stream(2, sum(segments) + 1)
-
-
-def attended_keys(model: TransformerXL, tokens: Tensor, memory: Memory | None) -> list[int]:
-    """Number of keys that every query of the next segment attends to."""
-    masks = []
-    handle = model.layers[0].attention.register_forward_pre_hook(lambda _, inputs: masks.append(inputs[-1].mask_TK))
-    model(tokens, memory)
-    handle.remove()
-    return (masks[0] == 0).sum(-1).tolist()
 
 
 @settings(max_examples=40)
@@ -102,14 +93,6 @@ def test_update_keeps_the_last_states_but_for_the_extended_context(M, T, mem_len
     assert torch.equal(after.states, torch.cat([old, new], dim=2)[:, :, begin:end])
     assert after.filled == min(mem_len, before.filled + max(0, T - ext_len))
     assert after.first_column == 7
-
-
-def test_same_length_gives_every_query_mem_len_keys_once_the_memory_is_full():
-    model, stream = tiny_model(mem_len=6, same_length=True), random_stream(1, 12)
-    _, memory = model(stream[:, :4])
-    assert attended_keys(model, stream[:, 4:8], memory) == [5, 6, 6, 6]
-    _, memory = model(stream[:, 4:8], memory)
-    assert attended_keys(model, stream[:, 8:], memory) == [6, 6, 6, 6]
 
 
 def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
