@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txl_lightning.data.corpus import Corpus
-from txl_lightning.data.datamodule import evaluation_streams
+from txl_lightning.data.datamodule import streams_of
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
@@ -55,7 +55,7 @@ class DynamicEvaluation(Scoring):
     found: dict[str, Any] = field(default_factory=dict, repr=False, kw_only=True)
 
     def score(self, split: str) -> TokenLosses:
-        streams = evaluation_streams(self.corpus, split, self.evaluation, self.model_lengths().extended)
+        streams = streams_of(self.corpus, split, self.evaluation, self.model_lengths().extended)
         return stream_losses(self.model(), streams, self.evaluation.max_segments, self._losses)
 
     def settings(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def gradient_rms(protocol: Scoring, corpus: Corpus, n_segments: int) -> tuple[Te
     """
     model, given = protocol.model(), protocol.evaluation
     lengths = protocol.model_lengths()
-    streams = evaluation_streams(corpus, "train", given, lengths.extended)
+    streams = streams_of(corpus, "train", given, lengths.extended)
     before = -(-(lengths.memory or 0) // given.segment_len)
     length = min(RUN, n_segments, len(streams))
     firsts = np.linspace(0, len(streams) - length, -(-min(n_segments, len(streams)) // length), dtype=int)

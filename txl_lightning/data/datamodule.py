@@ -62,9 +62,9 @@ class StreamsDataModule(L.LightningDataModule):
         place = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if split != "train":
             ext_len = self.ext_len if self.evaluation.ext_len is None else self.evaluation.ext_len
-            return evaluation_streams(self.corpus, split, self.evaluation, ext_len, *place)
+            return streams_of(self.corpus, split, self.evaluation, ext_len, *place)
         seed = self.data.seed if self.data.random_start or self.corpus.sentences else None
-        return _streams(self.corpus, split, self.data, (self.ext_len, *place), seed)
+        return streams_of(self.corpus, split, self.data, self.ext_len, *place, seed)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
@@ -84,30 +84,30 @@ class StreamsDataModule(L.LightningDataModule):
         return self.streams("test")
 
 
-def evaluation_streams(
-    corpus: Corpus, split: str, evaluation: EvaluationConfig, ext_len: int = 0, rank: int = 0, world_size: int = 1
+def streams_of(
+    corpus: Corpus,
+    split: str,
+    sizes: DataConfig | EvaluationConfig,
+    ext_len: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    seed: int | None = None,
 ) -> Streams:
-    """Return streams of any split at evaluation lengths, in the order of the text.
+    """Return streams of a split.
 
     Args:
         corpus: corpus with the split.
         split: train, valid or test.
-        evaluation: batch size and segment length.
+        sizes: batch size and segment length.
         ext_len: tokens of extended context in front of every segment.
         rank: rank of this process.
         world_size: number of processes.
+        seed: draws where the streams begin, or the order of sentences; None for the order of the text.
 
     Raises:
-        OptionError: the split is too short for an option of `evaluation`.
+        OptionError: the split is too short for an option of `sizes`.
     """
-    return _streams(corpus, split, evaluation, (ext_len, rank, world_size))
-
-
-def _streams(
-    corpus: Corpus, split: str, sizes: DataConfig | EvaluationConfig, further: tuple[int, ...], seed: int | None = None
-) -> Streams:
-    """Return the streams of a split, in the order of the text without a seed; `further` are ext_len and place."""
-    lengths = (sizes.batch_size, sizes.segment_len, *further)
+    lengths = (sizes.batch_size, sizes.segment_len, ext_len, rank, world_size)
     try:
         if corpus.sentences:
             return ShuffledStreams(corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed)

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.data.datamodule import evaluation_streams
+from txl_lightning.data.datamodule import streams_of
 from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.errors import OptionError, require
@@ -88,7 +88,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     model = model.with_lengths(**lengths.keywords())
     split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "valid")
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
-    streams = evaluation_streams(corpus, split, evaluation, lengths.extended)
+    streams = streams_of(corpus, split, evaluation, lengths.extended)
 
     # The text first: an error in its options ends the command before the long pass over the split.
     place = (options.text_position, options.text_tokens, evaluation.segment_len)

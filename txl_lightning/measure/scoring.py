@@ -21,7 +21,7 @@ from txl_lightning.config.lengths import (
 )
 from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpus import WHOLE, Corpus
-from txl_lightning.data.datamodule import evaluation_streams
+from txl_lightning.data.datamodule import streams_of
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.losses import (
@@ -92,7 +92,7 @@ class Scoring:
     def score(self, split: str) -> TokenLosses:
         """Score a split in the precision of the caller's autocast."""
         if self.protocol == "carried":
-            streams = evaluation_streams(self.corpus, split, self.evaluation, self.model_lengths().extended)
+            streams = streams_of(self.corpus, split, self.evaluation, self.model_lengths().extended)
             return stream_losses(self.model(), streams, self.evaluation.max_segments)
         tokens = self.corpus.splits[split]
         if split in self.corpus.sentences:  # the next sentence's <S> ends a sentence; none follows the last one
