@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
 
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.distributed import environment
-from txl_lightning.training import run
 from txl_lightning.training.checks import check_config
 
 
@@ -55,16 +53,3 @@ def test_gradients_go_by_nccl_on_gpus_and_everything_else_by_gloo(
     device = torch.device("cuda", 1) if accelerator == "gpu" else None
     assert calls == ([device] if device else []) + [(backend, "env://", 1, 2, device)]
     assert (connected.rank, connected.world_size, connected.group) == (1, 2, "gloo")
-
-
-def test_the_trainer_of_several_gpus_is_ddp_with_the_options_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(run.L, "Trainer", lambda **options: given.update(options) or object())
-    monkeypatch.setattr(run, "disable_signal_handlers", lambda trainer: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4")
-    run._build_trainer(config, tmp_path, [], None)
-    assert isinstance(given["strategy"], DDPStrategy)
-    assert (given["accelerator"], given["devices"], given["precision"]) == ("gpu", 4, "bf16-mixed")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.strategies import DDPStrategy
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import TrainerConfig, from_plain, plain
@@ -117,4 +118,6 @@ def test_a_task_of_slurm_may_see_its_own_gpu_alone(
     monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)  # the trainer sets it, for the whole process
     trainer = run._build_trainer(config, tmp_path, [], None)
     assert (trainer.strategy.root_device, trainer.global_rank, trainer.world_size) == (torch.device("cuda", 0), 2, 4)
+    assert isinstance(trainer.strategy, DDPStrategy)
+    assert trainer.precision == "bf16-mixed"
     assert ranks.own_gpu(2) == torch.device("cuda", 0)
