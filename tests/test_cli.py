@@ -309,14 +309,6 @@ def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
     assert run_txl().status == 2
 
 
-def test_a_further_rank_is_refused_in_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}.items():
-        monkeypatch.setenv(name, value)
-    done = run_txl("train", "trainer.devices=2", "memory.mem_len=-1", directory=tmp_path)
-    assert done == (2, "", "txl train, rank 1: memory.mem_len=-1: must be an integer >= 0\n")
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_command_leaves_arguments_and_environment_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
