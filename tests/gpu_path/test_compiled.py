@@ -15,6 +15,7 @@ UNEVEN = ("relative, memory/3", "adaptive softmax/3", "lstm/3")  # 4 streams in 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1300)
 def test_nothing_is_compiled_after_the_first_step(tmp_path: Path) -> None:
     """One graph a shape, but for the tails of the softmax, whose shapes differ in every step, and torch's LSTM."""
     done = start_module(tmp_path, "tests.gpu_path.compiled_steps", *ARMS, *UNEVEN).finish(timeout=1200)

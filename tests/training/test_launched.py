@@ -39,8 +39,16 @@ def only_run(directory: Path) -> Path:
 
 
 COUNTED = """
-import atexit, os, sys
-atexit.register(lambda: print(len(os.listdir("/proc/self/task")), "threads at exit", file=sys.stderr))
+import atexit, pathlib, sys, time
+def threads():
+    return list(pathlib.Path("/proc/self/task").iterdir())
+def report():
+    deadline = time.monotonic() + 5  # Linux lists a thread for a moment after it was joined
+    while len(threads()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = threads()
+    print(len(left), "threads at exit", *[(thread / "comm").read_text().strip() for thread in left], file=sys.stderr)
+atexit.register(report)
 from txl_lightning.cli import main
 main()
 """
