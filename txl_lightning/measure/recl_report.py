@@ -1,4 +1,4 @@
-"""Report of `txl recl`, made from `recl.json`: Table 8, Figures 3 and 4, in files and in Weights & Biases."""
+"""Report of `txl recl`, made from `recl.json`: Table 8, Figures 3 and 4."""
 
 from __future__ import annotations
 

