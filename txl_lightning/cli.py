@@ -18,6 +18,7 @@ ROWS = (
         config="config",
         directory="own",
         objective="val/nll",
+        shared_by_ranks=True,
     ),
     Command(
         "evaluate checkpoint=PATH",
@@ -30,6 +31,7 @@ ROWS = (
         module="txl_lightning.measure.recl",
         options="txl_lightning.measure.options.ReclOptions",
         summary="relative effective context length (RECL) of several models, with gain curves",
+        shared_by_ranks=True,
     ),
     Command(
         "attention checkpoint=PATH",

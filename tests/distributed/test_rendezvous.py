@@ -6,6 +6,7 @@ import pytest
 
 from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.distributed.environment import connect
+from txl_lightning.distributed.ranks import process_group
 from txl_lightning.errors import UserError
 
 
@@ -14,6 +15,7 @@ from txl_lightning.errors import UserError
     [("taken", "address already in use"), ("abc", "invalid literal"), ("70000", "0 to 65535"), ("", "")],
 )
 def test_a_port_at_which_ranks_cannot_meet_is_named(monkeypatch: pytest.MonkeyPatch, port: str, why: str) -> None:
+    """Of torchrun and SLURM, in a training and in `txl recl`."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -24,3 +26,5 @@ def test_a_port_at_which_ranks_cannot_meet_is_named(monkeypatch: pytest.MonkeyPa
         line = f"^MASTER_ADDR=127.0.0.1 MASTER_PORT={port}: the ranks cannot meet there: .*{why}"
         with pytest.raises(UserError, match=line):
             connect(TrainerConfig(accelerator="cpu", devices=2))
+        with pytest.raises(UserError, match=line), process_group():
+            pass

@@ -51,7 +51,7 @@ SMALLER = {
     "generate": ["n_tokens=30"],
 }
 REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
-REPLACED |= {"checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
+REPLACED |= {"context_curve.every_n_steps": "3", "checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
 TINY_SPEED = ["attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
 # Other commands read them.
 RUNS = tuple(f"runs/{name}" for name in ("first", "on", "off", "second", "t5", "book", "notes", "tune"))

@@ -20,6 +20,7 @@ from txl_lightning.measure.speed import run as speed
 from txl_lightning.training.run import train
 
 COMMANDS = ("train", "evaluate", "recl", "speed", "attention")
+CONTEXTS = ("max_context=8", "every_n_steps=2")
 
 
 def test_the_json_has_the_sections_and_is_the_same_every_time() -> None:
@@ -48,8 +49,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The offline run of every command that logs, by command, on one small model of characters."""
     directory = tmp_path_factory.mktemp("dashboard")
     logger = LoggerConfig(name="wandb")
+    contexts = [f"context_curve.{option}" for option in CONTEXTS]
     steps = ("trainer.max_steps=4", "trainer.val_every_n_steps=4", "trainer.log_every_n_steps=2", "logger=wandb")
-    train(tiny_config(directory, *steps, "data.level=char"), directory / "train")
+    train(tiny_config(directory, *steps, "data.level=char", *contexts), directory / "train")
     best = str(directory / "train/checkpoints/best.ckpt")
     for command in COMMANDS[1:]:
         (directory / command).mkdir()
@@ -73,6 +75,7 @@ def keys_of_panels() -> Iterator[str]:
             yield from getattr(panel, "y", [])
             yield from getattr(panel, "metrics", [])
             yield from getattr(panel, "media_keys", [])
+            yield from [panel.query["summaryTable"]["tableKey"]] if hasattr(panel, "query") else []
             yield from [panel.with_respect_to] if hasattr(panel, "with_respect_to") else []
 
 
@@ -84,7 +87,7 @@ def test_every_panel_and_column_shows_what_a_command_logs(logged: dict[str, Path
             there |= {name, *(f"{name}.{inner}" for inner in value)} if isinstance(value, dict) else {name}
     columns = [name.removeprefix("summary:") for name in PINNED if name.startswith("summary:")]
     asked = {re.sub("ppl", "bpc", key) for key in (*keys_of_panels(), *columns)}
-    assert len(asked) >= 20
+    assert len(asked) >= 23
     assert asked <= there
     config = summary(logged["train"])["config"]
     for name in PINNED:

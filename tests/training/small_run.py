@@ -31,7 +31,7 @@ from txl_lightning.config.schemas import (
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.runs.models import Model, State, model_class
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.module import LanguageModelModule, join_streams
 from txl_lightning.training.run import train
 
 TINY = (
@@ -77,10 +77,11 @@ def trained(*overrides: str) -> Path:
 
 
 def stored_memory(checkpoint: Path) -> State:
-    """Return the memory of all streams that a checkpoint holds."""
+    """Return the memory of all columns that a checkpoint holds, or that the files beside it hold."""
     contents = read_file(checkpoint)
-    model = model_class(from_plain(contents["txl_lightning"]["config"]))
-    return model.state_class.from_state_dict(contents["training_memory"]["memory"])
+    stored, model = contents["training_memory"], model_class(from_plain(contents["txl_lightning"]["config"]))
+    parts = [read_file(checkpoint.parent / name) for name in stored.get("files", [])] or [stored["memory"]]
+    return join_streams([model.state_class.from_state_dict(part) for part in parts])
 
 
 def bare_module(

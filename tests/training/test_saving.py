@@ -214,7 +214,7 @@ def test_what_cannot_be_written_after_the_last_validation_is_tried_again_and_mus
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = json.loads((trained(*OPTIONS) / "run/metrics.json").read_text())
-    saved, copied, left = storage.write_checkpoint, shutil.copyfile, [0]
+    saved, copied, left = storage.write_checkpoint, checkpointing.copy_checkpoint, [0]
 
     def fails(step: int) -> None:
         if step == 12 and left[0]:
@@ -229,9 +229,10 @@ def test_what_cannot_be_written_after_the_last_validation_is_tried_again_and_mus
         fails(read_file(source)["global_step"])
         copied(source, target)
 
-    for name, write in (("runs.storage.write_checkpoint", save), ("training.checkpointing.shutil.copyfile", copy)):
+    for name, write in (("storage.write_checkpoint", save), ("checkpointing.copy_checkpoint", copy)):
+        room = "runs" if name.startswith("storage") else "training"
         with monkeypatch.context() as patch:
-            patch.setattr(f"txl_lightning.{name}", write)
+            patch.setattr(f"txl_lightning.{room}.{name}", write)
             left[0] = 1
             metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / name)
             assert {**metrics, **VARYING} == {**whole, **VARYING}

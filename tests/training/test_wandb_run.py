@@ -17,7 +17,9 @@ from txl_lightning.training import loggers
 from txl_lightning.training.loggers import arm, make_logger, run_name, upload_line
 from txl_lightning.training.run import train
 
+CONTEXTS = ("max_context=8", "every_n_steps=6")
 CURVES = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
+PANELS = [("validation", "val/nll", "val/nll"), ("context_curve", "within_1_percent", "context/within_1_percent")]
 GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.log_every_n_steps=4")
 
 
@@ -25,7 +27,8 @@ GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`run`: twelve steps."""
     directory = tmp_path_factory.mktemp("wandb")
-    train(tiny_config(directory, *GIVEN), directory / "run")
+    contexts = [f"context_curve.{option}" for option in CONTEXTS]
+    train(tiny_config(directory, *GIVEN, *contexts), directory / "run")
     assert re.fullmatch(
         rf"offline run of Weights & Biases, to upload it: wandb sync {directory}/run/wandb/offline-run-\d+_\d+-\w+",
         upload_line(directory / "run") or "",
@@ -64,14 +67,17 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
         metric.get("name") or metric["glob_name"]: metric["step_metric"]
         for metric in (record["metric"] for record in records(run) if record["type"] == "metric")
     }
-    assert {"train/*", "val/nll", "val/bpc", "val/ppl"} <= set(axes)
+    assert {"train/*", "val/nll", "val/bpc", "val/ppl", "context/*", "recl/*"} <= set(axes)
     assert set(axes.values()) == {"tokens"}
     for name in CURVES:
         assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
     validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpc")]
     assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
-    rows = [json.loads(line) for line in (run.parents[2] / "validation.jsonl").read_text().splitlines()]
-    assert [row["val/nll"] for row in history(run, "val/nll")] == pytest.approx([row["val/nll"] for row in rows])
+    for name in ("context/bpc/2", "context/bpc/8", "recl/0.1", "recl/1.0"):
+        assert [row["tokens"] for row in history(run, name)] == [192, 384], name
+    for file, name, panel in PANELS:
+        rows = [json.loads(line) for line in (run.parents[2] / f"{file}.jsonl").read_text().splitlines()]
+        assert [row[panel] for row in history(run, panel)] == pytest.approx([row[name] for row in rows])
 
 
 def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, shown: dict[str, Any]) -> None:

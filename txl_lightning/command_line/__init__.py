@@ -26,9 +26,9 @@ class Command:
         config: file in `conf/`, if its name is not that of the command.
         directory: `prepared`: the run directory is made and `config.yaml` written into it before the command runs;
             `own`: the command does both itself, after its checks; `none`: the command leaves nothing there.
-        objective: key of `metrics.json` that a sweeper of a multirun minimises; None but for a training, which the
-            processes that torchrun or SLURM starts run together.
+        objective: key of `metrics.json` that a sweeper of a multirun minimises; None without one.
         text_options: options whose value is text, taken literally.
+        shared_by_ranks: whether the processes that torchrun or SLURM starts run the command together.
     """
 
     usage: str
@@ -39,6 +39,7 @@ class Command:
     directory: Literal["prepared", "own", "none"] = "prepared"
     objective: str | None = None
     text_options: tuple[str, ...] = ()
+    shared_by_ranks: bool = False
 
     @property
     def name(self) -> str:

@@ -77,7 +77,7 @@ def _run(command: Command, words: list[str], wants_traceback: bool) -> None:
     if given.help:
         show(options_help(command, composed))
         return
-    if command.objective is not None and _is_further_rank():
+    if command.shared_by_ranks and _is_further_rank():
         _run_further_rank(command, composed)
         return
     flags = [word for word in words if word not in given.overrides]

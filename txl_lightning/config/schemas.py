@@ -260,6 +260,18 @@ class CheckpointConfig:
     keep_every_n_steps: int | None = None
 
 
+@dataclass
+class ContextCurveConfig:
+    """Node `context_curve`: validation loss with exactly c tokens of context, and RECL, during training.
+
+    Measured every `every_n_steps` steps (null: never) at 500 positions of the split in blocks, for eight c up to
+    `max_context`; RECL on the hardest 10 %, 50 % and all of the positions.
+    """
+
+    every_n_steps: int | None = None
+    max_context: int = 128
+
+
 def _of_wandb(variable: str, default: str | None) -> Any:
     return field(default_factory=lambda: os.environ.get(variable) or default)
 
@@ -309,6 +321,7 @@ class Config:
     optimizer: OptimizerConfig = MISSING
     trainer: TrainerConfig = MISSING
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    context_curve: ContextCurveConfig = field(default_factory=ContextCurveConfig)
     logger: LoggerConfig = MISSING
     loss: str = "full"
     resume: str | None = None
@@ -382,7 +395,7 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     "checkpoint.memory": None,
     "trainer.progress_file": None,
     "trainer.attention": None,
-    "context_curve": None,
+    **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
     "model.sink": (False,),
     "model.final_norm": (False,),
     "model.qk_norm": (False,),

@@ -10,8 +10,8 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 
 from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.distributed.processes import MEETING
-from txl_lightning.distributed.ranks import Ranks, n_processes, own_gpu
-from txl_lightning.errors import UserError, require
+from txl_lightning.distributed.ranks import Ranks, meeting, n_processes, own_gpu
+from txl_lightning.errors import require
 
 
 def environment() -> ClusterEnvironment | None:
@@ -45,12 +45,10 @@ def connect(options: TrainerConfig) -> Ranks:
         file, backend, device = os.environ.get(MEETING), "gloo", None
         if options.accelerator == "gpu":
             backend, device = "nccl", own_gpu(started.local_rank())
-        place: dict[str, Any] = {"rank": started.global_rank(), "world_size": world_size, "device_id": device}
-        try:
+        with meeting():
             if file is None:
                 os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
-            dist.init_process_group(backend, file or "env://", **place)
-        except (dist.DistNetworkError, ValueError) as error:
-            address = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
-            raise UserError(f"{address}: the ranks cannot meet there: {str(error).splitlines()[0]}") from error
+            address = file or "env://"
+            place: dict[str, Any] = {"rank": started.global_rank(), "world_size": world_size, "device_id": device}
+            dist.init_process_group(backend, address, **place)
     return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank())

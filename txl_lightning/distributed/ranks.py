@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from txl_lightning.errors import Stopped
+from txl_lightning.errors import Stopped, UserError
 
 if TYPE_CHECKING:
     from txl_lightning.config.schemas import TrainerConfig
@@ -48,13 +49,6 @@ class Ranks:
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value, group=self.group)
-        return values
-
-    def collect(self, value: T) -> list[T]:
-        """Return the values of all ranks on rank 0, ordered by rank; none on the others."""
-        values = [value] * (self.world_size if self.rank == 0 else 0)
-        if self.world_size > 1:
-            dist.gather_object(value, values or None, group=self.group)
         return values
 
     def first(self, value: T) -> T:
@@ -123,8 +117,49 @@ def leaving() -> Iterator[None]:
         raise stopped
 
 
+@contextmanager
+def meeting() -> Iterator[None]:
+    """Name the address of torchrun or SLURM at which ranks cannot meet in the block.
+
+    Raises:
+        UserError: it is not an address, or in use.
+    """
+    try:
+        yield
+    except (dist.DistNetworkError, ValueError) as error:
+        address = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise UserError(f"{address}: the ranks cannot meet there: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Create the process group that RANK and WORLD_SIZE describe (as torchrun sets them), unless there is one.
+
+    The backend is gloo: evaluation exchanges losses in main memory.
+    """
+    create = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if create:
+        with meeting():
+            dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        if create:
+            dist.destroy_process_group()
+
+
 def own_gpu(local_rank: int) -> torch.device:
     """Return the GPU of a process, which becomes the current one: the only one that it sees, or one for each rank."""
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return r and W of the default process group; 0 and 1 without one."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def all_gather(part: T) -> list[T]:
+    """Return the parts of all ranks, ordered by rank, on every rank of the default process group."""
+    return Ranks(*rank_and_world_size()).gather(part)

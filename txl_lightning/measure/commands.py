@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,9 @@ def write_markdown(path: Path, *parts: Table | str) -> list[str]:
     return lines
 
 
-def log_results(command: str, results: dict[str, Any], options: Any, directory: Path) -> None:
+def log_results(
+    command: str, results: dict[str, Any], options: Any, directory: Path, curves: Mapping[str, Any] | None = None
+) -> None:
     """Log the results of a command as a W&B run, if `logger=wandb`: its JSON as summary, its figures as images.
 
     Args:
@@ -106,11 +108,14 @@ def log_results(command: str, results: dict[str, Any], options: Any, directory: 
         results: contents of its JSON file.
         options: options of the command, shown beside the run.
         directory: folder of the command.
+        curves: by panel, x, named curves over it, the name of x and a title, to be logged as line series.
     """
     if options.logger.name == "wandb":
-        from txl_lightning.reporting.wandb_panels import log_image, wandb_run
+        from txl_lightning.reporting.wandb_panels import log_image, log_line_series, wandb_run
 
         with wandb_run(directory, options.logger, command, plain(options)) as run:
             run.summary.update(results)
+            for panel, series in (curves or {}).items():
+                log_line_series(run, f"{command}/{panel}", *series)
             for path in sorted(directory.glob("*.png")):
                 log_image(run, f"{command}/{path.stem}", path)

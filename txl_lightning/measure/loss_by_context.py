@@ -49,7 +49,7 @@ def context_curve(
 ) -> ContextCurve:
     """Measure a model's loss at several contexts and its RECL on its own.
 
-    The model keeps its training mode and its lengths.
+    The model keeps its training mode and its lengths. Under `torch.distributed` all ranks must call this function.
 
     Args:
         model: any language model.

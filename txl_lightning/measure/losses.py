@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from txl_lightning.data.streams import Batch, Streams
+from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
@@ -232,7 +233,8 @@ def read_windows(
     A reader with a limit begins later: it reads at most `limit` tokens before x_end. In one pass all targets with the
     same begin share a window, and a batch may have windows of several lengths: a shorter one is read farther than
     needed, if need be beyond the split, which its own targets ignore. Otherwise those with the same begin and end share
-    one, and a batch has windows of one length. Longest windows are read first.
+    one, and a batch has windows of one length. Longest windows are read first. Under `torch.distributed` the windows
+    are divided over the ranks: all ranks must call this function, and all get the whole result.
 
     Args:
         reader: reader from `window_reader`; its model is in evaluation mode during the call.
@@ -250,16 +252,18 @@ def read_windows(
     edges = np.append(np.flatnonzero(np.diff(keys_N[order_N], prepend=-1)), len(order_N))
     begin_W = begins_N[order_N[edges[:-1]]]
     length_W = np.maximum.reduceat((contexts_N if reader.one_pass else ends_N - begins_N)[order_N], edges[:-1])
-    order_W, done = np.argsort(-length_W, kind="stable"), 0
+    rank, world_size = rank_and_world_size()
+    own, done = np.argsort(-length_W, kind="stable")[rank::world_size], 0
     losses_N, device = np.zeros(len(order_N)), device_of(reader.model)
+    silent = None if progress and rank == 0 else True
     with (
         torch.no_grad(),
         evaluating(reader.model),
-        tqdm(total=len(order_W), unit="window", leave=False, disable=None if progress else True) as bar,
+        tqdm(total=len(own), unit="window", leave=False, disable=silent) as bar,
     ):
-        while done < len(order_W):
-            length = int(length_W[order_W[done]])
-            batch = order_W[done : done + reader.windows_at_once(length)]
+        while done < len(own):
+            length = int(length_W[own[done]])
+            batch = own[done : done + reader.windows_at_once(length)]
             if not reader.one_pass:
                 batch = batch[length_W[batch] == length]
             places = np.minimum(begin_W[batch, None] + np.arange(length + 1), len(tokens) - 1)
@@ -271,7 +275,8 @@ def read_windows(
             losses_N[at] = nll_BC[row, np.searchsorted(contexts, contexts_N[at])]
             done += len(batch)
             bar.update(len(batch))
-    return losses_N
+    total: Array = np.sum(all_gather(losses_N), axis=0)
+    return total
 
 
 def window_losses(

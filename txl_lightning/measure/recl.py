@@ -12,6 +12,7 @@ import numpy as np
 
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.data.corpus import WHOLE
+from txl_lightning.distributed.ranks import process_group, rank_and_world_size
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.measure.commands import check_at_least_one, check_common_options, log_results
@@ -31,7 +32,7 @@ from txl_lightning.measure.loss_by_context import (
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_losses
 from txl_lightning.measure.models import GroupText, Member, TokenizedText, checked, group_text, load_group, references
 from txl_lightning.measure.options import ReclOptions
-from txl_lightning.measure.recl_report import write_report
+from txl_lightning.measure.recl_report import line_series, write_report
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
 from txl_lightning.runs.threads_and_precision import autocast, chosen_precision, set_threads
 from txl_lightning.runs.trained import is_other_text
@@ -54,6 +55,8 @@ class Positions:
 def run(options: ReclOptions, directory: Path) -> list[str]:
     """Score the models; write `recl.json`, the table and the figures.
 
+    Under a launcher (torchrun) the windows are divided over the processes. Only the first one writes and returns lines.
+
     `losses.npz` has `models` [I], `contexts` [C], `positions` [P], `blocks` [P] and `nll` [I, C, P], in nats.
 
     Returns:
@@ -73,7 +76,10 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     text = group_text(members, options, split)
     members = [checked(member, text.of_member[member.name]) for member in members]
     at = Positions(text, *position_blocks(text.length, options.n_positions, contexts, options.position_seed), contexts)
-    losses = {member.name: model_losses(member, at, options) for member in members}
+    with process_group():
+        losses = {member.name: model_losses(member, at, options) for member in members}
+        if rank_and_world_size()[0] > 0:
+            return []
     results = _measure(options, members, losses, at)
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
@@ -81,7 +87,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     nll_ICP = np.asarray(list(losses.values()), dtype=np.float32)
     np.savez_compressed(directory / "losses.npz", **arrays, nll=nll_ICP)
     lines = write_report(results, directory)
-    log_results("recl", results, options, directory)
+    log_results("recl", results, options, directory, line_series(results))
     return lines
 
 

@@ -49,6 +49,17 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     return lines
 
 
+def line_series(results: dict[str, Any]) -> dict[str, tuple[Sequence[float], dict[str, Any], str, str]]:
+    """Return the curves of Figures 3 and 4 for Weights & Biases: by panel, x, named curves, the name of x, a title."""
+    contexts, unit = results["contexts"], results["unit"]
+    losses = {model["name"]: model[unit] for model in results["models"]}
+    gains = {
+        stem: (contexts[:-1], {**of_models, "needed for a longer RECL": needed}, "c", title)
+        for stem, (title, of_models, needed) in _gains_by_file(results).items()
+    }
+    return {**gains, unit: (contexts, losses, "context", f"{unit_name(results['corpus']['level'])} by context")}
+
+
 def gain_figure(
     stem: Path, results: dict[str, Any], title: str, gains: Mapping[str, Sequence[float]], needed: Sequence[float]
 ) -> None:

@@ -67,6 +67,14 @@ def wandb_run(directory: Path, logger: LoggerConfig, job_type: str, config: dict
         run.finish()
 
 
+def log_line_series(
+    run: wandb.Run, panel: str, x: Sequence[float], curves: Mapping[str, Sequence[float]], x_name: str, title: str
+) -> None:
+    """Log a panel of named curves over a common x."""
+    ys = [list(y) for y in curves.values()]
+    run.log({panel: wandb.plot.line_series(xs=list(x), ys=ys, keys=list(curves), title=title, xname=x_name)})
+
+
 def log_image(run: wandb.Run, panel: str, path: Path) -> None:
     """Log an image file."""
     run.log({panel: wandb.Image(str(path))})

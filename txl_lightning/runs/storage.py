@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ CHECKSUM_PREFIX = b"sha256="
 COMMENT_LEN = len(CHECKSUM_PREFIX) + 64
 # The end record of a zip archive; its last two bytes are the length of the comment that follows it.
 END_RECORD, END_RECORD_LEN = b"PK\5\6", 22
-MEMORY = "memory"  # folder beside checkpoints up to 0.3.0 with the memory of several ranks, a file each
+MEMORY = "memory"  # folder beside checkpoints with the memory of several ranks, a file each
 UNREADABLE = "is not a checkpoint, or was cut short (torch cannot read it)"
 
 
@@ -53,6 +54,30 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
     write_atomically(path, write, previous)
 
 
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Copy a checkpoint atomically, as in `write_checkpoint`; into another folder its files of memory first."""
+    for name in memory_files(source) if source.parent != target.parent else []:
+        if (source.parent / name).exists():
+            (target.parent / MEMORY).mkdir(exist_ok=True)
+            copy_checkpoint(source.parent / name, target.parent / name)
+    write_atomically(target, lambda temporary: shutil.copyfile(source, temporary))
+
+
+def memory_files(path: Path) -> list[str]:
+    """Return the files of memory that a checkpoint names; none if it cannot be read or names others.
+
+    Tensors are not read and the checksum is not compared.
+    """
+    if not path.exists():
+        return []
+    try:
+        return named_files(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    except OSError:
+        raise
+    except Exception:  # as in `read_file`; a damaged checkpoint needs no memory
+        return []
+
+
 def named_files(contents: Any) -> list[str]:
     """Return the files of memory that the contents of a checkpoint name, relative to its folder.
 
@@ -65,6 +90,16 @@ def named_files(contents: Any) -> list[str]:
         if not isinstance(name, str) or not re.fullmatch(rf"{MEMORY}/\w[\w.-]*", name):
             raise UserError(f"names {name!r} as a file of memory, which is not in its folder {MEMORY}/")
     return files
+
+
+def remove_unused_memory(folder: Path) -> None:
+    """Remove the files of memory in a folder that none of its checkpoints names, a user's own copies included."""
+    if (folder / MEMORY).is_dir():
+        resumable = (path for path in folder.glob("*.ckpt") if not path.name.startswith("step"))
+        used = {file for path in resumable for file in memory_files(path)}
+        for path in (folder / MEMORY).iterdir():
+            if f"{MEMORY}/{path.name}" not in used:
+                path.unlink()
 
 
 def read_file(path: str | Path, option: str = "checkpoint") -> Any:

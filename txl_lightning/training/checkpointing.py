@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
+import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -19,10 +19,18 @@ from txl_lightning.config.schemas import Config, flat, plain, stored
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.files import write_atomically, write_text
+from txl_lightning.files import write_text
 from txl_lightning.model.checkpoints.contents import Each, check
 from txl_lightning.runs.models import Model, architecture
-from txl_lightning.runs.storage import DurableCheckpoints, write_checkpoint
+from txl_lightning.runs.storage import (
+    MEMORY,
+    DurableCheckpoints,
+    copy_checkpoint,
+    named_files,
+    read_file,
+    remove_unused_memory,
+    write_checkpoint,
+)
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.loggers import continues_in, reported
 from txl_lightning.training.module import STEPS, steps_of
@@ -115,19 +123,40 @@ class Checkpoints(Callback):
         step = trainer.global_step
         keep_previous = self.last_is_good and self.saved_step != step
         options = {"previous": self.directory / PREVIOUS} if keep_previous else None
-        trainer.save_checkpoint(self.directory / LAST, storage_options=options)
-        io = trainer.strategy.checkpoint_io
-        assert isinstance(io, DurableCheckpoints)
-        error = self.ranks.first(None if io.error is None else str(io.error))
+        error = self._write_memory(trainer)
         if error is None:
-            for name in self.stale if self.ranks.rank == 0 else ():
+            trainer.save_checkpoint(self.directory / LAST, storage_options=options)
+            io = trainer.strategy.checkpoint_io
+            assert isinstance(io, DurableCheckpoints)
+            error = self.ranks.first(None if io.error is None else str(io.error))
+        if self.ranks.rank == 0:
+            for name in self.stale if error is None else ():
                 (self.directory / name).unlink(missing_ok=True)
+            with reported(MEMORY):
+                remove_unused_memory(self.directory)
+        if error is None:
             self.saved_step, self.last_is_good, self.stale = step, True, ()
         else:
             last = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
             then = "; training continues" if trainer.training else ""
             self.ranks.report(f"could not write the checkpoint of step {step}: {error}; {last}{then}")
         return error is None
+
+    def _write_memory(self, trainer: L.Trainer) -> str | None:
+        """Write the memory of every rank, if there are several; return the error of the first rank that could not.
+
+        The files have names of their own and are complete before a checkpoint names them. Those that no checkpoint
+        names any more are removed after it is written. So a run that is killed leaves every checkpoint its memory.
+        """
+        error = None
+        if self.ranks.world_size == 1:
+            return None
+        name = self.ranks.first(f"step{trainer.global_step}-{uuid.uuid4().hex[:8]}")
+        try:
+            cast("Any", trainer.lightning_module).training_memory.write_file(self.directory, name, self.ranks)
+        except OSError as failed:
+            error = str(failed)
+        return next((error for error in self.ranks.gather(error) if error), None)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["txl_lightning"] = self.record
@@ -199,7 +228,7 @@ class Checkpoints(Callback):
     def _copy_best(self, source: Path) -> bool:
         with reported(BEST):
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.directory / BEST, lambda temporary: shutil.copyfile(source, temporary))
+            copy_checkpoint(source, self.directory / BEST)
             return True
         return False
 
@@ -283,7 +312,11 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
     for path in (directory / LAST, directory / PREVIOUS, directory / BEST):
         if path.exists() and directory / LAST not in steps:
             try:
-                steps[path] = read_checkpoint(path).step
+                found = read_checkpoint(path)
+                for file in named_files(found.contents):
+                    if (directory / file).exists():
+                        read_file(directory / file, "checkpoint")
+                steps[path] = found.step
             except UserError as error:
                 messages.append(str(error).replace("checkpoint=", "", 1))
     return max(steps, key=lambda path: steps[path], default=None), messages

@@ -1,4 +1,4 @@
-"""Curves of a run: training and validation; progress on the terminal."""
+"""Curves of a run: training, validation, loss by context length; progress on the terminal and in a file."""
 
 from __future__ import annotations
 
@@ -9,20 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
+from txl_lightning.config.lengths import trained_clamp, training_lengths
+from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.runs.metrics import loss_metrics, peak_memory, shown_units
-from txl_lightning.training.loggers import CurveFile, log_metrics
+from txl_lightning.errors import OptionError, check_count
+from txl_lightning.measure.loss_by_context import ContextCurve, context_curve, position_blocks
+from txl_lightning.runs.metrics import (
+    loss_metrics,
+    loss_unit,
+    peak_memory,
+    shown_units,
+    unit_name,
+)
+from txl_lightning.training.loggers import CurveFile, log_metrics, reported
 from txl_lightning.training.module import LanguageModelModule
 
 
 class TrainingCurves(Callback):
     """Logs loss, bpc or ppl, learning rate, gradient norm, memory length, tokens/s and peak memory every n steps.
+
 
     The loss is the mean over the tokens of all ranks since the last log entry. Nothing is read from a GPU between log
     entries.
@@ -118,6 +130,88 @@ class TrainingCurves(Callback):
             self._nll_sum, self._tokens = sums[self.ranks.rank]
         elif self.ranks.rank == 0:
             self._nll_sum, self._tokens = (sum(part) for part in zip(*sums, strict=True))
+
+
+N_CONTEXTS, N_POSITIONS, FRACTIONS = 8, 500, [0.1, 0.5, 1.0]
+RECL_THRESHOLD = 0.01  # of appendix C
+
+
+class ContextCurves(Callback):
+    """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
+
+    Logs `context/{bpc or ppl}/{c}`, `context/doublings/{c}` (bits from c to 2c), `context/within_1_percent`, `recl/{r}`
+    and `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
+    losses over steps.
+    RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
+    its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
+    is excluded from tokens/s.
+
+    Args:
+        config: its `context_curve`, and the lengths of training.
+        tokens: the validation split.
+        directory: run directory, for `context_curve.jsonl`.
+        curves: counts the tokens seen so far.
+
+    Raises:
+        OptionError: an option is not possible with this split.
+    """
+
+    def __init__(self, config: Config, tokens: np.ndarray, directory: Path, curves: TrainingCurves) -> None:
+        self.file, self.curves = CurveFile(directory / "context_curve.jsonl"), curves
+        self.every_n_steps, self.tokens, options = config.context_curve.every_n_steps, tokens, config.context_curve
+        check_count("context_curve.every_n_steps", options.every_n_steps)
+        check_count("context_curve.max_context", options.max_context, least=N_CONTEXTS)
+        step = options.max_context // N_CONTEXTS
+        self.contexts = [step * (i + 1) for i in range(N_CONTEXTS)]
+        try:
+            n = max(1, min(N_POSITIONS, len(tokens) - options.max_context))
+            self.positions, blocks = position_blocks(len(tokens), n, self.contexts)
+        except OptionError as error:
+            raise OptionError("context_curve.max_context", options.max_context, error.allowed) from error
+        # Absolute positions reach as far as those of training; larger distances share one.
+        lengths = {"trained_len": training_lengths(config).window, "clamp_len": trained_clamp(config)}
+        definition = {"fractions": FRACTIONS, "threshold": RECL_THRESHOLD, "bootstrap": 0}
+        self.given: dict[str, Any] = {"blocks": blocks, **lengths, **definition}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            self.file.keep_until(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        if self.every_n_steps is None or trainer.global_step % self.every_n_steps:
+            return
+        curve = context_curve(pl_module.model, self.tokens, self.positions, self.contexts, **self.given)
+        if trainer.is_global_zero:
+            self._log(trainer, pl_module, curve)
+        self.curves.restart_clock()
+
+    def _log(self, trainer: L.Trainer, module: LanguageModelModule, curve: ContextCurve) -> None:
+        unit, step = loss_unit(module.level), trainer.global_step
+        values = [loss_metrics(nll, module.level)[unit] for nll in curve.nll]
+        row = {"steps": step, "contexts": self.contexts, "nll": curve.nll, "nll_standard_error": curve.standard_error}
+        row |= {unit: values, **curve.gains, "recl": {str(r): vars(found) for r, found in curve.recl.items()}}
+        log_metrics(trainer, {**self._scalars(row, unit), "tokens": self.curves.tokens})
+        self.file.append(row)
+
+    def _scalars(self, row: dict[str, Any], unit: str) -> dict[str, float]:
+        scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, row[unit], strict=True)}
+        scalars |= {f"context/doublings/{doubling['from']}": doubling["bits"] for doubling in row["doublings"]}
+        scalars["context/within_1_percent"] = float(row["within_1_percent"])
+        scalars |= {f"recl/{r}": float(found["value"]) for r, found in row["recl"].items()}
+        return scalars | {f"recl/{r}/guarded": float(found["guarded"]) for r, found in row["recl"].items()}
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        rows = self.file.keep(lambda row: True) if trainer.is_global_zero else []
+        rows = [row for row in rows if row["contexts"] == self.contexts]
+        if not rows:
+            return
+        from txl_lightning.reporting.canvas import line_figure  # imports matplotlib
+
+        unit, steps = loss_unit(pl_module.level), [row["steps"] for row in rows]
+        curves = {f"{c} tokens": [(steps, [row[unit][i] for row in rows])] for i, c in enumerate(self.contexts)}
+        path, title = self.file.path.with_suffix(".png"), "Loss by context, during training"
+        with reported(path.name):
+            line_figure(path, curves, "steps", unit_name(pl_module.level), title)
 
 
 class ProgressBar(Callback):

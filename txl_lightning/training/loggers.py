@@ -211,7 +211,7 @@ def is_complete(path: Path) -> bool:
 
 
 CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
-    "train/*": None,
+    **dict.fromkeys(("train/*", "context/*", "recl/*")),
     **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb"), "min"),
     "train/tokens_per_second": "mean",
 }

@@ -26,7 +26,7 @@ from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State
-from txl_lightning.runs.storage import MEMORY, named_files, read_file
+from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.optimization import make_optimizer
 
@@ -43,6 +43,7 @@ class MemoryHolder:
     def __init__(self) -> None:
         self.memory: Any = None
         self.next_number = 0
+        self.files: list[str] = []
 
     def load_for(self, segment: Batch) -> Any:
         """Return the memory to score `segment` with; None at segment 0.
@@ -63,13 +64,32 @@ class MemoryHolder:
         """Store the memory that scoring `segment` returned."""
         self.memory, self.next_number = memory, segment.number + 1
 
-    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
-        """Return plain containers: the memory of all streams, on rank 0; all ranks must call this."""
-        parts = ranks.collect(None if self.memory is None else self.memory.to("cpu").state_dict())
+    def write_file(self, folder: Path, name: str, ranks: Ranks) -> None:
+        """Write this rank's streams to a file beside the checkpoint that will name those of all ranks.
+
+        Args:
+            folder: folder of the checkpoint.
+            name: the same on all ranks and of no earlier file, so that older checkpoints keep theirs.
+            ranks: the processes of the run.
+
+        Raises:
+            OSError: the disk is full or the folder is not writable.
+        """
+        self.files = []
+        if self.memory is not None:  # None if the first step of an epoch was skipped
+            files = [f"{MEMORY}/{name}-{rank}-of-{ranks.world_size}.pt" for rank in range(ranks.world_size)]
+            path = folder / files[ranks.rank]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(self.memory.to("cpu").state_dict(), path)
+            self.files = files
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain containers: the memory of a single process, or the `files` of several."""
         state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
-        if parts and parts[0] is not None:
-            joined = join_streams([type(self.memory).from_state_dict(part) for part in parts])
-            state["memory"] = joined.state_dict()
+        if self.files:
+            state["files"] = self.files
+        elif self.memory is not None:
+            state["memory"] = self.memory.to("cpu").state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any) -> None:
@@ -78,7 +98,7 @@ class MemoryHolder:
         Without a file that any rank needs, the memory of all ranks is empty.
 
         Args:
-            state: as `state_dict` returned it; version 0.3.0 stored the memory of several ranks in `files` beside it.
+            state: as `state_dict` returned it; versions up to 0.2.0 stored the memory of all ranks in it.
             folder: folder of the checkpoint.
             n_streams: B of all ranks.
             ranks: the processes of the run.
@@ -101,6 +121,7 @@ class MemoryHolder:
         if parts[0] is not None:
             for part, (start, stop) in zip(parts, bounds, strict=True):
                 check_memory(part, model, start, stop)
+        if parts[0]:
             joined = join_streams([model.state_class.from_state_dict(part) for part in parts])
             self.memory = joined.streams(first - joined.first_column, end - joined.first_column)
 
@@ -374,7 +395,8 @@ class LanguageModelModule(L.LightningModule):
         self.losses[stage].reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks)
+        """Store the training memory, or the names of its files."""
+        checkpoint["training_memory"] = self.training_memory.state_dict()
 
     def load_training_memory(self, carried: dict[str, Any], checkpoint: Path) -> None:
         """Restore this rank's slice of the training memory that a checkpoint carries; report a missing one.

@@ -52,7 +52,7 @@ from txl_lightning.training.checks import (
     resolve_accelerator,
     resolve_precision,
 )
-from txl_lightning.training.curves import ProgressBar, TrainingCurves
+from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
 from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger, upload_line
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
@@ -195,9 +195,11 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     checkpoints = None
     if config.checkpoint.enabled:
         checkpoints = Checkpoints(directory / "checkpoints", config, ranks, record, resumed)
+    contexts = config.context_curve.every_n_steps is not None
     callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
         FiniteLoss(config, ranks, checkpoints),
         curves,
+        ContextCurves(config, corpus.splits["valid"], directory, curves) if contexts else None,
         RandomState(ranks, config.seed),
         ProgressBar(curves) if config.trainer.progress_bar else None,
         *own_callbacks,

@@ -1,5 +1,8 @@
 """txl recl: tiny checkpoints of every kind in one group, what it writes, what it keeps, and what it refuses."""
 
+import json
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -159,13 +162,24 @@ def test_a_checkpoint_among_models_is_named_as_a_model(runs: SmallRuns, tmp_path
 
 
 @pytest.mark.slow
-def test_the_command_prints_two_tables_and_its_folder(runs: SmallRuns, tmp_path: Path) -> None:
-    paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
-    grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
-    done = run_txl("recl", paths, *grid, f"hydra.run.dir={tmp_path / 'run'}")
-    assert done.status == 0, done.err
-    assert done.out.startswith("Loss by context and its gain, without a group:\n\n| model | kind |")
-    assert "\n\nRECL in the group of: relative, qrnn\n\n| model | RECL r = 0.1 |" in done.out
-    assert done.out.splitlines()[-1] == str(tmp_path / "run")
-    assert done.out.count("| model |") == 2
-    assert (tmp_path / "run/config.yaml").is_file()
+def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path) -> None:
+    def words(name: str) -> list[str]:
+        paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
+        grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
+        return ["recl", paths, *grid, f"hydra.run.dir={tmp_path / name}"]
+
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli"]
+    two = subprocess.run([*launcher, *words("two")], capture_output=True, text=True, timeout=120, check=False)
+    assert two.returncode == 0, two.stderr
+    alone = run_txl(*words("alone"))
+    assert alone.status == 0, alone.err
+    results = []
+    for name, printed in (("alone", alone.out), ("two", two.stdout)):
+        assert printed.startswith("Loss by context and its gain, without a group:\n\n| model | kind |")
+        assert "\n\nRECL in the group of: relative, qrnn\n\n| model | RECL r = 0.1 |" in printed
+        assert printed.splitlines()[-1] == str(tmp_path / name)
+        assert printed.count("| model |") == 2
+        assert (tmp_path / name / "config.yaml").is_file()
+        results.append(json.loads((tmp_path / name / "recl.json").read_text())["models"])
+    for of_one, of_two in zip(*results, strict=True):
+        np.testing.assert_allclose(of_one["bpc"], of_two["bpc"], rtol=1e-5)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.measure.kept_figures import Figures, bands, curves
-from txl_lightning.measure.recl_report import write_report
+from txl_lightning.measure.recl_report import line_series, write_report
 
 
 def length(value: int, low: int, high: int, start: float, **others: Any) -> dict[str, Any]:
@@ -122,3 +122,11 @@ def test_curves_of_gains_losses_and_differences(tmp_path: Path, drawn: Figures) 
     (axes,) = drawn["differences.svg"].axes
     assert curves(axes)["b"] == ([10, 20, 30], [0.5, 0.6, 0.7])
     assert bands(axes)[0] == (pytest.approx([0.4, 0.4, 0.4]), pytest.approx([0.6, 0.8, 1.0]))
+
+
+def test_curves_for_weights_and_biases_are_those_of_the_figures() -> None:
+    series = line_series(results())
+    c, gains, *_ = series["gains_x_r1.0"]
+    assert (c, gains["a"], gains["needed for a longer RECL"]) == ([10, 20], [2, 1], [0.9, 0.8])
+    c, losses, *_ = series["bpc"]
+    assert (c, losses["b"]) == ([10, 20, 30], [3, 2.9, 2.7])
