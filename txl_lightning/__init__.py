@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         register_encoding,
     )
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 __all__ = [
     "CachedTransformerXL",
     "Encoding",
