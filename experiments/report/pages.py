@@ -22,7 +22,7 @@ from experiments.claims import MARKS, judged
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
 from experiments.engine.progress import clock
-from experiments.report.pictures import courses, draw_effects, mean_course
+from experiments.report.pictures import courses, draw_effects
 from experiments.sections import (
     HEADINGS,
     Section,
@@ -41,9 +41,11 @@ LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 ROOT = Path(__file__).parents[2]
 SCALES = ("laptop", "night")
 RULE = (
-    "An effect is positive where the claim holds: for losses, by how much a loss is lower, in percent. Marks, one for "
-    f"each comparison: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())} (95 % intervals)."
+    "An effect is positive where the claim holds. Of losses it is the difference, in percent of the loss in nats that "
+    "should be worse. In brackets: the 95 % interval of one effect; a to b: the lowest and highest of several. "
+    f"Marks, one for each comparison: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())}."
 )
+GROWTH = 0.5  # percent points; less is not called growth
 
 
 def assemble(plan: Plan, outcomes: Outcomes, sections: Sequence[Section], wall_seconds: float) -> dict[str, Any]:
@@ -280,19 +282,18 @@ def introduction(results: Mapping[str, Any]) -> str:
 def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return in a sentence each which claims hold, which do not, and which effects grow or shrink with training."""
     marks = [{row["mark"] for row in claim["rows"]} - {"–"} for claim in claims]
-    trends = {number: [growth(row) for row in rows] for number, rows in courses(claims)}
+    points = {n: [point for row in rows for point in growth(row)] for n, rows in courses(claims)}
+    trends = [points.get(number, [0.0]) for number in range(1, len(claims) + 1)]
+    late = f"by at least {GROWTH} percent points over the second half of training, in every comparison and seed"
     kinds = {
         "Holds in every comparison": [found == {"✓"} for found in marks],
-        "Holds in some comparisons, not in all": ["✓" in found and found != {"✓"} for found in marks],
+        "Holds in some comparisons, the others undecided": [found == {"✓", "≈"} for found in marks],
+        "Holds in some comparisons, the opposite in others": [{"✓", "✗"} <= found for found in marks],
         "Does not hold": ["✗" in found and "✓" not in found for found in marks],
-        "Too close to call": [found == {"≈"} for found in marks],
+        "Undecided": [found == {"≈"} for found in marks],
         "Cannot be told in this run": [not found for found in marks],
-        "Grows in every comparison over the second half of training": [
-            min(trends.get(n + 1, [0])) > 0 for n in range(len(claims))
-        ],
-        "Shrinks in every comparison over the second half of training": [
-            max(trends.get(n + 1, [0])) < 0 for n in range(len(claims))
-        ],
+        f"Grows {late}": [min(trend) >= GROWTH for trend in trends],
+        f"Shrinks {late}": [max(trend) <= -GROWTH for trend in trends],
     }
     named = [f"{claim['claim']} ({number})" for number, claim in enumerate(claims, 1)]
     chosen = {
@@ -301,10 +302,10 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{kind}: {'; '.join(names)}." for kind, names in chosen.items() if names]
 
 
-def growth(row: Mapping[str, Any]) -> float:
-    """Return how many percent points an effect on validation gains between the middle and the end of training."""
-    middle, end = np.interp([row["tokens"][-1] / 2, row["tokens"][-1]], row["tokens"], mean_course(row))
-    return float(end - middle)
+def growth(row: Mapping[str, Any]) -> list[float]:
+    """Return how many percent points an effect on validation gains from the middle to the end, for each seed."""
+    ends = [row["tokens"][-1] / 2, row["tokens"][-1]]
+    return [float(np.diff(np.interp(ends, row["tokens"], course))[0]) for course in row["course"].values()]
 
 
 def side_by_side(results: Mapping[str, Any], directory: Path) -> dict[str, Sequence[Mapping[str, Any]]]:

@@ -14,9 +14,10 @@ from txl_lightning.reporting.canvas import COLOURS, new_figure
 
 PNG = "figures/effects.png"
 CAPTION = (
-    "How each effect changes with training: it is above the line as the claim says. Validation loss of one side minus "
-    "the other's, in percent, at the same tokens and at training's lengths, without recurrence in windows; thick: mean "
-    "over seeds, thin: single seeds."
+    "How each effect changes with training; above zero is as the claim says. It is the difference of validation losses "
+    "in percent (the table has test losses) at the same tokens; models without recurrence are scored in windows. "
+    "Thick: mean over seeds; thin: single seeds, where there are several. A claim without a panel has the curve of an "
+    "earlier one, or none."
 )
 Claims = Sequence[Mapping[str, Any]]
 

@@ -33,7 +33,7 @@ def parts(results: Mapping[str, Any]) -> dict[str, str]:
         pair(table_6),
         *summary(results["claims"]),
         markdown_table(*claims_table(results["claims"])).rstrip("\n"),
-        RULE,
+        f"{RULE} {results['note']}",
     ]
     if courses(results["claims"]):
         front += [f'<img src="{LAPTOP}/{PNG}" width="700" alt="Effect of each claim by tokens of training">', CAPTION]
@@ -51,7 +51,7 @@ def pair(table_6: Mapping[str, Any]) -> str:
         ", ".join(f"{cell_text(table_6['rows'][arm.key][c['key']])} {UNITS.get(c['unit'], c['unit'])}" for c in columns)
         for arm in (ON, OFF)
     )
-    return f"Test loss with recurrence: {with_it}; without: {without}."
+    return f"Test loss with recurrence: {with_it}; without: {without} (± is the standard error over seeds)."
 
 
 def with_part(page: str, part: str) -> str:

@@ -92,19 +92,23 @@ def test_what_cannot_be_written_is_one_error(folder: Path) -> None:
 def test_sentences_name_what_holds_and_what_changes_with_training() -> None:
     grows = {"tokens": [1, 2, 4], "course": {"1": [0.0, 1.0, 2.0], "2": [0.0, 1.0, 4.0]}}
     falls = {"tokens": [1, 2, 4], "course": {"1": [0.0, 2.0, 1.5]}}
-    marks = {"A": "✓", "B": "✓✗", "C": "✗≈", "D": "≈", "E": "–", "F": ""}
+    flat = {"tokens": [1, 2, 4], "course": {"1": [0.0, 1.0, 4.0], "2": [0.0, 1.0, 1.4]}}
+    marks = {"A": "✓", "B": "✓✗", "C": "✗≈", "D": "≈", "E": "–", "F": "", "G": "✓≈"}
     claims = [{"claim": claim, "rows": [{"mark": mark} for mark in signs]} for claim, signs in marks.items()]
     claims[0]["rows"][0] |= grows  # type: ignore[index, operator]
+    claims[6]["rows"][0] |= flat  # type: ignore[index, operator]
     claims[3]["rows"] = [{"mark": "≈", **grows}, {"mark": "≈", **falls}]  # one of them is A's
-    assert growth(grows) == 2.0
+    assert growth(grows) == [1.0, 3.0]
+    late = "by at least 0.5 percent points over the second half of training, in every comparison and seed"
     assert summary(claims) == [
         "Holds in every comparison: A (1).",
-        "Holds in some comparisons, not in all: B (2).",
+        "Holds in some comparisons, the others undecided: G (7).",
+        "Holds in some comparisons, the opposite in others: B (2).",
         "Does not hold: C (3).",
-        "Too close to call: D (4).",
+        "Undecided: D (4).",
         "Cannot be told in this run: E (5); F (6).",
-        "Grows in every comparison over the second half of training: A (1).",
-        "Shrinks in every comparison over the second half of training: D (4).",
+        f"Grows {late}: A (1).",
+        f"Shrinks {late}: D (4).",
     ]
 
 
