@@ -19,7 +19,7 @@ def test_losses_norms_and_memory_are_in_float32(arm: str) -> None:
         seen.append((inputs[0].dtype, output.dtype))
 
     for module in model.modules():
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        if isinstance(module, nn.LayerNorm):
             module.register_forward_hook(note)
     window = tokens()
     with torch.autocast("cpu", torch.bfloat16):

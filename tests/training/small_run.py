@@ -77,7 +77,7 @@ def trained(*overrides: str) -> Path:
 
 
 def stored_memory(checkpoint: Path) -> State:
-    """Return the memory of all columns that a checkpoint holds, or that the files beside it hold."""
+    """Return the memory of all streams that a checkpoint holds, or that the files beside it hold."""
     contents = read_file(checkpoint)
     stored, model = contents["training_memory"], model_class(from_plain(contents["txl_lightning"]["config"]))
     parts = [read_file(checkpoint.parent / name) for name in stored.get("files", [])] or [stored["memory"]]

@@ -18,7 +18,7 @@ from txl_lightning.errors import UserError
 from txl_lightning.runs import storage
 from txl_lightning.runs.storage import DurableCheckpoints, read_file
 from txl_lightning.training import checkpointing
-from txl_lightning.training.checkpointing import last_good
+from txl_lightning.training.checkpointing import Checkpoints, last_good
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -144,6 +144,31 @@ def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeyp
     (tmp_path / "a/checkpoints/best.ckpt").unlink()
     train(tiny_config(tmp_path, *OPTIONS, resume, "trainer.max_steps=13"), tmp_path / "c")
     assert steps(tmp_path / "c/checkpoints") == {"last.ckpt": 13}
+
+
+def test_a_kill_before_the_best_one_is_copied_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diverge(monkeypatch, 10, 12)  # the best one is that of step 5
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    whole = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_copy_best", killed)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
+    assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
+    again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
+    assert (again["weights"], again["weights_step"]) == ("best", 5)
+    assert {**again, **VARYING} == {**whole, **VARYING}
+
+
+def test_a_run_in_the_directory_of_another_removes_its_curves(tmp_path: Path) -> None:
+    curves = ("context_curve.every_n_steps=5", "context_curve.max_context=16")
+    train(tiny_config(tmp_path, *OPTIONS, *curves), tmp_path / "run")
+    assert (tmp_path / "run/context_curve.jsonl").exists()
+    train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
+    assert list((tmp_path / "run").glob("context_curve.*")) == []
 
 
 @pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.slow)])

@@ -117,5 +117,7 @@ def log_results(
             run.summary.update(results)
             for panel, series in (curves or {}).items():
                 log_line_series(run, f"{command}/{panel}", *series)
-            for path in sorted(directory.glob("*.png")):
+            config = directory / "config.yaml"  # older figures are of an earlier command in this folder
+            since = config.stat().st_mtime_ns if config.exists() else 0
+            for path in sorted(path for path in directory.glob("*.png") if path.stat().st_mtime_ns >= since):
                 log_image(run, f"{command}/{path.stem}", path)

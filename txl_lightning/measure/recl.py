@@ -12,7 +12,7 @@ import numpy as np
 
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.distributed.ranks import process_group, rank_and_world_size
+from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.measure.commands import check_at_least_one, check_common_options, log_results
@@ -66,17 +66,18 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         UserError: an option, a checkpoint, or the group is not usable.
     """
     contexts = _check_options(options)
-    options = replace(options, precision=chosen_precision(options.precision, options.accelerator))
     started = time.perf_counter()
-    members = load_group(options)
-    trained = [member.trained for member in members if member.trained]
-    set_threads(options.num_threads, *trained)
-    split = options.split or (WHOLE if is_other_text(options.data_path, trained) else "test")
-    options = replace(options, split=split)
-    text = group_text(members, options, split)
-    members = [checked(member, text.of_member[member.name]) for member in members]
-    at = Positions(text, *position_blocks(text.length, options.n_positions, contexts, options.position_seed), contexts)
-    with process_group():
+    with process_group():  # an error on one rank then ends the others too
+        precision = all_gather(chosen_precision(options.precision, options.accelerator))[0]
+        members = load_group(options)
+        trained = [member.trained for member in members if member.trained]
+        set_threads(options.num_threads, *trained)
+        split = options.split or (WHOLE if is_other_text(options.data_path, trained) else "test")
+        options = replace(options, split=split, precision=precision)
+        text = group_text(members, options, split)
+        members = [checked(member, text.of_member[member.name]) for member in members]
+        places = position_blocks(text.length, options.n_positions, contexts, options.position_seed)
+        at = Positions(text, *places, contexts)
         losses = {member.name: model_losses(member, at, options) for member in members}
         if rank_and_world_size()[0] > 0:
             return []
@@ -99,6 +100,10 @@ def _check_options(options: ReclOptions) -> list[int]:
     contexts, seed = options.contexts, options.position_seed
     if contexts is None:
         contexts = even_contexts(options.first_context, options.max_context, options.step)
+        least = options.first_context + options.step
+        require(
+            len(contexts) >= 2, "max_context", options.max_context, f"must be at least {least}: first_context + step"
+        )
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
     named = names is None or (len(names) == len(set(names)) == n_models and all(names))
     labelled = groups is None or (len(groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in groups))

@@ -33,7 +33,7 @@ from txl_lightning.runs.storage import (
 )
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.loggers import continues_in, reported
-from txl_lightning.training.module import STEPS, steps_of
+from txl_lightning.training.module import MemoryHolder, steps_of
 from txl_lightning.training.optimization import MuonWithAdam
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -176,14 +176,16 @@ class Checkpoints(Callback):
     def _find_best(self, module: L.LightningModule) -> bool:
         assert self.resumed_from is not None
         like = {"callbacks": {self.state_key: {"best": object}}, "state_dict": module.state_dict()}
-        path = self.resumed_from.with_name(BEST)
-        try:
-            found = read_checkpoint(path)
-            check(found.contents, like)
-        except UserError:
-            return False
-        is_best = found.contents["callbacks"][self.state_key]["best"] == self.best and found.step == self.best["step"]
-        return is_best and (path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path))
+        for path in (self.resumed_from.with_name(BEST), self.resumed_from):
+            try:
+                found = read_checkpoint(path)
+                check(found.contents, like)
+            except UserError:
+                continue
+            record = found.contents["callbacks"][self.state_key]["best"]
+            if record == self.best and found.step == self.best["step"]:
+                return path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path)
+        return False
 
     def validation_is_due(self, trainer: L.Trainer) -> bool:
         """Return whether a validation follows the step that has just ended."""
@@ -329,7 +331,7 @@ def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | Non
     first one.
     """
     if not continues_in(directory, resumed):
-        names = ["metrics.json", "metrics.csv", "validation.jsonl"]
+        names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png"]
         found = [directory / name for name in names if (directory / name).exists()]
         if found or (directory / "checkpoints" / LAST).exists():
             what = "which this one replaces"
@@ -409,12 +411,12 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
         if by_matrix:
             found["state"] = optimizer.by_parameter(found["state"])
         resumed.require(bool(with_moments) or not resumed.step, "lacks the moments of the optimizer")
-        fit[STEPS] = steps_of(fit)
-        done, at = fit[STEPS]["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
+        done, at = steps_of(fit)["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
         resumed.require(done == resumed.step, f"has done {resumed.step} steps, and {done} in its loops")
         next_number = carried["next_number"]
         resumed.require(at in (0, next_number), f"is at segment {at}, and its memory at segment {next_number}")
-        module.load_training_memory(carried, resumed.path)
+        n_streams, folder = module.config.data.batch_size, resumed.path.parent
+        MemoryHolder().load_state_dict(carried, folder, n_streams, module.ranks, module.model)
     try:
         for of_rank in state["callbacks"]["RandomState"]["ranks"]:
             torch.Generator().set_state(of_rank["cpu"])

@@ -35,7 +35,6 @@ from txl_lightning.training.module import LanguageModelModule
 class TrainingCurves(Callback):
     """Logs loss, bpc or ppl, learning rate, gradient norm, memory length, tokens/s and peak memory every n steps.
 
-
     The loss is the mean over the tokens of all ranks since the last log entry. Nothing is read from a GPU between log
     entries.
 

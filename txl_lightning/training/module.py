@@ -398,19 +398,17 @@ class LanguageModelModule(L.LightningModule):
         """Store the training memory, or the names of its files."""
         checkpoint["training_memory"] = self.training_memory.state_dict()
 
-    def load_training_memory(self, carried: dict[str, Any], checkpoint: Path) -> None:
-        """Restore this rank's slice of the training memory that a checkpoint carries; report a missing one.
-
-        Raises:
-            OptionError: a file of memory is damaged.
-            CheckpointError: a state is not one of the model.
-        """
-        data, holder, folder = self.config.data, self.training_memory, checkpoint.parent
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore this rank's slice of the training memory, and the number of steps; report a missing memory."""
+        loops = checkpoint["loops"]["fit_loop"]
+        loops[STEPS] = steps_of(loops)
+        carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
+        data, holder, folder = self.config.data, self.training_memory, path.parent
         holder.load_state_dict(carried, folder, data.batch_size, self.ranks, self.model)
         if getattr(self.model.config, "is_recurrent", True) and holder.next_number and holder.memory is None:
             n_tokens = self.config.memory.mem_len or data.segment_len
             why = f"its files are not in {folder / MEMORY}" if "files" in carried else "it was saved without"
             self.ranks.report(
-                f"resume={checkpoint} holds no training memory ({why}): it fills again over the next "
+                f"resume={path} holds no training memory ({why}): it fills again over the next "
                 f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
             )

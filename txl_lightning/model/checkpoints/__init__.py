@@ -121,7 +121,7 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
     back; the paper's code ignores them.
 
     Raises:
-        CheckpointError: that code has no such encoding, norm or feed-forward, or the model has terms switched off.
+        CheckpointError: that code has no such encoding, or the model has terms switched off.
     """
     config, who = model.config, "the paper's code"
     if config.encoding not in ATTENTION_TYPES:
@@ -145,7 +145,7 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
     """Return weights and config for Hugging Face's class, the inverse of `from_huggingface`.
 
     Raises:
-        CheckpointError: that class lacks something: another encoding, norm or feed-forward, terms switched off,
+        CheckpointError: that class lacks something: another encoding, terms switched off,
             extended context, an empty start of the memory.
     """
     options = {
