@@ -83,7 +83,7 @@ def test_options_that_are_gone_are_dropped_without_effect_and_refused_by_version
     config = contents["txl_lightning"]["config"]
     now = from_plain(config)
     config["trainer"]["max_nonfinite_steps"] = 7
-    config["context_curve"] = {"every_n_steps": 5}
+    config["context_curve"]["first_context"] = 16
     for group, name, without, other in (("model", "sink", False, True), ("evaluation", "first", None, 3)):
         config[group][name] = other
         write_checkpoint(contents, checkpoint)
