@@ -1,4 +1,4 @@
-"""What a reproduction says while it runs, and the code that its jobs depend on."""
+"""Progress lines of a reproduction, and the source files that a job depends on."""
 
 from __future__ import annotations
 
