@@ -42,7 +42,9 @@ def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
             results[device] = (nll_BT.detach().cpu(), results["cpu"][1])  # cuDNN has no backward in evaluation mode
             continue
         nll_BT.mean().backward()
-        results[device] = (nll_BT.detach().cpu(), [p.grad.cpu() for p in model.parameters() if p.grad is not None])
+        # Copies, because `model.to` moves gradients too.
+        gradients = [p.grad.to("cpu", copy=True) for p in model.parameters() if p.grad is not None]
+        results[device] = (nll_BT.detach().cpu(), gradients)
     torch.testing.assert_close(*(results[device][0] for device in ("cpu", "cuda")), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(*(results[device][1] for device in ("cpu", "cuda")), rtol=1e-3, atol=1e-5)
 

@@ -27,8 +27,8 @@ def test_a_step_at_wt103_base_size_within_its_budget() -> None:
         hidden = table(window)
         softmax(hidden, window, table).mean().backward()
     assert launches.sizes[TABLE_BYTES] <= 3
-    assert launches.n <= 125
-    assert launches.written <= 19e9
+    assert launches.n <= 137
+    assert launches.written <= 19.4e9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,7 +7,6 @@ import math
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
@@ -71,10 +70,10 @@ class Attention(nn.Module):
         width = config.n_head * config.d_head
         self.has_queries, self.has_keys = bool(set("ab") & terms), bool(set("ac") & terms)
         self.terms = config.active_terms
-        self.qkv = nn.Linear(config.d_model, (self.has_queries + self.has_keys + 1) * width, bias=False)
+        self.qkv = fused.Linear(config.d_model, (self.has_queries + self.has_keys + 1) * width, bias=False)
         projects = config.kind.projects and bool(set("bd") & terms)
-        self.position = nn.Linear(config.d_model, width, bias=False) if projects else None
-        self.output = nn.Linear(width, config.d_model, bias=False)
+        self.position = fused.Linear(config.d_model, width, bias=False) if projects else None
+        self.output = fused.Linear(width, config.d_model, bias=False)
         self.dropout = Dropout(config.attention_dropout)
 
     def forward(
@@ -124,7 +123,7 @@ class Attention(nn.Module):
         q_HBTE = q_HBTE.squeeze(0) if self.has_queries else torch.zeros_like(kv_PHBKE[0])
         if memory_BMD is not None and memory_BMD.shape[1]:
             weight = self.qkv.weight[-P * self.n_head * self.d_head :]
-            of_memory = F.linear(memory_BMD, weight).unflatten(-1, by_head).permute(2, 3, 0, 1, 4)
+            of_memory = fused.linear(memory_BMD, weight).unflatten(-1, by_head).permute(2, 3, 0, 1, 4)
             kv_PHBKE = torch.cat([of_memory, kv_PHBKE], dim=3)
         return q_HBTE, kv_PHBKE
 

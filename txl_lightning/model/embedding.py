@@ -5,6 +5,7 @@ Adaptive input: Baevski & Auli 2019; adaptive softmax: Grave et al. 2017.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from txl_lightning.config.architecture import Architecture
 from txl_lightning.errors import OptionError
 from txl_lightning.model.kernels.cpu import is_eager_on_cpu
+from txl_lightning.model.kernels.fused import aligned, aligned_product
 
 ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
 
@@ -53,11 +55,11 @@ class TokenEmbedding(nn.Module):
         return torch.stack([tokens >= first for first in self.edges[1:-1]]).sum(0)
 
     def rows(self) -> tuple[Float[Tensor, "n width"], ...]:
-        """Return the unscaled embeddings of each cluster's tokens, which the softmax shares."""
+        """Return the unscaled embeddings of each cluster's tokens, which the softmax shares, for its products."""
         if len(self.tables) == self.n_clusters:
             return tuple(self.tables)
         # Not a slice for each cluster: the gradient of each would be as large as the whole table.
-        return self.tables[0].split([end - first for first, end in self.ranges()])
+        return aligned(self.tables[0]).split([end - first for first, end in self.ranges()])
 
     def projection(self, cluster: int) -> Float[Tensor, "D width"] | None:
         """Return the projection of a cluster's embeddings to D, or None if there is none."""
@@ -127,6 +129,7 @@ class TokenSoftmax(nn.Module):
         call, unless `known_targets_BT` are the targets in its own memory.
         """
         hidden, targets, rows = hidden_BTD.flatten(0, 1), targets_BT.flatten(), embedding.rows()
+        hidden = hidden if embedding.projections else aligned(hidden)  # once for all clusters
         if embedding.n_clusters == 1:
             nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), targets, overwrite=True)
             return nll.view_as(targets_BT).to(self.bias.dtype)
@@ -162,11 +165,11 @@ class TokenSoftmax(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """Return log P(token | h) of every token of the vocabulary, in float32 or float64."""
         hidden, rows = hidden_BTD.flatten(0, 1), embedding.rows()
-        head = _log_softmax(self._head(hidden, embedding, rows[0]))
+        head = _log_softmax(self._head(hidden, embedding, rows[0]))  # on a GPU with more columns, of probability 0
         parts = [head[:, : embedding.edges[1]]]
         for cluster in range(1, embedding.n_clusters):
             column = embedding.edges[1] + cluster - 1
-            inside = _log_softmax(self._logits(hidden, cluster, embedding, rows[cluster]))
+            inside = _log_softmax(self._logits(hidden, cluster, embedding, rows[cluster]))[:, : len(rows[cluster])]
             parts.append(head[:, column : column + 1] + inside)
         return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
 
@@ -177,14 +180,14 @@ class TokenSoftmax(nn.Module):
 
     def _logits(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding, rows: Tensor) -> Tensor:
         bias = self.bias[embedding.edges[cluster] : embedding.edges[cluster + 1]]
-        return F.linear(self._project(hidden, cluster, embedding), rows, bias)
+        return aligned_product(self._project(hidden, cluster, embedding), rows, bias, -math.inf)
 
     def _head(self, hidden: Tensor, embedding: TokenEmbedding, rows: Tensor) -> Tensor:
         if self.cluster_weight is None or self.cluster_bias is None:
             return self._logits(hidden, 0, embedding, rows)
-        weight = torch.cat([rows, self.cluster_weight])
+        weight = torch.cat([rows, aligned(self.cluster_weight)])
         bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
-        return F.linear(self._project(hidden, 0, embedding), weight, bias)
+        return aligned_product(self._project(hidden, 0, embedding), weight, bias, -math.inf)
 
 
 class NoVocabulary(nn.Module):

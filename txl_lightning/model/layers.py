@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.kernels.cpu import has_hooks, is_eager_on_cpu
+from txl_lightning.model.kernels.fused import Linear, aligned_product
 
 LEVELS = 1 << 16  # of a random number of dropout
 WEIGHT_STD = 0.02
@@ -90,10 +91,10 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(
-            nn.Linear(config.d_model, config.d_inner),
+            Linear(config.d_model, config.d_inner),
             nn.ReLU(inplace=True),
             Dropout(config.dropout),
-            nn.Linear(config.d_inner, config.d_model),
+            Linear(config.d_inner, config.d_model),
             Dropout(config.dropout),
         )
 
@@ -101,10 +102,11 @@ class FeedForward(nn.Sequential):
         """Compute the output of every position from its input."""
         expand, _, inner_dropout, contract, dropout = self
         # As one matrix, whose product is no view: written in place, a view would cost its gradient a copy.
-        inner = expand(hidden_BTD.flatten(0, 1))
+        hidden = hidden_BTD.flatten(0, 1)
         if not torch.compiler.is_compiling() and (has_hooks(expand) or has_hooks(inner_dropout)):
-            inner = inner_dropout(F.relu(inner))  # hooks may keep what would be overwritten
-        else:
+            inner = inner_dropout(F.relu(expand(hidden)))  # hooks may keep what would be overwritten
+        else:  # columns of zeros, which relu and dropout leave as they are, instead of a copy without them
+            inner = aligned_product(hidden, expand.weight, expand.bias) if type(expand) is Linear else expand(hidden)
             inner = inner_dropout(inner, relu=True)
         output: Tensor = dropout(contract(inner).unflatten(0, hidden_BTD.shape[:2]))
         return output

@@ -17,6 +17,48 @@ WITH_GRADIENT = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 ALIGNED = 8  # numbers: a row that begins at a multiple of 16 bytes is read fast, and at all by the efficient kernel
 
 
+def missing(n: int, x: Tensor) -> int:
+    """Return how many numbers a row of n lacks to a multiple of `ALIGNED`; on a CPU none."""
+    return 0 if x.device.type == "cpu" else -n % ALIGNED
+
+
+def aligned(x: Float[Tensor, "*n width"]) -> Float[Tensor, "*n more"]:
+    """Return x with its last axis padded with zeros to a multiple of `ALIGNED`; on a CPU as it is."""
+    more = missing(x.shape[-1], x)
+    return F.pad(x, (0, more)) if more else x
+
+
+def aligned_product(
+    x: Float[Tensor, "*n width"], weight: Float[Tensor, "out D"], bias: Tensor | None = None, filling: float = 0.0
+) -> Float[Tensor, "*n more"]:
+    """Return x W^T + b; on a GPU widths that are no multiple of `ALIGNED`, which slow the product, are padded.
+
+    Args:
+        x: may be padded already.
+        weight: W; its columns may be padded already.
+        bias: b.
+        filling: what the result's additional columns have.
+    """
+    x, more = aligned(x), missing(len(weight), x)
+    if more or x.shape[-1] > weight.shape[1]:
+        weight = F.pad(weight, (0, x.shape[-1] - weight.shape[1], 0, more))
+        bias = bias if bias is None or not more else F.pad(bias, (0, more), value=filling)
+    return F.linear(x, weight, bias)
+
+
+def linear(x: Float[Tensor, "*n width"], weight: Float[Tensor, "out D"], bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, by `aligned_product`."""
+    return aligned_product(x, weight, bias)[..., : len(weight)]
+
+
+class Linear(nn.Linear):
+    """torch.nn.Linear by `linear`."""
+
+    def forward(self, input: Float[Tensor, "*n width"]) -> Float[Tensor, "*n out"]:
+        """Return x W^T + b."""
+        return linear(input, self.weight, self.bias)
+
+
 class Factors(NamedTuple):
     """Factors of the scores, divided by sqrt(E), for a part of the queries and heads.
 
@@ -66,8 +108,10 @@ class Factors(NamedTuple):
         by_distance = None if self.bias_HS is None else self.bias_HS[:, None].clone()
         padding = -(K + 1) % ALIGNED if aligned and by_distance is None else 0
         if self.position is not None and r_HSE is not None:
-            r_HSE = F.pad(r_HSE, (0, 0, 0, padding)) if padding else r_HSE
-            product = torch.bmm(self.position.flatten(1, 2), r_HSE.mT)
+            of_heads = -r_HSE.shape[-1] % ALIGNED if aligned else 0
+            position = F.pad(self.position, (0, of_heads)) if of_heads else self.position
+            r_HSE = F.pad(r_HSE, (0, of_heads, 0, padding)) if padding or of_heads else r_HSE
+            product = torch.bmm(position.flatten(1, 2), r_HSE.mT)
             by_distance = product if by_distance is None else product.add_(by_distance)
         if by_distance is None:
             return None
