@@ -88,6 +88,7 @@ def differences(found: Evaluations, outcomes: Outcomes, planned: Collection[Arm]
         ("recurrence_helps/init", ON, OFF, "init"),
         ("recurrence_helps_at_the_best_lengths/best", ON, OFF, "best"),
         ("our_encoding_is_better/shaw_recurrence", ON, SHAW, "best"),
+        ("our_encoding_is_better/shaw", OFF, replace(SHAW, recurrence=False), "best"),
         *((f"our_encoding_is_better/{name}_half", half["relative"], half[name], "best") for name in others),
     ]
     for encoding, (full, random_half, last_half) in LOSSES.items():

@@ -75,6 +75,7 @@ def test_rows_of_table_6(setup: Setup, sections: dict[str, Section]) -> None:
         ("recurrence_helps/init", OFF, ON, "init", (29.59, 27.02)),
         ("recurrence_helps_at_the_best_lengths/best", OFF, ON, "best", (29.02, 26.77)),
         ("our_encoding_is_better/shaw_recurrence", Arm(True, "shaw"), ON, "best", (27.94, 26.77)),
+        ("our_encoding_is_better/shaw", Arm(False, "shaw"), OFF, "best", (29.75, 29.02)),
     ],
 )
 def test_differences_of_table_6(
