@@ -57,8 +57,8 @@ CLAIMS = (
     Claim(
         "our_encoding_is_better",
         "The relative encoding is the best",
-        "Table 6: 26.77 against 27.94 with recurrence; 29.02 against 29.75 without; 30.10 against 30.50, 30.97 and 31.16 "
-        "without and with the half loss",
+        "Table 6: 26.77 against 27.94 with recurrence; 29.02 against 29.75 without; 30.10 against 30.50, 30.97 and "
+        "31.16 without and with the half loss",
         "Test loss with every other encoding minus with the paper’s, best lengths.",
     ),
     Claim(

@@ -101,6 +101,8 @@ def test_every_offline_session_is_a_run_and_one_command_uploads_them(
     assert upload_line(directory / "run") == f"offline run of Weights & Biases, to upload it: {folders}"
     monkeypatch.setattr(loggers, "SECONDS_TO_WRITE", 0.0)
     data = second.read_bytes()
+    second.write_bytes(data + data[200:600])  # as by a measurement of the machine after the run's end
+    assert upload_line(directory / "run") == f"offline run of Weights & Biases, to upload it: {folders}"
     for cut in (len(data) - 40, len(data) // 2, 100):  # as by a full disk
         second.write_bytes(data[:cut])
         assert upload_line(directory / "run") == (

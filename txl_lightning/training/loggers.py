@@ -203,11 +203,13 @@ def upload_line(directory: Path) -> str | None:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether a file of W&B ends with the record of the run's end: a full disk cuts it without an error.
+    """Return whether a file of W&B has the record of the run's end: a full disk cuts it without an error.
 
-    The format is private: the record is the last one, of some forty bytes, among them this tag.
+    The format is private: the record, of some forty bytes, has this tag after the run's id. It is the last one, unless
+    a measurement of the machine came meanwhile.
     """
-    return b"\x92\x01" in path.read_bytes()[-64:]
+    tag, data = b"\x92\x01", path.read_bytes()
+    return tag in data[-64:] or path.stem.removeprefix("run-").encode() + tag in data
 
 
 CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
