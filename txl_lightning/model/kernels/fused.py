@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from txl_lightning.model.positions import VisibleKeys, relative_shift
 
-# With a gradient for the bias. cuDNN's kernel has one too, but plans every new length of the memory again.
+# With a gradient for the bias; cuDNN's kernel has none.
 WITH_GRADIENT = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 ALIGNED = 8  # numbers: a row that begins at a multiple of 16 bytes is read fast, and at all by the efficient kernel
 
