@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,7 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from benchmarks.bench import ROOT
+from txl_lightning import Memory
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
 from txl_lightning.files import write_json
@@ -117,6 +119,8 @@ def steps(device: str, tiny: bool, options: tuple[str, ...], compiled: bool = Fa
     score = torch.compile(model.score, backend=backend) if compiled else model.score
     window = random_tokens((0, *config.model.cutoffs, V), (B, T + 1))
     moved, state = window.to(device), model.start_memory(B, static=True)
+    if isinstance(state, Memory):  # full from the first step on: a training does not compile before
+        state = replace(state, filled=state.length)
     known = {"known_targets_BT": window[:, 1:]} if config.model.cutoffs else {}
 
     def step() -> None:
