@@ -1,4 +1,4 @@
-"""Attention by torch's scaled_dot_product_attention, which stores no probabilities; products as a GPU reads them fast."""
+"""Attention by torch's scaled_dot_product_attention, which stores no probabilities; rows that a GPU reads fast."""
 
 from __future__ import annotations
 
