@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.data.helpers import corpus_of, files, text_of
 from txl_lightning.data import vocabulary as vocabulary_module
-from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary, characters_and_unknown, pieces, train_byte_pairs
+from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary, pieces, train_byte_pairs
 from txl_lightning.errors import UserError
 
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(300))
@@ -49,14 +48,6 @@ def test_tokens_do_not_depend_on_how_the_text_is_read(chunks: list[str], longest
         assert list(pieces(chunks)) == whole
         assert all(0 < len(piece) <= longest for piece in whole)
         assert "".join(whole) == "".join(chunks)
-
-
-def test_bytes_are_counted_only_where_they_are_known() -> None:
-    characters = characters_and_unknown(["aé€".encode()])
-    assert characters.count_bytes(characters.encode("é€a".encode())) == 6
-    assert characters.count_bytes(replace(characters, lenient=True).encode(b"ax")) is None
-    assert Vocabulary("word", ("<eos>", "<unk>")).count_bytes(np.array([0])) is None
-    assert Vocabulary("byte", ("b", "\n")).count_bytes(np.array([0, 1, 1])) == 3
 
 
 def test_common_words_become_tokens_of_equal_number_everywhere() -> None:

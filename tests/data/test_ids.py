@@ -96,24 +96,16 @@ def test_names_are_the_lines_of_a_file(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (IDS / 2, {}, r"data.path=.*notes.npy: must hold an array of integers, not float64"),
-    (IDS > 3, {}, r"data.path=.*: must hold an array of integers, not bool"),
     (np.array([{}]), {}, r"data.path=.*notes.npy: cannot be read"),
     (IDS.reshape(10, 100), {}, r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)"),
     (IDS[:0], {}, r"data.path=.*notes.npy: must have ids: it is empty"),
     (IDS[:4], {}, r"the valid split is empty: it is too short"),
     (IDS - 3, {}, r"data.path=.*notes.npy: has the negative id -3"),
     (IDS, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35"),
-    (IDS, {"vocab_size": 0}, r"data.vocab_size=0: must be an integer >= 1"),
-    (
-        np.array([1, 2**40]),
-        {},
-        r"data.vocab_size=None: must be given: the largest of 2 ids is 1099511627776. Is data.dt",
-    ),
+    (np.array([1, 2**40]), {}, r"data.vocab_size=None: must be given: the largest of 2 ids is 1099511627776"),
     (IDS, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31"),
     (IDS, {"level": "byte"}, r"data.level=byte: must be ids for .*notes.npy: it holds an array, no text"),
-    (IDS, {"level": "byte", "dtype": "uint16"}, r"data.dtype=uint16: is for data.level=ids, not byte"),
     (IDS, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
-    (IDS, {"tokenizer": "t.json"}, r"data.tokenizer=t.json: is for data.level=bpe, not ids"),
 ]
 
 
@@ -129,17 +121,11 @@ def test_input_that_is_no_sequence_of_ids_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("name", "content", "dtype", "words"),
     [
-        (
-            "odd.bin",
-            b"\1\2\3",
-            None,
-            "data.dtype=None: must be uint16, uint32, int32 for odd.bin: only a .npy file states",
-        ),
+        ("odd.bin", b"\1\2\3", None, "data.dtype=None: must be uint16, uint32, int32 for odd.bin"),
         ("odd.bin", b"\1\2\3", "uint16", "data.path=.*odd.bin: cannot be read"),
         ("text.npy", b"no array", None, "data.path=.*text.npy: cannot be read"),
         ("folder/notes.txt", b"1234", "uint16", "not digits of a text: save it with numpy.save"),
         ("ids.bin", b"1 2 3 4 5 6 7 8\n" * 9, "uint16", "not digits of a text: save it with numpy.save"),
-        ("ids.json", json.dumps(list(range(99))).encode(), "uint16", "not digits of a text"),
         ("ids.txt", b"\x01\x00\x02\x00", "uint16", "not binary: save it"),
         ("ids.npz", b"PK\x03\x04" + bytes(60), "uint16", "not an archive: save it"),
         ("ids.raw", gzip.compress(bytes(64), mtime=0), "uint16", "not compressed: save it"),

@@ -63,10 +63,7 @@ def test_other_files_are_joined_and_said_with_their_bytes(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        (
-            ["train.txt", "test.txt", "more.txt"],
-            r"has files that are splits and more.txt, which is none; name the split",
-        ),
+        (["train.txt", "test.txt", "more.txt"], "files that are splits and more.txt, which is none; name the split"),
         (["test.txt", "valid.txt"], r"name the splits: 'data.path={train:PATH,"),
         ({"train": "train.txt", "test": "empty.txt"}, "must not be empty"),
         ({"valid": "valid.txt"}, "must be a file, a folder, a list"),

@@ -31,15 +31,6 @@ def load(folder: Path, **options: object) -> Corpus:
     )
 
 
-def test_a_token_repeats_the_one_a_distance_before_and_no_other() -> None:
-    tokens = numbers(ONE, 200_000)
-    equal = {d: (tokens[d:] == tokens[:-d]).mean() for d in (1, 6, 11, 12, 13)}
-    assert equal.pop(12) == pytest.approx(ONE.match, abs=0.003)
-    assert list(equal.values()) == pytest.approx([1 / 8] * 4, abs=0.02)
-    tokens = numbers(LANES, 100_002)
-    assert np.array_equal(tokens // 4, np.arange(100_002) % 4), "chains take turns, with an alphabet each"
-
-
 def test_blocks_end_at_any_token_with_equal_probability_and_the_next_has_another_distance() -> None:
     alphabets = numbers(BLOCKS, 400_000) // 8
     lengths = np.diff(np.flatnonzero(np.diff(alphabets)) + 1)
@@ -83,13 +74,10 @@ def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path
     ("options", "message"),
     [
         ({"distance": 0}, "data.distance=0: must be an integer >= 1, or a list of such"),
-        ({"distance": []}, "data.distance=[]: must be an integer >= 1, or a list of such"),
         ({"distance": [2, 3]}, "data.distance=[2, 3]: must be multiples of 2, their number, or need data.block_len"),
         ({"block_len": 9.0}, "data.block_len=9.0: must be null, or above 1 with at least two distances"),
         ({"repeats": 1.0}, "data.repeats=1.0: must be above 0 and below 1"),
         ({"distance": [2, 4], "symbols": 48}, "data.symbols=48: must be in 2 … 47 with 2 of data.distance"),
-        ({"n_tokens": 0}, "data.n_tokens=0: must be an integer >= 1"),
-        ({"level": "word"}, "data.level=word: must be byte or char for data=recall"),
     ],
 )
 def test_an_impossible_option_is_named(tmp_path: Path, options: dict[str, object], message: str) -> None:

@@ -208,14 +208,3 @@ def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
         starts = {} if make is Streams else {"starts": np.arange(0, 25, 5)}
         with pytest.raises(OptionError, match=words):
             make(np.arange(25), *sizes, **starts)
-
-
-@pytest.mark.parametrize("ext_len", [0, 2, 5])
-def test_a_batch_of_several_segments_splits_into_those_of_shorter_streams(ext_len: int) -> None:
-    tokens = np.arange(130)
-    parts = [part for batch in Streams(tokens, 3, 12, ext_len) for part in batch.split(4, ext_len)]
-    expected = list(Streams(tokens, 3, 4, ext_len))
-    assert len(parts) == len(expected)
-    for part, segment in zip(parts, expected, strict=True):
-        assert torch.equal(part.tokens, segment.tokens)
-        assert torch.equal(part.targets, segment.targets)

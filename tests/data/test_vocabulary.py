@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl_lightning.data import vocabulary as counting
-from txl_lightning.data.vocabulary import Level, StreamDecoder, Vocabulary
+from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
 from txl_lightning.errors import UserError
 
 TEXTS = st.text(alphabet=st.sampled_from("ab <unk>é\u3000\n\r𝄞"), max_size=60)
@@ -84,18 +84,6 @@ def test_characters_do_not_depend_on_where_chunks_end(text: str, sizes: list[int
     assert by_code_point.symbols == ("<unk>", *sorted(set(text)))
     tokens = np.concatenate([np.empty(0, int), *by_code_point.encode_chunks(pieces)])
     assert by_code_point.decode(tokens) == text
-
-
-def test_lines_are_restored_from_words() -> None:
-    vocabulary = counting.words([b" = Title = \n\n a b a\n"])
-    assert vocabulary.decode(vocabulary.encode(b" = Title = \n\n a b a\n")) == "= Title =\n\na b a\n"
-    assert Vocabulary.from_state_dict(vocabulary.state_dict()) == vocabulary
-
-
-@pytest.mark.parametrize(("level", "symbols"), [("char", ("a", " ")), ("byte", ("a", " ")), ("word", ("<eos>", "a"))])
-def test_a_symbol_that_training_lacks_is_named_where_there_is_no_unk(level: Level, symbols: tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match="'c' is not among the 2 symbols"):
-        Vocabulary(level, symbols).encode(b"a c")
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from(["äöü".encode() + b"ab\xe9 c", "äöü€".encode()[:-1]]))
