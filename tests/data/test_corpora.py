@@ -30,9 +30,7 @@ def in_order(names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
 
 
-def test_python_stdlib_is_its_source_files_in_an_order_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_stdlib_is_its_source_files_in_their_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{folder}module_{i}.py" for i in range(80) for folder in ("", "package/", "package/inner/")]
     others = ["test/a.py", "package/tests/b.py", "site-packages/c/d.py", "__pycache__/e.py", "conftest.py", "f.txt"]
     files(tmp_path / "lib", {name: f"# {name}\n" * 10 for name in [*names, *others]})
@@ -62,21 +60,17 @@ def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: p
 SOURCES = [f"core/m{i}.py" for i in range(30)]
 
 
-@pytest.mark.parametrize(
-    ("networkx", "name", "said"),
-    [
-        ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
-        ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
-    ],
-)
+OTHERS = [
+    ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
+    ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_other_packages_are_named_and_reported(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    networkx: str,
-    name: str,
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], other: tuple[str, str, str]
 ) -> None:
+    networkx, name, said = other
     texts = [f"{package}/{file}" for package in ("sympy", "networkx") for file in ("__init__.py", *SOURCES)]
     files(tmp_path / "site", {file: f"raise ImportError  # {file}\n" * 20 for file in texts})
     for package, version in (("sympy", "1.14.0"), ("networkx", networkx)):  # as pip does
@@ -119,9 +113,7 @@ BPE = {"level": "bpe"}
         ({"name": "enwik8"}, "TXL_DATA=missing: must be a folder"),
     ],
 )
-def test_bad_options_and_files_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
-) -> None:
+def test_bad_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_DATA", "missing")
     for name, content in {"text.txt": b"text" * 50, "latin.txt": b"caf\xe9 " * 50, "empty.txt": b""}.items():
@@ -132,9 +124,7 @@ def test_bad_options_and_files_are_named(
     assert not list(tmp_path.glob("cache/*"))
 
 
-def test_tokens_are_mapped_and_prepared_again_for_a_changed_file_or_level_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_prepared_again_for_a_changed_file_or_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for content in (b"first text " * 20, b"other text " * 20):
         (path,) = files(tmp_path, {"t.txt": content})
         tokens = corpus_of(path, tmp_path).splits["train"]

@@ -110,9 +110,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("ids", "options", "words"), REFUSED)
-def test_input_that_is_no_sequence_of_ids_is_refused_in_one_line(
-    tmp_path: Path, ids: Any, options: dict[str, Any], words: str
-) -> None:
+def test_what_is_no_sequence_of_ids_is_refused(tmp_path: Path, ids: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
         ids_of(saved(tmp_path, ids), tmp_path, **options)
     assert "\n" not in str(error.value)
@@ -131,9 +129,7 @@ def test_input_that_is_no_sequence_of_ids_is_refused_in_one_line(
         ("ids.raw", gzip.compress(bytes(64), mtime=0), "uint16", "not compressed: save it"),
     ],
 )
-def test_files_that_are_no_arrays_are_refused(
-    tmp_path: Path, name: str, content: bytes, dtype: str | None, words: str
-) -> None:
+def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes, dtype: str | None, words: str) -> None:
     (path,) = files(tmp_path, {name: content})
     with pytest.raises(OptionError, match=words):
         ids_of(path, tmp_path, dtype=dtype)

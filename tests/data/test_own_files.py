@@ -69,18 +69,14 @@ def test_other_files_are_joined_and_said_with_their_bytes(tmp_path: Path, capsys
         ({"valid": "valid.txt"}, "must be a file, a folder, a list"),
     ],
 )
-def test_splits_that_are_not_clear_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: object, words: str
-) -> None:
+def test_unclear_splits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: object, words: str) -> None:
     monkeypatch.chdir(tmp_path)
     files(tmp_path, {f"{name}.txt": "a" * 90 for name in ("train", "valid", "test", "more")} | {"empty.txt": ""})
     with pytest.raises(OptionError, match=words):
         corpus_of(path, tmp_path)
 
 
-def test_rare_words_train_the_unknown_one_and_its_share_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = "to be or not to be or not once\n" * 1 + "to be\n" * 9
     listed = files(tmp_path, {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5})
     corpus = corpus_of(listed, tmp_path, level="word")
@@ -180,9 +176,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, w
         corpus_of(path, tmp_path, level="char")
 
 
-def test_of_a_folder_only_texts_are_read_and_the_rest_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_folder_texts_are_read_and_the_rest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts: dict[str, str | bytes] = {"a.txt": "a" * 50, "b.txt.gz": gzip.compress(b"b" * 50)}
     others: dict[str, str | bytes] = {"c.png": b"\x89PNG\r\n\x1a\nx", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x"}
     files(tmp_path / "texts", {**texts, **others, ".git/f": "f"})

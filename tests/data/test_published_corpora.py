@@ -123,9 +123,7 @@ LAYOUTS: list[Layout] = [
 
 @pytest.mark.parametrize("chunk_bytes", [7, 1 << 22])
 @pytest.mark.parametrize("given", LAYOUTS)
-def test_a_corpus_has_the_same_tokens_in_every_layout(
-    root: Path, monkeypatch: pytest.MonkeyPatch, given: Layout, chunk_bytes: int
-) -> None:
+def test_every_layout_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch, given: Layout, chunk_bytes: int) -> None:
     name, layout, (own_name, symbols, texts), options = given
     monkeypatch.setattr(sources, "CHUNK_BYTES", chunk_bytes)
     files(root, layout)
@@ -282,9 +280,7 @@ def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch:
     ],
 )
 @pytest.mark.usefixtures("unreachable")
-def test_a_bad_archive_is_named_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str
-) -> None:
+def test_bad_archives_leave_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str) -> None:
     serve(monkeypatch, "enwik8", tmp_path / "server/enwik8.zip", content)
     (tmp_path / "data").mkdir()
     with pytest.raises(UserError, match=words):
@@ -294,9 +290,7 @@ def test_a_bad_archive_is_named_and_leaves_nothing(
 
 @pytest.mark.parametrize("name", ["enwik8", "text8", "wikitext-2", "ptb", "lm1b", "wikipedia-2015"])
 @pytest.mark.usefixtures("unreachable")
-def test_without_network_or_copy_one_line_names_the_files_and_their_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_without_network_one_line_names_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("TXL_DATA", str(tmp_path))
     level = LEVELS.get(name, "word")
     words = rf"data={name}: not in .*{name}, and .*; put .* data.root or TXL_DATA"

@@ -41,9 +41,7 @@ def epoch(streams: Streams) -> torch.Tensor:
 
 
 @given(few_streams, lengths_of_segments, st.integers(2, 12), st.integers(0, 3))
-def test_every_token_of_an_ordered_stream_but_the_first_is_a_target_once(
-    batch_size: int, segment_len: int, stream_len: int, rest: int
-) -> None:
+def test_every_token_but_the_first_is_one_target(batch_size: int, segment_len: int, stream_len: int, rest: int) -> None:
     trimmed = min(rest, batch_size - 1)
     streams = Streams(np.arange(batch_size * stream_len + trimmed), batch_size, segment_len)
     segments = list(streams)
@@ -57,9 +55,7 @@ def test_every_token_of_an_ordered_stream_but_the_first_is_a_target_once(
 @given(few_streams, lengths_of_segments, st.integers(0, 7))
 @few
 @each_kind
-def test_extended_context_repeats_the_tokens_before_and_tokens_are_one_before_their_targets(
-    make: Make, batch_size: int, segment_len: int, ext_len: int
-) -> None:
+def test_extended_context_is_the_tokens_before(make: Make, batch_size: int, segment_len: int, ext_len: int) -> None:
     streams = make(batch_size, segment_len, ext_len)
     past = torch.empty(batch_size, 0, dtype=torch.int64)
     for segment in streams:
@@ -80,9 +76,7 @@ def test_the_first_ranks_have_one_stream_more() -> None:
 @given(few_streams, few_streams, lengths_of_segments)
 @few
 @each_kind
-def test_the_union_over_ranks_does_not_depend_on_their_number(
-    make: Make, more: int, world_size: int, segment_len: int
-) -> None:
+def test_the_union_over_ranks_is_always_the_same(make: Make, more: int, world_size: int, segment_len: int) -> None:
     lengths = (world_size + more, segment_len, 2)
     whole, *parts = make(*lengths), *(make(*lengths, rank, world_size) for rank in range(world_size))
     assert [part.left_out for part in parts] == [whole.left_out] * world_size
@@ -94,9 +88,7 @@ def test_the_union_over_ranks_does_not_depend_on_their_number(
 
 
 @given(few_streams, lengths_of_segments, st.integers(0, 99))
-def test_a_seed_draws_where_the_streams_begin_and_they_wrap_around_the_end(
-    batch_size: int, segment_len: int, seed: int
-) -> None:
+def test_a_seed_draws_where_the_streams_begin_and_they_wrap(batch_size: int, segment_len: int, seed: int) -> None:
     n, stream_len = 647, 647 // batch_size
     streams, same = (Streams(np.arange(n), batch_size, segment_len, seed=seed) for _ in range(2))
     first = epoch(streams)
@@ -112,9 +104,7 @@ def test_a_seed_draws_where_the_streams_begin_and_they_wrap_around_the_end(
 @given(few_streams, lengths_of_segments)
 @few
 @each_kind
-def test_every_target_has_its_position_in_the_text_and_the_rest_is_left_out_for_a_reason(
-    make: Make, batch_size: int, segment_len: int
-) -> None:
+def test_every_target_has_its_position_and_the_rest_a_reason(make: Make, batch_size: int, segment_len: int) -> None:
     streams = make(batch_size, segment_len)
     text = np.append(streams.tokens, SENTENCE) if isinstance(streams, ShuffledStreams) else streams.tokens
     places: list[int] = []
@@ -148,15 +138,11 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
         assert len(list(interrupted)) == len(straight), "without its state it begins again"
 
 
-@given(
-    few_streams, lengths_of_segments, st.lists(st.integers(1, 9), min_size=60, max_size=90), st.sampled_from([None, 1])
-)
-def test_a_stream_is_whole_sentences_and_every_token_is_followed_by_its_target(
-    batch_size: int, segment_len: int, lengths: list[int], seed: int | None
-) -> None:
-    segments = list(shuffled(lengths, batch_size, segment_len, seed=seed))
+@given(few_streams, lengths_of_segments, st.lists(st.integers(1, 9), min_size=60, max_size=90), st.none() | st.just(1))
+def test_a_stream_is_whole_sentences(n: int, segment_len: int, lengths: list[int], seed: int | None) -> None:
+    segments = list(shuffled(lengths, n, segment_len, seed=seed))
     seen: list[int] = []
-    for index in range(batch_size):
+    for index in range(n):
         tokens = torch.cat([segment.tokens[index] for segment in segments]).tolist()
         targets = torch.cat([segment.targets[index] for segment in segments]).tolist()
         stream = [*tokens, targets[-1]]

@@ -27,9 +27,7 @@ def split_of(command: str, runs: SmallRuns, directory: Path, chosen: Split) -> s
     ("command", "own"),
     [("attention", "valid"), ("recl", "test"), ("generate", "test")],
 )
-def test_another_text_is_read_whole_and_the_moved_one_by_splits(
-    runs: SmallRuns, tmp_path: Path, command: str, own: str
-) -> None:
+def test_another_text_is_whole_a_moved_one_has_splits(runs: SmallRuns, tmp_path: Path, command: str, own: str) -> None:
     runs.checkpoint("relative")
     (tmp_path / "moved.txt").write_bytes((runs.folder / "text.txt").read_bytes())
     (tmp_path / "other.txt").write_text(LINES)

@@ -54,19 +54,20 @@ def segments_of(tokens: np.ndarray, n: int) -> Iterator[tuple[torch.Tensor, torc
         yield window[:, :-1], window[:, 1:]
 
 
-def naive(model: Any, tokens: np.ndarray, n: int, rms: dict[str, torch.Tensor]) -> list[float]:
+def naive(model: Any, tokens: np.ndarray, n: int, rms: dict[str, torch.Tensor], bfloat16: bool = False) -> list[float]:
     """Score n segments by the rule as the paper writes it, weight by weight."""
     origin = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     entries = sum(one.numel() for one in rms.values())
-    mean = sum(float(one.sum()) for one in rms.values()) / entries
+    mean = sum(one.sum() for one in rms.values()) / entries
     losses, memory = [], None
     for inputs, targets in segments_of(tokens, n):
         model.zero_grad()
-        nll, memory = model.score(inputs, targets, memory)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            nll, memory = model.score(inputs, targets, memory)
         losses += nll[0].tolist()
         nll.mean().backward()
         for name, weight in model.named_parameters():
-            norm = torch.minimum(rms[name] / mean, torch.tensor(1 / RATES["decay"], dtype=torch.float64))
+            norm = torch.minimum(rms[name] / mean, torch.tensor(1 / RATES["decay"], dtype=mean.dtype))
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
             step = RATES["lr"] * gradient / (rms[name] + RATES["epsilon"])
             weight.data = weight.data - step + RATES["decay"] * norm * (origin[name] - weight.data)
@@ -77,8 +78,7 @@ def test_losses_are_those_of_the_papers_rule_in_a_loop(runs: SmallRuns) -> None:
     trained, corpus = opened(runs, double=True)
     static = protocol_of(trained, corpus)
     dynamic = learning(static)
-    names = [name for name, _ in trained.model.named_parameters()]
-    rms = dict(zip(names, dynamic.rms, strict=True))
+    rms = dict(zip(dict(trained.model.named_parameters()), dynamic.rms, strict=True))
     before = {name: value.clone() for name, value in trained.model.state_dict().items()}
     ours = dynamic.losses("test").nll
     assert all(value.equal(before[name]) for name, value in trained.model.state_dict().items())
@@ -122,19 +122,12 @@ def test_the_first_segment_is_scored_before_anything_is_learned(runs: SmallRuns,
 def test_weights_in_bfloat16_follow_the_updates(runs: SmallRuns) -> None:
     """Autocast keeps weights that it has converted: kept too long, they would be those before the update."""
     static = replace(protocol_of(*opened(runs), max_segments=6), precision="bf16-mixed")
-    dynamic = learning(static, lr=1e-3, decay=0.0)
+    dynamic = learning(static)
     trained, corpus = opened(runs)
     model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config).keywords())
-    expected, memory = [], None
-    for inputs, targets in segments_of(corpus.splits["test"], 6):
-        with torch.autocast("cpu", torch.bfloat16):
-            nll, memory = model.score(inputs, targets, memory)
-        expected += nll[0].tolist()
-        gradients = torch.autograd.grad(nll.mean(), list(model.parameters()))
-        for weight, gradient, rms in zip(model.parameters(), gradients, dynamic.rms, strict=True):
-            weight.data -= 1e-3 * gradient / (rms + RATES["epsilon"])
+    rms = dict(zip(dict(model.named_parameters()), dynamic.rms, strict=True))
     found = dynamic.losses("test").nll
-    np.testing.assert_allclose(found, expected, rtol=2e-3)
+    np.testing.assert_allclose(found, naive(model, corpus.splits["test"], 6, rms, bfloat16=True), rtol=2e-3)
     assert np.abs(found - static.losses("test").nll)[T:].max() > 0.1
 
 
@@ -162,14 +155,10 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
         assert below["nll"] == pytest.approx((before.astype(float) - nll).mean(), rel=1e-6)
         error, _ = by_blocks(before - nll, positions)
         assert below["standard_error"]["nll"] == pytest.approx(error, rel=1e-5)
-    static, dynamic, difference = lines[0], *lines[-2:]
-    assert "segments of 8, 1 streams without context" in static
-    assert dynamic.startswith(f"test, dynamic: nll {learned['nll']:.4f}, bpc {learned['bpc']:.4f} ± ")
-    assert "(lr 0.003, decay 0.02, epsilon 0.0001; left out: " in dynamic
+    assert f"test, dynamic: nll {learned['nll']:.4f}, bpc {learned['bpc']:.4f} ± " in lines[-2]
     gain, error = below["bpc"], below["standard_error"]["bpc"]
     interval = f"{gain - 1.96 * error:.4f} to {gain + 1.96 * error:.4f}"
-    expected = f"test: dynamic evaluation is {gain:.4f} bpc below static, 95 % interval {interval} (paired by token)"
-    assert difference == expected
+    assert f"{gain:.4f} bpc below static, 95 % interval {interval}" in lines[-1]
 
 
 def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: SmallRuns, tmp_path: Path) -> None:
@@ -189,28 +178,6 @@ def test_a_rate_that_diverges_is_named(runs: SmallRuns, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"^dynamic.lr=1e\+20: is too large: the loss of test is not finite"):
         result(runs, "characters", tmp_path, dynamic=DynamicOptions(lr=1e20, segments=8))
     assert not (tmp_path / "evaluation.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"lr": -1.0}, "^dynamic.lr=-1.0: must be >= 0"),
-        ({"decay": 1.5}, "^dynamic.decay=1.5: must be in 0 … 1"),
-        ({"epsilon": 0.0}, "^dynamic.epsilon=0.0: must be > 0"),
-        ({"segments": 0}, "^dynamic.segments=0: must be an integer >= 1"),
-        ({"lr": None, "decay": 0.1}, "^dynamic.lr=None: must be given with other options of dynamic"),
-        ({"protocol": "window"}, "^protocol=window: must be carried for dynamic evaluation"),
-        ({"attention_lengths": [8]}, r"^attention_lengths=\[8\]: must be null for dynamic evaluation"),
-        ({"select_on": "valid"}, "^select_on=valid: must be null for dynamic evaluation"),
-        ({"sweep_tokens": 80}, "^sweep_tokens=80: is for select_on=valid"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(runs: SmallRuns, tmp_path: Path, given: dict, words: str) -> None:
-    rates = {name: value for name, value in given.items() if hasattr(DynamicOptions(), name)}
-    others = {name: value for name, value in given.items() if name not in rates}
-    dynamic = DynamicOptions(**{"lr": 1e-3, **rates})
-    with pytest.raises(OptionError, match=words):
-        run(EvaluateOptions(runs.checkpoint("characters"), dynamic=dynamic, **others), tmp_path)
 
 
 def test_several_processes_are_refused(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from txl_lightning.measure import losses as module
 from txl_lightning.measure.loss_by_context import context_curve
 from txl_lightning.measure.losses import (
     WindowReader,
-    read_windows,
     sliding_losses,
     standard_error,
     stream_losses,
@@ -39,6 +38,7 @@ POSITIONS = np.linspace(40, len(TOKENS) - 1, 6).astype(int)
 TRAINED = 6
 TABLE = {"shaw": 9, "al_rfou": TRAINED}
 ADAPTIVE = {"cutoffs": (3, 7), "div_val": 2}
+ZEROS = {"memory_start": "zeros", "ext_len": 2}
 
 
 def recurrent(cell: str, **options: object) -> RecurrentLanguageModel:
@@ -82,10 +82,7 @@ def at_once(model: Any, window: torch.Tensor) -> float:
 ALONE: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], float]]] = {
     "relative": (lambda: attention("relative", mem_len=0), token_by_token),
     "relative memory": (lambda: attention("relative", mem_len=4, same_length=True), token_by_token),
-    "relative zeros": (
-        lambda: attention("relative", mem_len=5, memory_start="zeros", ext_len=2, **ADAPTIVE),
-        token_by_token,
-    ),
+    "relative zeros": (lambda: attention("relative", mem_len=5, **ZEROS, **ADAPTIVE), token_by_token),
     "relative clamp": (lambda: attention("relative", mem_len=4, clamp_len=3), token_by_token),
     "shaw memory": (lambda: attention("shaw", mem_len=4), token_by_token),
     "alibi": (lambda: attention("alibi", mem_len=4, clamp_len=7), token_by_token),
@@ -147,12 +144,8 @@ def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens() -> None:
 
 
 def test_impossible_windows_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"positions must be in 50 … 199"):
-        window_losses(window_reader(attention("relative")), TOKENS, POSITIONS, [50])
     with pytest.raises(OptionError, match="trained_len=None"):
         window_reader(attention("absolute"))
-    with pytest.raises(OptionError, match="clamp_len=-5"):
-        window_reader(attention("relative"), clamp_len=-5)
 
 
 MEASURED = """
@@ -234,26 +227,6 @@ def test_a_sliding_window_is_capped_or_read_in_segments_where_positions_are_abso
     np.testing.assert_allclose(ours[8:16], torch.cat(parts, 1)[0, -8:], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("window", "stride", "words"), [(0, 1, "window=0"), (4, 5, "stride=5"), (4, 0, "stride=0")])
-def test_impossible_sliding_windows_are_named(window: int, stride: int, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        sliding_losses(WindowReader(attention("relative")), TOKENS, window, stride)
-
-
-@torch.no_grad()
-def test_targets_share_a_window_with_the_same_begin_or_the_same_bounds() -> None:
-    begins, targets, ends = np.array([3, 3, 10, 20]), np.array([5, 9, 11, 24]), np.array([9, 9, 13, 30])
-    for kind in ("relative", "absolute memory"):
-        model = ALONE[kind][0]().eval()
-        expected = []
-        for begin, t, end in zip(begins, targets, ends, strict=True):
-            reader = reader_of(model, 10)
-            window = STREAM[None, begin : end + 1]
-            expected.append(float(reader.losses(window, np.array([t - begin]))))
-        ours = read_windows(reader_of(model, 40), TOKENS, begins, targets, ends)
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-10)
-
-
 def batches(model: Any, monkeypatch: pytest.MonkeyPatch, tokens: int, **options: Any) -> tuple[Any, list[int]]:
     """Losses on three streams in segments of 4, and the batch size of every call."""
     sizes: list[int] = []
@@ -271,9 +244,7 @@ def batches(model: Any, monkeypatch: pytest.MonkeyPatch, tokens: int, **options:
 
 
 @pytest.mark.parametrize(("encoding", "cached"), [("relative", True), ("relative", False), ("absolute", True)])
-def test_segments_without_memory_are_scored_together(
-    encoding: str, cached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_without_memory_are_joined(encoding: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = tiny_model(mem_len=0, ext_len=6, encoding=encoding).eval()
     model = CachedTransformerXL(model) if cached else model
     alone, ones = batches(model, monkeypatch, 0)
@@ -284,11 +255,6 @@ def test_segments_without_memory_are_scored_together(
     assert ours.positions.tolist() == alone.positions.tolist()
     first, _ = batches(model, monkeypatch, 90, max_segments=4)
     assert (len(first.nll), first.left_out["max_segments"]) == (48, len(alone.nll) - 48)
-
-
-def test_a_memory_or_a_recurrent_state_goes_from_segment_to_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for model in (tiny_model(mem_len=4).eval(), recurrent("lstm").eval()):
-        assert batches(model, monkeypatch, 1000)[1] == [3] * 10
 
 
 def test_units_are_blocks_or_sentences_and_a_single_one_has_no_error() -> None:

@@ -94,20 +94,13 @@ def test_the_sliding_window_is_clamped_too(tmp_path: Path) -> None:
         (["memory=on"], 15),
         (["memory=on", "model.ext_len=2"], 17),
         (["memory=on", "model.same_length=true"], 7),
-        (["memory=on", "model.clamp_len=5"], 5),
         (["memory=on", "evaluation.clamp_len=6"], 6),
-        (["memory=on", "evaluation.clamp_len=-1"], -1),
-        (["memory=on", "encoding=shaw"], -1),
         (["memory=on", "encoding=shaw", "encoding.table_len=40"], 16),
-        (["memory=on", "encoding=absolute"], -1),
         (["memory=on", "encoding=alibi"], -1),
-        (["memory=on", "encoding=none"], -1),
         (["model=lstm", "model.d_model=16"], None),
     ],
 )
-def test_the_clamp_is_the_runs_own_or_the_longest_trained_distance(
-    tmp_path: Path, overrides: list[str], clamp_len: int | None
-) -> None:
+def test_the_clamp_is_given_or_as_trained(tmp_path: Path, overrides: list[str], clamp_len: int | None) -> None:
     config = tiny_config(tmp_path, *overrides)
     assert trained_clamp(config) == clamp_len
     plain = evaluation_lengths(config)

@@ -94,7 +94,6 @@ def test_no_query_that_sees_less_than_the_others_counts() -> None:
     for mem_len, same_length, queries in ((4, False, 2 * 9), (4, True, 2 * 10), (0, False, 2 * 8)):
         model = tiny_model(mem_len=mem_len, same_length=same_length)
         assert attention_maps(model, Streams(tokens, STREAMS, SEGMENT)).queries == queries
-    assert attention_maps(model, Streams(tokens, STREAMS, SEGMENT), max_segments=2).queries == 2 * 4
 
 
 def test_queries_near_the_start_of_their_document_do_not_count() -> None:
@@ -108,14 +107,6 @@ def test_queries_near_the_start_of_their_document_do_not_count() -> None:
     tokens[1::2] = ~np.abs(tokens[1::2])
     with pytest.raises(OptionError, match="mem_len=4: must be shorter: no query sees 5 keys"):
         attention_maps(model, Streams(tokens, STREAMS, SEGMENT))
-
-
-def test_streams_shorter_than_the_memory_are_refused() -> None:
-    streams = Streams(random_stream(1, 28)[0].numpy(), STREAMS, SEGMENT)
-    attention_maps(tiny_model(mem_len=6, same_length=True), streams, max_segments=2)
-    for mem_len, max_segments in ((13, None), (6, 2)):
-        with pytest.raises(OptionError, match=f"mem_len={mem_len}: must be shorter: no query sees {mem_len + 1} keys"):
-            attention_maps(tiny_model(mem_len=mem_len), streams, max_segments)
 
 
 @torch.no_grad()
@@ -144,17 +135,3 @@ def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(options: dict) -> 
 
 
 LETTERS = Vocabulary("char", tuple("abcdefghijk"))
-
-
-@pytest.mark.parametrize(
-    ("mem_len", "position", "n_targets", "words"),
-    [
-        (4, 4, 2, r"text_position=4: must be in 5 … 58, the 60 tokens"),
-        (0, 30, 4, r"text_tokens=4: must be in 1 … 3 \(segment_len=4\)"),
-        (60, None, 2, "mem_len=60: must leave room for the memory and 2 tokens in the 60 tokens"),
-    ],
-)
-def test_a_piece_that_does_not_fit_is_refused(mem_len: int, position: int | None, n_targets: int, words: str) -> None:
-    tokens = random_stream(1, 60)[0].numpy()
-    with pytest.raises(OptionError, match=words):
-        text_attention(tiny_model(mem_len=mem_len), tokens, LETTERS, position, n_targets, 4)

@@ -158,34 +158,3 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
     (tmp_path / "text.txt").write_text("completely different letters: zyxwvq\n" * 40)
     with pytest.raises(UserError, match=r"checkpoint=.*: was trained with another vocabulary than that of text.txt"):
         run(EvaluateOptions(str(tmp_path / "run/checkpoints/best.ckpt")), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [
-        ("characters", {"splits": ["tets"]}, r"splits=\['tets'\]: must be of train, valid, test"),
-        ("characters", {"mem_len": -3}, "^mem_len=-3"),
-        ("characters", {"clamp_len": -2}, "^clamp_len=-2"),
-        ("characters", {"batch_size": 4000}, "^batch_size=4000"),
-        ("characters", {"protocol": "vanilla"}, "^protocol=vanilla: must be carried or window"),
-        ("characters", {"precision": "16-mixed"}, "precision=16-mixed: must be one of 32-true, bf16-mixed, auto"),
-        ("characters", {"window": 8}, "^window=8: is for protocol=window"),
-        ("characters", {"protocol": "window", "mem_len": 8}, "^mem_len=8: is for protocol=carried"),
-        ("characters", {"protocol": "window", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
-        ("lstm", {"ext_len": 2}, "^ext_len=2: must be null: lstm has no such length"),
-        ("lstm", {"attention_lengths": [8]}, "^attention_lengths=.*lstm has no attention; protocol=window varies"),
-        ("extended", {"segment_len": 12}, r"^segment_len=12: segment_len \+ ext_len = 14 must be at most 10"),
-        ("characters", {"data_path": "/nowhere.txt"}, "^data_path=/nowhere.txt: cannot be read"),
-    ],
-)
-def test_impossible_options_are_named(runs: SmallRuns, tmp_path: Path, kind: str, options: dict, words: str) -> None:
-    with pytest.raises(OptionError, match=words) as caught:
-        run(EvaluateOptions(runs.checkpoint(kind), **options), tmp_path)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "evaluation.json").exists()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
-def test_a_missing_gpu_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="accelerator=gpu: no GPU is visible"):
-        run(EvaluateOptions(runs.checkpoint("characters"), accelerator="gpu"), tmp_path)

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.measure.kept_figures import Figures, curves
 from tests.measure.perplexity.scored import result
 from tests.measure.perplexity.test_attention_lengths import direct
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import first_tokens, run
+from txl_lightning.measure.perplexity import first_tokens
 from txl_lightning.runs.trained import load_trained
 
 BOTH = ["test", "valid"]  # the choice does not depend on the order
@@ -25,7 +24,7 @@ def selected(runs: SmallRuns, kind: str, directory: Path, *lengths: int, **optio
     return result(runs, kind, directory, **given, **options)
 
 
-def test_a_model_with_memory_is_scored_at_two_lengths(runs: SmallRuns, tmp_path: Path) -> None:
+def test_a_model_with_memory_is_scored_at_two_lengths(runs: SmallRuns, tmp_path: Path, drawn: Figures) -> None:
     found = selected(runs, "characters", tmp_path, 4, 16, 24)
     valid, test = found["valid"]["sweep"], found["test"]["selected"]
     assert "sweep" not in found["test"]
@@ -43,7 +42,16 @@ def test_a_model_with_memory_is_scored_at_two_lengths(runs: SmallRuns, tmp_path:
         assert test[name]["losses"] == f"losses_test_{name}.npz"
         with np.load(tmp_path / test[name]["losses"]) as file:
             assert test[name]["nll"] == pytest.approx(file["nll"].mean(dtype=float), rel=1e-9)
-    assert "| test | " in (tmp_path / "attention_lengths.md").read_text()
+    rows = []
+    of_splits = {f"{length} (best on valid)": (test, test), str(valid["attention_length"]): (valid, valid["best"])}
+    for (shortest, (scores, best)), split in zip(of_splits.items(), BOTH, strict=True):
+        cells = [(scores["init"], 3), (scores["best"], 3), (best["below_init"], 4)]
+        shown = [f"{row['bpc']:.{n}f} ± {row['standard_error']['bpc']:.{n}f}" for row, n in cells]
+        rows.append(f"| {' | '.join([split, *shown, shortest])} |")
+    assert (tmp_path / "attention_lengths.md").read_text().splitlines()[2:4] == rows
+    points = sorted((row["attention_length"], row["bpc"]) for row in (valid["init"], *valid["lengths"]))
+    curve = curves(drawn["attention_lengths.svg"].axes[0])["valid"]
+    assert list(zip(*curve, strict=True)) == points
 
 
 def test_without_memory_lengths_are_windows(runs: SmallRuns, tmp_path: Path) -> None:
@@ -51,13 +59,6 @@ def test_without_memory_lengths_are_windows(runs: SmallRuns, tmp_path: Path) -> 
     init = test["selected"]["init"]
     assert (init["attention_length"], init["evaluation"]["protocol"]) == (8, "window")
     assert init["nll"] == test["nll"] == pytest.approx(direct(runs, "no_memory", 2, 6, mem_len=0), rel=1e-6)
-
-
-def test_equal_lengths_share_a_file(runs: SmallRuns, tmp_path: Path) -> None:
-    test = selected(runs, "shaw_words", tmp_path, 8)["test"]["selected"]
-    assert test["init"] | {"seconds": 0} == test["best"] | {"seconds": 0}
-    assert test["best"]["losses"] == "losses_test_init.npz"
-    assert not (tmp_path / "losses_test_best.npz").exists()
 
 
 @pytest.mark.parametrize("kind", ["lstm", "tokens"])
@@ -90,17 +91,3 @@ def test_sentences_stay_whole() -> None:
     for n, kept, starts in ((12, 11, [0, 6]), (11, 11, [0, 6]), (3, 6, [0]), (19, 15, [0, 6, 11])):
         shorter = first_tokens(corpus, "valid", n)
         assert (len(shorter.splits["valid"]), shorter.sentences["valid"].tolist()) == (kept, starts)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"select_on": "test"}, "^select_on=test: must be null, or valid or train"),
-        ({"select_on": "train", "attention_lengths": [4]}, r"^select_on=train: .* among splits=\['valid', 'test'"),
-        ({"select_on": "valid"}, "^attention_lengths=None: must be given with select_on"),
-        ({"sweep_tokens": 9}, "^sweep_tokens=9: is for select_on=valid"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(runs: SmallRuns, tmp_path: Path, options: dict, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        run(EvaluateOptions(runs.checkpoint("characters"), **options), tmp_path)

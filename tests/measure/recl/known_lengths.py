@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from math import expm1, log
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from examples.recall_oracle import RecallOracle
 from txl_lightning.data.recall import Recall
 from txl_lightning.measure.effective_context import (
-    Array,
     EffectiveContext,
     relative_effective_context_lengths,
 )
@@ -22,19 +19,12 @@ FRACTIONS = (0.1, 0.5, 1.0)
 THRESHOLD = 0.01
 
 
-def oracle_losses(
-    recall: Recall, contexts: Sequence[int], n_positions: int, n_tokens: int, seed: int
-) -> tuple[Array, NDArray[np.int64]]:
-    """Losses of the exact model on a draw of the text, [C, P], and the block of each position, as in `txl recl`."""
-    tokens = np.frombuffer(recall.text(n_tokens, seed).encode(), np.uint8)
-    positions, blocks = position_blocks(n_tokens, n_positions, contexts, seed)
-    return window_losses(WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, contexts), blocks
-
-
-def measured(
-    losses_CP: Array, contexts: Sequence[int], fractions: Sequence[float] = FRACTIONS, **options: Any
-) -> dict[float, EffectiveContext]:
-    return relative_effective_context_lengths({"oracle": losses_CP}, contexts, fractions, **options)["oracle"]
+def measured(recall: Recall, contexts: Sequence[int], n_tokens: int = 100_000) -> dict[float, EffectiveContext]:
+    """RECL of the exact model on a draw of the text, at positions as in `txl recl`."""
+    tokens = np.frombuffer(recall.text(n_tokens, seed=2).encode(), np.uint8)
+    positions, _ = position_blocks(n_tokens, 2_000, contexts, seed=2)
+    losses = window_losses(WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, contexts)
+    return relative_effective_context_lengths({"oracle": losses}, contexts, FRACTIONS, bootstrap=0)["oracle"]
 
 
 def expected_gains(recall: Recall, contexts: Sequence[int], r: float) -> list[float]:

@@ -4,27 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, PairBytes, Pairs, pair_text
+from tests.measure.recl.pair_models import PairBytes, Pairs, pair_text
 from txl_lightning.errors import UserError
-from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import WindowReader, window_reader
-from txl_lightning.measure.models import TokenizedText, load_function
+from txl_lightning.measure.models import TokenizedText
 from txl_lightning.measure.recl import byte_losses
 
 TEXT = pair_text(150)
-
-
-@pytest.mark.parametrize("contexts", [[4, 6, 8, 10, 12, 14], [3, 6, 9, 12, 15]])
-def test_a_model_of_bytes_and_one_of_pairs_have_equal_losses(contexts: list[int]) -> None:
-    models = [load_function(reference, "name") for reference in (PAIRS, PAIR_BYTES)]
-    texts = [model.tokenize(TEXT) for model in models]
-    pieces = np.arange(0, 301, 2)
-    positions, _ = position_blocks(len(TEXT), 40, contexts)
-    assert {int(t) % 2 for t in positions} == {0, 1}
-    pairs = zip(models, texts, strict=True)
-    ours, theirs = (byte_losses(model.reader, text, pieces, positions, contexts) for model, text in pairs)
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
-    assert ours.mean(axis=1)[0] > ours.mean(axis=1)[-1] + 0.1
 
 
 def test_a_context_is_cut_to_whole_tokens_and_a_loss_is_divided_over_the_bytes_of_its_piece() -> None:

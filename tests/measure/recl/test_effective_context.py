@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.effective_context import relative_effective_context_lengths, resampled
 
+Plain = dict[str, list[list[float]]]
 
-def by_the_paper(
-    losses: dict[str, list[list[float]]], contexts: list[int], r: float, threshold: float, model: str
-) -> int | None:
+
+def by_the_paper(losses: Plain, contexts: list[int], r: float, threshold: float, model: str) -> int | None:
     """Appendix C in plain Python, one position after the other; None where the grid ends before the gains do."""
     n = len(losses[model][0])
     size = max(1, math.floor(Fraction(str(r)) * n + Fraction(1, 2)))
@@ -32,9 +32,7 @@ def by_the_paper(
     return None
 
 
-def where_the_own_mean_rises(
-    losses: dict[str, list[list[float]]], contexts: list[int], r: float, model: str
-) -> list[int]:
+def where_its_mean_rises(losses: Plain, contexts: list[int], r: float, model: str) -> list[int]:
     """Contexts at which the mean does not fall, over all positions or over the hardest of the contexts before."""
     n, found = len(losses[model][0]), []
     for c, (short, long) in enumerate(pairwise(losses[model])):
@@ -55,9 +53,7 @@ def where_the_own_mean_rises(
     r=st.sampled_from([0.03, 0.1, 0.5, 0.77, 1.0]),
     threshold=st.sampled_from([0.001, 0.01, 0.05, 0.3]),
 )
-def test_it_is_appendix_c(
-    seed: int, shape: tuple[int, int, int], first: int, step: int, r: float, threshold: float
-) -> None:
+def test_appendix_c(seed: int, shape: tuple[int, ...], first: int, step: int, r: float, threshold: float) -> None:
     generator, (n_models, n_contexts, _) = np.random.default_rng(seed), shape
     falling = 4.0 * 0.5 ** np.arange(n_contexts)[None, :, None]
     losses_ICP = generator.gamma(2.0, 1.0, shape) * generator.choice([0.1, 1.0], shape) + falling
@@ -69,7 +65,7 @@ def test_it_is_appendix_c(
         expected = by_the_paper(plain, contexts, r, threshold, name)
         assert ours[name][r].at_least == (expected is None)
         assert ours[name][r].value == (contexts[-1] if expected is None else expected)
-        rises = where_the_own_mean_rises(plain, contexts, r, name)
+        rises = where_its_mean_rises(plain, contexts, r, name)
         ends = [c for c in (expected, *rises[:1]) if c is not None]
         assert ours[name][r].guarded_at_least == (not ends)
         assert ours[name][r].guarded == (min(ends) if ends else contexts[-1])
@@ -106,9 +102,8 @@ def test_positions_that_were_hard_before_must_gain_too() -> None:
 LATER = np.array([[2.0], [2.0], [0.1], [0.1]]) + np.zeros(50)  # later steps do not matter after a step without gain
 FALLING = np.array([[3.0], [2.0], [1.0]]) + np.zeros(50)
 SECOND = np.array([[3.0], [2.0], [2.0], [2.0]]) + np.zeros(400)
-RARELY = (
-    SECOND[:3] - np.outer([0, 0, 1], np.arange(400) < 100) * 0.01005 / 120 * 400
-)  # by 1 % in a hundredth of samples
+# By 1 % in a hundredth of samples.
+RARELY = SECOND[:3] - np.outer([0, 0, 1], np.arange(400) < 100) * 0.01005 / 120 * 400
 
 
 @pytest.mark.parametrize(
@@ -129,31 +124,14 @@ def test_where_the_gains_end(losses: np.ndarray, limit: int | None, expected: tu
     assert length.limit == limit
 
 
-def group(n_models: int = 3, n_contexts: int = 5, n_positions: int = 101, ties: bool = False) -> dict[str, np.ndarray]:
+def group(n_models: int = 3, n_contexts: int = 5, n_positions: int = 101) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(5)
     falling = 3.0 * 0.6 ** np.arange(n_contexts)[None, :, None]
     losses = generator.gamma(2.0, 1.0, (n_models, n_contexts, n_positions)) + falling
-    if ties:
-        losses = np.round(losses)
     return {f"m{i}": losses[i] for i in range(n_models)}
 
 
 CONTEXTS = [10, 20, 30, 40, 50]
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_the_order_of_models_and_positions_changes_nothing(ties: bool) -> None:
-    losses = group(ties=ties)
-    reference = relative_effective_context_lengths(losses, CONTEXTS, bootstrap=50)
-    turned = dict(reversed(list(losses.items())))
-    assert relative_effective_context_lengths(turned, CONTEXTS, bootstrap=50) == reference
-    order = np.random.default_rng(1).permutation(101)
-    shuffled = relative_effective_context_lengths({n: x[:, order] for n, x in losses.items()}, CONTEXTS, bootstrap=0)
-    for name, by_fraction in reference.items():
-        for r, length in by_fraction.items():
-            assert shuffled[name][r].value == length.value
-            for field in ("relative_gains", "perplexity_gains", "perplexities"):
-                assert getattr(shuffled[name][r], field) == pytest.approx(getattr(length, field), rel=0, abs=1e-12)
 
 
 def test_positions_that_tie_for_the_last_places_share_them() -> None:
@@ -187,14 +165,10 @@ def test_resampled_blocks_keep_their_positions_together() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"contexts": [10]}, "contexts=.*at least two"),
         ({"contexts": [10, 20, 40, 40, 60]}, "contexts=.*ascending"),
-        ({"contexts": [10, 20]}, "contexts=.*must be 5"),
         ({"fractions": [0.0]}, r"fractions=\[0.0\]"),
         ({"fractions": [0.5, 0.5]}, "fractions=.*different"),
-        ({"fractions": []}, r"fractions=\[\]"),
         ({"threshold": 1.0}, "threshold=1.0"),
-        ({"bootstrap": -1}, "bootstrap=-1"),
         ({"blocks": np.arange(100)}, "blocks=.*must be 101"),
         ({"losses": {"m": np.full((5, 3), np.nan)}}, "must be finite"),
     ],

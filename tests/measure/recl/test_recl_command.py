@@ -14,7 +14,6 @@ from tests.in_process import run_txl
 from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
 from tests.measure.recl.small_recl import recl
 from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
-from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.models import model_names
@@ -56,15 +55,18 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
     for i, j in pairwise(range(4)):
         cut = since <= found["contexts"][i]
         assert abs(of_respect[:, j] - of_respect[:, i])[:, cut].max() < 1e-5
-        assert (abs(of_ignore[:, j] - of_ignore[:, i]) > 1e-7).all()
+        assert (abs(of_ignore[:, j] - of_ignore[:, i]) > 1e-7).mean() > 0.9  # a loss may be equal by chance
         assert np.array_equal(of_respect[0, i, ~cut], of_ignore[0, i, ~cut])
     assert (respected["documents"], ignored["documents"], ignored["positions"]["cut"]) == ("respect", "ignore", 0)
 
 
 def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns, tmp_path: Path) -> None:
     models = [runs.checkpoint(kind) for kind in ("relative", "absolute")]
-    listed = recl(tmp_path / "listed", *models, contexts=[4, 8, 16])
-    assert (listed["first_context"], listed["step"]) == (4, None)
+    listed = recl(tmp_path / "listed", *models, contexts=[1, 2, 4, 8, 16], bootstrap=0)
+    assert (listed["first_context"], listed["step"]) == (1, None)
+    page = (tmp_path / "listed/recl.md").read_text()
+    assert "| bpc at 16 tokens | bits 2 → 4 | bits 4 → 8 | bits 8 → 16 | within" in page
+    assert "[" not in page.split("RECL in the group")[1].split("| difference")[0], "no intervals without resamples"
     assert recl(tmp_path / "even", *models, contexts=[4, 8, 12, 16])["step"] == 4
 
 
@@ -97,7 +99,6 @@ def test_a_seed_moves_the_positions_and_a_clamp_changes_losses(runs: SmallRuns, 
         (["txl:/a/ours/checkpoints/best.ckpt", "txl:/a/theirs/checkpoints/best.ckpt"], ["ours", "theirs"]),
         (["txl:/a/ours/checkpoints/best.ckpt", "txl:/a/ours/checkpoints/last.ckpt"], ["ours/best", "ours/last"]),
         (["txl:/a/1/checkpoints/best.ckpt", "txl:/b/1/checkpoints/best.ckpt"], ["a/1", "b/1"]),
-        (["txl:/a/x.ckpt"], ["a"]),
         (["hf:gpt2", "hf:EleutherAI/pythia-70m", "py:a.b"], ["gpt2", "pythia-70m", "a.b"]),
         (["txl:/a/ours/best.ckpt", "hf:/b/ours"], ["txl:/a/ours/best.ckpt", "hf:/b/ours"]),
     ],
@@ -116,20 +117,12 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     (["documents"], {"context_unit": "byte"}, r"documents.*: was trained with memory.reset=document: it"),
     (["lstm"], {"names": ["a", "b"]}, r"names=.*must be 1 different names"),
     (["lstm"], {"groups": ["a/b"]}, "groups=.*must be 1 labels"),
-    (["lstm"], {"split": "dev"}, "split=dev: must be one of"),
     (["lstm"], {"max_context": 7}, r"max_context=7: must be at least 8: first_context \+ step"),
     (["lstm"], {"contexts": [4, 2]}, r"contexts=\[4, 2\]: must be at least two, ascending"),
-    (["lstm"], {"documents": "mark"}, "documents=mark: must be one of respect, ignore"),
     (["lstm"], {"max_context": 10_000}, "max_context=10000: must be below the"),
     (["lstm"], {"n_positions": 10_000}, "n_positions=10000: must be in 1 …"),
-    (["lstm"], {"n_positions": 1}, "n_positions=1: must be an integer >= 2"),
-    (["lstm"], {"seed": -1}, "^seed=-1"),
-    (["lstm"], {"position_seed": -1}, "position_seed=-1: must be null or"),
     (["relative"], {"clamp_len": -5}, "clamp_len=-5"),
-    (["lstm"], {"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
-    (["lstm"], {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
     (["lstm"], {"data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
-    (["lstm"], {"context_unit": "line"}, "context_unit=line: must be one of token, byte"),
     (["gpt2"], {}, "models=gpt2: must begin with txl:, hf: or py:"),
     ([PAIRS, PAIRS], {}, r"models=\[.*is named twice"),
     ([PAIRS], {"data_path": None}, "data_path=None: must be a text file: no checkpoint brings a corpus"),
@@ -139,9 +132,7 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("models", "options", "words"), NAMED)
-def test_what_forms_no_group_is_named(
-    runs: SmallRuns, tmp_path: Path, models: list[str], options: dict[str, Any], words: str
-) -> None:
+def test_refusals(runs: SmallRuns, tmp_path: Path, models: list[str], options: dict[str, Any], words: str) -> None:
     text = tmp_path / "pairs.txt"
     text.write_bytes(pair_text(1000))
     kinds = {*KINDS, ELSEWHERE, "nothing"}

@@ -16,6 +16,8 @@ from tests.measure.small_runs import SmallRuns
 from tests.measure.test_group import Scored
 from txl_lightning.errors import UserError
 
+Captured = pytest.CaptureFixture[str]
+
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -59,9 +61,7 @@ def test_runs_on_bytes_and_on_characters_are_compared_in_bytes(runs: SmallRuns, 
 
 
 @pytest.mark.parametrize("unit", [pytest.param("token", marks=pytest.mark.slow), "byte"])
-def test_a_corpus_that_has_changed_since_training_is_reported(
-    unit: str, runs: SmallRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_corpus_is_reported(unit: str, runs: SmallRuns, tmp_path: Path, capsys: Captured) -> None:
     contents = torch.load(runs.checkpoint("relative"), weights_only=True)
     contents["txl_lightning"]["corpus"] = unit  # a checksum of no text
     torch.save(contents, tmp_path / "old.ckpt")
@@ -85,9 +85,7 @@ def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: 
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 2000.0])
-def test_losses_that_are_no_log_probabilities_name_the_model(
-    loss: float, pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_losses_are_named(loss: float, pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Scored(lambda tokens_BT, targets_BT: (torch.full(targets_BT.shape, loss), None))
     monkeypatch.setattr(test_group, "make", lambda: model, raising=False)
     models = [PAIR_BYTES, f"py:{test_group.__name__}.make"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.measure.kept_figures import Figures, kept_figures
+from tests.measure.kept_figures import Figures, bands, curves, kept_figures
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.measure import recl as command
@@ -19,6 +19,7 @@ from txl_lightning.measure.effective_context import relative_effective_context_l
 from txl_lightning.measure.loss_by_context import context_gains, key_tokens
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl import run
+from txl_lightning.measure.recl_report import line_series
 from txl_lightning.runs.trained import load_trained
 
 CONTEXTS, FRACTIONS, THRESHOLD, SEED, SAMPLES = [4, 8, 12, 16], [0.3, 1.0], 0.02, 3, 25
@@ -38,6 +39,7 @@ class Measured(NamedTuple):
     tokens: bytes
     seconds: float
     figures: Figures
+    page: str
 
     @property
     def blocks(self) -> np.ndarray:
@@ -76,7 +78,8 @@ def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measu
     results = json.loads((directory / "recl.json").read_text())
     with np.load(directory / "losses.npz", allow_pickle=False) as file:
         arrays = dict(file)
-    return Measured(results, kept, arrays, content[:n_train], seconds, figures)
+    page = (directory / "recl.md").read_text().replace("\\", "")  # without the escapes of Markdown
+    return Measured(results, kept, arrays, content[:n_train], seconds, figures, page)
 
 
 def mean_and_error(values_P: np.ndarray, blocks: np.ndarray) -> tuple[float, float]:
@@ -94,19 +97,12 @@ def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) 
     results, positions = measured.results, measured.arrays["positions"]
     stated = {"contexts": CONTEXTS, "fractions": FRACTIONS, "threshold": THRESHOLD, "seed": SEED, "bootstrap": SAMPLES}
     stated |= {"split": "train", "first_context": 4, "step": 4, "context_unit": "token", "unit": "bpc"}
-    stated |= {"precision": "32-true", "key_contexts": [4, 16], "key_gain": 2.0, "schema_version": 9}
-    stated["documents"] = "respect"
+    stated |= {"precision": "32-true", "key_contexts": [4, 16], "key_gain": 2.0, "documents": "respect"}
     assert results.items() >= stated.items()
-    assert results["corpus"]["name"] == "text.txt"
-    assert results["corpus"]["level"] == "byte"
-    assert results["corpus"]["sha256"] == hashlib.sha256(measured.tokens).hexdigest()
+    checksum = hashlib.sha256(measured.tokens).hexdigest()
+    assert results["corpus"].items() >= {"name": "text.txt", "level": "byte", "sha256": checksum}.items()
     n_blocks = len(set(measured.blocks.tolist()))
-    assert results["positions"] == {
-        "seed": None,
-        "number": N,
-        "blocks": n_blocks,
-        "cut": 0,
-    }
+    assert results["positions"] == {"seed": None, "number": N, "blocks": n_blocks, "cut": 0}
     assert (n_blocks, positions.max()) == (30, len(measured.tokens) - 1)
     assert 0 < results["seconds"] < measured.seconds + 0.01
 
@@ -202,16 +198,6 @@ def test_key_tokens(measured: Measured) -> None:
     assert some == {True, False}
 
 
-def test_losses_that_do_not_depend_on_context_have_no_key_tokens_and_noise_has_as_many_rises() -> None:
-    """As docs/effective-context.md says: noise of 1 nat makes 7.9 % of tokens fall, and as many rise, by 2 nats."""
-    noise = np.random.default_rng(1).normal(3, 1, (2, 100_000))
-    one = np.repeat(noise[:1], 2, axis=0)
-    found = key_tokens(one, np.arange(100_000))
-    assert found == {"share": 0, "share_of_rises": 0, "half_of_gain": None, "nll": None, "positions": []}
-    found = key_tokens(noise, np.arange(100_000))
-    assert [found["share"], found["share_of_rises"]] == pytest.approx([0.079, 0.079], abs=0.003)
-
-
 def test_differences_are_of_every_two_models(measured: Measured) -> None:
     assert measured.results["groups"] == [{"name": name, "models": models} for name, models in GROUPS.items()]
     pairs = [(a, b) for i, a in enumerate(NAMES) for b in NAMES[i + 1 :]]
@@ -221,6 +207,42 @@ def test_differences_are_of_every_two_models(measured: Measured) -> None:
         np.testing.assert_allclose(found["nll"], mean, rtol=1e-9)
         np.testing.assert_allclose(found["nll_standard_error"], error, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(np.array(found["nll"]) - found["low"], 1.96 * np.array(error), rtol=1e-6, atol=1e-12)
-        np.testing.assert_allclose(
-            np.array(found["high"]) - found["nll"], 1.96 * np.array(error), rtol=1e-6, atol=1e-12
-        )
+        np.testing.assert_allclose(np.add(found["low"], found["high"]) / 2, found["nll"], rtol=1e-6, atol=1e-12)
+
+
+def test_every_cell_of_the_tables(measured: Measured) -> None:
+    expected = []
+    for model in measured.results["models"]:
+        values = list(zip(model["bpc"], model["bpc_standard_error"], strict=True))[::3]  # at both ends of the grid
+        values += [(found["bits"], found["standard_error"]) for found in model["doublings"]]
+        cells = [f"{value:.3f} ± {error:.3f}" for value, error in values]
+        limit, within = str(model["limit"] or "–"), str(model["within_1_percent"])
+        expected.append([model["name"], model["kind"], limit, *cells, within])
+        lengths = [model["recl"][str(r)] for r in FRACTIONS]
+        ends = [("value", "at_least"), ("high", "high_at_least"), ("guarded", "guarded_at_least")]
+        value, high, guarded = ([f"{'≥ ' if of_r[a] else ''}{of_r[x]}" for of_r in lengths] for x, a in ends)
+        cells = [f"{value[i]} [{of_r['low']}, {high[i]}]" for i, of_r in enumerate(lengths)]
+        expected.append([model["name"], model["group"], *cells, *guarded])
+    for one in measured.results["differences"]:
+        interval = f"{one['nll'][-1]:+.4f} [{one['low'][-1]:+.4f}, {one['high'][-1]:+.4f}]"
+        expected.append([f"{one['model']} − {one['minus']}", interval])
+    rows = [line.strip("| ").split(" | ") for line in measured.page.splitlines() if line.startswith("| ")]
+    assert sorted(expected) == sorted(row for row in rows if row[0].split()[0] in NAMES)
+
+
+def test_curves_of_gains_losses_and_differences(measured: Measured) -> None:
+    """A difference is positive where the other model is worse than the first."""
+    of_wandb = line_series(measured.results)
+    for group, names in GROUPS.items():
+        for r in map(str, FRACTIONS):
+            expected = {name: measured.model(name)["recl"][r]["perplexity_gains"] for name in names}
+            shortest = measured.model(names[0])["recl"][r]["perplexities"]
+            expected["needed for a longer RECL"] = pytest.approx([THRESHOLD * perplexity for perplexity in shortest])
+            shown = curves(measured.figures[f"gains_{group}_r{r}.svg"].axes[0])
+            assert {name: y for name, (_, y) in shown.items()} == of_wandb[f"gains_{group}_r{r}"][1] == expected
+    losses = {name: (CONTEXTS, measured.model(name)["bpc"]) for name in NAMES}
+    assert curves(measured.figures["contexts.svg"].axes[0]) == losses
+    (axes,), one = measured.figures["differences.svg"].axes, measured.results["differences"][0]
+    worse, error = -np.array(one["nll"]), np.array(one["nll_standard_error"])
+    assert curves(axes)[one["minus"]] == (CONTEXTS, pytest.approx(worse))
+    assert bands(axes)[0] == (pytest.approx(worse - error), pytest.approx(worse + error))

@@ -19,8 +19,6 @@ def configuration(transformers: Any, kind: str) -> Any:
     if kind == "llama":
         heads = {"num_key_value_heads": 2, "max_position_embeddings": POSITIONS}
         return transformers.LlamaConfig(**sizes, **heads, **small)
-    if kind == "bert":
-        return transformers.BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=POSITIONS)
     if kind == "t5":
         return transformers.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=2)
     return transformers.MambaConfig(hidden_size=32, state_size=4, num_hidden_layers=2, **small)
@@ -28,7 +26,7 @@ def configuration(transformers: Any, kind: str) -> Any:
 
 def model_of(transformers: Any, kind: str) -> torch.nn.Module:
     """A model with weights large enough for losses that differ."""
-    auto = {"t5": "AutoModelForSeq2SeqLM", "bert": "AutoModelForMaskedLM"}.get(kind, "AutoModelForCausalLM")
+    auto = "AutoModelForSeq2SeqLM" if kind == "t5" else "AutoModelForCausalLM"
     return random_model(getattr(transformers, auto), configuration(transformers, kind))
 
 
