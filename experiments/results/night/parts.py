@@ -30,7 +30,7 @@ def save(planned: Plan) -> None:
         for path in planned.folder(job).path.iterdir():
             kept = PARTS / job.name / path.name
             kept.parent.mkdir(parents=True, exist_ok=True)
-            if path.name.startswith("losses_"):
+            if path.name.startswith("losses_test"):
                 with np.load(path) as file:
                     order = np.argsort(file["positions"], kind="stable")
                     positions, nll = file["positions"][order], file["nll"][order]
@@ -43,7 +43,11 @@ def save(planned: Plan) -> None:
                     lengths=np.diff(first, append=len(nll)),
                     means=means.astype(np.float32),
                 )
-            elif path.suffix in READ and (path.suffix != ".npz" or job.command == "attention"):
+            elif (
+                path.suffix in READ
+                and not (job.command == "evaluate" and path.suffix != ".json")
+                and path.stem != "losses"
+            ):
                 shutil.copy(path, kept)
     shutil.copy(planned.setup.directory / "precision.json", PARTS)
 
@@ -54,7 +58,7 @@ def restore(planned: Plan) -> None:
         folder = planned.folder(job)
         if (PARTS / job.name).is_dir() and not folder.record.get("done"):
             shutil.copytree(PARTS / job.name, folder.path, dirs_exist_ok=True)
-            for path in folder.path.glob("losses_*.npz"):
+            for path in folder.path.glob("losses_test*.npz"):
                 with np.load(path) as file:
                     starts, lengths, means = file["starts"], file["lengths"], file["means"]
                 positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
