@@ -62,14 +62,6 @@ def test_longer_segments_take_no_more_memory_than_recurrence_and_read_as_many_to
     assert composed(training(Arm(False, longer=True), 1, gpu).overrides).data.segment_len == 176
 
 
-def test_saved_bytes_are_those_of_the_tensors_of_a_backward_pass(tmp_path: Path) -> None:
-    """More by as much for each further layer; a longer memory takes more."""
-    sizes = [saved_bytes(composed(("profile=smoke", f"memory.mem_len={n}"))) for n in (0, 32, 64)]
-    assert sizes == sorted(set(sizes))
-    layers = [saved_bytes(composed(("profile=smoke", f"model.n_layer={n}"))) for n in (1, 2, 3)]
-    assert layers[2] - layers[1] == pytest.approx(layers[1] - layers[0], rel=0.01)
-
-
 @pytest.mark.parametrize(
     "word", ["seed=7", "memory=off", "encoding=shaw", "loss=half", "logger=csv", "trainer.devices=2"]
 )

@@ -12,7 +12,7 @@ import pytest
 from experiments.report import readme
 from experiments.report.pages import growth, render, side_by_side, summary, write_report
 from experiments.report.pictures import draw_effects
-from experiments.sections import cell_text, decimal, interval
+from experiments.sections import cell_text
 from txl_lightning.errors import UserError
 
 HOSTILE = "<script>alert('x')</script> | *a* `b` [c](d) & \\"
@@ -123,19 +123,6 @@ def test_laptop_and_night_stand_side_by_side(tmp_path: Path) -> None:
     assert figure is not None
     assert (tmp_path / "night" / figure.png).stat().st_size > 5000
     assert draw_effects(tmp_path, {"nothing": [{"claim": "A", "rows": [{"mark": "–"}]}]}) is None
-
-
-def test_the_texts_of_numbers() -> None:
-    assert [decimal(1234.5, 1), decimal(-0.04, 1), decimal(2.0, 1, True)] == ["1,234.5", "0.0", "+2.0"]
-    assert [interval(-0.04, 0.4, 1), interval(None, -3.0, 0), interval(None, None, 1)] == [
-        "[−0.04, +0.40]",
-        "[−∞, −3]",
-        "",
-    ]
-    mean = {"value": 2.0, "digits": 2, "standard_error": 0.1, "by_seed": {"1": 1.9, "2": 2.1}}
-    assert cell_text(mean) == "2.00 ± 0.10"
-    lengths = {"value": 192, "digits": 0, "by_seed": {"1": 128, "2": 256}, "at_least": True}
-    assert [cell_text(lengths), cell_text(None), cell_text("words")] == ["≥ 128 to 256", "", "words"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reproduction.md"])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.model.tiny_model import VOCABULARY, random_stream, score_segments
+from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning.model.baselines import (
     LSTMLayer,
     QRNNLayer,
@@ -26,18 +26,6 @@ ADAPTIVE = [
 ]
 
 
-def tiny_recurrent(cell: str, **options: object) -> RecurrentLanguageModel:
-    """A float64 model, no parameter of which is zero or small; without dropout unless asked."""
-    sizes = {"vocab_size": VOCABULARY, "n_layer": 3, "d_model": 8, "dropout": 0.0, "hidden_dropout": 0.0}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = RecurrentLanguageModel(RecurrentConfig(cell=cell, **{**sizes, **options})).double()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.4 * torch.randn_like(parameter))
-    return model
-
-
 def random_state(model: RecurrentLanguageModel, n_streams: int) -> RecurrentState:
     """A state that the model did not return, and that requires gradients."""
     generator = torch.Generator().manual_seed(2)
@@ -53,7 +41,7 @@ def random_state(model: RecurrentLanguageModel, n_streams: int) -> RecurrentStat
     segments=st.lists(st.integers(1, 9), min_size=2, max_size=6),
 )
 def test_segments_do_not_matter(cell, adaptive, segments):
-    model, stream = tiny_recurrent(cell, **adaptive), random_stream(2, sum(segments) + 1)
+    model, stream = tiny_model(cell=cell, **adaptive), random_stream(2, sum(segments) + 1)
     whole, whole_state = score_segments(model, stream, [sum(segments)])
     cut, cut_state = score_segments(model, stream, segments)
     torch.testing.assert_close(cut, whole, **EXACT)
@@ -62,7 +50,7 @@ def test_segments_do_not_matter(cell, adaptive, segments):
 
 
 def test_the_layers_are_those_of_torchs_lstm():
-    model, stream = tiny_recurrent("lstm"), random_stream(2, 7)
+    model, stream = tiny_model(cell="lstm"), random_stream(2, 7)
     lstm = nn.LSTM(8, 8, num_layers=3, batch_first=True, dtype=torch.float64)
     for n, layer in enumerate(model.layers):
         for name, weight in layer.lstm.named_parameters():
@@ -75,7 +63,7 @@ def test_the_layers_are_those_of_torchs_lstm():
 
 @both
 def test_extended_context_is_read_and_not_scored(cell):
-    model, stream = tiny_recurrent(cell, cutoffs=(4,)), random_stream(2, 10)
+    model, stream = tiny_model(cell=cell, cutoffs=(4,)), random_stream(2, 10)
     whole, whole_state = model.score(stream[:, :-1], stream[:, 1:])
     last, last_state = model.score(stream[:, :-1], stream[:, 6:])
     torch.testing.assert_close(last, whole[:, 5:], **EXACT)
@@ -86,7 +74,7 @@ def test_extended_context_is_read_and_not_scored(cell):
 
 @both
 def test_no_gradient_enters_or_leaves_a_state(cell):
-    model, stream = tiny_recurrent(cell), random_stream(2, 6)
+    model, stream = tiny_model(cell=cell), random_stream(2, 6)
     state = random_state(model, 2)
     nll, new = model.score(stream[:, :-1], stream[:, 1:], state)
     assert not new.previous.requires_grad
@@ -97,8 +85,8 @@ def test_no_gradient_enters_or_leaves_a_state(cell):
 @both
 @pytest.mark.parametrize("kind", ["weight_dropout", "hidden_dropout", "dropout"])
 def test_dropout_follows_the_seed_in_training_and_is_absent_in_evaluation(cell, kind):
-    model, stream = tiny_recurrent(cell, **{kind: 0.5}), random_stream(2, 6)
-    plain, _ = tiny_recurrent(cell)(stream)
+    model, stream = tiny_model(cell=cell, **{kind: 0.5}), random_stream(2, 6)
+    plain, _ = tiny_model(cell=cell)(stream)
     torch.testing.assert_close(model.eval()(stream)[0], plain, **EXACT)
     model.train()
     torch.manual_seed(1)

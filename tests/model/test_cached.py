@@ -10,27 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import ENCODINGS, SUBSETS, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import CACHEABLE, ENCODINGS, STATEFUL, SUBSETS, random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.model.inference.cached import CachedTransformerXL, weights_of
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 ARMS: dict[str, dict[str, Any]] = {
     **ENCODINGS,
-    "relative, untied u and v": {"pre_norm": True, "untie_biases": True},
-    "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
-    "rope": {**ENCODINGS["rope"], "pre_norm": True},
+    "relative, untied u and v": {"untie_biases": True},
 }
-LENGTHS: list[dict[str, Any]] = [
-    {"mem_len": 5},
-    {"mem_len": 5, "memory_start": "zeros"},
-    {"mem_len": 5, "same_length": True},
-    {"mem_len": 5, "clamp_len": 2, "memory_start": "zeros", "same_length": True},
-    {"mem_len": 6, "ext_len": 2},
-    {"mem_len": 3, "ext_len": 1, "same_length": True, "memory_start": "zeros", "clamp_len": 3},
-    {"mem_len": 50},
-    {"mem_len": 0, "same_length": True},
-]
 
 
 def model_of(encoding: str, **options: Any) -> TransformerXL:
@@ -68,6 +56,7 @@ def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], toler
             "ext_len": st.sampled_from([0, 0, 1, 3]),
             "clamp_len": st.sampled_from([-1, 0, 1, 4]),
             "same_length": st.booleans(),
+            "pre_norm": st.booleans(),
             "memory_start": st.sampled_from(["empty", "zeros"]),
         }
     ),
@@ -175,9 +164,7 @@ def test_in_inference_mode():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4}],
-    ids=str,
+    "options", [{"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4}], ids=str
 )
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
     model, stream = tiny_model(**options).float(), random_stream(2, 12)
@@ -192,9 +179,9 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "lengths", "n_targets"), product_of(ARMS, LENGTHS, [1, 3, 8]))
-def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n_targets):
-    model, stream = model_of(name, **lengths), random_stream(2, 17)
+@pytest.mark.parametrize(("arm", "n_targets"), product_of(CACHEABLE, [1, 3, 8]))
+def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
+    model, stream = tiny_model(**STATEFUL[arm]), random_stream(2, 17)
     targets = random_stream(2, 8)
     for other in (model, CachedTransformerXL(model)):
         hidden, memory = other(stream[:, :9])

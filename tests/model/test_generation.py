@@ -1,40 +1,27 @@
 """Drawn tokens follow the model's distribution, restricted as asked, and are yielded one at a time."""
 
 import math
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.covering import product_of
-from tests.model.tiny_model import ENCODINGS, VOCABULARY, random_stream, tiny_model
-from txl_lightning.beyond.compressive import CompressiveTransformerXL
+from tests.model.tiny_model import STATEFUL, VOCABULARY, random_stream, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model import (
     CachedTransformerXL,
-    RecurrentConfig,
-    RecurrentLanguageModel,
     SlidingWindow,
     generate,
     generate_all,
 )
-from txl_lightning.model.inference.generation import candidates
-
-
-def recurrent_model(cell: str, **options: Any) -> RecurrentLanguageModel:
-    torch.manual_seed(0)
-    return RecurrentLanguageModel(RecurrentConfig(VOCABULARY, cell=cell, n_layer=2, d_model=8, **options)).double()
-
 
 MODELS = {
     "txl": lambda: tiny_model(mem_len=30),
     "adaptive": lambda: tiny_model(mem_len=30, cutoffs=(3, 7), div_val=2, d_embed=8),
-    "lstm": lambda: recurrent_model("lstm", dropout=0.0, hidden_dropout=0.0).eval(),
-    "qrnn": lambda: recurrent_model("qrnn", dropout=0.0, hidden_dropout=0.0).eval(),
+    "lstm": lambda: tiny_model(cell="lstm").eval(),
+    "qrnn": lambda: tiny_model(cell="qrnn").eval(),
 }
 
 
@@ -63,29 +50,18 @@ def allowed(probabilities: list[float], top_k: int | None, top_p: float, tempera
     return {token: weights[token] / total for token in nucleus}
 
 
-@given(
-    logits=st.lists(st.integers(-40, 40), min_size=1, max_size=9, unique=True),
-    top_k=st.none() | st.integers(1, 12),
-    top_p=st.sampled_from([1.0, 0.999, 0.83, 0.5, 0.1, 0.001]),
-    temperature=st.sampled_from([1e-6, 0.3, 0.7, 1.0, 1.9]),
-)
-def test_candidates_are_those_of_plain_python(logits, top_k, top_p, temperature):
-    log_probabilities = (torch.tensor([logits], dtype=torch.float64) / 10 + 0.0123).log_softmax(-1)
-    probabilities, tokens = candidates(log_probabilities, top_k, top_p, temperature)
-    expected = allowed(log_probabilities[0].exp().tolist(), top_k, top_p, temperature)
-    got = {token: p for token, p in zip(tokens[0].tolist(), probabilities[0].tolist(), strict=True) if p > 0}
-    assert got == pytest.approx(expected, abs=1e-5)
+CUT = {"as it is": {}, "cut": {"top_k": 3, "top_p": 0.9, "temperature": 1.5}, "greedy": {"temperature": 1e-6}}
+CUT |= {"nucleus": {"top_p": 0.5, "temperature": 0.3}, "all": {"top_k": None}, "first": {"top_p": 0.001}}
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("options", [{}, {"top_k": 3, "top_p": 0.9, "temperature": 1.5}], ids=["as it is", "cut"])
-def test_tokens_follow_the_models_distribution(name, options):
+@pytest.mark.parametrize(("name", "cut"), product_of(MODELS, CUT))
+def test_tokens_follow_the_models_distribution(name, cut):
     model, n = MODELS[name](), 4000
     prompt = random_stream(1, 7).expand(n, -1)
-    tokens = drawn(model, prompt, 2, seed=3, segment_len=4, **options)
+    tokens = drawn(model, prompt, 2, seed=3, segment_len=4, **CUT[cut])
     context = prompt[:1]
     for position in range(2):
-        sampling = {"top_k": 40, "top_p": 1.0, "temperature": 1.0, **options}
+        sampling = {"top_k": 40, "top_p": 1.0, "temperature": 1.0, **CUT[cut]}
         expected = allowed(next_distribution(model, context)[0].tolist(), **sampling)
         assert set(tokens[:, position].tolist()) <= set(expected)
         for token, p in expected.items():
@@ -114,7 +90,7 @@ def test_an_option_that_is_not_allowed_is_named_at_once(option, value):
         generate(tiny_model(mem_len=options.pop("mem_len", 4)), **options)
 
 
-@pytest.mark.parametrize("model", [tiny_model(dropout=0.1), recurrent_model("lstm")], ids=["txl", "lstm"])
+@pytest.mark.parametrize("model", [tiny_model(dropout=0.1), tiny_model(cell="lstm", dropout=0.1)], ids=["txl", "lstm"])
 def test_a_model_in_training_is_refused(model: nn.Module):
     model.train()
     with pytest.raises(RuntimeError, match="call eval"):
@@ -122,22 +98,22 @@ def test_a_model_in_training_is_refused(model: nn.Module):
     drawn(model.eval(), random_stream(1, 3), 3)
 
 
-UNEQUAL = {
-    "relative": lambda: tiny_model(mem_len=400),
-    "short memory": lambda: tiny_model(mem_len=5, same_length=True),
-    **{name: partial(tiny_model, **options, mem_len=8) for name, options in ENCODINGS.items() if name != "relative"},
-    "zeros": lambda: tiny_model(mem_len=12, memory_start="zeros"),
-    "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
-    "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),
-    "compressive": lambda: tiny_model(CompressiveTransformerXL, mem_len=4, rate=2, compressed_len=3).eval(),
-    "lstm": MODELS["lstm"],
-    "qrnn": MODELS["qrnn"],
+UNEQUAL: dict[str, dict[str, Any]] = {
+    **{name: arm for name, arm in STATEFUL.items() if not {"ext_len", "n_tokens"} & arm.keys() and name != "no memory"},
+    "relative": {"mem_len": 400},
+    "documents": {"mem_len": 30, "memory_reset": "document"},
+    "sliding window": {"mem_len": 0},
 }
+
+
+def unequal(name: str) -> Any:
+    model = tiny_model(**UNEQUAL[name]).eval()
+    return SlidingWindow(model, 6) if name == "sliding window" else model
 
 
 @pytest.mark.parametrize(("name", "top_k"), product_of(UNEQUAL, [1, 5]))
 def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k):
-    model, stream = UNEQUAL[name](), random_stream(1, 90)[0]
+    model, stream = unequal(name), random_stream(1, 90)[0]
     prompts, seeds = [stream[:7], stream[:1], stream, stream[50:57]], [4, 5, 6, 7]
     options = {"top_k": top_k, "segment_len": 32}
     together = drawn(model, prompts, 8, seed=seeds, **options)
@@ -150,7 +126,7 @@ def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k
 @pytest.mark.parametrize("name", ["absolute", "zeros"])
 def test_prompts_of_different_lengths_are_one_batch(name):
     """Shorter prompts begin later: no call reads a segment for nothing, and every drawn token is one call."""
-    model, stream = CachedTransformerXL(UNEQUAL[name]()), random_stream(1, 90)[0]
+    model, stream = CachedTransformerXL(unequal(name)), random_stream(1, 90)[0]
     call, rows = CachedTransformerXL.__call__, []
 
     def counted(self: Any, tokens_BT: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -170,27 +146,6 @@ def test_a_seed_or_a_generator_leaves_the_global_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_what_stood_before_a_document_does_not_change_what_is_drawn():
-    """The prompt's document begins with a marked token; a drawn `document_start` begins another one."""
-    model, prompt = tiny_model(mem_len=60, memory_reset="document").float(), random_stream(2, 12)
-    prompt[1] = prompt[0]
-    prompt[1, :7] = (prompt[1, :7] + 1) % VOCABULARY
-    prompt[:, 7] = ~prompt[:, 7]
-    assert (one := drawn(model, prompt, 30, seed=[1, 1]))[0].tolist() == one[1].tolist()
-    cut = drawn(model, prompt, 30, seed=[1, 1], document_start=9)[0]
-    begins = torch.cat([prompt[0], cut])[:-1]
-    begins = torch.where(begins == 9, ~begins, begins)[None]
-    assert (begins[0, 12:] < 0).any()
-    whole = tiny_model(mem_len=0, memory_reset="document").float()
-    with torch.no_grad():
-        p = whole.log_probabilities(whole(begins)[0])[0, 11:].exp()
-    again, generator = [], torch.Generator().manual_seed(1)
-    for of_place in p:
-        probabilities, tokens = candidates(of_place[None].log(), 40, 1.0, 1.0)
-        again.append(int(tokens[0, torch.multinomial(probabilities, 1, generator=generator)]))
-    assert again == cut.tolist()
-
-
 class Reading:
     """A model that draws given tokens and keeps those that it reads."""
 
@@ -206,10 +161,12 @@ class Reading:
 
 
 @pytest.mark.parametrize("segment_len", [3, 64])
-def test_in_closed_documents_the_second_of_two_starts_begins_one(segment_len):
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_drawn_start_begins_a_document_and_in_closed_ones_the_second_of_two(segment_len, closed):
     model, prompt = Reading(9, 9, 9, 5), torch.tensor([[9, 2, 3, 9, 9, 4, 9, ~9, 9]])
-    drawn(model, prompt, 4, segment_len=segment_len, document_start=9, closed_documents=True)
-    assert model.read == [9, 2, 3, 9, ~9, 4, 9, ~9, 9, ~9, 9, ~9]
+    drawn(model, prompt, 4, segment_len=segment_len, document_start=9, closed_documents=closed)
+    second = [9, 2, 3, 9, ~9, 4, 9, ~9, 9, ~9, 9, ~9]
+    assert model.read == (second if closed else [~9 if token == 9 else token for token in second])
 
 
 def test_tokens_stream_and_gradients_stay_on_outside():

@@ -50,11 +50,6 @@ def test_losses_of_a_short_training_are_golden(name):
     assert loss_curve(**CURVES[name]) == pytest.approx(golden, rel=1e-9)
 
 
-def test_golden_losses_fall():
-    for losses in json.loads(GOLDEN.read_text()).values():
-        assert sum(losses[-5:]) / 5 < 0.75 * losses[0]
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     GOLDEN.write_text(json.dumps({name: loss_curve(**options) for name, options in CURVES.items()}, indent=1) + "\n")

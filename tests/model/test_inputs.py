@@ -7,37 +7,24 @@ import pytest
 import torch
 
 from tests.covering import product_of
-from tests.model.test_baselines import tiny_recurrent
-from tests.model.tiny_model import ENCODINGS, SIZES, random_stream, tiny_model
-from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig, generate
-from txl_lightning.beyond.compressive import CompressiveTransformerXL
-from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
+from tests.model.tiny_model import CACHEABLE, SIZES, STATEFUL, random_stream, tiny_model
+from txl_lightning import CachedTransformerXL, TransformerXLConfig, generate
 from txl_lightning.errors import OptionError
 from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
 
 T = 4
-ARMS: dict[str, dict[str, Any]] = {
-    **ENCODINGS,
-    "documents": {"memory_reset": "document"},
-    "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2},
-    "compressive": {"model_class": CompressiveTransformerXL, "compressed_len": 2, "rate": 2},
-    "adaptive": {"cutoffs": (4, 8), "div_val": 2},
-    "lstm": {"cell": "lstm"},
-    "qrnn": {"cell": "qrnn"},
-}
 NO_TOKENS = "^vocab_size=None: must be given for tokens and losses; without it give inputs_BTD$"
 
 
 def model_of(arm: str, **options: Any) -> Any:
-    options = {**ARMS[arm], **options}
-    return tiny_recurrent(**options) if "cell" in options else tiny_model(**options)
+    return tiny_model(**{**STATEFUL[arm], **options})
 
 
-@pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["train", "evaluate", "cached"]))
+@pytest.mark.parametrize(("arm", "mode"), product_of(STATEFUL, ["train", "evaluate", "cached"]))
 def test_inputs_take_the_place_of_the_scaled_embeddings(arm: str, mode: str) -> None:
     model, stream = model_of(arm, dropout=0.1 if mode == "train" else 0.0), random_stream(2, 3 * T)
     scorer: Any = model
-    if mode == "cached" and arm not in ("lstm", "qrnn", "memory tokens", "compressive"):
+    if mode == "cached" and arm in CACHEABLE:
         scorer = CachedTransformerXL(model.eval())
     found: list[Any] = []
     with torch.set_grad_enabled(scorer is model):
@@ -57,7 +44,7 @@ def name(memory: Any, arm: str) -> dict[str, Any]:
     return {"state" if arm in ("lstm", "qrnn") else "memory": memory}
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", STATEFUL)
 def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax(arm: str) -> None:
     model = model_of(arm)
     bare = model_of(arm, vocab_size=None, cutoffs=())
@@ -80,10 +67,9 @@ def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line() -> None:
     for call in (
         lambda: bare(tokens),
         lambda: bare.score(tokens, tokens),
-        lambda: bare.losses(hidden, tokens),
         lambda: bare.log_probabilities(hidden),
         lambda: list(generate(bare, tokens, 3)),
-        lambda: tiny_recurrent("lstm", vocab_size=None)(tokens),
+        lambda: tiny_model(cell="lstm", vocab_size=None)(tokens),
     ):
         with pytest.raises(OptionError, match=NO_TOKENS):
             call()
@@ -96,7 +82,7 @@ def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line() -> None:
 
 @pytest.mark.parametrize("scorer", ["model", "cached", "lstm"])
 def test_inputs_that_do_not_fit_are_refused(scorer: str) -> None:
-    model = tiny_recurrent("lstm") if scorer == "lstm" else tiny_model()
+    model = tiny_model(cell="lstm") if scorer == "lstm" else tiny_model()
     called: Any = CachedTransformerXL(model) if scorer == "cached" else model
     tokens, inputs = random_stream(2, T), torch.zeros(2, T, 8, dtype=torch.float64)
     with torch.no_grad():
@@ -106,15 +92,3 @@ def test_inputs_that_do_not_fit_are_refused(scorer: str) -> None:
         shape = re.escape("inputs_BTD of shape (2, 4, 5): D must be d_model=8")
         with pytest.raises(ValueError, match=f"^{shape}$"):
             called(inputs_BTD=inputs[..., :5])
-
-
-def test_acting_step_by_step_with_cached_keys_is_the_whole_episode() -> None:
-    model: TransformerXL = tiny_model(vocab_size=None, mem_len=20)
-    inputs = torch.randn(2, 12, 8, dtype=torch.float64)
-    whole, _ = model(inputs_BTD=inputs)
-    cached, memory, steps = CachedTransformerXL(model), None, []
-    with torch.no_grad():
-        for step_B1D in inputs.split(1, dim=1):
-            hidden, memory = cached(inputs_BTD=step_B1D, memory=memory)
-            steps.append(hidden)
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-9)

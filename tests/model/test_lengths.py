@@ -9,41 +9,14 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.test_baselines import tiny_recurrent
-from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
+from tests.model.tiny_model import CACHEABLE, STATEFUL, random_stream, tiny_model
 from txl_lightning import CachedTransformerXL
-from txl_lightning.beyond.compressive import CompressiveTransformerXL
-from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import can_cache
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 B, T = 4, 5
 LENGTHS = torch.tensor([[5, 2, 0, 1], [0, 5, 3, 5], [4, 1, 5, 0], [1, 1, 1, 1], [2, 5, 4, 3]])  # of each segment
-
-ARMS: dict[str, dict[str, Any]] = {
-    **{name: {**options, "mem_len": 7} for name, options in ENCODINGS.items()},
-    "long memory": {"mem_len": 40},
-    "no memory": {"mem_len": 0},
-    "shaw, same length": {**ENCODINGS["shaw"], "mem_len": 6, "same_length": True, "pre_norm": True},
-    "zeros": {"mem_len": 6, "memory_start": "zeros"},
-    "extended context": {"mem_len": 6, "ext_len": 2, "clamp_len": 3},
-    "al_rfou, extended context": {**ENCODINGS["al_rfou"], "mem_len": 6, "ext_len": 2},
-    "documents": {"mem_len": 9, "memory_reset": "document"},
-    "clusters": {"mem_len": 9, "cutoffs": (3, 7), "div_val": 2, "d_embed": 8},
-}
-RECURRENT = {cell: {"cell": cell} for cell in ("lstm", "qrnn")}
-COMPRESSIVE = {"model_class": CompressiveTransformerXL, "mem_len": 4, "rate": 2, "compressed_len": 3}
-SELECTED = {
-    **ARMS,
-    **RECURRENT,
-    "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 3},
-    "compressive": COMPRESSIVE,
-}
-
-
-def model_of(arm: str) -> Any:
-    return tiny_recurrent(**SELECTED[arm]) if "cell" in SELECTED[arm] else tiny_model(**SELECTED[arm])
 
 
 def stream_of(model: Any, n_streams: int, length: int) -> Tensor:
@@ -52,9 +25,9 @@ def stream_of(model: Any, n_streams: int, length: int) -> Tensor:
     return torch.where(stream == 4, ~stream, stream) if "document" in str(model.config) else stream
 
 
-@pytest.mark.parametrize("arm", SELECTED)
+@pytest.mark.parametrize("arm", STATEFUL)
 def test_selected_streams_continue_as_they_would_in_their_places(arm: str) -> None:
-    model = model_of(arm)
+    model = tiny_model(**STATEFUL[arm])
     stream, indices = stream_of(model, B, 3 * T), [2, 0, 0, 3, 2]
     with torch.no_grad():
         for scorer in (model, CachedTransformerXL(model)) if can_cache(model) else (model,):
@@ -91,10 +64,10 @@ def ragged(model: Any, stream: Tensor, padding: int, row: int | None = None) -> 
     return [torch.cat(of_row) if of_row else torch.empty(0) for of_row in losses], memory
 
 
-@pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["gradients", "cached"]))
+@pytest.mark.parametrize(("arm", "mode"), product_of(CACHEABLE, ["gradients", "cached"]))
 def test_padding_never_enters_the_memory_of_a_stream(arm: str, mode: str) -> None:
     """Losses, gradients and the next segment are those of every stream alone, without padding."""
-    model = model_of(arm)
+    model = tiny_model(**STATEFUL[arm])
     scorer = CachedTransformerXL(model) if mode == "cached" and can_cache(model) else model
     stream = stream_of(model, B, int(LENGTHS.sum(dim=0).max()) + T + 1)
     with torch.set_grad_enabled(mode == "gradients"):
@@ -136,7 +109,7 @@ def test_gradients_through_a_memory_of_unequal_streams_are_those_of_each_alone()
 def test_lengths_that_cannot_be_are_refused_in_one_line(arm: str) -> None:
     tokens = random_stream(2, T)
     with pytest.raises(OptionError, match=r"^lengths_B=\[5, 2\]: must be None: this model needs streams of one length"):
-        model_of(arm).score(tokens, tokens, None, torch.tensor([5, 2]))
+        tiny_model(**STATEFUL[arm]).score(tokens, tokens, None, torch.tensor([5, 2]))
     for lengths in ([5, 6], [-1, 5]):
         with pytest.raises(ValueError, match=rf"^lengths_B={re.escape(str(lengths))}: must be 2 lengths from 0 to 5$"):
             tiny_model().score(tokens, tokens, None, torch.tensor(lengths))

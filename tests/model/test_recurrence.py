@@ -41,12 +41,7 @@ def test_with_enough_memory_or_same_length_segments_do_not_matter(architecture, 
 
 
 @settings(max_examples=20)
-@given(
-    architecture=architectures,
-    same_length=st.booleans(),
-    segments=cuts,
-    mem_len=st.integers(0, 12),
-)
+@given(architecture=architectures, same_length=st.booleans(), segments=cuts, mem_len=st.integers(0, 12))
 def test_a_static_memory_computes_what_a_growing_one_does(architecture, same_length, segments, mem_len):
     model = tiny_model(mem_len=mem_len, same_length=same_length, **architecture)
     static, slots = model.start_memory(2, static=True), model.config.memory_slots
@@ -73,26 +68,6 @@ def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer,
     change = (hidden[1:] - hidden[:1]).abs().amax(-1)  # of every output of the last segment
     assert (change[:-1] > 1e-9).all()
     assert change[-1].max() < 1e-12, "rows of one batch may round differently"
-
-
-@given(
-    M=st.integers(0, 5),
-    T=st.integers(1, 6),
-    mem_len=st.integers(0, 8),
-    ext_len=st.integers(0, 4),
-    unfilled=st.integers(0, 5),
-)
-def test_update_keeps_the_last_states_but_for_the_extended_context(M, T, mem_len, ext_len, unfilled):
-    old = torch.arange(M, dtype=torch.float64).expand(2, 3, M)[..., None]
-    new = torch.arange(M, M + T, dtype=torch.float64).expand(2, 3, T)[..., None]
-    before = Memory(old, filled=max(0, M - unfilled), first_column=7)
-    after = before.update(list(new), mem_len, ext_len)
-
-    end = M + max(0, T - ext_len)
-    begin = max(0, end - mem_len)
-    assert torch.equal(after.states, torch.cat([old, new], dim=2)[:, :, begin:end])
-    assert after.filled == min(mem_len, before.filled + max(0, T - ext_len))
-    assert after.first_column == 7
 
 
 def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():

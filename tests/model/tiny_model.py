@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from txl_lightning import Memory, TransformerXL
+from txl_lightning.beyond.compressive import CompressiveTransformerXL
+from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
+from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 
 VOCABULARY = 11
 SIZES = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
@@ -21,13 +24,34 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     "rope": {"encoding": "rope", "d_head": 4},
 }
 
+STATEFUL: dict[str, dict[str, Any]] = {  # of every kind of state
+    **{name: {**options, "mem_len": 7} for name, options in ENCODINGS.items()},
+    "long memory": {"mem_len": 40},
+    "no memory": {"mem_len": 0},
+    "shaw, same length": {**ENCODINGS["shaw"], "mem_len": 6, "same_length": True, "pre_norm": True},
+    "zeros": {"mem_len": 6, "memory_start": "zeros"},
+    "extended context": {"mem_len": 6, "ext_len": 2, "clamp_len": 3},
+    "al_rfou, extended context": {**ENCODINGS["al_rfou"], "mem_len": 6, "ext_len": 2},
+    "documents": {"mem_len": 9, "memory_reset": "document"},
+    "clusters": {"mem_len": 9, "cutoffs": (3, 7), "div_val": 2},
+    "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 3},
+    "compressive": {"model_class": CompressiveTransformerXL, "mem_len": 4, "rate": 2, "compressed_len": 3},
+    "lstm": {"cell": "lstm"},
+    "qrnn": {"cell": "qrnn"},
+}
+CACHEABLE = [name for name, options in STATEFUL.items() if not {"cell", "model_class"} & options.keys()]
+
 
 def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: object) -> Any:
-    """A float64 model without dropout, whose parameters are not small."""
-    config = model_class.config_class(**{**SIZES, "dropout": 0.0, "mem_len": 4, **options})
+    """A float64 model without dropout, whose parameters are not small; with `cell` a recurrent one of three layers."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = model_class(config).double()
+        if "cell" in options:
+            sizes = {"vocab_size": VOCABULARY, "n_layer": 3, "d_model": 8, "dropout": 0.0, "hidden_dropout": 0.0}
+            model: Any = RecurrentLanguageModel(RecurrentConfig(**{**sizes, **options})).double()
+        else:
+            config = model_class.config_class(**{**SIZES, "dropout": 0.0, "mem_len": 4, **options})
+            model = model_class(config).double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.4 * torch.randn_like(parameter))

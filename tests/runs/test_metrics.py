@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from txl_lightning.runs.metrics import TokenLoss, errors_by_unit, loss_metrics, peak_memory, shown_units
+from txl_lightning.runs.metrics import TokenLoss, errors_by_unit, loss_metrics, shown_units
 
 
 def test_the_mean_is_weighted_by_tokens() -> None:
@@ -53,9 +53,3 @@ def test_bits_per_byte_are_shown_where_they_differ() -> None:
     assert shown_units(loss_metrics(1.0, "byte", 1.0)) == ["bpc"]
     assert shown_units(loss_metrics(1.0, "char", 1.5)) == ["bpc", "bpb"]
     assert shown_units({"val/ppl": 2.0, "val/bpb": 1.0}, "val/") == ["ppl", "bpb"]
-
-
-def test_peak_memory_of_a_cpu_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 50e6 < peak_memory(torch.device("cpu")) < 1e12
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 123)
-    assert peak_memory(torch.device("cuda")) == 123

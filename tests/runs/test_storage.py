@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.storage import DurableCheckpoints, read_file
+from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.storage import write_checkpoint as write
 
 CONTENTS = {"weights": torch.arange(500.0), "step": 3, "nested": {"half": torch.ones(3, dtype=torch.bfloat16)}}
@@ -23,15 +21,6 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("good") / "a.ckpt"
     write(CONTENTS, path)
     return path
-
-
-@pytest.fixture
-def small_disk() -> Iterator[None]:
-    """Limit files to 1,000 bytes, in place of a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
@@ -72,19 +61,3 @@ def test_a_file_without_a_checksum_is_read_and_no_file_is_not(tmp_path: Path) ->
         read_file(tmp_path / "empty")
     with pytest.raises(OptionError, match="No such file"):
         read_file(tmp_path / "none")
-
-
-@pytest.mark.usefixtures("small_disk")
-def test_a_full_disk_leaves_the_old_files_and_the_disks_own_words(tmp_path: Path) -> None:
-    last, previous = tmp_path / "last", tmp_path / "previous"
-    last.write_bytes(b"the last")
-    previous.write_bytes(b"the one before")
-    with pytest.raises(OSError, match="File too large"):
-        write(CONTENTS, last, previous)
-    assert (last.read_bytes(), previous.read_bytes()) == (b"the last", b"the one before")
-    assert len(list(tmp_path.iterdir())) == 2
-    io = DurableCheckpoints()
-    io.save_checkpoint(CONTENTS, last, storage_options={"previous": previous})
-    assert "File too large" in str(io.error)
-    io.save_checkpoint(CONTENTS, tmp_path / "last" / "in a file", storage_options=None)
-    assert isinstance(io.error, (FileExistsError, NotADirectoryError))

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.training.small_run import tiny_config
 from txl_lightning import errors
-from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure import speed
 from txl_lightning.measure.options import SpeedOptions
-from txl_lightning.model.baselines import RecurrentLanguageModel
-from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs import models
 from txl_lightning.runs.storage import read_file, write_checkpoint
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.module import LanguageModelModule
@@ -113,16 +107,3 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     with pytest.raises(OptionError, match=r"^d_model=1000000: needs at least"):
         speed.run(SpeedOptions(d_model=1_000_000, n_head=10), tmp_path)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("kind", ["transformer_xl", "lstm", "narrow"])
-def test_the_size_is_estimated_from_three_layers(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    sizes: Any = TransformerXLConfig(vocab_size=50, n_layer=6, d_model=16, n_head=2, d_head=8, d_inner=32, mem_len=4)
-    changed: dict[str, Any] = {"cutoffs": (5,), "div_val": 2} if kind == "narrow" else {"untie_biases": True}
-    sizes = RecurrentConfig(vocab_size=50, n_layer=6, d_model=16) if kind == "lstm" else replace(sizes, **changed)
-    model = RecurrentLanguageModel(sizes) if kind == "lstm" else TransformerXL(sizes)
-    asked: list[int] = []
-    monkeypatch.setattr(models, "require_memory", lambda n_bytes, *_: asked.append(n_bytes))
-    models.require_room(sizes, 4)
-    n_parameters = sum(x.numel() for x in model.state_dict().values())
-    assert asked == [4 * n_parameters + 3 * models.LAYER_BYTES]

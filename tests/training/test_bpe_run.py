@@ -10,20 +10,16 @@ import numpy as np
 import pytest
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.data.vocabulary import Vocabulary, train_byte_pairs
+from txl_lightning.data.vocabulary import train_byte_pairs
 from txl_lightning.measure import generate
 from txl_lightning.measure import perplexity as evaluate
 from txl_lightning.measure.options import EvaluateOptions, GenerateOptions
-from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import load_trained, read_checkpoint
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(400))
 SHORT = ("trainer.max_steps=3", "trainer.val_every_n_steps=3", "memory=on")
-NO_LOGGER = LoggerConfig(name="none")
-GRID: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 5}
 
 
 @pytest.fixture(scope="module")
@@ -71,35 +67,9 @@ def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path, dev
     assert metrics["steps"] == 4
 
 
-def test_another_text_is_scored_by_bytes(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_bytes("è the square of bytes\n".encode() * 80)
-    result = evaluation(checkpoint(run), tmp_path, data_path=str(tmp_path / "other.txt"))
-    assert result["corpus"] == {**result["corpus"], "name": "other.txt", "level": "bpe"}
-    assert result["whole"]["bytes"] > 20 * 80
-
-
 def test_prompts_and_contexts_are_continued(run: Path, tmp_path: Path) -> None:
     generate.run(GenerateOptions(checkpoint=checkpoint(run), prompt="größer é\n", n_tokens=12), tmp_path)
     prompt = json.loads((tmp_path / "generation.json").read_text())["prompt"]
     assert prompt["text"] == "größer é\n"
     assert len(prompt["tokens"]) < len("größer é\n".encode())
     generate.run(GenerateOptions(checkpoint=checkpoint(run), context=8, n_tokens=4), tmp_path)
-
-
-def test_bits_per_byte_of_bytes_and_of_bpe_without_merges_are_equal(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, *SHORT), tmp_path / "run")
-    contents = read_checkpoint(checkpoint(tmp_path)).contents
-    vocabulary = Vocabulary.of_tokenizer(train_byte_pairs([b""], 256))
-    order = [ord(symbol) for symbol in vocabulary.symbols]
-    assert sorted(order) == list(range(256))
-    assert order != sorted(order)
-    for name in ("model.embedding.tables.0", "model.softmax.bias"):
-        contents["state_dict"][name] = contents["state_dict"][name][order]
-    record = contents["txl_lightning"]
-    record["vocabulary"], record["config"]["data"]["level"] = vocabulary.state_dict(), "bpe"
-    write_checkpoint(contents, tmp_path / "pairs.ckpt")
-    ours = evaluation(str(tmp_path / "pairs.ckpt"), tmp_path / "pairs")["test"]
-    theirs = evaluation(checkpoint(tmp_path), tmp_path / "bytes")["test"]
-    assert ours["bpb"] == pytest.approx(theirs["bpb"], rel=1e-6)
-    assert theirs["bpb"] == theirs["bpc"]
-    assert (ours["tokens"], ours["bytes"]) == (theirs["tokens"], theirs["bytes"])

@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from tests.forked import ForkedCommand, start_module
-from tests.in_process import run_txl
 from tests.training.small_run import TINY
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2")
@@ -118,7 +117,7 @@ def wait_for(process: ForkedCommand | subprocess.Popen[bytes], path: Path) -> No
         time.sleep(0.1)
 
 
-def test_a_running_training_cannot_be_reached_from_elsewhere_and_its_folder_is_its_own(tmp_path: Path) -> None:
+def test_a_running_training_cannot_be_reached_from_elsewhere_and_a_closed_terminal_stops_it(tmp_path: Path) -> None:
     words = ("train", "trainer.devices=2", "trainer.max_steps=1000000", "hydra.run.dir=run")
     process = start(tmp_path, *words)
     wait_for(process, tmp_path / "run/validation.jsonl")
@@ -129,14 +128,8 @@ def test_a_running_training_cannot_be_reached_from_elsewhere_and_its_folder_is_i
     for _, port in listening if sys.platform == "linux" else ():  # elsewhere 127.0.0.2 is no address of the machine
         with socket.socket() as other:
             assert other.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
-    before = (tmp_path / "run/config.yaml").read_bytes()
-    for word in ("train", "generate"):
-        refused = run_txl(word, "hydra.run.dir=run", directory=tmp_path)
-        assert (refused.status, len(refused.err.splitlines())) == (2, 1)
-        assert f"txl {word}: {tmp_path}/run: another command writes into this folder" in refused.err
     process.send_signal(signal.SIGHUP)
     done = process.finish()
     assert done.returncode == 128 + signal.SIGHUP, done.stderr
     assert "txl train: stopped by SIGHUP after step" in done.stderr
-    assert (tmp_path / "run/config.yaml").read_bytes() == before
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,17 +71,6 @@ def test_a_random_half_has_as_many_positions_as_half_and_depends_on_seed_and_ste
     assert T == 1 or drawn[:50] != drawn[50:]
 
 
-def test_random_half_loss_is_of_the_drawn_positions_of_all_streams(module: LanguageModelModule) -> None:
-    tokens = torch.arange(14).view(2, 7) % 20
-    segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
-    nll, _ = module.model.score(segment.tokens, segment.targets)
-    counted = nll[:, scored_positions("random_half", 6, seed=1, step=3)]
-    for n_groups in (1, 2):
-        module = bare_module(module.model, loss="random_half", stream_groups=n_groups)
-        module.trainer = SimpleNamespace(strategy=None, global_step=3)  # type: ignore[assignment]
-        assert loss_of(module, segment) == pytest.approx(counted.mean().item())
-
-
 def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelModule, streams: Streams) -> None:
     module.add_gradients(streams[0])
     training_memory = module.training_memory.memory
@@ -112,16 +100,6 @@ def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams:
         module.add_gradients(streams[2])
 
 
-@pytest.mark.parametrize("mem_len", [0, 6])
-def test_no_memory_is_a_buffer_or_in_the_state_dict(streams: Streams, mem_len: int) -> None:
-    module = bare_module(TransformerXL(replace(CONFIG, mem_len=mem_len)))
-    names = [*module.state_dict(), *dict(module.named_buffers())]
-    module.add_gradients(streams[0])
-    module.validation_step(streams[0], 0)
-    assert [*module.state_dict(), *dict(module.named_buffers())] == names
-    assert module.training_memory.memory.length == mem_len
-
-
 @pytest.mark.parametrize(("mem_len", "filled"), [(9, [9, 9]), (0, [0] * 8)])
 def test_compiled_training_compiles_full_memories_and_whole_segments_only(
     streams: Streams, mem_len: int, filled: list[int]
@@ -141,16 +119,6 @@ def test_compiled_training_compiles_full_memories_and_whole_segments_only(
         for segment in streams:
             module.add_gradients(segment)
     assert compiled == filled  # with a memory of 9 the first segment begins with 0 states, the second with 6
-
-
-def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: LanguageModelModule, streams: Streams) -> None:
-    module.add_gradients(streams[0])
-    norm = torch.stack([p.grad.norm() for p in module.parameters()]).norm()
-    module.config.optimizer.clip_norm = float(norm) / 2
-    module.on_before_optimizer_step(torch.optim.SGD(module.parameters()))
-    clipped = torch.stack([p.grad.norm() for p in module.parameters()]).norm()
-    assert float(module.gradient_norm) == pytest.approx(float(norm))
-    assert float(clipped) == pytest.approx(float(norm) / 2, rel=1e-4)
 
 
 def test_bytes_are_counted_without_float64_which_some_devices_lack(module: LanguageModelModule) -> None:

@@ -100,9 +100,11 @@ def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diverge(monkeypatch, 3)
+    (run / "context_curve.png").touch()
     train(tiny_config(run.parent, *OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null"), run)
     assert steps(run / "checkpoints") == {"last.ckpt": 3}
     assert f"{run} holds an earlier run, which this one replaces" in capsys.readouterr().err
+    assert not (run / "context_curve.png").exists()
     assert [json.loads(line)["steps"] for line in (run / "validation.jsonl").read_text().splitlines()] == [3]
 
 
@@ -161,14 +163,6 @@ def test_a_kill_before_the_best_one_is_copied_loses_nothing(tmp_path: Path, monk
     again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
     assert (again["weights"], again["weights_step"]) == ("best", 5)
     assert {**again, **VARYING} == {**whole, **VARYING}
-
-
-def test_a_run_in_the_directory_of_another_removes_its_curves(tmp_path: Path) -> None:
-    curves = ("context_curve.every_n_steps=5", "context_curve.max_context=16")
-    train(tiny_config(tmp_path, *OPTIONS, *curves), tmp_path / "run")
-    assert (tmp_path / "run/context_curve.jsonl").exists()
-    train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
-    assert list((tmp_path / "run").glob("context_curve.*")) == []
 
 
 @pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.slow)])

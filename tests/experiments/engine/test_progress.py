@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from experiments.engine.code import code_of, statements
-from experiments.engine.progress import Progress, clock
+from experiments.engine.progress import Progress
 from tests.test_jobs import Call
 from txl_lightning.jobs import Jobs
 
@@ -56,11 +56,6 @@ def test_the_code_of_a_command_is_what_it_imports(package: Path, file: str, more
     assert (code() != before) == changes
 
 
-def test_comments_and_docstrings_are_no_other_code() -> None:
-    one = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
-    assert statements(one) == statements('"""Module."""\ndef f(x):\n\n    return (x + 1)\n')
-
-
 def started(progress: Progress, *names: str) -> None:
     """Let jobs run, since now."""
     jobs, process = progress.jobs, Mock(started=time.monotonic())
@@ -97,7 +92,3 @@ def test_a_line_for_each_job_that_ends_has_the_time_left_at_the_pace_so_far(caps
         "a: done in 180 s · 2 of 6 jobs done, about 7 min left · b",
         "b failed · 2 of 6 jobs done, about 6 min left",
     ]
-
-
-def test_durations_have_fitting_units() -> None:
-    assert [clock(s) for s in (45, 600, 7200, 72 * 3600)] == ["45 s", "10 min", "2.0 h", "3 days"]

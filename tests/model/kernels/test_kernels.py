@@ -92,11 +92,7 @@ WAYS = {  # kernel, whether it has gradients, constants of `cpu`
     "cpu": (cpu.attend, True, {}),
     "cpu, blocks of queries": (cpu.attend, True, {"BLOCK": {torch.float64: 8}}),
     "cpu, without gradient": (cpu.attend, False, {}),
-    "cpu, no gradient, blocks and groups of heads": (
-        cpu.attend,
-        False,
-        {"QUERIES_AT_ONCE": 4, "SCORES_BYTES_AT_ONCE": 1},
-    ),
+    "cpu, no gradient, in blocks": (cpu.attend, False, {"QUERIES_AT_ONCE": 4, "SCORES_BYTES_AT_ONCE": 1}),
     "fused": (fused.attend, True, {}),
     "fused, without gradient": (fused.attend, False, {}),
 }
