@@ -42,10 +42,7 @@ SMALLER = {
         *("evaluation.max_segments=3", "trainer.val_max_segments=3"),
     ],
     "evaluate": ["max_segments=3"],
-    "recl": [
-        *("first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50"),
-        "logger=none",
-    ],
+    "recl": [*("first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50"), "logger=none"],
     "attention": ["max_segments=40", "logger=none"],
     "speed": ["rounds=3"],
     "generate": ["n_tokens=30"],

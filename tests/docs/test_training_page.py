@@ -26,9 +26,7 @@ def check_beam_search(names: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec", "ignore:The '.*_dataloader' does not have many workers")
-def test_the_code_of_the_page_runs_and_its_module_trains_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_the_page_runs_and_its_module_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     with torch.random.fork_rng():

@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.arms import (
-    CORPUS_OPTIONS,
-    Arm,
-    OtherCorpus,
-    check_overrides,
-    longest_segment,
-    saved_bytes,
-    training,
-)
+from experiments.arms import CORPUS_OPTIONS, Arm, OtherCorpus, check_overrides, longest_segment, saved_bytes, training
 from experiments.engine.jobs import composed
 from experiments.engine.profiles import PROFILES, Setup
 from txl_lightning.config.schemas import Config
@@ -37,7 +29,6 @@ def config_of(arm: Arm, tmp_path: Path, *overrides: str) -> Config:
     [
         (Arm(loss="half"), None),
         (Arm(False, loss="half", longer=True), "no_recurrence"),
-        (Arm(True, "shaw"), "shaw"),
         (Arm(False, "al_rfou"), "al_rfou"),
         (Arm(baseline="qrnn"), "qrnn"),
         (Arm(optimizer="adam"), "adam"),

@@ -19,6 +19,7 @@ from experiments.arms import OFF, ON
 from experiments.engine.jobs import Job
 from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan
 from tests import wandb_files
+from tests.experiments.tables.sample_outcomes import small_corpus
 from txl_lightning.jobs import JobFolder
 
 ROOT = Path(__file__).parents[2]
@@ -66,19 +67,10 @@ def test_from_nothing_to_a_report(tmp_path: Path) -> None:
 SMALL = ["--profile", "smoke", "--only", "table_7", "--logger", "csv", "--parallel", "1"]
 
 
-def short_text(directory: Path) -> list[str]:
-    """Write a text that is prepared at once, and return the overrides that choose it."""
-    path = directory / "book.txt"
-    path.write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(4000)))
-    return ["data=file", "data.level=byte", f"data.path={path}", f"data.cache_dir={directory / 'cache'}"]
-
-
-def test_a_section_of_the_smoke_run_makes_a_report_and_nothing_runs_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_section_makes_a_report_and_nothing_runs_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "report"
     steps = ["trainer.max_steps=4", "trainer.val_every_n_steps=2"]
-    words = [*SMALL, "--directory", str(directory), *steps, *short_text(tmp_path)]
+    words = [*SMALL, "--directory", str(directory), *steps, *small_corpus(tmp_path)]
     assert reproduce.main(words) == 0
     results = read(directory)
     assert [section["id"] for section in results["sections"]] == ["table_7"]
@@ -105,7 +97,7 @@ def test_an_interrupted_reproduction_says_how_it_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Plan, "run", Mock(side_effect=KeyboardInterrupt))
-    assert reproduce.main([*SMALL, "--directory", str(tmp_path / "report"), *short_text(tmp_path)]) == 130
+    assert reproduce.main([*SMALL, "--directory", str(tmp_path / "report"), *small_corpus(tmp_path)]) == 130
     assert "continues from here: make reproduce PROFILE=smoke" in capsys.readouterr().err
     results = read(tmp_path / "report")
     assert (results["finished"], results["jobs"]) == (False, {"finished": 0, "planned": 4})
@@ -118,7 +110,7 @@ def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert "mem_length" in capsys.readouterr().err
     assert reproduce.main([*where, "data=file", "data.path=nowhere.txt"]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
-    assert reproduce.main([*where, *short_text(tmp_path), "optimizer.lr=-1"]) == 2
+    assert reproduce.main([*where, *small_corpus(tmp_path), "optimizer.lr=-1"]) == 2
     assert "optimizer.lr=-1" in capsys.readouterr().err
     with JobFolder(tmp_path).locked():
         assert reproduce.main(where) == 2

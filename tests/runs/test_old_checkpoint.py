@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.training.small_run import evaluated
 from txl_lightning.config.schemas import Config, LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.options import EvaluateOptions, ReclOptions
-from txl_lightning.measure.perplexity import run as evaluate
+from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl import run as recl
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
@@ -78,8 +78,8 @@ def test_an_option_that_is_gone_is_named_with_the_version_that_has_it() -> None:
 @pytest.mark.parametrize("arm", EXPECTED)
 def test_it_is_evaluated_as_before(directory: Path, tmp_path: Path, arm: str) -> None:
     lengths: Any = EVALUATED.get(arm, {})
-    evaluate(EvaluateOptions(str(FOLDER / f"{arm}.ckpt"), max_segments=20, num_threads=1, **lengths), tmp_path)
-    assert_close(json.loads((tmp_path / "evaluation.json").read_text()), EXPECTED[arm]["evaluation"])
+    found = evaluated(FOLDER / f"{arm}.ckpt", tmp_path, max_segments=20, num_threads=1, **lengths)
+    assert_close(found, EXPECTED[arm]["evaluation"])
 
 
 @pytest.mark.parametrize("arm", EXPECTED)

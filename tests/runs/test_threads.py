@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.runs import threads_and_precision as threads
-from txl_lightning.runs.threads_and_precision import set_threads, useful_threads
+from txl_lightning.runs.threads_and_precision import set_threads
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training import run
 from txl_lightning.training.run import train
@@ -34,21 +34,6 @@ def config(tmp_path: Path, *overrides: str) -> Config:
     return tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides)
 
 
-@pytest.mark.parametrize(
-    ("n_parameters", "n_layer", "tokens", "available", "chosen"),
-    [
-        (383_000, 3, 16 * 32, 2, 1),
-        (5_192_000, 6, 16 * 128, 2, 2),
-        (41_000_000, 12, 22 * 512, 16, 16),
-        (41_000_000, 12, 1, 16, 1),
-    ],
-)
-def test_more_than_one_thread_only_where_each_gains(
-    n_parameters: int, n_layer: int, tokens: int, available: int, chosen: int
-) -> None:
-    assert useful_threads(n_parameters, n_layer, tokens, available) == chosen
-
-
 def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,9 +48,7 @@ def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
     assert "training with 1 CPU thread, as before" in capsys.readouterr().err
 
 
-def test_a_run_does_not_choose_the_threads_of_the_next_run_of_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_does_not_choose_the_threads_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     fit = run.fit
     monkeypatch.setattr(run, "fit", lambda of_run: used.append(torch.get_num_threads()) or fit(of_run))

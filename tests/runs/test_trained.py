@@ -25,22 +25,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "run/checkpoints/last.ckpt"
 
 
-def test_a_corpus_that_has_changed_since_training_is_reported(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained = load_trained(checkpoint)
-    capsys.readouterr()
-    before = checkpoint_corpus(trained, checkpoint)
-    assert before.checksum == trained.corpus
-    assert capsys.readouterr().err == ""
-    text = tmp_path / "text.txt"
-    text.write_text(text.read_text()[::-1])  # the same characters
-    after = checkpoint_corpus(trained, checkpoint)
-    assert after.vocabulary == before.vocabulary
+def test_a_changed_corpus_is_reported(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained, text = load_trained(checkpoint), tmp_path / "text.txt"
     words = f"checkpoint={checkpoint} was trained on another text than text.txt has now: parts of its validation and"
-    assert words in capsys.readouterr().err
-    checkpoint_corpus(trained, checkpoint, data_path=str(text))  # another text on purpose
-    assert capsys.readouterr().err == ""
+    for reverse, data_path, warned in ((False, None, False), (True, None, True), (True, str(text), False)):
+        text.write_text(text.read_text()[:: -1 if reverse else 1])  # the same characters
+        capsys.readouterr()
+        checkpoint_corpus(trained, checkpoint, data_path=data_path)
+        assert (words in capsys.readouterr().err) == warned
 
 
 def test_a_checkpoint_of_the_corpus_that_went_says_which_version_has_it(checkpoint: Path, tmp_path: Path) -> None:
@@ -89,16 +81,12 @@ def test_options_that_are_gone_are_dropped_without_effect_and_refused_by_version
         assert load_trained(checkpoint).config == now
 
 
-def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_larger_than_the_memory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors.memory_of_machine() > 1e9
     monkeypatch.setattr(errors, "memory_of_machine", lambda: 16_000_000_000)
     for word, named in (
         ("model.d_model=1000000", "model.d_model=1000000: needs at least "),
         ("model.n_layer=10000000", "model.n_layer=10000000: needs at least "),
-        ("model.d_inner=1000000000000", "model.d_inner=1000000000000: needs at least "),
-        ("model.n_head=100000000", "model.n_head=100000000: needs at least "),
     ):
         with pytest.raises(OptionError, match=named):
             train(tiny_config(tmp_path, word), tmp_path / "run")

@@ -1,6 +1,7 @@
 """A run small enough to be trained many times in a test, and one that is trained once for all tests that read it."""
 
 import atexit
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Container
@@ -29,6 +30,8 @@ from txl_lightning.config.schemas import (
     typed,
 )
 from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.measure.options import EvaluateOptions
+from txl_lightning.measure.perplexity import run as evaluate
 from txl_lightning.runs.models import Model, State, model_class
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule, join_streams
@@ -76,6 +79,14 @@ def trained(*overrides: str) -> Path:
     return folder
 
 
+def evaluated(checkpoint: Path | str, directory: Path, **options: Any) -> dict[str, Any]:
+    """Return `evaluation.json` of `txl evaluate`."""
+    directory.mkdir(exist_ok=True)
+    evaluate(EvaluateOptions(checkpoint=str(checkpoint), **options), directory)
+    found: dict[str, Any] = json.loads((directory / "evaluation.json").read_text())
+    return found
+
+
 def stored_memory(checkpoint: Path) -> State:
     """Return the memory of all streams that a checkpoint holds, or that the files beside it hold."""
     contents = read_file(checkpoint)
@@ -85,23 +96,13 @@ def stored_memory(checkpoint: Path) -> State:
 
 
 def bare_module(
-    model: Model,
-    lengths: Lengths | None = None,
-    loss: str = "full",
-    optimizer: str = "adam",
-    segment_len: int | None = None,
-    **trainer: Any,
+    model: Model, lengths: Lengths | None = None, loss: str = "full", segment_len: int | None = None, **trainer: Any
 ) -> LanguageModelModule:
     """Return a module for use without a trainer."""
-    data = DataConfig(segment_len=segment_len or 1)
-    memory = MemoryConfig(gradient_segments=1 if segment_len else 0)
-    config = Config(
-        data=data,
-        memory=memory,
-        optimizer=OptimizerConfig(optimizer, lr=1e-3, clip_norm=1e-2),
-        trainer=TrainerConfig(max_steps=10, **trainer),
-        loss=loss,
-    )
+    data, memory = DataConfig(segment_len=segment_len or 1), MemoryConfig(gradient_segments=1 if segment_len else 0)
+    optimizer = OptimizerConfig(trainer.pop("optimizer", "adam"), lr=1e-3, clip_norm=1e-2)
+    options = {"optimizer": optimizer, "trainer": TrainerConfig(max_steps=10, **trainer), "loss": loss}
+    config = Config(data=data, memory=memory, **options)
     module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or Lengths(1, memory=None))
     module.manual_backward = torch.Tensor.backward  # type: ignore[assignment]
     module.log_dict = lambda *args, **options: None  # type: ignore[method-assign]

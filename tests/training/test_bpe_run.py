@@ -4,17 +4,15 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.training.small_run import tiny_config
+from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import train_byte_pairs
 from txl_lightning.measure import generate
-from txl_lightning.measure import perplexity as evaluate
-from txl_lightning.measure.options import EvaluateOptions, GenerateOptions
+from txl_lightning.measure.options import GenerateOptions
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
@@ -39,15 +37,9 @@ def checkpoint(folder: Path) -> str:
     return str(folder / "run/checkpoints/best.ckpt")
 
 
-def evaluation(path: str, directory: Path, **options: Any) -> dict[str, Any]:
-    directory.mkdir(exist_ok=True)
-    evaluate.run(EvaluateOptions(checkpoint=path, **options), directory)
-    return json.loads((directory / "evaluation.json").read_text())
-
-
 def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None:
     metrics = json.loads((run / "run/metrics.json").read_text())
-    result = evaluation(checkpoint(run), tmp_path)["test"]
+    result = evaluated(checkpoint(run), tmp_path)["test"]
     assert result["ppl"] == pytest.approx(metrics["test/ppl"], rel=1e-6)
     assert result["bpb"] == pytest.approx(metrics["test/bpb"], rel=1e-6)
     trained = load_trained(checkpoint(run))

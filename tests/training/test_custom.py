@@ -66,9 +66,7 @@ UNFIT = (
 
 
 @pytest.mark.parametrize(("given", "message"), UNFIT, ids=[message[:30] for _, message in UNFIT])
-def test_a_callback_that_does_not_fit_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, message: str
-) -> None:
+def test_unfit_callbacks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, message: str) -> None:
     monkeypatch.chdir(tmp_path)
     config = tiny_config(tmp_path)
     config.trainer.callbacks = [given]
@@ -102,8 +100,6 @@ def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(tmp_path: Path, mon
     with pytest.raises(UserError, match=r"^logger\._target_=.*TensorBoardLogger: cannot be made: ModuleNotFoundError"):
         train(tiny_config(tmp_path, "logger=tensorboard"), tmp_path / "run")
     assert (tmp_path / "run/metrics.json").read_text() == "{}"
-    refused = run_txl("evaluate", "checkpoint=a", "logger=lightning", "logger._target_=a.B", directory=tmp_path).err
-    assert refused.endswith("logger=lightning: must be wandb or none\n")
 
 
 def test_variables_of_wandb_are_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +119,8 @@ def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
 
 
 def test_none_as_sweeps_write_it_is_null() -> None:
-    for word in ("trainer.num_threads=None", "data.path=[None, 2,None]", "seed=1,None", "logger.arguments={a:None}"):
+    for word in ("data.path=[None, 2,None]", "logger.arguments={a:None}"):
         assert literal(word, ("prompt",)) == word.replace("None", "null")
-    for word in ("data.path=None.txt", "data.path='None'", "None"):
-        assert literal(word, ("prompt",)) == word
     assert literal("prompt=None", ("prompt",)) == "prompt='None'"
+    for word in ("data.path=None.txt", "data.path='None'"):
+        assert literal(word, ("prompt",)) == word

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -112,15 +111,11 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
     assert "txl train, rank 1: seed=1: must be 0, as on rank 0 (this is rank 1)" in ends[1].stderr
 
 
-def wait_for(process: ForkedCommand | subprocess.Popen[bytes], path: Path) -> None:
-    while process.poll() is None and not path.exists():
-        time.sleep(0.1)
-
-
 def test_a_running_training_cannot_be_reached_from_elsewhere_and_a_closed_terminal_stops_it(tmp_path: Path) -> None:
     words = ("train", "trainer.devices=2", "trainer.max_steps=1000000", "hydra.run.dir=run")
     process = start(tmp_path, *words)
-    wait_for(process, tmp_path / "run/validation.jsonl")
+    while process.poll() is None and not (tmp_path / "run/validation.jsonl").exists():
+        time.sleep(0.1)
     tree = psutil.Process(process.pid)
     sockets = [c for p in (tree, *tree.children(recursive=True)) for c in p.net_connections("inet")]
     listening = {c.laddr for c in sockets if c.status == psutil.CONN_LISTEN}

@@ -99,9 +99,7 @@ def resumed(of_two: Path, directory: Path, resume: Path | str, steps: int = 14) 
     return read_file(directory / "checkpoints/last.ckpt")
 
 
-def test_a_copy_takes_its_memory_along_or_says_what_that_means(
-    of_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copy_takes_its_memory_or_says_so(of_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = of_two / "run/checkpoints"
     at_home = resumed(of_two, tmp_path / "at home", folder / "last.ckpt")
     assert at_home["training_memory"].keys() == {"memory", "next_number"}  # one process: in the checkpoint
@@ -124,9 +122,7 @@ def test_a_copy_takes_its_memory_along_or_says_what_that_means(
     assert f"last.ckpt holds no training memory ({where}): it fills again over the next 8 tokens" in said
 
 
-def test_a_damaged_file_is_named_and_auto_takes_the_checkpoint_before(
-    of_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_named_and_skipped(of_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run/checkpoints"
     shutil.copytree(of_two / "run/checkpoints", folder)
     damaged = folder / min(files_of(folder / "last.ckpt"))
@@ -153,9 +149,7 @@ def test_the_best_brings_its_memory_into_another_directory(of_two: Path, tmp_pat
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 4, 5])
-def test_any_number_of_ranks_reads_the_files_or_the_memory_of_all(
-    tmp_path: Path, before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_ranks_reads_the_memory(tmp_path: Path, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranks, "largest", lambda _, number: int(number))
     model = tiny_model(mem_len=3).float()
     whole = Memory(torch.randn(2, 5, 3, 8), filled=3)

@@ -12,7 +12,6 @@ from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.data.streams import Batch, Streams
-from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.training.module import LanguageModelModule, scored_positions
 
 CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)
@@ -35,21 +34,8 @@ def loss_of(module: LanguageModelModule, segment: Batch) -> float:
     return float(module.loss)
 
 
-def test_training_carries_the_memory_and_starts_afresh_at_an_epoch(
-    module: LanguageModelModule, streams: Streams
-) -> None:
-    memory, expected = None, []
-    for segment in streams:
-        nll, memory = module.model.score(segment.tokens, segment.targets, memory)
-        expected.append(nll.mean().item())
-    for _epoch in range(2):
-        assert [loss_of(module, segment) for segment in streams] == expected
-
-
 @pytest.mark.parametrize(("length", "counted"), [(6, slice(3, 6)), (5, slice(2, 5)), (1, slice(0, 1))])
-def test_half_loss_is_of_the_last_half_in_training_only(
-    module: LanguageModelModule, length: int, counted: slice
-) -> None:
+def test_half_loss_is_of_the_last_half_in_training(module: LanguageModelModule, length: int, counted: slice) -> None:
     tokens = torch.arange(2 * (length + 1)).view(2, -1) % 20
     segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
     nll, _ = module.model.score(segment.tokens, segment.targets)
@@ -71,29 +57,6 @@ def test_a_random_half_has_as_many_positions_as_half_and_depends_on_seed_and_ste
     assert T == 1 or drawn[:50] != drawn[50:]
 
 
-def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelModule, streams: Streams) -> None:
-    module.add_gradients(streams[0])
-    training_memory = module.training_memory.memory
-    before = training_memory.states.clone()
-    for change in (0.0, 0.1):  # each validation has the weights of its time
-        with torch.no_grad():
-            module.model.layers[0].feed_forward[0].weight.add_(change)
-            memory, expected = None, []
-            for i, segment in enumerate(streams):
-                module.validation_step(segment, i)
-                model = module.model.with_lengths(**module.evaluation_lengths.keywords())
-                nll, memory = model.score(segment.tokens, segment.targets, memory)
-                expected.append(nll.double().sum())
-        assert isinstance(module._evaluation_score.__self__, CachedTransformerXL)
-        assert (training_memory.length, module.evaluation_memory.memory.filled) == (6, 9)
-        nll, tokens, _ = module.losses["val"].compute()
-        assert float(nll) == pytest.approx(float(sum(expected) / tokens), rel=1e-6)
-        module._evaluation_end("val")
-    assert module.training_memory.memory is training_memory
-    assert torch.equal(training_memory.states, before)
-    assert module.model.config == CONFIG
-
-
 def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: Streams) -> None:
     module.add_gradients(streams[0])
     with pytest.raises(RuntimeError, match="expected segment 1, got segment 2"):
@@ -101,9 +64,7 @@ def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams:
 
 
 @pytest.mark.parametrize(("mem_len", "filled"), [(9, [9, 9]), (0, [0] * 8)])
-def test_compiled_training_compiles_full_memories_and_whole_segments_only(
-    streams: Streams, mem_len: int, filled: list[int]
-) -> None:
+def test_only_full_memories_and_whole_segments_are_compiled(streams: Streams, mem_len: int, filled: list[int]) -> None:
     """How much of a memory is filled, and a length, are numbers that compiled code depends on."""
     module = bare_module(TransformerXL(replace(CONFIG, mem_len=mem_len)), compile=True)
     scored, compiled = module.model.score, []

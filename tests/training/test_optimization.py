@@ -48,9 +48,9 @@ def test_the_cosine_and_the_constant() -> None:
     assert rates(99, schedule="constant") == [0.4]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
-def test_the_optimizer_is_the_one_that_was_asked_for(name: str, kind: type) -> None:
-    assert type(make_optimizer(torch.nn.Linear(2, 2), replace(ADAM, name=name), 4, True)[0]) is kind
+def test_the_optimizer_is_the_one_that_was_asked_for() -> None:
+    for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+        assert type(make_optimizer(torch.nn.Linear(2, 2), replace(ADAM, name=name), 4, True)[0]) is kind
 
 
 def draw_gradients(model: torch.nn.Module, seed: int) -> None:

@@ -118,36 +118,30 @@ def test_a_checkpoint_of_two_processes_resumes_on_one_and_four(runs: Path, W: in
     check_resumed(runs, W)
 
 
-def check_killed(
-    base: Path, kill: tuple[int, int], at: int, n_streams: int, steps: int, worlds: tuple[int, ...]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kill", "at", "B", "steps", "worlds"), [((2, 3), 13, 5, 16, (1,)), ((3, 4), 27, 10, 50, (1, 2, 3, 4))], ids=str
+)
+def test_a_run_killed_on_some_processes_goes_on_with_more(
+    tmp_path: Path, kill: tuple[int, int], at: int, B: int, steps: int, worlds: tuple[int, ...]
 ) -> None:
     """Compare runs of several numbers of processes, and one that is killed on some ranks and resumed on more."""
-    options = (*OPTIONS, f"data.batch_size={n_streams}", f"trainer.max_steps={steps}", "trainer.precision=64-true")
+    options = (*OPTIONS, f"data.batch_size={B}", f"trainer.max_steps={steps}", "trainer.precision=64-true")
     options = (*options, "evaluation.max_segments=2", "trainer.val_max_segments=2")
     for W in worlds:
-        (base / f"{W}").mkdir()
-        done = complete(base / f"{W}", *options, f"trainer.devices={W}")
+        (tmp_path / f"{W}").mkdir()
+        done = complete(tmp_path / f"{W}", *options, f"trainer.devices={W}")
         assert done.returncode == 0, done.stderr
-    expected = dict(recorded_losses(base / f"{worlds[0]}/run"))
+    expected = dict(recorded_losses(tmp_path / f"{worlds[0]}/run"))
     assert len(expected) == steps
     for W in worlds[1:]:
-        assert dict(recorded_losses(base / f"{W}/run")) == pytest.approx(expected, abs=1e-10)
-    (base / "killed").mkdir()
+        assert dict(recorded_losses(tmp_path / f"{W}/run")) == pytest.approx(expected, abs=1e-10)
+    (tmp_path / "killed").mkdir()
     before, after = (f"trainer.devices={W}" for W in kill)
-    killed = complete(base / "killed", *options, before, at=at, signal=signal.SIGKILL, rank=1)
+    killed = complete(tmp_path / "killed", *options, before, at=at, signal=signal.SIGKILL, rank=1)
     assert killed.returncode != 0
-    done = complete(base / "killed", *options, after, "resume=auto")
+    done = complete(tmp_path / "killed", *options, after, "resume=auto")
     assert "resuming from" in done.stderr, done.stderr
-    losses = recorded_losses(base / "killed/run")
+    losses = recorded_losses(tmp_path / "killed/run")
     assert losses[at][0] == 1 + at // 10 * 10, "the first step after the checkpoint"
     assert dict(losses) == pytest.approx(expected, abs=1e-10)
-
-
-@pytest.mark.slow
-def test_a_run_killed_on_two_processes_goes_on_with_three(tmp_path: Path) -> None:
-    check_killed(tmp_path, (2, 3), 13, 5, 16, (1,))
-
-
-@pytest.mark.slow
-def test_ten_streams_on_one_to_four_processes_and_killed_on_three_and_resumed_on_four(tmp_path: Path) -> None:
-    check_killed(tmp_path, (3, 4), 27, 10, 50, (1, 2, 3, 4))

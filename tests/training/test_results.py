@@ -211,9 +211,7 @@ def test_a_resumed_run_adds_its_seconds_and_tokens(tmp_path: Path, monkeypatch: 
         (("model=lstm", "model.d_model=8"), ("carried", "without context")),
     ],
 )
-def test_the_protocol_of_the_evaluation_is_named(
-    tmp_path: Path, overrides: tuple[str, ...], expected: tuple[str, str]
-) -> None:
+def test_the_protocol_is_named(tmp_path: Path, overrides: tuple[str, ...], expected: tuple[str, str]) -> None:
     options = ("trainer.max_steps=1", "checkpoint.enabled=false", "evaluation.max_segments=1")
     metrics = train(tiny_config(tmp_path, *options, *overrides), tmp_path / "run")
     assert (metrics["evaluation"]["protocol"], metrics["evaluation"]["streams_start"]) == expected

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tests.training.small_run import patch_module, tiny_config, trained
-from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
 from txl_lightning.runs import storage
 from txl_lightning.runs.storage import DurableCheckpoints, read_file
@@ -39,19 +40,6 @@ def diverge(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
             module.metrics["val/nll"] = math.inf
 
     patch_module(monkeypatch, "_evaluation_end", after=spoil)
-
-
-def broken(monkeypatch: pytest.MonkeyPatch, method: str, at: int, config: Config, directory: Path) -> None:
-    """Train until a method of the module raises an error in or after step `at`."""
-
-    def breaks(module: LanguageModelModule) -> None:
-        if module.trainer.global_step == at:
-            raise RuntimeError("something broke")
-
-    with monkeypatch.context() as patch:
-        patch_module(patch, method, after=breaks)
-        with pytest.raises(RuntimeError, match="something broke"):
-            train(config, directory)
 
 
 def flip(path: Path) -> None:
@@ -96,9 +84,7 @@ def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 
 
-def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_run_replaces_all(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     diverge(monkeypatch, 3)
     (run / "context_curve.png").touch()
     train(tiny_config(run.parent, *OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null"), run)
@@ -119,9 +105,7 @@ def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
     assert last_good(folder / "none") == (None, [])
 
 
-def test_auto_without_a_checkpoint_begins_and_a_finished_run_is_evaluated_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for more, said in (
         ((), "resume=auto: no checkpoint in"),
@@ -166,15 +150,21 @@ def test_a_kill_before_the_best_one_is_copied_loses_nothing(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.slow)])
-def test_a_validation_that_was_cut_short_is_made_after_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
-) -> None:
+def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str) -> None:
     """Validated every 4 steps or at the end of an epoch (56), and saved every 4 or 56: never before the validation."""
     at, save = (12, 4) if every == "4" else (56, 56)
     options = (f"trainer.max_steps={at}", f"trainer.val_every_n_steps={every}", f"checkpoint.every_n_steps={save}")
     config = tiny_config(tmp_path, *options, "evaluation.max_segments=2", "model.dropout=0.2")
     whole = train(config, tmp_path / "whole")
-    broken(monkeypatch, "validation_step", at, config, tmp_path / "run")
+
+    def breaks(module: LanguageModelModule) -> None:
+        if module.trainer.global_step == at:
+            raise RuntimeError("something broke")
+
+    with monkeypatch.context() as patch:
+        patch_module(patch, "validation_step", after=breaks)
+        with pytest.raises(RuntimeError, match="something broke"):
+            train(config, tmp_path / "run")
     again = train(replace(config, resume="auto"), tmp_path / "run")
     assert {**again, **VARYING} == {**whole, **VARYING}
 
@@ -190,9 +180,7 @@ def test_the_best_of_another_run_is_not_taken(tmp_path: Path) -> None:
     assert [json.loads(line)["steps"] for line in curves] == [13]  # nor are its curves left
 
 
-def test_a_memory_is_stored_in_its_own_precision_and_steps_are_without_autocast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_memory_has_its_own_precision_and_steps_no_autocast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
     patch_module(monkeypatch, "on_before_optimizer_step", lambda module: seen.add(torch.is_autocast_enabled("cpu")))
     train(tiny_config(tmp_path, *OPTIONS, "trainer.precision=bf16-mixed"), tmp_path / "run")
@@ -229,40 +217,19 @@ def test_a_full_disk_is_reported_and_training_continues(
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best"]["step"] == 5
 
 
-def test_what_cannot_be_written_after_the_last_validation_is_tried_again_and_must_succeed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = json.loads((trained(*OPTIONS) / "run/metrics.json").read_text())
-    saved, copied, left = storage.write_checkpoint, checkpointing.copy_checkpoint, [0]
+@pytest.mark.parametrize("name", ["runs.storage.write_checkpoint", "training.checkpointing.copy_checkpoint"])
+@pytest.mark.parametrize("n_failures", [1, 2])
+def test_a_last_write_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, n_failures: int) -> None:
+    write, failures = resolve_name(f"txl_lightning.{name}"), iter(range(n_failures))
 
-    def fails(step: int) -> None:
-        if step == 12 and left[0]:
-            left[0] -= 1
+    def fails(source: dict | Path, *target: Path, **options: Path | None) -> None:
+        contents = source if isinstance(source, dict) else read_file(source)
+        if contents["global_step"] == 12 and next(failures, None) is not None:
             raise PermissionError(13, "Permission denied")
+        write(source, *target, **options)
 
-    def save(contents: dict, path: Path, previous: Path | None = None) -> None:
-        fails(contents["global_step"])
-        saved(contents, path, previous)
-
-    def copy(source: Path, target: Path) -> None:
-        fails(read_file(source)["global_step"])
-        copied(source, target)
-
-    for name, write in (("storage.write_checkpoint", save), ("checkpointing.copy_checkpoint", copy)):
-        room = "runs" if name.startswith("storage") else "training"
-        with monkeypatch.context() as patch:
-            patch.setattr(f"txl_lightning.{room}.{name}", write)
-            left[0] = 1
-            metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / name)
-            assert {**metrics, **VARYING} == {**whole, **VARYING}
-            assert steps(tmp_path / name / "checkpoints")["best.ckpt"] == 12
-            left[0] = 2
-            with pytest.raises(UserError, match="the checkpoints of the last step, 12, could not be written"):
-                train(tiny_config(tmp_path, *OPTIONS), tmp_path / f"{name}2")
-            assert not (tmp_path / f"{name}2/metrics.json").exists()
-
-
-def test_the_first_write_of_a_run_must_succeed(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        train(tiny_config(tmp_path, *OPTIONS), tmp_path / "file" / "run")
+    monkeypatch.setattr(f"txl_lightning.{name}", fails)
+    with nullcontext() if n_failures == 1 else pytest.raises(UserError, match="of the last step, 12, could not be wri"):
+        train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
+        assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 12
+    assert (tmp_path / "run/metrics.json").exists() == (n_failures == 1)

@@ -1,15 +1,11 @@
-"""Weights kept every n steps: which, what opens them, and RECL against tokens from them."""
+"""Weights kept every n steps: which, and what opens them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.options import ReclOptions
-from txl_lightning.measure.recl import run as recl
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
@@ -21,7 +17,7 @@ def kept(directory: Path) -> list[str]:
     return sorted(path.name for path in (directory / "checkpoints").glob("step*"))
 
 
-def test_recl_against_tokens_of_training(tmp_path: Path) -> None:
+def test_weights_of_steps_are_kept_and_open_everything_but_a_resume(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, *KEEP), tmp_path / "run")
     assert kept(tmp_path / "run") == ["step12.ckpt", "step4.ckpt", "step8.ckpt"]
     folder = tmp_path / "run/checkpoints"
@@ -31,15 +27,6 @@ def test_recl_against_tokens_of_training(tmp_path: Path) -> None:
     assert (folder / "step12.ckpt").stat().st_size < (folder / "last.ckpt").stat().st_size / 2
     with pytest.raises(OptionError, match=r"resume=.*step8.ckpt: holds weights only"):
         train(tiny_config(tmp_path, *KEEP, f"resume={folder / 'step8.ckpt'}"), tmp_path / "other")
-
-    given = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20}
-    (tmp_path / "recl").mkdir()
-    recl(
-        ReclOptions([str(folder / "step*.ckpt")], logger=LoggerConfig("none"), **given),
-        tmp_path / "recl",
-    )
-    models = json.loads((tmp_path / "recl/recl.json").read_text())["models"]
-    assert [(model["step"], model["tokens_trained"]) for model in models] == [(4, 128), (8, 256), (12, 384)]
 
 
 def test_weights_of_steps_that_are_not_this_runs_are_removed(tmp_path: Path) -> None:

@@ -24,9 +24,8 @@ from txl_lightning.training.run import disable_signal_handlers, run, train
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_and_names_the_last_good_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_what_is_not_finite_ends_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """The last good checkpoint is named."""
     poison(monkeypatch, {9}, what)
     options = ("checkpoint.every_n_steps=4", "trainer.max_steps=40")
     best = tmp_path / "run/checkpoints/best.ckpt"
@@ -81,9 +80,7 @@ def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_in_the_final_evaluation_stops_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_the_final_test_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     with monkeypatch.context() as patch:
         patch_module(patch, "test_step", before=lambda module: os.kill(os.getpid(), number))
         with pytest.raises(Stopped, match=f"stopped by {number.name}$"):
@@ -151,7 +148,7 @@ def test_lightnings_signal_handlers_are_registered_by_the_method_that_is_replace
 
 
 @pytest.mark.parametrize(
-    ("words", "number", "status", "requeued", "line"),
+    "case",
     [
         (["resume=auto"], signal.SIGUSR1, 0, "requeue 77\n", "requeue 77: the job continues when SLURM starts it"),
         (["resume=auto"], signal.SIGUSR1, 1, "requeue 77\n", "scontrol requeue 77: Requested operation is disabled"),
@@ -162,16 +159,10 @@ def test_lightnings_signal_handlers_are_registered_by_the_method_that_is_replace
     ],
 )
 def test_slurm_starts_a_run_again_that_sigusr1_stopped(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    number: signal.Signals,
-    status: int | None,
-    requeued: str,
-    line: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: Any
 ) -> None:
     """With a program in place of scontrol."""
+    words, number, status, requeued, line = case
     programs, calls = tmp_path / "bin", tmp_path / "calls"
     programs.mkdir()
     if status is not None:

@@ -1,16 +1,13 @@
 """Fine-tuning on another text: the vocabulary of the checkpoint is kept."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.training.small_run import tiny_config
+from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import run as evaluate
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
@@ -28,7 +25,6 @@ CUT_OFF = ("model.cutoffs=[12]", "model.div_val=2")
         (("data.level=bpe", "data.vocab_size=270"), set()),
         (("data.level=byte",), set()),
     ],
-    ids=["words", "cut-offs", "characters", "bpe", "bytes"],
 )
 def test_a_vocabulary_is_kept_and_what_it_lacks_is_unknown_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], lacks: set[str]
@@ -60,8 +56,7 @@ def test_a_vocabulary_is_kept_and_what_it_lacks_is_unknown_and_said(
         assert after.vocabulary.decode(read) == NEW_TEXT
         assert "<unk>" not in said
     # The run is evaluated, resumed and fine-tuned again with this vocabulary.
-    evaluate(EvaluateOptions(str(tmp_path / "tuned/checkpoints/best.ckpt"), splits=["valid"]), tmp_path)
-    found = json.loads((tmp_path / "evaluation.json").read_text())
+    found = evaluated(tmp_path / "tuned/checkpoints/best.ckpt", tmp_path, splits=["valid"])
     assert found["valid"]["nll"] == pytest.approx(first["val/nll"], rel=1e-6)
     resumed = (*tuning[:-1], "trainer.max_steps=4", f"resume={tmp_path / 'tuned/checkpoints/last.ckpt'}")
     train(tiny_config(tmp_path, *resumed), tmp_path / "resumed")

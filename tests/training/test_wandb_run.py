@@ -47,9 +47,7 @@ def shown(run: Path) -> dict[str, Any]:
     return summary(run)
 
 
-def test_it_is_named_grouped_and_tagged_and_knows_its_configuration(
-    directory: Path, run: Path, shown: dict[str, Any]
-) -> None:
+def test_it_is_named_grouped_and_tagged_and_has_its_config(directory: Path, run: Path, shown: dict[str, Any]) -> None:
     assert shown["project"] == "txl_lightning"
     assert shown["state"] == "finished"
     assert shown["name"] == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
@@ -89,9 +87,7 @@ def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, 
 
 
 @pytest.mark.slow
-def test_every_offline_session_is_a_run_and_one_command_uploads_them(
-    directory: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_command_uploads_all_offline_sessions(directory: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny_config(directory, *GIVEN, "trainer.max_steps=24", "resume=auto"), directory / "run")
     first, second = files = sorted(run_files(directory / "run"))
     assert (first, len({file.name for file in files})) == (run, 2)
@@ -112,9 +108,7 @@ def test_every_offline_session_is_a_run_and_one_command_uploads_them(
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
 @pytest.mark.parametrize("earlier", ["online", "offline"])
-def test_only_an_online_run_is_continued_online(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, earlier: str
-) -> None:
+def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, earlier: str) -> None:
     """An offline id that was synced later would be replaced, not continued."""
     monkeypatch.setattr(loggers, "start_wandb", lambda *args: args[-1])
     contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}

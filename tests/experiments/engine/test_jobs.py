@@ -69,9 +69,7 @@ def keys_of(found: list[Job], corpus: str = "x") -> dict[str, str]:
     return jobs.keys(found, {job.name: corpus for job in found})
 
 
-def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_depends_on_what_changes_the_numbers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(PROFILES["smoke"], (), tmp_path)
     run = training(ON, 1, setup)
     reading = Job("read", "evaluate", (f"checkpoint={run.checkpoint}",), run.arm, needs=(run.name,))

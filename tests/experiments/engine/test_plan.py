@@ -101,9 +101,7 @@ RECORD_OF_A = {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl 
         ("job.json", json.dumps({**RECORD_OF_A, "seconds": "long", "sha256": "0"})),
     ],
 )
-def test_a_job_whose_record_or_files_were_changed_runs_again_from_scratch(
-    tmp_path: Path, failing: dict[str, int], file: str, content: str
-) -> None:
+def test_a_job_whose_files_changed_runs_again(tmp_path: Path, failing: dict[str, int], file: str, content: str) -> None:
     job = JOBS[1:2]
     plan_of(tmp_path, job).run()
     folder = tmp_path / "runs/a"
@@ -120,9 +118,7 @@ def test_a_job_whose_record_or_files_were_changed_runs_again_from_scratch(
     assert plan.finished == job
 
 
-def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(
-    tmp_path: Path, failing: dict[str, int]
-) -> None:
+def test_a_failed_job_is_named_and_it_and_what_needs_it_run_again(tmp_path: Path, failing: dict[str, int]) -> None:
     failing |= {"a": 3, "b": -9}
     with pytest.raises(UserError) as error:
         plan_of(tmp_path, JOBS).run()
@@ -140,9 +136,7 @@ def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(
 
 
 @pytest.mark.parametrize(("keys", "kept"), [("key of ", True), ("another ", False)])
-def test_a_job_whose_key_changed_starts_again_and_any_other_resumes(
-    keys: str, kept: bool, tmp_path: Path, failing: dict[str, int]
-) -> None:
+def test_a_job_with_another_key_starts_again(keys: str, kept: bool, tmp_path: Path, failing: dict[str, int]) -> None:
     failing["a"] = 1
     with pytest.raises(UserError):
         plan_of(tmp_path, JOBS[1:2]).run()

@@ -32,9 +32,7 @@ def setup_of(profile: str, tmp_path: Path, *overrides: str) -> Setup:
 @pytest.mark.parametrize(
     ("profile", "steps"), [("gpu", 20_000), pytest.param("paper", 400_000, marks=pytest.mark.slow)]
 )
-def test_table_7_is_one_billion_word_where_it_is(
-    profile: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_7_is_one_billion_word(profile: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_7, "at_hand", lambda data: data.name == "lm1b")
     words = ("data.root=/data", "data.segment_len=64", "model.n_layer=2", "trainer.max_steps=7")
     runs = table_7._runs(setup_of(profile, tmp_path, *words))
@@ -72,9 +70,7 @@ def section(name: str, setup: Setup) -> Section:
 @pytest.mark.parametrize(
     ("profile", "largest"), [("gpu", "wt103_base"), pytest.param("paper", "wt103_large", marks=pytest.mark.slow)]
 )
-def test_tables_and_figures_have_the_published_models_of_their_corpus(
-    profile: str, largest: str, tmp_path: Path
-) -> None:
+def test_tables_and_figures_have_published_models_of_their_corpus(profile: str, largest: str, tmp_path: Path) -> None:
     setup = setup_of(profile, tmp_path)
     jobs = {job.name: job for job in planned(setup, "table_8", "figures_5_to_7")}
     assert "published-wt103_base" in jobs["recl-group1-seed1"].needs

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.runs.convert.test_convert_command import Convert
+from tests.training.small_run import evaluated
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import run as evaluate
 from txl_lightning.model.checkpoints import from_tensorflow
 from txl_lightning.runs.convert import read_vocabulary
 from txl_lightning.runs.trained import load_trained
@@ -55,9 +54,7 @@ def test_evaluation_of_the_references(convert: Convert, tmp_path: Path, referenc
     trained = load_trained(target)
     direct = from_tensorflow(dict(np.load(reference / "weights.npz")), flags).state_dict()
     assert all(torch.equal(tensor, direct[name]) for name, tensor in trained.model.state_dict().items())
-    options = EvaluateOptions(str(target), splits=["test"], max_segments=4)
-    evaluate(options, tmp_path)
-    settings = json.loads((tmp_path / "evaluation.json").read_text())["evaluation"]
+    settings = evaluated(target, tmp_path, splits=["test"], max_segments=4)["evaluation"]
     own = {name: flags[name] for name in ("mem_len", "same_length", "clamp_len")}
     assert settings.items() >= {**own, "segment_len": flags["tgt_len"]}.items()
 

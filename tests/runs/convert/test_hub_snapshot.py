@@ -17,9 +17,8 @@ from safetensors.torch import save_file
 
 from tests.model.tiny_model import score_segments, tiny_model
 from tests.runs.convert.test_convert_command import Convert
+from tests.training.small_run import evaluated
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import run
 from txl_lightning.model.checkpoints import to_huggingface
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.trained import load_trained
@@ -71,9 +70,7 @@ def convert(tmp_path: Path) -> Convert:
 
 @pytest.mark.parametrize("weights", ["safetensors", "zip", "legacy"])
 @pytest.mark.parametrize("words", [of_python_2(WORDS), WORDS], ids=["Python 2", "UTF-8"])
-def test_a_snapshot_is_converted_and_scores_as_its_model_does(
-    convert: Convert, tmp_path: Path, weights: str, words: list[str]
-) -> None:
+def test_a_snapshot_scores_as_its_model_does(convert: Convert, tmp_path: Path, weights: str, words: list[str]) -> None:
     folder, corpus = write_snapshot(tmp_path / "hub", weights, words), "data.level=word"
     checkpoint = convert(folder, "huggingface", "wt103.ckpt", "txl", corpus)
     trained, model = load_trained(checkpoint), published_model()
@@ -81,8 +78,7 @@ def test_a_snapshot_is_converted_and_scores_as_its_model_does(
     assert (trained.vocabulary.symbols, trained.vocabulary_given) == (tuple(WORDS), True)
     assert (trained.model.config.mem_len, trained.model.config.clamp_len) == (6, 7)
 
-    run(EvaluateOptions(str(checkpoint), splits=["test"], data_path=str(text), cached=False, **LENGTHS), tmp_path)  # type: ignore[arg-type]
-    result = json.loads((tmp_path / "evaluation.json").read_text())
+    result = evaluated(checkpoint, tmp_path, splits=["test"], data_path=str(text), cached=False, **LENGTHS)
     lines = text.read_text("utf-8").split("\n")[:-1]
     numbers = [WORDS.index(w) if w in WORDS else 5 for line in lines for w in (*line.split(), "<eos>")]
     tokens = np.array(numbers)[-result["test"]["tokens"] - 2 - result["test"]["left_out"]["trimmed"] :]

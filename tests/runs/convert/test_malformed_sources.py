@@ -16,7 +16,7 @@ from tests.training.small_run import trained
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.convert import run
 
-QKV, TABLE = "layers.0.dec_attn.qkv_net.weight", "word_emb.emb_layers.0.weight"
+QKV = "layers.0.dec_attn.qkv_net.weight"
 
 
 def convert(**options: Any) -> None:
@@ -44,11 +44,9 @@ def refused(source: Path, **options: Any) -> str:
     ("name", "change", "words"),
     [
         (QKV, lambda x: x * torch.nan, rf"has weights that are not finite ({QKV})"),
-        (TABLE, lambda x: x / 0, "has weights that are not finite"),
         (QKV, lambda x: x.int(), "has numbers of type torch.int32"),
         (QKV, lambda x: x.to(torch.float8_e4m3fn), "has numbers of type torch.float8_e4m3fn"),
         (QKV, lambda x: torch.tensor(1.0), "has shape []"),
-        ("crit.out_layers.0.bias", lambda x: torch.tensor(1.0), "has shape [], the config says"),
     ],
 )
 def test_weights(original: Path, name: str, change: Callable[[Tensor], Tensor], words: str) -> None:
@@ -67,10 +65,7 @@ def test_weights(original: Path, name: str, change: Callable[[Tensor], Tensor], 
         ({"d_inner": 10**18}, "fits into no memory"),
         ({"d_inner": 10**30}, "must be below 2^60"),
         ({"cutoffs": 3}, "cutoffs=3: must be a list"),
-        ({"cutoffs": ["a"]}, "cutoffs=['a']: must be ascending integers"),
-        ({"tie_projs": 3}, "tie_projs=3: must be a list"),
         ({"vocab_size": None}, "the config lacks vocab_size"),
-        ({"mem_len": "x"}, "mem_len=x: must be of type int"),
         ({"mem_len": 10**13, "memory_start": "zeros"}, "mem_len=10000000000000: needs at least"),
     ],
 )
