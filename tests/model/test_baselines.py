@@ -19,7 +19,6 @@ from txl_lightning.model.baselines import (
 EXACT = {"rtol": 0, "atol": 1e-9}
 both = pytest.mark.parametrize("cell", ["lstm", "qrnn"])
 ADAPTIVE = [
-    {"cutoffs": (4, 8)},
     {"d_embed": 4, "cutoffs": (4, 8), "tie_projections": "none"},
     {"cutoffs": (4, 8), "div_val": 2},
     {"d_embed": 6, "cutoffs": (4,), "div_val": 2, "tie_projections": "all"},

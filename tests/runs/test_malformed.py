@@ -66,7 +66,6 @@ VOCABULARY, WEIGHT = "txl_lightning/vocabulary", f"state_dict/{EMBEDDING}"
 WRONG: dict[str, Change] = {
     "a list": lambda _: [1],
     "no record": drop("txl_lightning"),
-    "config without model": drop("txl_lightning/config/model"),
     "config with a further key": config("secret", 1),
     "config in itself": itself,
     "trainer a number": config("trainer", 3),
@@ -94,7 +93,6 @@ WRONG: dict[str, Change] = {
     "weight nan": put(WEIGHT, lambda x: torch.full_like(x, torch.nan)),
     "weight of 4 TB": put(WEIGHT, lambda x: torch.zeros(1).expand(10**6, 10**6)),
     "no step": drop("global_step"),
-    "step below 0": put("global_step", -4),
     "corpus a list": put("txl_lightning/corpus", ["x"]),
     "memory above the folder": put("training_memory/files", ["../../notes.txt"]),
     "memory in no file": put("training_memory/files", ["memory/.."]),
@@ -130,7 +128,6 @@ HARMLESS: dict[str, Change] = {
     "as written": lambda contents: contents,
     "interpolation": config("data/document_start", "${oc.env:SECRET}"),
     "cache of an interpolation": config("data/cache_dir", "${new_directory:made}"),
-    "further contents": put("evil", [1]),
     "no checksum of the text": drop("txl_lightning/corpus"),
     "weights in half precision": put(WEIGHT, lambda x: x.half()),
     "memory not there": put("training_memory/memory", None),

@@ -1,8 +1,8 @@
-"""Token-weighted loss."""
+"""Token-weighted loss and its units."""
 
 import torch
 
-from txl_lightning.runs.metrics import TokenLoss
+from txl_lightning.runs.metrics import TokenLoss, loss_metrics, shown_units
 
 
 def test_it_counts_beyond_float32() -> None:
@@ -11,3 +11,9 @@ def test_it_counts_beyond_float32() -> None:
     loss.update(torch.full((1, 3), 1.0), torch.tensor(2.0**24))
     loss.update(torch.full((1, 1), 1.0), torch.tensor(1.0))
     assert (float(loss.nll_sum), loss.tokens, float(loss.n_bytes)) == (2.0**30 + 4, 5, 2.0**24 + 1)
+
+
+def test_bits_per_byte_are_shown_where_they_differ() -> None:
+    assert shown_units(loss_metrics(1.0, "byte", 1.0)) == ["bpc"]
+    assert shown_units(loss_metrics(1.0, "char", 1.5)) == ["bpc", "bpb"]
+    assert shown_units({"val/ppl": 2.0, "val/bpb": 1.0}, "val/") == ["ppl", "bpb"]

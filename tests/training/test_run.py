@@ -82,7 +82,6 @@ def test_several_machines_need_a_launcher(tmp_path: Path) -> None:
         ("memory=off memory.start=zeros", ["memory.start=zeros has no effect: there is no memory"]),
         ("model=lstm encoding=rope", ["encoding=rope has no effect: model=lstm has no attention"]),
         ("data.document_start=b", ["data.document_start=b has no effect: only memory.reset=document reads it"]),
-        ("resume=auto initial_weights=a", []),
         ("resume=b initial_weights=a", ["initial_weights=a has no effect: resume has weights too"]),
     ],
 )
