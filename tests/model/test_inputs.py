@@ -37,7 +37,7 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm: str, mode: str) -> 
                 hidden.append(hidden_BTD)
             found.append(torch.cat(hidden, dim=1))
     assert found[0].shape == (2, 9, 8)
-    assert torch.equal(*found)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)  # no bits: AVX2's products depend on places in memory
 
 
 def name(memory: Any, arm: str) -> dict[str, Any]:
