@@ -49,6 +49,8 @@ def save(planned: Plan) -> None:
                 and path.stem != "losses"
             ):
                 shutil.copy(path, kept)
+                if path.suffix == ".json":
+                    kept.write_text(path.read_text().replace(str(planned.setup.runs), "@runs"))
     shutil.copy(planned.setup.directory / "precision.json", PARTS)
 
 
