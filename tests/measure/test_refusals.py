@@ -1,4 +1,4 @@
-"""What commands on a checkpoint cannot do: refused in one line that names the option, before a file is written."""
+"""Commands on a checkpoint refuse what they cannot do in one line that names the option, before they write a file."""
 
 from pathlib import Path
 from typing import Any
