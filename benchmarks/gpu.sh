@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Show what a GPU does with this project, in less than ten minutes: its tests, speeds, and a training.
-#   benchmarks/gpu.sh                    on one GPU; TXL_DATA: folder with enwik8 (otherwise python-stdlib)
+#   benchmarks/gpu.sh                    on one GPU; TXL_DATA: folder with enwik8 (otherwise the source code of Python)
 #   benchmarks/gpu.sh --dry-run          the same parts on the CPU, at tiny sizes
 set -euo pipefail
 cd "$(dirname "$0")/.."

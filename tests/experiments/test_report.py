@@ -16,7 +16,8 @@ from experiments.sections import cell_text
 from txl_lightning.errors import UserError
 
 HOSTILE = "<script>alert('x')</script> | *a* `b` [c](d) & \\"
-COMMITTED = json.loads((readme.ROOT / readme.LAPTOP / "results.json").read_text())
+LAPTOP = readme.ROOT / readme.RESULTS / "laptop"
+COMMITTED = json.loads((LAPTOP / "results.json").read_text())
 
 
 class Parsed(HTMLParser):
@@ -45,7 +46,7 @@ class Parsed(HTMLParser):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the figures of the committed run."""
-    shutil.copytree(readme.ROOT / readme.LAPTOP / "figures", tmp_path / "report/figures")
+    shutil.copytree(LAPTOP / "figures", tmp_path / "report/figures")
     return tmp_path / "report"
 
 
@@ -53,7 +54,7 @@ def test_both_pages_show_every_claim_table_and_figure(folder: Path) -> None:
     write_report(COMMITTED, folder)
     assert json.loads((folder / "results.json").read_text()) == COMMITTED
     markdown = (folder / "report.md").read_text()
-    assert markdown == (readme.ROOT / readme.LAPTOP / "report.md").read_text(), "python -m experiments.report.readme"
+    assert markdown == (LAPTOP / "report.md").read_text(), "python -m experiments.report.readme"
     page = Parsed((folder / "report.html").read_text())
     figures = [figure for section in COMMITTED["sections"] for figure in section.get("figures", ())]
     assert page.tags.count("img") == markdown.count("![") == len(figures) + 1
@@ -126,6 +127,6 @@ def test_laptop_and_night_stand_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reproduction.md"])
-def test_a_page_shows_the_committed_run(page: str) -> None:
+def test_a_page_shows_the_committed_runs(page: str) -> None:
     text = (readme.ROOT / page).read_text()
-    assert readme.with_part(text, readme.parts(COMMITTED)[page]) == text, "python -m experiments.report.readme"
+    assert readme.with_part(text, readme.parts(readme.committed())[page]) == text, "python -m experiments.report.readme"
