@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -29,6 +30,25 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
     with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as command:
         command.stdout.close()  # type: ignore[union-attr]
         assert command.communicate()[1] == ""
+
+
+FAULTS = """
+import resource, torch
+from txl_lightning.cli import COMMANDS
+COMMANDS["train"].run
+counts = []
+for _ in range(40):
+    block = torch.ones(25 << 20)
+    del block
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(counts[-1] - counts[-11])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator has these settings")
+def test_a_command_gets_no_new_pages_for_blocks_that_it_has_freed() -> None:
+    found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 25_600  # pages of one block; without the settings each of the ten takes as many
 
 
 MULTIRUN = ["train", "-m", "hydra.sweep.dir=run", "seed=1,2"]
