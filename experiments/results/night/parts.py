@@ -45,6 +45,7 @@ def save(planned: Plan) -> None:
                 )
             elif (
                 path.suffix in READ
+                and path.name != "tokenizer.json"
                 and not (job.command == "evaluate" and path.suffix != ".json")
                 and path.stem != "losses"
             ):
