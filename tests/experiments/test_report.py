@@ -120,6 +120,10 @@ def test_laptop_and_night_stand_side_by_side(tmp_path: Path) -> None:
         (tmp_path / name / "results.json").write_text(json.dumps(results))
         columns = side_by_side(results, tmp_path / name)
     assert list(columns) == ["night", "laptop"]
+    header, rows, right = readme.beside([{**COMMITTED, "profile": "night"}, COMMITTED])
+    assert header[2:6] == ["night: marks", "night: effect", "laptop: marks", "laptop: effect"]
+    assert {len(row) for row in rows} == {len(header)} == {len(right)} == {7}
+    assert all(row[2:4] == row[4:6] for row in rows)
     figure = draw_effects(tmp_path / "night", columns)
     assert figure is not None
     assert (tmp_path / "night" / figure.png).stat().st_size > 5000
