@@ -31,8 +31,9 @@ from txl_lightning.model.encodings import ENCODINGS
 # minutes, or start processes, of which tests/training, tests/hydra_plugins and tests/test_multirun.py run some.
 NOT_RUN = {
     *("trainer=gpu", "trainer=ddp", "accelerator=gpu", "trainer.devices=2", "-m", "--help"),
-    *("experiment=paper/wt103_base", "data=enwik8", "data=wikitext-103", "n_positions=5000"),
-    *("source_format=tensorflow", "source_format=huggingface", "checkpoint=a.ckpt", "models=[hf:gpt2,hf:distilgpt2]"),
+    *("experiment=paper/enwik8_base", "experiment=paper/wt103_base", "data=enwik8", "data=wikitext-103"),
+    *("n_positions=5000", "checkpoint=a.ckpt", "models=[hf:gpt2,hf:distilgpt2]"),
+    *("source_format=tensorflow", "source_format=huggingface"),
 }
 # First words of commands that no test runs as they stand; those of make and python are parsed.
 NOT_TXL = {"benchmarks/gpu.sh", "hf", "make", "source", "export", "pip", "wandb", "torchrun", "srun", "python"}
