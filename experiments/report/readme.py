@@ -36,11 +36,10 @@ def parts(runs: Sequence[Results]) -> dict[str, str]:
     first, tables = runs[0], [_table_6(results) for results in runs]
     alt = "Effect of each claim by tokens of training"
     front = [
-        *(f"{run['title']}. {introduction(run)} {pair(table)}" for run, table in zip(runs, tables, strict=True)),
-        *summary(first["claims"]),
+        *(verdict(run, table) for run, table in zip(runs, tables, strict=True)),
         markdown_table(*beside(runs)).rstrip("\n"),
         f"{RULE} ± is the standard error over seeds. {first['note']}",
-        f'<img src="{RESULTS}/{first["profile"]}/{PNG}" width="700" alt="{alt}">',
+        f'<img src="{RESULTS}/{first["profile"]}/{PNG}" width="860" alt="{alt}">',
         CAPTION,
     ]
     details = [
@@ -53,6 +52,12 @@ def parts(runs: Sequence[Results]) -> dict[str, str]:
 def _table_6(results: Results) -> Mapping[str, Any]:
     tables = (table for section in results["sections"] for table in section.get("tables", ()))
     return next(table for table in tables if table["id"] == "table_6")
+
+
+def verdict(results: Results, table_6: Mapping[str, Any]) -> str:
+    """Return what was run, the test losses of its first pair, and a list of what holds."""
+    opening = f"**{results['profile'].capitalize()}.** {results['title']}. {introduction(results)} {pair(table_6)}"
+    return "\n".join([opening + "\n", *(f"- {sentence}" for sentence in summary(results["claims"]))])
 
 
 def pair(table_6: Mapping[str, Any]) -> str:

@@ -100,23 +100,23 @@ def test_sentences_name_what_holds_and_what_changes_with_training() -> None:
     claims[6]["rows"][0] |= flat  # type: ignore[index, operator]
     claims[3]["rows"] = [{"mark": "≈", **grows}, {"mark": "≈", **falls}]  # one of them is A's
     assert growth(grows) == [1.0, 3.0]
-    late = "by at least 0.5 percent points over the second half of training, in every comparison and seed"
+    late = "by 0.5 percentage points or more from the middle to the end of training, in every comparison and seed"
     assert summary(claims) == [
         "Holds in every comparison: A (1).",
-        "Holds in some comparisons, the others undecided: G (7).",
+        "Holds in some comparisons, the others are undecided: G (7).",
         "Holds in some comparisons, the opposite in others: B (2).",
-        "Does not hold: C (3).",
+        "Holds in none, the opposite in at least one: C (3).",
         "Undecided: D (4).",
         "Cannot be told in this run: E (5); F (6).",
-        f"Grows {late}: A (1).",
-        f"Shrinks {late}: D (4).",
+        f"The effect grows {late}: A (1).",
+        f"The effect shrinks {late}: D (4).",
     ]
 
 
 def test_laptop_and_night_stand_side_by_side(tmp_path: Path) -> None:
     for name in ("laptop", "night"):
         (tmp_path / name).mkdir()
-        results = {**COMMITTED, "profile": name, "title": name}
+        results = {**COMMITTED, "profile": name, "title": "one run"}
         (tmp_path / name / "results.json").write_text(json.dumps(results))
         columns = side_by_side(results, tmp_path / name)
     assert list(columns) == ["night", "laptop"]
