@@ -44,15 +44,15 @@ CLAIMS = (
         "recurrence_helps_at_the_best_lengths",
         "Recurrence helps at the best attention lengths too",
         "Table 6: 26.77 with, 29.02 without, each at its best attention length",
-        "Test loss without recurrence minus with, each at the attention length that is best on validation. It cannot "
-        "be told if no run without recurrence chose a longer one than training’s: it would be the claim above again.",
+        "Test loss without recurrence minus with, each at the attention length that is best on validation. – where "
+        "every run without recurrence is best at training’s length: it would be the claim above again.",
     ),
     Claim(
         "recurrence_beats_longer_segments",
         "Recurrence beats longer segments",
         "Table 10: 26.77 with, 27.98 without on segments of 176 instead of 128 (full loss)",
-        "Test loss without recurrence minus with, equal tokens of training, best lengths. The segments without are as "
-        "long as the memory allows that training with recurrence takes.",
+        "Test loss without recurrence minus with, equal tokens of training, best lengths. Segments without "
+        "recurrence are as long as fit into the memory that training with recurrence takes.",
     ),
     Claim(
         "our_encoding_is_better",

@@ -41,11 +41,12 @@ LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 ROOT = Path(__file__).parents[2]
 SCALES = ("laptop", "night")
 RULE = (
-    "An effect is positive where the claim holds. Of losses it is the difference, in percent of the loss in nats that "
-    "should be worse. In brackets: the 95 % interval of one effect; a to b: the lowest and highest of several. "
+    "An effect is positive where the claim holds: of losses (in nats), the difference in percent of the one that "
+    "should be higher; of context lengths, speed-ups and attention (8, 9, 10), the ratio less 1. In brackets: the 95 % "
+    "interval of one effect; a to b: the lowest and highest of several. "
     f"Marks, one for each comparison: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())}."
 )
-GROWTH = 0.5  # percent points; less is not called growth
+GROWTH = 0.5  # percentage points; less is not called growth
 
 
 def assemble(plan: Plan, outcomes: Outcomes, sections: Sequence[Section], wall_seconds: float) -> dict[str, Any]:
@@ -258,7 +259,11 @@ def render(results: Mapping[str, Any], directory: Path) -> Page:
     page.heading(2, "The differences", "differences")
     for number, claim in enumerate(results["claims"], 1):
         page.text(f"{claim['paper']}. {claim['difference']}", f"{number}. {claim['claim']}.")
-        page.table(["difference", "", "effect here", "in percent", "paper"], rows_of(claim), [False] * 2 + [True] * 3)
+        page.table(
+            ["difference", "", "effect here", "the same in percent", "paper, in percent"],
+            rows_of(claim),
+            [False] * 2 + [True] * 3,
+        )
         for note in dict.fromkeys(filter(None, (row.get("untested") for row in claim["rows"]))):
             page.text(f"–: {note}", kind="note")
     for section in results["sections"]:
@@ -284,16 +289,16 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
     marks = [{row["mark"] for row in claim["rows"]} - {"–"} for claim in claims]
     points = {n: [point for row in rows for point in growth(row)] for n, rows in courses(claims)}
     trends = [points.get(number, [0.0]) for number in range(1, len(claims) + 1)]
-    late = f"by at least {GROWTH} percent points over the second half of training, in every comparison and seed"
+    late = f"by {GROWTH} percentage points or more from the middle to the end of training, in every comparison and seed"
     kinds = {
         "Holds in every comparison": [found == {"✓"} for found in marks],
-        "Holds in some comparisons, the others undecided": [found == {"✓", "≈"} for found in marks],
+        "Holds in some comparisons, the others are undecided": [found == {"✓", "≈"} for found in marks],
         "Holds in some comparisons, the opposite in others": [{"✓", "✗"} <= found for found in marks],
-        "Does not hold": ["✗" in found and "✓" not in found for found in marks],
+        "Holds in none, the opposite in at least one": ["✗" in found and "✓" not in found for found in marks],
         "Undecided": [found == {"≈"} for found in marks],
         "Cannot be told in this run": [not found for found in marks],
-        f"Grows {late}": [min(trend) >= GROWTH for trend in trends],
-        f"Shrinks {late}": [max(trend) <= -GROWTH for trend in trends],
+        f"The effect grows {late}": [min(trend) >= GROWTH for trend in trends],
+        f"The effect shrinks {late}": [max(trend) <= -GROWTH for trend in trends],
     }
     named = [f"{claim['claim']} ({number})" for number, claim in enumerate(claims, 1)]
     chosen = {
@@ -303,18 +308,18 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def growth(row: Mapping[str, Any]) -> list[float]:
-    """Return how many percent points an effect on validation gains from the middle to the end, for each seed."""
+    """Return how many percentage points an effect on validation gains from the middle to the end, for each seed."""
     ends = [row["tokens"][-1] / 2, row["tokens"][-1]]
     return [float(np.diff(np.interp(ends, row["tokens"], course))[0]) for course in row["course"].values()]
 
 
 def side_by_side(results: Mapping[str, Any], directory: Path) -> dict[str, Sequence[Mapping[str, Any]]]:
     """Return the claims of this report, and those of the other profile of `SCALES` where its report lies beside it."""
-    found = {results["title"]: results["claims"]}
+    found = {results["profile"]: results["claims"]}
     for name in SCALES if results["profile"] in SCALES else ():
         other = JobFolder(directory.parent / name, "results.json").record
         if name != results["profile"] and other.get("claims"):
-            found[other["title"]] = other["claims"]
+            found[name] = other["claims"]
     return found
 
 

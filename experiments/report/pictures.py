@@ -14,10 +14,10 @@ from txl_lightning.reporting.canvas import COLOURS, new_figure
 
 PNG = "figures/effects.png"
 CAPTION = (
-    "How each effect changes with training; above zero is as the claim says. It is the difference of validation losses "
-    "in percent (the table has test losses) at the same tokens; models without recurrence are scored in windows. "
-    "Thick: mean over seeds; thin: single seeds, where there are several. A claim without a panel has the curve of an "
-    "earlier one, or none."
+    "How each effect changes with training; above zero is as the claim says. Curves are of validation losses at "
+    "training's attention lengths, the table is of test losses (2, 3 and 4: at the best lengths), so their ends differ "
+    "a little. Thick: mean over seeds; thin: single seeds, where there are several. The panels' scales differ. What "
+    "only one column has was not trained for the other. A claim without a panel has no curve of its own."
 )
 Claims = Sequence[Mapping[str, Any]]
 

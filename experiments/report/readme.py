@@ -1,47 +1,63 @@
-"""Parts of README.md and docs/reproduction.md that show the committed laptop run.
+"""Parts of README.md and docs/reproduction.md that show the committed runs: the larger one first, the other beside it.
 
-`python -m experiments.report.readme` writes `report.md` of that run again from its `results.json`, and each part
+`python -m experiments.report.readme` writes `report.md` of each run again from its `results.json`, and each part
 between its markers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.arms import OFF, ON
-from experiments.report.pages import RULE, Page, claims_table, introduction, render, summary, table_of
-from experiments.report.pictures import CAPTION, PNG, courses
+from experiments.report.pages import RULE, SCALES, claims_table, introduction, render, summary, table_of
+from experiments.report.pictures import CAPTION, PNG
 from experiments.sections import cell_text
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
 
 ROOT = Path(__file__).parents[2]
-LAPTOP = "experiments/results/laptop"
+RESULTS = "experiments/results"
 UNITS = {"ppl": "in perplexity"}
+BEGIN, END = "<!-- committed runs begin -->\n", "\n<!-- committed runs end -->"
+Results = Mapping[str, Any]
 
 
-def parts(results: Mapping[str, Any]) -> dict[str, str]:
+def committed() -> list[Results]:
+    """Return the content of `results.json` of the committed runs, the larger one first."""
+    paths = (ROOT / RESULTS / name / "results.json" for name in reversed(SCALES))
+    return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
+
+
+def parts(runs: Sequence[Results]) -> dict[str, str]:
     """Return the part of each page, without its markers, by path of the page."""
-    (table_6,) = (
-        table for section in results["sections"] for table in section.get("tables", ()) if table["id"] == "table_6"
-    )
+    first, tables = runs[0], [_table_6(results) for results in runs]
+    alt = "Effect of each claim by tokens of training"
     front = [
-        f"{results['title']}. {introduction(results)}",
-        pair(table_6),
-        *summary(results["claims"]),
-        markdown_table(*claims_table(results["claims"])).rstrip("\n"),
-        f"{RULE} {results['note']}",
+        *(verdict(run, table) for run, table in zip(runs, tables, strict=True)),
+        markdown_table(*beside(runs)).rstrip("\n"),
+        f"{RULE} ± is the standard error over seeds. {first['note']}",
+        f'<img src="{RESULTS}/{first["profile"]}/{PNG}" width="860" alt="{alt}">',
+        CAPTION,
     ]
-    if courses(results["claims"]):
-        front += [f'<img src="{LAPTOP}/{PNG}" width="700" alt="Effect of each claim by tokens of training">', CAPTION]
     details = [
-        f"{results['title']}. {results['note']} ± is the standard error over seeds.",
-        markdown_table(*table_of(table_6)).rstrip("\n"),
+        f"{run['title']}. {run['note']} ± is the standard error over seeds.\n\n" + markdown_table(*table_of(table))
+        for run, table in zip(runs, tables, strict=True)
     ]
-    return {"README.md": "\n\n".join(front), "docs/reproduction.md": "\n\n".join(details)}
+    return {"README.md": "\n\n".join(front), "docs/reproduction.md": "\n".join(details).rstrip("\n")}
+
+
+def _table_6(results: Results) -> Mapping[str, Any]:
+    tables = (table for section in results["sections"] for table in section.get("tables", ()))
+    return next(table for table in tables if table["id"] == "table_6")
+
+
+def verdict(results: Results, table_6: Mapping[str, Any]) -> str:
+    """Return what was run, the test losses of its first pair, and a list of what holds."""
+    opening = f"**{results['profile'].capitalize()}.** {results['title']}. {introduction(results)} {pair(table_6)}"
+    return "\n".join([opening + "\n", *(f"- {sentence}" for sentence in summary(results["claims"]))])
 
 
 def pair(table_6: Mapping[str, Any]) -> str:
@@ -51,27 +67,37 @@ def pair(table_6: Mapping[str, Any]) -> str:
         ", ".join(f"{cell_text(table_6['rows'][arm.key][c['key']])} {UNITS.get(c['unit'], c['unit'])}" for c in columns)
         for arm in (ON, OFF)
     )
-    return f"Test loss with recurrence: {with_it}; without: {without} (± is the standard error over seeds)."
+    return f"Test loss with recurrence: {with_it}; without: {without}."
+
+
+def beside(runs: Sequence[Results]) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Return header, rows and alignment of the table of claims with the marks and effects of every run."""
+    tables = [claims_table(run["claims"]) for run in runs]
+    header, first, right = tables[0]
+    rows = [
+        [*row[:2], *(cell for _, found, _ in tables for cell in found[i][2:4]), row[4]] for i, row in enumerate(first)
+    ]
+    titles = [f"{run['profile']}: {title}" for run in runs for title in ("marks", "effect")]
+    return [*header[:2], *titles, header[4]], rows, [*right[:2], *right[2:4] * len(runs), right[4]]
 
 
 def with_part(page: str, part: str) -> str:
-    """Return a page with another text between its markers, `<!-- laptop run begin -->` and `<!-- laptop run end -->`.
+    """Return a page with another text between its markers, `BEGIN` and `END`.
 
     Raises:
         ValueError: it has no such markers.
     """
-    begin, end = "<!-- laptop run begin -->\n", "\n<!-- laptop run end -->"
-    before, after = page[: page.index(begin) + len(begin)], page[page.index(end) :]
+    before, after = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
     return before + part + after
 
 
 def main() -> None:
-    """Write the report of the committed run, and its parts in both pages."""
-    folder = ROOT / LAPTOP
-    results = json.loads((folder / "results.json").read_text("utf-8"))
-    page: Page = render(results, folder)
-    write_text(folder / "report.md", page.as_markdown())
-    for name, part in parts(results).items():
+    """Write the reports of the committed runs, and their parts in both pages."""
+    runs = committed()
+    for results in runs:
+        folder = ROOT / RESULTS / results["profile"]
+        write_text(folder / "report.md", render(results, folder).as_markdown())
+    for name, part in parts(runs).items():
         write_text(ROOT / name, with_part((ROOT / name).read_text("utf-8"), part))
 
 

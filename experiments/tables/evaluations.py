@@ -97,7 +97,7 @@ def evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> dict[Arm, list[
     for arm, of_arm in runs.items():
         for run in of_arm:
             job = evaluation_job(arm, run, setup)
-            if outcomes.has(job):
+            if outcomes.has(job) and outcomes.has(run):  # its weights may be lost, and the training run again
                 result = outcomes.result(job, "evaluation.json")
                 found.setdefault(arm, []).append(Evaluation(run.seed or 0, outcomes.runs / job.name, result))
     if not found:
@@ -108,11 +108,11 @@ def evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> dict[Arm, list[
 def all_evaluations(outcomes: Outcomes) -> list[list[Evaluation]]:
     """Read the finished evaluations of a reproduction, by arm."""
     found = defaultdict[str, list[Evaluation]](list)
-    seeds = {job.name: job.seed or 0 for job in outcomes.jobs}
+    jobs = {job.name: job for job in outcomes.jobs}
     for job in outcomes.jobs:
-        if "select_on=valid" in job.overrides and outcomes.has(job):
+        if "select_on=valid" in job.overrides and outcomes.has(job) and outcomes.has(run := jobs[job.needs[0]]):
             result = outcomes.result(job, "evaluation.json")
-            found[job.arm].append(Evaluation(seeds[job.needs[0]], outcomes.runs / job.name, result))
+            found[job.arm].append(Evaluation(run.seed or 0, outcomes.runs / job.name, result))
     return list(found.values())
 
 
