@@ -102,12 +102,12 @@ def test_sentences_name_what_holds_and_what_changes_with_training() -> None:
     assert growth(grows) == [1.0, 3.0]
     late = "by 0.5 percentage points or more from the middle to the end of training, in every comparison and seed"
     assert summary(claims) == [
-        "Holds in every comparison: A (1).",
-        "Holds in some comparisons, the others are undecided: G (7).",
-        "Holds in some comparisons, the opposite in others: B (2).",
-        "Holds in none, the opposite in at least one: C (3).",
-        "Undecided: D (4).",
-        "Cannot be told in this run: E (5); F (6).",
+        "Holds in every comparison (✓ alone): A (1).",
+        "Holds in some comparisons, undecided in the others (✓ and ≈): G (7).",
+        "Mixed (✓ and ✗): B (2).",
+        "Holds in none, the opposite in some (✗, no ✓): C (3).",
+        "Undecided (≈ alone): D (4).",
+        "Cannot be told in this run (–): E (5); F (6).",
         f"The effect grows {late}: A (1).",
         f"The effect shrinks {late}: D (4).",
     ]
