@@ -66,7 +66,9 @@ CLAIMS = (
         "Only the relative encoding gains from longer attention",
         "Table 6: 27.02 to 26.77 at 500 with recurrence, 29.59 to 29.02 without; Shaw’s does not gain",
         "Gain of the paper’s encoding: test loss at training’s lengths minus at the length chosen on validation, 0 if "
-        "that is not longer. Then its gain minus that of Shaw’s. Absolute encodings cannot attend farther.",
+        "that is not longer. Then its gain minus that of Shaw’s. With recurrence a part of it is not of the longer "
+        "attention: every token sees the whole length, at training’s lengths only the last of a segment does. Absolute "
+        "encodings cannot attend farther.",
     ),
     Claim(
         "half_loss_rescues_absolute_encodings",

@@ -42,8 +42,8 @@ ROOT = Path(__file__).parents[2]
 SCALES = ("laptop", "night")
 RULE = (
     "An effect is positive where the claim holds: of losses (in nats), the difference in percent of the one that "
-    "should be higher; of context lengths, speed-ups and attention (8, 9, 10), the ratio less 1. In brackets: the 95 % "
-    "interval of one effect; a to b: the lowest and highest of several. "
+    "should be higher; of context lengths and attention (8, 10), the difference in percent of one side; of speed-ups "
+    "(9), the ratio less 1. In brackets: the 95 % interval of one effect; a to b: the lowest and highest of several. "
     f"Marks, one for each comparison: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())}."
 )
 GROWTH = 0.5  # percentage points; less is not called growth
@@ -291,12 +291,12 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
     trends = [points.get(number, [0.0]) for number in range(1, len(claims) + 1)]
     late = f"by {GROWTH} percentage points or more from the middle to the end of training, in every comparison and seed"
     kinds = {
-        "Holds in every comparison": [found == {"✓"} for found in marks],
-        "Holds in some comparisons, the others are undecided": [found == {"✓", "≈"} for found in marks],
-        "Holds in some comparisons, the opposite in others": [{"✓", "✗"} <= found for found in marks],
-        "Holds in none, the opposite in at least one": ["✗" in found and "✓" not in found for found in marks],
-        "Undecided": [found == {"≈"} for found in marks],
-        "Cannot be told in this run": [not found for found in marks],
+        "Holds in every comparison (✓ alone)": [found == {"✓"} for found in marks],
+        "Holds in some comparisons, undecided in the others (✓ and ≈)": [found == {"✓", "≈"} for found in marks],
+        "Mixed (✓ and ✗)": [{"✓", "✗"} <= found for found in marks],
+        "Holds in none, the opposite in some (✗, no ✓)": ["✗" in found and "✓" not in found for found in marks],
+        "Undecided (≈ alone)": [found == {"≈"} for found in marks],
+        "Cannot be told in this run (–)": [not found for found in marks],
         f"The effect grows {late}": [min(trend) >= GROWTH for trend in trends],
         f"The effect shrinks {late}": [max(trend) <= -GROWTH for trend in trends],
     }

@@ -38,7 +38,7 @@ def parts(runs: Sequence[Results]) -> dict[str, str]:
     front = [
         *(verdict(run, table) for run, table in zip(runs, tables, strict=True)),
         markdown_table(*beside(runs)).rstrip("\n"),
-        f"{RULE} ± is the standard error over seeds. {first['note']}",
+        f"{RULE} ± is the standard error over seeds; an effect compares the same seeds. {first['note']}",
         f'<img src="{RESULTS}/{first["profile"]}/{PNG}" width="860" alt="{alt}">',
         CAPTION,
     ]
@@ -67,7 +67,8 @@ def pair(table_6: Mapping[str, Any]) -> str:
         ", ".join(f"{cell_text(table_6['rows'][arm.key][c['key']])} {UNITS.get(c['unit'], c['unit'])}" for c in columns)
         for arm in (ON, OFF)
     )
-    return f"Test loss with recurrence: {with_it}; without: {without}."
+    seeds = cell_text(table_6["rows"][ON.key]["seeds"])
+    return f"Test loss, seeds {seeds}: with recurrence {with_it}; without {without}."
 
 
 def beside(runs: Sequence[Results]) -> tuple[list[str], list[list[str]], list[bool]]:
