@@ -87,7 +87,7 @@ def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, 
 
 
 @pytest.mark.slow
-def test_one_command_uploads_all_offline_sessions(directory: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_command_uploads_all_offline_sessions(directory: Path, run: Path) -> None:
     train(tiny_config(directory, *GIVEN, "trainer.max_steps=24", "resume=auto"), directory / "run")
     first, second = files = sorted(run_files(directory / "run"))
     assert (first, len({file.name for file in files})) == (run, 2)
@@ -95,16 +95,21 @@ def test_one_command_uploads_all_offline_sessions(directory: Path, run: Path, mo
     assert summary(second)["summary"]["final/tokens"] == 768
     folders = f"wandb sync {first.parent} {second.parent}"
     assert upload_line(directory / "run") == f"offline run of Weights & Biases, to upload it: {folders}"
+
+
+def test_a_file_that_a_full_disk_cut_is_told(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loggers, "SECONDS_TO_WRITE", 0.0)
-    data = second.read_bytes()
-    second.write_bytes(data + data[200:600])  # as by a measurement of the machine after the run's end
-    assert upload_line(directory / "run") == f"offline run of Weights & Biases, to upload it: {folders}"
-    end = data.index(second.stem.removeprefix("run-").encode() + b"\x92\x01")  # a measurement may follow it here too
-    for cut in (end, len(data) // 2, 100):  # as by a full disk
-        second.write_bytes(data[:cut])
-        assert upload_line(directory / "run") == (
-            f"offline run of Weights & Biases: {second} was cut off, as by a full disk"
-        )
+    copy = tmp_path / "wandb" / run.parent.name / run.name  # nobody writes to it any more
+    copy.parent.mkdir(parents=True)
+    data, end = run.read_bytes(), run.stem.removeprefix("run-").encode() + b"\x92\x01"
+    split = [bytes(32_768 - at) + end[:at] + bytes(7) + end[at:] for at in range(1, len(end))]  # between two blocks
+    for whole in (data, data + data[200:600], *split):  # the second as by a measurement after the run's end
+        copy.write_bytes(whole)
+        assert upload_line(tmp_path) == (f"offline run of Weights & Biases, to upload it: wandb sync {copy.parent}")
+    of_146_bytes = b"\x1a\x92\x01" + b"x" * 40  # a text's length, in the bytes of the tag
+    for cut in (data[: data.index(end)], data[: len(data) // 2] + of_146_bytes, data[:100]):
+        copy.write_bytes(cut)
+        assert upload_line(tmp_path) == f"offline run of Weights & Biases: {copy} was cut off, as by a full disk"
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])

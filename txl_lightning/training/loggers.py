@@ -205,11 +205,12 @@ def upload_line(directory: Path) -> str | None:
 def is_complete(path: Path) -> bool:
     """Return whether a file of W&B has the record of the run's end: a full disk cuts it without an error.
 
-    The format is private: the record, of some forty bytes, has this tag after the run's id. It is the last one, unless
-    a measurement of the machine came meanwhile.
+    The format is private: the record begins with the run's id and this tag. Blocks of the file have a header of seven
+    bytes, which may lie within the record.
     """
-    tag, data = b"\x92\x01", path.read_bytes()
-    return tag in data[-64:] or path.stem.removeprefix("run-").encode() + tag in data
+    data = path.read_bytes()
+    records = b"".join(data[start + 7 : start + 32_768] for start in range(0, len(data), 32_768))
+    return path.stem.removeprefix("run-").encode() + b"\x92\x01" in records
 
 
 CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
