@@ -3,16 +3,26 @@
 import json
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from txl_lightning.training.loggers import is_complete
 
 WANDB = str(Path(sys.executable).parent / "wandb")
 
 
 def run_files(directory: Path) -> list[Path]:
-    """The files of all runs that were logged from this run directory, the oldest first."""
-    return sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
+    """The whole files of all runs that were logged from this run directory, the oldest first.
+
+    W&B still writes after a run's end: on a busy machine for seconds.
+    """
+    files, deadline = sorted(directory.glob("wandb/offline-run-*/run-*.wandb")), time.monotonic() + 60
+    while not all(map(is_complete, files)):
+        assert time.monotonic() < deadline, files
+        time.sleep(0.1)
+    return files
 
 
 def records(run: Path) -> list[dict[str, Any]]:
