@@ -208,9 +208,8 @@ def is_complete(path: Path) -> bool:
     The format is private: the record begins with the run's id and this tag. Blocks of the file have a header of seven
     bytes, which may lie within the record.
     """
-    data = path.read_bytes()
-    records = b"".join(data[start + 7 : start + 32_768] for start in range(0, len(data), 32_768))
-    return path.stem.removeprefix("run-").encode() + b"\x92\x01" in records
+    data, end = path.read_bytes(), path.stem.removeprefix("run-").encode() + b"\x92\x01"
+    return end in b"".join(data[start + 7 : start + 32_768] for start in range(0, len(data), 32_768))
 
 
 CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
