@@ -105,7 +105,7 @@ def test_a_file_that_a_full_disk_cut_is_told(tmp_path: Path, run: Path, monkeypa
     split = [bytes(32_768 - at) + end[:at] + bytes(7) + end[at:] for at in range(1, len(end))]  # between two blocks
     for whole in (data, data + data[200:600], *split):  # the second as by a measurement after the run's end
         copy.write_bytes(whole)
-        assert upload_line(tmp_path) == (f"offline run of Weights & Biases, to upload it: wandb sync {copy.parent}")
+        assert upload_line(tmp_path) == f"offline run of Weights & Biases, to upload it: wandb sync {copy.parent}"
     of_146_bytes = b"\x1a\x92\x01" + b"x" * 40  # a text's length, in the bytes of the tag
     for cut in (data[: data.index(end)], data[: len(data) // 2] + of_146_bytes, data[:100]):
         copy.write_bytes(cut)

@@ -198,8 +198,8 @@ def upload_line(directory: Path) -> str | None:
         time.sleep(0.1)
     if not complete:
         return f"offline run of Weights & Biases: {files[-1]} was cut off, as by a full disk"
-    folders = [shlex.quote(str(file.parent)) for file in files]
-    return " ".join(["offline run of Weights & Biases, to upload it: wandb sync", *folders])
+    folders = " ".join(shlex.quote(str(file.parent)) for file in files)
+    return f"offline run of Weights & Biases, to upload it: wandb sync {folders}"
 
 
 def is_complete(path: Path) -> bool:
