@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.helpers import corpus_of, files, text_of
-from txl_lightning.data import vocabulary as vocabulary_module
-from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary, pieces, train_byte_pairs
+from txl_lightning.data.subwords import train_byte_pairs
+from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
 from txl_lightning.errors import UserError
 
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(300))
@@ -20,7 +20,7 @@ TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for
 
 @cache
 def trained(vocab_size: int = 400) -> Vocabulary:
-    return Vocabulary.of_tokenizer(train_byte_pairs([TEXT.encode()], vocab_size))
+    return Vocabulary.of_tokenizer(train_byte_pairs([TEXT], vocab_size))
 
 
 def changed(**values: object) -> str:
@@ -40,22 +40,12 @@ def test_decoding_gives_back_any_text(content: str) -> None:
     assert decoder.feed(tokens) + decoder.finish() == content
 
 
-@given(st.lists(st.text(max_size=40) | LIKE_TEXT), st.integers(5, 60))
-def test_tokens_do_not_depend_on_how_the_text_is_read(chunks: list[str], longest: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary_module, "LONGEST_PIECE", longest)
-        whole = list(pieces(["".join(chunks)]))
-        assert list(pieces(chunks)) == whole
-        assert all(0 < len(piece) <= longest for piece in whole)
-        assert "".join(whole) == "".join(chunks)
-
-
 def test_common_words_become_tokens_of_equal_number_everywhere() -> None:
     vocabulary = trained()
     assert len(vocabulary) == 400
     assert len(vocabulary.encode(TEXT.encode())) < len(TEXT) / 2.5
     assert " square" in vocabulary.numbers
-    assert train_byte_pairs([TEXT[:1000].encode(), TEXT[1000:].encode()], 400) == vocabulary.tokenizer
+    assert train_byte_pairs([TEXT[:1000], TEXT[1000:]], 400) == vocabulary.tokenizer
     assert Vocabulary.from_state_dict(json.loads(json.dumps(vocabulary.state_dict()))) == vocabulary
 
 
@@ -89,14 +79,16 @@ def test_a_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 WITH_A_SPACE = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
-WORDS = json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {}}})
+WORDS = json.dumps(
+    {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}
+)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda: "{}", "is not a tokenizer.json"),
-        (lambda: WORDS, "is not a tokenizer.json of a byte-level tokenizer"),
+        (lambda: WORDS, "neither byte-level nor of SentencePiece"),
         (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),
         (lambda: changed(normalizer={"type": "Lowercase"}), "changes the text"),
     ],

@@ -140,10 +140,10 @@ def test_tokens_are_prepared_again_for_a_changed_file_or_level(tmp_path: Path, m
 def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = files(tmp_path, {"t.txt": b"first text " * 20})
     small = corpus_of(path, tmp_path).checksum
-    monkeypatch.setattr(corpus_module, "LARGE_FILE_BYTES", 200)
+    monkeypatch.setattr(sources, "LARGE_FILE_BYTES", 200)
     assert corpus_of(path, tmp_path).checksum == small
     with monkeypatch.context() as patch:
-        patch.setattr(corpus_module, "file_checksum", lambda path: pytest.fail("hashed again"))
+        patch.setattr(sources, "file_checksum", lambda path: pytest.fail("hashed again"))
         assert corpus_of(path, tmp_path).checksum == small
     files(tmp_path, {"t.txt": b"second text" * 20})
     assert corpus_of(path, tmp_path).checksum != small

@@ -60,7 +60,7 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path: Path, name
     assert text_of(corpus) == text_of(corpus_of(path, tmp_path, level=level))
     start = first.strip() if level == "word" else first
     for split in SPLITS:
-        assert np.array_equal(np.flatnonzero(corpus.splits[split] < 0), corpus.documents[split])
+        assert np.array_equal(np.flatnonzero(np.asarray(corpus.splits[split]) < 0), corpus.documents[split])
         pieces = documents_of(corpus, split)
         assert all(piece.lstrip("\n").startswith(start) for piece in pieces[1:])
         assert sum(piece.count(start) for piece in pieces[1:]) == len(pieces) - 1
@@ -72,7 +72,7 @@ def test_the_sentences_of_lm1b_are_documents(tmp_path: Path) -> None:
     config = Lm1bData("lm1b", "word", root=str(tmp_path), prefix=True, cache_dir=str(tmp_path / "cache"))
     config.batch_size, config.segment_len = 2, 7
     module = StreamsDataModule(config, EvaluationConfig(batch_size=2, segment_len=7), marked=True)
-    assert (module.corpus.splits["valid"] < 0).sum() == len(module.corpus.sentences["valid"]) > 2
+    assert (np.asarray(module.corpus.splits["valid"]) < 0).sum() == len(module.corpus.sentences["valid"]) > 2
     for segment in (module.train_dataloader()[0], module.test_dataloader()[0]):
         marked = segment.tokens < 0
         assert (without_marks(segment.tokens.numpy())[marked] == module.corpus.vocabulary.numbers["<S>"]).all()

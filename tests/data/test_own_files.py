@@ -152,20 +152,27 @@ def test_files_are_read_as_their_contents_say(tmp_path: Path, name: str, level: 
 
 
 NO_TEXT = "must be a text, not "
-NO_RECORD = "must have a text in the column text of every record "
+RECORD_OF = r"data.path=.*a.jsonl: record {} cannot be read "
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("text.txt", b"%PDF-1.7 " + b"x" * 99, NO_TEXT + "binary; data.level=byte reads any bytes"),
-        ("text.txt", ("text" * 99).encode("utf-16"), NO_TEXT + "binary"),
-        ("a.docx", b"PK\x03\x04" + b"x" * 99, NO_TEXT + "an archive; unpack it"),
-        ("text.txt", gzip.compress(bytes(257) + b"ustar" + bytes(99), mtime=0), NO_TEXT + "an archive; unpack it"),
-        ("a.jsonl", b'{"text": "a"}\n{"content": "a line", "id": 1}\n', NO_RECORD + r"\(KeyError: 'text'\)"),
-        ("a.jsonl", b'{"text": null}\n' * 9, NO_RECORD + r"\(TypeError: one is None"),
-        ("a.jsonl", b"no json\n" * 9, NO_RECORD),
-        ("a.jsonl", b" \n", NO_RECORD + r"\(LookupError: there is none"),
+        ("text.txt", b"%PDF-1.7 " + b"x" * 99, NO_TEXT + "PDF: pdftotext FILE"),
+        ("text.txt", ("text" * 99).encode("utf-16"), NO_TEXT + "UTF-16: iconv -f UTF-16"),
+        ("a.docx", b"PK\x03\x04" + b"x" * 99, NO_TEXT + "an office document: pandoc -t plain"),
+        ("a.dat", b"a\0" * 99, NO_TEXT + "binary; data.level=byte reads any bytes"),
+        ("latin.txt", "größer".encode("latin-1"), "latin.txt: not UTF-8 text .*: convert it .iconv -f LATIN1 -t UTF-8"),
+        (
+            "text.txt",
+            gzip.compress(bytes(257) + b"ustar" + bytes(999), mtime=0),
+            "must have records of a tar",
+        ),
+        ("a.jsonl", b'{"id": 1, "body": "a"}\n', "data.column=None: must be a column of .*a.jsonl: id, body"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', RECORD_OF.format(2) + r"\(TypeError: must be a text, not 7\)"),
+        ("a.jsonl", b'{"text": null}\n' * 9, "must have records with text: it has none of 9"),
+        ("a.jsonl", b'{"text": "a"}\nno json\n', RECORD_OF.format(2) + r"\(JSONDecodeError"),
+        ("a.jsonl", b" \n", "must have records of JSON lines: it is empty"),
         ("a.gz", gzip.compress(b"text" * 999, mtime=0)[:-9], "a.gz: cannot be read"),
         ("a.xz", lzma.compress(b"text" * 999)[:-9], "a.xz: cannot be read"),
     ],
@@ -181,7 +188,7 @@ def test_of_a_folder_texts_are_read_and_the_rest_is_named(tmp_path: Path, capsys
     others: dict[str, str | bytes] = {"c.png": b"\x89PNG\r\n\x1a\nx", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x"}
     files(tmp_path / "texts", {**texts, **others, ".git/f": "f"})
     assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "a" * 50 + "b" * 50
-    assert "c.png, d.dat: no text; left out" in capsys.readouterr().err
+    assert "c.png, d.dat: left out; c.png must be a text, not a picture" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root gives its place to a user who may not read")

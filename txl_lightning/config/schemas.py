@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -117,13 +118,16 @@ class FileData(DataConfig):
     `path` is a file, a folder, a list of these, or a mapping of train, valid and test to them; what names no splits is
     cut by `fractions`. For a model of lm1b `sentence_marks` is that of its corpus.
 
-    At level ids `path` is a `.npy` or raw `.bin` file of token ids, a folder of `.npy` files, or three paths: train,
-    valid, test. `dtype` is the type of the ids in a `.bin` file; `vocab_size` null is the largest id + 1, or the number
+    `column` is the one to read of records (JSON lines, Parquet, Arrow, CSV, tar); null is text, or input_ids for ids.
+
+    At level ids `path` is a file of token ids, a folder of such files, or three paths: train, valid, test. `dtype` is
+    the type of the ids in a raw file, which does not state it; `vocab_size` null is the largest id + 1, or the number
     of `names`, a file with a name for every id. `document_start` matches the whole number or name of an id that begins
     documents.
     """
 
     path: Any = None
+    column: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     sentence_marks: str = "start"
     dtype: str | None = None
@@ -177,9 +181,14 @@ def data_class(name: Any) -> type[DataConfig]:
 
 
 def file_data(data: DataConfig, path: Any, level: str) -> FileData:
-    """Return the options that read the files `path` as those of another corpus are read."""
+    """Return the options that read the files `path` as those of another corpus are read.
+
+    The type of raw ids and the column belong to the files: they are given as `{path: …, dtype: …, column: …}`.
+    """
+    of_files = {"path": path} if not isinstance(path, Mapping) or "path" not in path else dict(path)
+    require({*of_files} <= {"path", "dtype", "column"}, "data.path", dict(of_files), "may have path, dtype and column")
     shared = {f.name: getattr(data, f.name) for f in fields(FileData) if hasattr(data, f.name)}
-    return FileData(**{**shared, "name": "file", "path": path, "level": level})
+    return FileData(**{**shared, "name": "file", "level": level, "dtype": None, "column": None, **of_files})
 
 
 @dataclass

@@ -7,32 +7,27 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import DataConfig, FileData
 from txl_lightning.data import own_files, published_corpora, sources
-from txl_lightning.data.own_files import chunks_of_ids, ids_of, vocabulary_of_ids
+from txl_lightning.data.own_files import chunks_of_ids, vocabulary_of_ids
 from txl_lightning.data.recall import recall
-from txl_lightning.data.sources import SPLITS, WHOLE, Part, Source, cache_key, cached, read
-from txl_lightning.data.vocabulary import (
-    LEVELS,
-    N_BYTES,
-    SENTENCE,
-    Vocabulary,
-    close_sentences,
-    mark,
-    train_byte_pairs,
-)
+from txl_lightning.data.sources import SPLITS, WHOLE, Part, Source, cache_key, cached, checksum_once, read
+from txl_lightning.data.subwords import N_BYTES, train_byte_pairs
+from txl_lightning.data.vocabulary import LEVELS, SENTENCE, SplitTokens, Vocabulary, close_sentences, decoded
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import expand, file_checksum, not_special
+from txl_lightning.files import expand, not_special
 
 BPE_VOCAB_SIZES = {"python-packages": 2048, "file": 2048}  # unless `data.vocab_size` is given; 8192 for other corpora
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
-LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
+PACKED = 8  # times as large as its file a compressed text may be
+SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
 LEVELS_OF_OPTIONS = {
     "vocab_size": ("bpe", "ids"),
     "tokenizer": ("bpe",),
@@ -63,22 +58,24 @@ class Corpus:
 
     Args:
         name: as reports show it.
-        splits: token numbers by split, memory-mapped.
+        splits: token numbers by split, memory-mapped; with marks of documents a `SplitTokens`.
         vocabulary: symbols of the tokens.
         checksum: SHA-256 over the SHA-256 of all files that were read, and over the positions of the splits.
         cutoffs: usual cut-offs of the adaptive embedding and softmax for this vocabulary; empty for none.
         documents: position of every document's first token by split, ascending from 0, memory-mapped; the sentences of
             lm1b, and 0 alone if it is not known where documents start.
         unknown: share of tokens that are `<unk>` by split; empty without such a token.
+        sample: share of the training split on which its subwords were trained, if it was not the whole.
     """
 
     name: str
-    splits: dict[str, np.ndarray]
+    splits: dict[str, Any]
     vocabulary: Vocabulary
     checksum: str
     cutoffs: tuple[int, ...] = ()
     documents: dict[str, np.ndarray] = field(default_factory=dict)
     unknown: dict[str, float] = field(default_factory=dict)
+    sample: float | None = None
 
     @property
     def sentences(self) -> dict[str, np.ndarray]:
@@ -87,7 +84,8 @@ class Corpus:
 
     def facts(self) -> dict[str, Any]:
         """Return what results say of their corpus: name, level, checksum, and the shares of `<unk>` if it has words."""
-        facts = {"name": self.name, "level": self.vocabulary.level, "sha256": self.checksum}
+        facts: dict[str, Any] = {"name": self.name, "level": self.vocabulary.level, "sha256": self.checksum}
+        facts |= {"subwords_trained_on": self.sample} if self.sample else {}
         of_words = self.vocabulary.level == "word" or any(self.unknown.values())
         return {**facts, "unknown": self.unknown} if of_words else facts
 
@@ -119,22 +117,29 @@ def load_corpus(
         value, allowed = getattr(config, name, None), f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = corpus_source(config, whole)
-    make, given = source.vocabulary, vocabulary
+    make, given, sample = source.vocabulary, vocabulary, None
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
     require(config.min_count in (None, 1) or isinstance(make, partial), "data.min_count", config.min_count, allowed)
     if config.level == "ids":
         vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, given)
     elif config.level == "bpe" and given is None:
-        vocabulary = _tokenizer(config, source, checksum)
-    one_file = all(len(parts) == 1 for parts in source.parts.values())
+        vocabulary, sample = _tokenizer(config, source, checksum)
+    if given is not None and given.by_line:
+        notice(
+            "tokens are those of lines read one by one, as versions before 0.5.0 trained on (docs/data.md, subwords)"
+        )
+    one_part = all(len(parts) == 1 for parts in source.parts.values())
+    pattern = start_pattern(config.document_start) if marked else None
     description: dict[str, Any] = {}
-    if vocabulary is not None and config.level == "ids" and one_file and not marked:
-        splits = {split: ids_of(part) for split, (part,) in source.parts.items()}  # never copied, however large
-        starts = {split: np.zeros(1, np.int64) for split in splits}
+    if vocabulary is not None and config.level == "ids" and one_part and not (marked and config.document_start):
+        # Never copied, however large.
+        splits: dict[str, Any] = {
+            split: SplitTokens(part.ids(), None, part.path) for split, (part,) in source.parts.items()
+        }
+        starts = {split: np.append(0, part.inner_starts()) for split, (part,) in source.parts.items()}
     else:
         made = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
         closed = getattr(config, "sentence_marks", "start") == "both"
-        pattern = start_pattern(config.document_start) if marked else None
         key = cache_key(checksum, vocabulary or made, closed, pattern and pattern.pattern)
         prepare = partial(_prepare, source, vocabulary, closed, pattern)
         try:
@@ -144,6 +149,12 @@ def load_corpus(
         vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
         splits = {split: arrays[split] for split in source.parts}
         starts = {split: arrays[f"{split}.starts"] for split in splits}
+    if marked:
+        for split, tokens in splits.items():
+            of_file = isinstance(tokens, SplitTokens)
+            splits[split] = SplitTokens(
+                tokens.tokens if of_file else tokens, starts[split], tokens.path if of_file else None
+            )
     unknown = description.get("unknown", {})
     if given is None and not unknown.get("train") and any(unknown.values()):
         shares = ", ".join(f"{unknown[split]:.1%} of {split}" for split in SPLITS)
@@ -157,6 +168,7 @@ def load_corpus(
         checksum=checksum,
         cutoffs=source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else (),
         documents=starts,
+        sample=sample,
     )
 
 
@@ -184,11 +196,19 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
     source, digest = own_files.file(cast("FileData", config), whole) if whole else source_of(config), hashlib.sha256()
-    checksum_of = cache(partial(_checksum_once, expand(config.cache_dir)))
+    checksum_of = cache(partial(checksum_once, expand(config.cache_dir)))
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
             for part in parts:
-                cuts = (name, checksum_of(part.path), part.start, part.stop, part.alignment, part.format)
+                cuts: tuple[Any, ...] = (
+                    name,
+                    checksum_of(part.path),
+                    part.start,
+                    part.stop,
+                    part.alignment,
+                    part.format,
+                )
+                cuts += (part.offset, checksum_of(part.starts)) if part.starts else ()
                 digest.update(repr(cuts).encode())
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
@@ -198,36 +218,45 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     return source, checksum
 
 
-def _checksum_once(directory: Path, path: Path) -> str:
-    """Return the SHA-256 of a file; that of a large one is cached, by path, size and time."""
-    status = path.stat()
-    if status.st_size < LARGE_FILE_BYTES:
-        return file_checksum(path)
-    key = cache_key("checksum", path.resolve(), status.st_size, status.st_mtime_ns)
-    return str(cached(directory, key, lambda _: {"sha256": file_checksum(path)})[1]["sha256"])
-
-
-def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
+def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocabulary, float | None]:
     """Read `data.tokenizer`, or train `data.vocab_size` tokens on the training split and cache the tokenizer.
 
+    Of a split that is larger than `SAMPLE_BYTES`, chunks spread evenly over it are read, about as many bytes.
+
+    Returns:
+        The vocabulary, and the share of the split that was read, if it was not the whole.
+
     Raises:
-        OptionError: the file is not a byte-level tokenizer, or the training split is too short for so many tokens.
+        OptionError: the file is not a tokenizer of bytes, or the training split is too short for so many tokens.
     """
     size, file = config.vocab_size, config.tokenizer
     require(size is None or file is None, "data.vocab_size", size, "must not be given together with data.tokenizer")
     require(size is None or size >= N_BYTES, "data.vocab_size", size, f"must be an integer >= {N_BYTES}, the bytes")
     if file is not None:
         try:
-            return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
+            return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8")), None
         except (OSError, UnicodeDecodeError, UserError) as error:
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
     most = BPE_VOCAB_SIZES.get(config.name, 8192) if size is None else size
 
     def train(_: Path) -> dict[str, Any]:
-        return {"tokenizer": train_byte_pairs(read(source.parts["train"]), most, least=size or N_BYTES)}
+        n_bytes = sum(map(len, read(source.parts["train"]))) if _is_large(source.parts["train"]) else 0
+        every = max(1, round(n_bytes / SAMPLE_BYTES))
+        chunks = islice(decoded(read(source.parts["train"])), 0, None, every)
+        tokenizer = train_byte_pairs(chunks, most, least=size or N_BYTES)
+        return {"tokenizer": tokenizer, "sample": 1 / every if every > 1 else None}
 
     _, description = cached(expand(config.cache_dir), cache_key(checksum, "byte pairs", most, size), train)
-    return Vocabulary.of_tokenizer(description["tokenizer"])
+    if description["sample"]:
+        notice(f"data={config.name}: subwords are trained on {description['sample']:.1%} of the training split")
+    return Vocabulary.of_tokenizer(description["tokenizer"]), description["sample"]
+
+
+def _is_large(parts: Iterable[Part]) -> bool:
+    """Return whether a compressed text may have more than `SAMPLE_BYTES`, or a plain one has."""
+    return (
+        sum(part.path.stat().st_size * PACKED for part in {part.path: part for part in parts}.values()) > SAMPLE_BYTES
+    )
 
 
 def start_pattern(document_start: str | None) -> Pattern:
@@ -244,40 +273,68 @@ def start_pattern(document_start: str | None) -> Pattern:
         raise OptionError("data.document_start", document_start, f"must be a regular expression ({error})") from error
 
 
-def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[Iterable[bytes]]:
-    """Yield the text of every document in chunks.
+def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[list[bytes]]:
+    """Yield text in chunks, divided where documents begin (see `Vocabulary.encode_documents`).
 
-    A document begins with every part, and with every line in which a match of the pattern begins. With a pattern each
-    file is held in memory at once.
+    A document begins with every part, with every record, and with every line in which a match of the pattern begins.
+    With a pattern each file is held in memory at once.
 
     Raises:
         UserError: a file cannot be read.
     """
-    for part in parts:
-        if pattern is None:
-            yield read([part])
-        else:
-            text = b"".join(read([part]))
-            plain = text.replace(b"\r\n", b"\n")  # `$` is before either
-            ends, of_plain = (np.flatnonzero(np.frombuffer(content, np.uint8) == 10) for content in (text, plain))
-            lines = {int(np.searchsorted(of_plain, match.start())) for match in pattern.finditer(plain)}
-            starts = {0, *(int(ends[line - 1]) + 1 for line in lines if line)}
-            yield from ([text[start:stop]] for start, stop in pairwise([*sorted(starts), len(text)]))
+    for number, part in enumerate(parts):
+        at, starts = 0, part.inner_starts()
+        chunks = read([part])
+        if pattern is not None:
+            text = b"".join(chunks)
+            chunks, starts = iter([text]), np.union1d(starts, _matches(text, pattern))
+        for chunk in chunks:
+            first, last = np.searchsorted(starts, [at, at + len(chunk)])
+            cuts = [0, *(starts[first:last] - at).tolist(), len(chunk)]
+            pieces = [chunk[start:stop] for start, stop in pairwise(cuts)]
+            yield [b"", *pieces] if number and not at else pieces
+            at += len(chunk)
+
+
+def _matches(text: bytes, pattern: Pattern) -> NDArray[np.int64]:
+    """Return where the lines begin in which a match of the pattern begins, but for the first line."""
+    plain = text.replace(b"\r\n", b"\n")  # `$` is before either
+    ends, of_plain = (np.flatnonzero(np.frombuffer(content, np.uint8) == 10) for content in (text, plain))
+    lines = {int(np.searchsorted(of_plain, match.start())) for match in pattern.finditer(plain)} - {0}
+    return np.array([int(ends[line - 1]) + 1 for line in sorted(lines)], np.int64)
+
+
+def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[bytes]:
+    """Yield the text of every document (see `read_documents`).
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    held: list[bytes] = []
+    for first, *others in read_documents(parts, pattern):
+        held.append(first)
+        for other in others:
+            yield b"".join(held)
+            held = [other]
+    yield b"".join(held)
 
 
 def id_documents(
     parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None
-) -> Iterator[Iterator[np.ndarray]]:
-    """Yield the ids of every document in chunks.
+) -> Iterator[tuple[np.ndarray, NDArray[np.int64]]]:
+    """Yield ids in chunks, and the positions in them where documents begin.
 
-    A document begins with every part, and with every id whose number or name is a match of the pattern.
+    A document begins with every part, where the file says so, and with every id whose number or name is a match of the
+    pattern.
     """
     named = ((number, text.encode()) for number, name in enumerate(vocabulary.symbols) for text in (name, str(number)))
     first = [number for number, text in named if pattern and pattern.fullmatch(text)]
     for part in parts:
-        ids = ids_of(part)
-        starts = {0, *(np.flatnonzero(np.isin(ids, first)).tolist() if first else ())}
-        yield from (chunks_of_ids(ids[start:stop]) for start, stop in pairwise([*sorted(starts), len(ids)]))
+        at, starts = 0, np.append(0, part.inner_starts())
+        for ids in chunks_of_ids(part.ids()):
+            inside = starts[(starts >= at) & (starts < at + len(ids))] - at
+            yield ids, np.union1d(inside, np.flatnonzero(np.isin(ids, first))) if first else inside
+            at += len(ids)
 
 
 def _prepare(
@@ -285,7 +342,7 @@ def _prepare(
 ) -> dict[str, Any]:
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
 
-    With a pattern the first tokens of documents are marked. Sentences with `<S>` have it at both ends if `closed`.
+    Sentences with `<S>` have it at both ends if `closed`.
     """
     vocabulary = source.vocabulary(read(source.listed or source.parts["train"])) if given is None else given
     encoder = replace(vocabulary, lenient=vocabulary.unknown >= 0) if given is None else given
@@ -294,10 +351,11 @@ def _prepare(
     for split, parts in source.parts.items():
         if encoder.level == "ids":
             tokens = id_documents(parts, encoder, pattern)
+        elif encoder.starts_sentences:
+            tokens = encoder.encode_documents([chunk] for chunk in read(parts))
         else:
-            documents = [read(parts)] if encoder.starts_sentences else split_documents(parts, pattern)
-            tokens = map(encoder.encode_chunks, documents)
-        counts[split], n_unknown = _write_split(encoder, tokens, folder / split, closed, pattern is not None)
+            tokens = encoder.encode_documents(read_documents(parts, pattern))
+        counts[split], n_unknown = _write_split(encoder, tokens, folder / split, closed)
         if not counts[split]:
             of_words = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
             raise UserError(f"the {split} split is empty: {of_words if encoder.level == 'word' else 'it is too short'}")
@@ -312,22 +370,21 @@ def _prepare(
 
 
 def _write_split(
-    vocabulary: Vocabulary, documents: Iterable[Iterable[np.ndarray]], path: Path, closed: bool, marked: bool
+    vocabulary: Vocabulary, chunks: Iterable[tuple[np.ndarray, NDArray[np.int64]]], path: Path, closed: bool
 ) -> tuple[int, int]:
     """Write chunks of tokens and the positions where sentences or documents begin; count tokens and `<unk>`."""
-    dtype, n_tokens, n_unknown = np.dtype(np.int32) if marked else vocabulary.dtype, 0, 0
-    with open(f"{path}.{dtype.name}", "xb") as tokens, open(f"{path}.starts.int64", "xb") as starts:
-        for document in documents:
-            first = n_tokens
-            for chunk in document:
-                if not vocabulary.starts_sentences:
-                    begins = np.arange(min(len(chunk), 1) if n_tokens == first else 0)
-                elif closed:
-                    chunk, begins = close_sentences(chunk, vocabulary.numbers[SENTENCE])
-                else:
-                    begins = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
-                starts.write((n_tokens + begins).astype(np.int64).tobytes())
-                tokens.write((mark(chunk, begins) if marked else chunk).astype(dtype).tobytes())
-                n_tokens += len(chunk)
-                n_unknown += int(np.count_nonzero(chunk == vocabulary.unknown)) if vocabulary.unknown >= 0 else 0
+    n_tokens = n_unknown = 0
+    starts = [np.zeros(1, np.int64)]
+    with open(f"{path}.{vocabulary.dtype.name}", "xb") as tokens:
+        for chunk, begins in chunks:
+            if vocabulary.starts_sentences and closed:
+                chunk, begins = close_sentences(chunk, vocabulary.numbers[SENTENCE])
+            elif vocabulary.starts_sentences:
+                begins = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
+            starts.append(n_tokens + begins)
+            tokens.write(chunk.astype(vocabulary.dtype).tobytes())
+            n_tokens += len(chunk)
+            n_unknown += int(np.count_nonzero(chunk == vocabulary.unknown)) if vocabulary.unknown >= 0 else 0
+    found = np.unique(np.concatenate(starts))  # empty documents begin with the next one
+    found[found < n_tokens].tofile(f"{path}.starts.int64")
     return n_tokens, n_unknown

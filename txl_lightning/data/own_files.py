@@ -1,61 +1,61 @@
-"""Files of the user: which of them are splits, and what they hold: text, records of text, or token ids."""
+"""Files of the user: which of them are splits, and their texts, records or token ids."""
 
 from __future__ import annotations
 
-import codecs
+import csv
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import tarfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from txl_lightning.config.schemas import FileData
+from txl_lightning.data.formats import BOM, ID_COLUMNS, RAW_IDS, TEXT_COLUMNS, Columns, Format, format_of, suffix
+from txl_lightning.data.names import names_of_ids
 from txl_lightning.data.sources import (
     ALIGNMENT,
-    COMPRESSIONS,
-    HEAD_BYTES,
     SPLITS,
     WHOLE,
     Part,
     Source,
     cache_key,
     cached,
+    checksum_once,
     cut_file,
     cut_parts,
     first_bytes,
+    is_packed,
     mapped,
     open_vocabulary,
 )
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, notice, require
-from txl_lightning.files import expand, file_checksum, not_special
+from txl_lightning.files import expand, not_special
 
 SPLIT_NAMES = {
-    "train": r"train(?:ing|set|data)?",
+    "train": r"trn|train(?:ing|set|data)?",
     "valid": r"val|valid(?:ation|set)?|dev(?:el|elopment|set)?|eval(?:uation)?|held-?out",
-    "test": r"test(?:ing|set|data)?",
+    "test": r"tst|test(?:ing|set|data)?",
 }
+SHORT_NAMES = {"train": "tr", "valid": "va", "test": "te"}  # also of languages: all three or none
 HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}', without valid and test they are cut from train"
-TEXT_COLUMN = "text"
-RECORDS = (".jsonl", ".ndjson")  # by name: they are text too
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-FIRST_BYTES = {
-    "compressed": tuple(COMPRESSIONS),
-    "Parquet": (b"PAR1",),
-    "NumPy": (b"\x93NUMPY",),
-    "an archive": (b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x04\x22\x4d\x18"),
-    "binary": (b"%PDF-", b"{\\rtf", b"\x7fELF", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"%!PS"),
-}
-RAW_DTYPES = ("uint16", "uint32", "int32")
+# Files beside the data that describe it.
+DESCRIPTIONS = re.compile(r"(dataset_infos?|dataset_dict|state|index)\.json|.*\.(idx|index|metadata)")
+RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+RAW_SUFFIXES = ("", ".bin", ".npy", ".ds", ".raw", ".dat", ".u16", ".u32")
 TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
-NOT_RAW = re.compile(r"\.(txt|jsonl?|[ct]sv|pkl|pickle|pth?|npz|parquet|safetensors)")
 IDS_AT_ONCE = 1 << 22
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
+FEW_DISTINCT = 20  # times as many ids as occur
+MOST_COUNTED = 1 << 24  # ids that are counted one by one
 Files = dict[str, list[Path]]  # by split, or under "" if they are joined and cut
 
 
@@ -67,10 +67,10 @@ def file(config: FileData, whole: bool = False) -> Source:
     files are joined in the order of their paths and cut by `data.fractions`. A cut is never inside a character or, for
     words, a line.
 
-    Every file is a document, and every record of JSON lines and Parquet, of which the column `text` is read. A
-    document that a cut goes through continues as the first one of the next split. Nothing is put between documents,
-    but a line break at the end of a record. In a vocabulary with `<S>`, that of a model of lm1b, every line is a
-    sentence as in lm1b.
+    What a file holds is known by its contents (`formats.FORMATS`). Every file is a document, and every record of a
+    table, of which `data.column` is read. A document that a cut goes through continues as the first one of the next
+    split. Nothing is put between documents, but a line break at the end of a record of text. In a vocabulary with
+    `<S>`, that of a model of lm1b, every line is a sentence as in lm1b.
 
     Args:
         config: group `data`.
@@ -82,13 +82,12 @@ def file(config: FileData, whole: bool = False) -> Source:
     fractions, ids = list(config.fractions), config.level == "ids"
     good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
     require(good, "data.fractions", fractions, "must be three positive numbers (train, valid, test) with sum 1")
-    name, files = _files(config.path, ids, not whole)
-    of_file = _ids if ids else _documents
-    parts = {split: [part for path in paths for part in of_file(path, config)] for split, paths in files.items()}
+    name, files = _files(config.path, config, not whole)
+    kinds: dict[str, None] = {}
+    parts = {split: [part for path in paths for part in _parts(path, config, kinds)] for split, paths in files.items()}
     for split, found in parts.items():
-        of_split = f" in {', '.join(path.name for path in files[split])}" if split else ""
-        have = "ids: it is empty, or a folder without .npy files" if ids else "text: it is empty"
-        require(bool(found), "data.path", config.path, f"must have {have}{of_split}")
+        of_split = f" in {_few(files[split])}" if split else ""
+        require(bool(found), "data.path", config.path, f"must have {'ids' if ids else 'text'}: it is empty{of_split}")
     if whole:
         parts = {WHOLE: [part for of_split in parts.values() for part in of_split]}
     elif missing := [split for split in SPLITS if split not in files]:
@@ -104,6 +103,10 @@ def file(config: FileData, whole: bool = False) -> Source:
             verb = "joined and cut" if "" in files else f"{' and '.join(missing)} cut from the end of train"
             notice(f"data.path={name}: {verb}, {'ids' if ids else 'bytes'} of each split: {sizes}")
     parts = {split: parts[split] for split in (SPLITS if not whole else (WHOLE,))}
+    if kinds:
+        n_documents = {split: sum(1 + len(part.inner_starts()) for part in parts[split]) for split in parts}
+        counts = ", ".join(f"{split} {n:,}" for split, n in n_documents.items())
+        notice(f"data.path={name}: {' and '.join(kinds)}; documents of each split: {counts}")
     return Source(name, parts, open_vocabulary(config))
 
 
@@ -112,41 +115,59 @@ def _size(part: Part) -> int:
     if part.stop is not None:
         return int(part.stop - part.start)
     if part.format != "plain":
-        return len(ids_of(part))
+        return len(part.ids())
     with mapped(part.path) as text:
         return len(text) - int(part.start)
 
 
-def _files(given: Any, ids: bool, splits: bool = True) -> tuple[str, Files]:
+def _files(given: Any, config: FileData, splits: bool = True) -> tuple[str, Files]:
     """Return a name for the files of `data.path`, and those that are not empty, by split, or joined if `splits` is off.
 
-    Three paths at level ids are train, valid and test.
+    Three paths at level ids are train, valid and test. The common beginning of a `.bin` and its `.idx` names both.
     """
+    ids = config.level == "ids"
     allowed = "must be a file, a folder, a list of these or a mapping of train, valid and test to them (data.path=PATH)"
     if ids and isinstance(given, list) and len(given) == 3:
         given = dict(zip(SPLITS, given, strict=True))
     if isinstance(given, Mapping):
         require("train" in given and set(given) <= set(SPLITS), "data.path", dict(given), allowed)
-        named = {split: _files(path, ids, splits=False) for split, path in given.items()}
+        named = {split: _files(path, config, splits=False) for split, path in given.items()}
         return named["train"][0], {split: files[""] for split, (_, files) in named.items()}
     listed = [given] if isinstance(given, str) else list(given) if isinstance(given, list) else []
     require(bool(listed) and all(isinstance(path, str) and path for path in listed), "data.path", given, allowed)
     try:
-        roots = [not_special(path) for path in listed]
-        found = {path for root in roots for path in (_files_of_folder(root, ids) if root.is_dir() else [root])}
+        roots = [_with_suffix(not_special(path)) for path in listed]
+        found = {path for root in roots for path in (_files_of_folder(root, config) if root.is_dir() else [root])}
         sizes = {path: size for path in sorted(found) if (size := path.stat().st_size)}
         for path in sizes:
             path.open("rb").close()
     except OSError as error:
         which = f"{error.filename} " if str(error.filename) != given else ""
         raise OptionError("data.path", given, f"{which}cannot be read ({error.strerror})") from error
-    require(bool(sizes), "data.path", given, "must not be empty" if not ids else "must have ids: it is empty")
+    require(bool(sizes), "data.path", given, "must not be empty")
     name = roots[0].name or roots[0].resolve().name
     name += f" and {len(sizes) - 1} more" if len(roots) > 1 and len(sizes) > 1 else ""
     if len(sizes) == 1 or not splits:
         return name, {"": list(sizes)}
     base = roots[0] if len(roots) == 1 else Path(os.path.commonpath([root.absolute().parent for root in roots]))
     return name, _by_name(sizes, base.absolute(), given, len(roots) == 1)
+
+
+def _with_suffix(path: Path) -> Path:
+    """Return the `.bin` of a path that names a `.bin` and its `.idx`, by what both begin with or by the `.idx`."""
+    named = path if path.suffix == ".idx" or path.exists() else Path(f"{path}.idx")
+    return named.with_suffix(".bin") if named.suffix == ".idx" and named.is_file() else path
+
+
+def _split_of(name: str) -> str:
+    """Return the split that a path says, its last part first; nothing if it says none or several."""
+    for part in reversed(Path(name).parts):
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", part)
+        patterns = SPLIT_NAMES.items()
+        says = [split for split, word in patterns if re.search(rf"(?<![a-z])(?:{word})(?![a-z])", words, re.IGNORECASE)]
+        if says:
+            return says[0] if len(says) == 1 else ""
+    return ""
 
 
 def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool) -> Files:
@@ -159,11 +180,12 @@ def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool)
         OptionError: some files of a list are splits and others are not.
     """
     found: Files = {}
-    for path in sizes:
-        name = path.absolute().relative_to(base).as_posix()
-        words = SPLIT_NAMES.items()
-        says = [split for split, word in words if re.search(rf"(?<![a-z])(?:{word})(?![a-z])", name, re.IGNORECASE)]
-        found.setdefault(says[0] if len(says) == 1 else "", []).append(path)
+    names = {path: path.absolute().relative_to(base).as_posix() for path in sizes}
+    short = {Path(name).stem: path for path, name in names.items()}
+    if {*SHORT_NAMES.values()} <= {*short}:
+        return {split: [short[name]] for split, name in SHORT_NAMES.items()}
+    for path, name in names.items():
+        found.setdefault(_split_of(name), []).append(path)
     others = found.pop("", [])
     larger = sum(map(sizes.__getitem__, others)) > sum(sizes.values()) / 2
     if not {"valid", "test"} & set(found) or (is_folder and (larger or "train" not in found)):
@@ -172,6 +194,10 @@ def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool)
     require(is_folder or ("train" in found and not others), "data.path", given, mixed)
     if others:
         notice(f"data.path={given}: the names of {_few(others)} say no split; left out")
+    several = set.intersection(*({path.absolute().parent for path in paths} for paths in found.values()))
+    if len(several) > 1:
+        folders = ", ".join(sorted(path.relative_to(base).as_posix() for path in several))
+        notice(f"data.path={given}: {len(several)} folders with splits of their own are joined: {folders}")
     return found
 
 
@@ -180,12 +206,13 @@ def _few(paths: list[Path]) -> str:
     return f"{names} and {len(paths) - 3} more files" if len(paths) > 3 else names
 
 
-def _files_of_folder(root: Path, ids: bool) -> list[Path]:
-    """Return the text files of a folder and its folders, or `.npy` files; what is left out is named.
+def _files_of_folder(root: Path, config: FileData) -> list[Path]:
+    """Return the files of a folder and its folders that can be read, all plain texts or all tables; name the others.
 
-    Names that begin with a dot and `__pycache__` are not entered.
+    Names that begin with a dot and `__pycache__` are not entered; of `save_to_disk` only the files that it lists are.
 
     Raises:
+        OptionError: most of what it has cannot be read.
         OSError: a folder or file cannot be read.
     """
 
@@ -195,133 +222,197 @@ def _files_of_folder(root: Path, ids: bool) -> list[Path]:
     files: list[Path] = []
     for folder, folders, names in os.walk(root, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        files += [Path(folder, name) for name in names if not name.startswith(".")]
-    if ids:
-        npy = [path for path in files if path.suffix == ".npy"]
-        return npy or (files if len(files) == 1 else [path for path in files if path.suffix == ".bin"])
-    files = sorted(path for path in files if path.is_file())
-    texts = [path for path in files if kind_of(first_bytes(path)) in ("text", "compressed", "Parquet")]
-    if others := [path for path in files if path not in set(texts)]:
-        notice(f"data.path={root}: {_few(others)}: no text; left out")
-    return texts
-
-
-def kind_of(head: bytes) -> str:
-    """Return what a file is by its first bytes: text, compressed, Parquet, NumPy, an archive or binary.
-
-    Binary is also what holds a byte 0.
-    """
-    for kind, firsts in FIRST_BYTES.items():
-        if head.startswith(firsts):
-            return kind
-    if head[257:262] == b"ustar":
-        return "an archive"
-    return "binary" if b"\0" in head else "text"
-
-
-def _documents(path: Path, config: FileData) -> list[Part]:
-    """Return the documents of a file of text, or of records.
-
-    Raises:
-        OptionError: it is neither.
-    """
-    suffix = next(suffix for suffix in [*reversed(path.suffixes), ""] if suffix not in COMPRESSED).lower()
-    alignment = ALIGNMENT[config.level]
-    with mapped(path) as text:
-        kind = kind_of(head := bytes(text[:HEAD_BYTES]))
-        require(kind != "NumPy", "data.level", config.level, f"must be ids for {path}: it holds an array, no text")
-        if kind == "binary" and config.level == "byte":
-            notice(f"data.path={path}: not a text; its bytes are read as they are")
-        elif kind not in ("text", "Parquet"):
-            hint = {"an archive": "; unpack it", "binary": "; data.level=byte reads any bytes"}.get(kind, "")
-            raise OptionError("data.path", path, f"must be a text, not {kind}{hint}")
-        if kind != "Parquet" and suffix not in RECORDS:
-            return [Part(path, len(codecs.BOM_UTF8) * head.startswith(codecs.BOM_UTF8), alignment=alignment)]
-        texts = _parquet(path) if kind == "Parquet" else _json_lines(text)
-        directory, key = expand(config.cache_dir), cache_key(file_checksum(path), "records")
+        if {"state.json", "dataset_info.json"} <= {*names}:
+            names = [file["filename"] for file in json.loads(Path(folder, "state.json").read_bytes())["_data_files"]]
+        files += [Path(folder, name) for name in names if not name.startswith(".") and not DESCRIPTIONS.fullmatch(name)]
+    sizes = {path: path.stat().st_size for path in sorted(files) if path.is_file()}
+    why: dict[Path, str] = {}
+    plain: list[Path] = []
+    tables: list[Path] = []
+    for path in (path for path, size in sizes.items() if size):
+        path.open("rb").close()
         try:
-            arrays, _ = cached(directory, key, lambda folder: _store(texts, folder))
-        except (ValueError, LookupError, TypeError) as error:
-            allowed = f"must have a text in the column {TEXT_COLUMN} of every record ({type(error).__name__}: {error})"
-            raise OptionError("data.path", path, allowed.replace("\n", " ")) from error
-    whole, ends = Part(directory / key / "text.uint8", alignment=alignment), arrays["ends"].tolist()
-    return [replace(whole, start=start, stop=stop) for start, stop in pairwise(ends) if stop > start]
+            row = format_of(path)
+            _check(path, row, config, named=False)
+            (tables if row.records else plain).append(path)
+        except OptionError as error:
+            why[path] = error.allowed
+    kept, other = sorted((plain, tables), key=lambda paths: -sum(map(sizes.__getitem__, paths)))
+    why |= dict.fromkeys(other, "not of the same kind")
+    if why:
+        worst = max(why, key=sizes.__getitem__)
+        most = sum(map(sizes.__getitem__, why)) <= sum(map(sizes.__getitem__, kept))
+        require(most, "data.path", root, f"has more that cannot be read than text or ids: {worst.name} {why[worst]}")
+        notice(f"data.path={root}: {_few([*why])}: left out; {worst.name} {why[worst]}")
+    return kept
 
 
-def _json_lines(content: Any) -> Iterator[Any]:
-    for line in content[:].decode("utf-8-sig").split("\n"):
-        if line.strip():
-            yield json.loads(line)[TEXT_COLUMN]
-
-
-def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow.parquet as parquet  # comes with `datasets`; few need it
-
-    for batch in parquet.ParquetFile(path).iter_batches(columns=[TEXT_COLUMN]):
-        yield from batch.column(0).to_pylist()
-
-
-def _store(texts: Iterator[Any], folder: Path) -> dict[str, Any]:
-    """Write the texts of records as UTF-8, and where each one ends."""
-    ends = [0]
-    with (folder / "text.uint8").open("wb") as file:
-        for text in texts:
-            if not isinstance(text, str):
-                raise TypeError(f"one is {text}"[:200])
-            ends.append(ends[-1] + file.write(f"{text.removesuffix(chr(10))}\n".encode()))
-    if len(ends) == 1:
-        raise LookupError("there is none")
-    np.array(ends).tofile(folder / "ends.int64")
-    return {}
-
-
-def _ids(path: Path, config: FileData) -> list[Part]:
-    ids = map_ids(path, config.dtype)  # closed at the next one: a process has few open files
-    shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
-    require(ids.ndim == 1, "data.path", path, shape)
-    return [Part(path, format=ids.dtype.name)] if len(ids) else []
-
-
-def map_ids(path: Path, dtype: str | None = None, option: str = "data.path") -> np.ndarray:
-    """Return the ids of a file, memory-mapped.
+def _check(path: Path, row: Format, config: FileData, named: bool) -> str:
+    """Return the column to read, or nothing for a file without columns.
 
     Args:
-        path: a `.npy` file, or a raw one.
-        dtype: type of the ids in a raw file.
-        option: option that gave the path, for errors.
+        path: a file.
+        row: its format.
+        config: group `data`.
+        named: the file was named, not found in a folder.
 
     Raises:
-        OptionError: the file cannot be read, or has other contents than integers.
+        OptionError: nothing of the level can be read from it.
     """
+    ids = config.level == "ids"
+    if row.records is not None:
+        with _naming(path), mapped(path) as content:
+            columns, _ = row.records(path, content)
+        require(bool(columns), "data.path", path, f"must have records of {row.name}: it is empty")
+        return _column(path, columns, config)
+    if row.hint:
+        raise OptionError("data.path", path, f"must be {'ids' if ids else 'a text'}, not {row.name}: {row.hint}")
+    if ids:
+        require(not is_packed(path), "data.path", path, "must be ids that can be mapped, not compressed: unpack it")
+        held = "digits of a text" if not first_bytes(path).translate(None, TEXT_OF_IDS) else row.name
+        raw = (
+            row.name in RAW_IDS
+            and held != "digits of a text"
+            and suffix(path) in RAW_SUFFIXES
+            and path.suffix == suffix(path)
+        )
+        require(row.ids is not None or raw, "data.path", path, f"must be ids, not {held}: save them with numpy.save")
+        types = f"must be {', '.join(RAW_DTYPES)} for {path.name}: a raw file does not state the type of its ids"
+        require(row.ids is not None or config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
+        return ""
+    require(row.ids is None, "data.level", config.level, f"must be ids for {path}: it holds {row.name}")
+    readable = row.name == "text" or (config.level == "byte" and named)
+    require(readable, "data.path", path, f"must be a text, not {row.name}; data.level=byte reads any bytes")
+    return ""
+
+
+def _column(path: Path, columns: Columns, config: FileData) -> str:
+    """Return the column to read: `data.column`, or the usual one.
+
+    Raises:
+        OptionError: it is not there.
+    """
+    usual, others = (ID_COLUMNS, TEXT_COLUMNS) if config.level == "ids" else (TEXT_COLUMNS, ID_COLUMNS)
+    column = config.column or next((name for name in usual if name in columns), None)
+    allowed = f"must be a column of {path}: {', '.join(map(str, columns))}"
+    if column is None and {*others} & {*columns}:
+        allowed += (
+            f" (data.level={'bpe' if config.level == 'ids' else 'ids'} reads {next(iter({*others} & {*columns}))})"
+        )
+    require(column in columns, "data.column", config.column, allowed)
+    return str(column)
+
+
+def _parts(path: Path, config: FileData, kinds: dict[str, None]) -> list[Part]:
+    """Return the parts of a file, and note its kind.
+
+    Raises:
+        OptionError: it cannot be read as what `data.level` asks for.
+    """
+    row, ids = format_of(path), config.level == "ids"
+    column = _check(path, row, config, named=True)
+    directory = expand(config.cache_dir)
+    if row.records is not None:
+        kinds[f"{row.name}, column {column}"] = None
+        key = cache_key(checksum_once(directory, path), "records", column, ids)
+        _, found = cached(directory, key, partial(_store, path, row, column, ids))
+        if found["left_out"]:
+            notice(f"{path}: {found['left_out']:,} records have no {column}; left out")
+        where = directory / key
+        name, format = ("ids.int32", "int32") if ids else ("text.uint8", "plain")
+        return [Part(where / name, alignment=ALIGNMENT[config.level], format=format, starts=where / "starts.int64")]
+    if not ids:
+        if row.name != "text":
+            notice(f"data.path={path}: not a text; its bytes are read as they are")
+        start = len(BOM) * first_bytes(path).startswith(BOM)
+        return [Part(path, start, alignment=ALIGNMENT[config.level])]
     try:
-        kind = kind_of(head := first_bytes(path))
-        if path.suffix == ".npy" or kind == "NumPy":
-            ids = np.load(path, mmap_mode="r")
+        if row.ids is None:
+            part, starts = Part(path, format=str(config.dtype)), np.zeros(0, np.int64)
         else:
-            held = "digits of a text" if not head.translate(None, TEXT_OF_IDS) else kind
-            raw = held in ("text", "binary") and not NOT_RAW.fullmatch(path.suffix)
-            allowed = f"must be a .npy file or raw ids, not {held}: save it with numpy.save"
-            require(raw or not head, option, path, allowed)
-            allowed = f"must be {', '.join(RAW_DTYPES)} for {path.name}: only a .npy file states the type of its ids"
-            require(dtype in RAW_DTYPES, "data.dtype", dtype, allowed)
-            ids = np.memmap(path, str(dtype), mode="r")
+            part, starts = row.ids(path)
+        if len(starts) > 1:
+            key = cache_key("starts", starts.tobytes())
+            cached(directory, key, lambda folder: starts.astype(np.int64).tofile(folder / "starts.int64") or {})  # type: ignore[func-returns-value]
+            part = replace(part, starts=directory / key / "starts.int64")
+        if not row.name.startswith("an array") and row.ids is not None:
+            kinds[f"{row.name}, {part.format}"] = None
+        return [part] if len(part.ids()) else []
     except OptionError:
         raise
-    except (OSError, ValueError, EOFError) as error:
-        raise OptionError(option, path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    found = getattr(ids, "dtype", None)  # none of a .npz file
-    require(found is not None and found.kind in "iu", option, path, f"must hold an array of integers, not {found}")
-    return ids
+    except (OSError, ValueError, EOFError, IndexError) as error:
+        raise OptionError("data.path", path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
-def ids_of(part: Part) -> np.ndarray:
-    """Return the ids of a part of a file, memory-mapped."""
-    return map_ids(part.path, part.format)[part.start : part.stop]
+@contextmanager
+def _naming(path: Path, place: Callable[[], str] = str) -> Iterator[None]:
+    """Name the file, and the place in it, in the error of a library that reads it."""
+    try:
+        yield
+    except OptionError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, tarfile.TarError, csv.Error) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise OptionError("data.path", path, f"{place()}cannot be read ({type(error).__name__}: {reason})") from error
+
+
+def _store(path: Path, row: Format, column: str, ids: bool, folder: Path) -> dict[str, Any]:
+    """Write the texts of records as UTF-8, or their ids, and where each begins; count records that are null.
+
+    Raises:
+        OptionError: a record has something else.
+    """
+    starts, left_out, at, number = array("q"), 0, 0, 0
+    with _naming(path, lambda: f"record {number + 1} "), mapped(path) as content:
+        _, values = row.records(path, content)  # type: ignore[misc]
+        with (folder / ("ids.int32" if ids else "text.uint8")).open("wb") as file:
+            for value in values(column):
+                for one in _sequences(value) if ids else [value]:
+                    if one is None:
+                        left_out += 1
+                    else:
+                        starts.append(at)
+                        at += file.write(_encoded(one, ids)) // (4 if ids else 1)
+                number += 1
+    require(len(starts) > 0, "data.path", path, f"must have records with {column}: it has none of {number:,}")
+    np.array(starts, np.int64).tofile(folder / "starts.int64")
+    return {"left_out": left_out}
+
+
+def _sequences(value: Any) -> Iterable[Any]:
+    """Return the sequences of ids in a value: itself, or its members if they are lists, as MidiTok writes tracks."""
+    return value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+
+
+def _encoded(value: Any, ids: bool) -> bytes:
+    if ids:
+        found = np.asarray(value)
+        if found.size and found.dtype.kind not in "iu":
+            raise TypeError(f"must be a list of ids, not {str(value)[:40]}")
+        if found.size and found.max() > np.iinfo(np.int32).max:
+            raise TypeError(f"must be ids below 2^31, not {found.max()}")
+        return found.astype(np.int32).tobytes()
+    if not isinstance(value, str):
+        raise TypeError(f"must be a text, not {str(value)[:40]}")
+    return f"{value.removesuffix(chr(10))}\n".encode()
 
 
 def chunks_of_ids(ids: np.ndarray) -> Iterator[np.ndarray]:
     """Yield an array in pieces that fit into memory."""
     return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
+
+
+def map_ids(path: Path, option: str = "data.path") -> np.ndarray:
+    """Return the ids of a file that states their type, memory-mapped.
+
+    Raises:
+        OptionError: it cannot be read, or holds something else.
+    """
+    try:
+        (part,) = _parts(path, FileData(level="ids"), {})
+        return part.ids()
+    except OptionError as error:
+        raise OptionError(option, path, error.allowed) from error
 
 
 def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:
@@ -335,9 +426,16 @@ def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vo
 
     def measure(_: Path) -> dict[str, int]:
         parts = [part for of_split in source.parts.values() for part in of_split]
-        ranges = [(len(ids), int(ids.min()), int(ids.max())) for part in parts for ids in chunks_of_ids(ids_of(part))]
+        ranges = [(len(ids), int(ids.min()), int(ids.max())) for part in parts for ids in chunks_of_ids(part.ids())]
         counts, lowest, highest = zip(*ranges, strict=True)
-        return {"number": sum(counts), "smallest": min(lowest), "largest": max(highest)}
+        found = {"number": sum(counts), "smallest": min(lowest), "largest": max(highest)}
+        if found["smallest"] < 0 or found["largest"] >= MOST_COUNTED:
+            return found
+        of_ids = np.zeros(found["largest"] + 1, np.int64)
+        for part in parts:
+            for ids in chunks_of_ids(part.ids()):
+                of_ids += np.bincount(ids, minlength=len(of_ids))
+        return {**found, "zeros": int(of_ids[0]), "distinct": int(np.count_nonzero(of_ids))}
 
     _, found = cached(expand(config.cache_dir), cache_key(checksum, "range of ids"), measure)
     smallest, largest, n_ids = found["smallest"], found["largest"], found["number"]
@@ -345,9 +443,14 @@ def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vo
     vocabulary = given
     if vocabulary is None:
         if config.vocab_size is None:  # such ids may be halves or pairs of others
-            allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is data.dtype right?"
+            allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is the type of the ids right?"
             require(largest < max(n_ids, FEW_IDS), "data.vocab_size", None, allowed)
-        names = {} if config.names is None else _names(config.names)
+        if 2 * found.get("zeros", 0) >= n_ids > found.get("zeros", 0):
+            notice(f"data.path={config.path}: {found['zeros']:,} of {n_ids:,} ids are 0; is the type of the ids right?")
+        if largest > FEW_DISTINCT * found.get("distinct", largest) and config.vocab_size is None:
+            of = f"{found['distinct']:,} ids occur, and the largest is {largest:,}"
+            notice(f"data.path={config.path}: {of}; is the type of the ids right?")
+        names = {} if config.names is None else names_of_ids(config.names)
         least = 1 + max(names, default=0)
         size = config.vocab_size if config.vocab_size is not None else least if names else largest + 1
         named = f", for all names of {config.names}," if names else ""
@@ -356,15 +459,3 @@ def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vo
     allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(vocabulary) - 1}"
     require(largest < len(vocabulary), "data.path", config.path, allowed)
     return vocabulary
-
-
-def _names(file: str) -> dict[int, str]:
-    """Return the names in a text file, one in each line, or in the `vocab.json` of a tokenizer, by id."""
-    try:
-        path = not_special(file)
-        text = path.read_text(encoding="utf-8")
-        if path.suffix != ".json":
-            return dict(enumerate(text.removesuffix("\n").split("\n")))
-        return {int(number): str(name) for name, number in json.loads(text).items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise OptionError("data.names", file, f"must have a name in each line, or be a vocab.json ({error})") from error

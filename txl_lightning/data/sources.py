@@ -25,19 +25,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import vocabulary
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError, notice, require
-from txl_lightning.files import sync_folder, write_json
+from txl_lightning.files import file_checksum, sync_folder, write_json
 
 SPLITS = ("train", "valid", "test")
 FRACTIONS = (0.9, 0.05, 0.05)
 WHOLE = "whole"  # the only split of a text that is not cut
 CHUNK_BYTES = 1 << 22
-HEAD_BYTES = 1 << 13  # that tell the kind of a file
-PREPARATION_VERSION, DESCRIPTION = 7, "description.json"
+HEAD_BYTES = 1 << 16  # that tell the kind of a file
+LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
+PREPARATION_VERSION, DESCRIPTION = 8, "description.json"
 PACKAGES = {"sympy": "1.14.0", "networkx": "3.6.1"}  # as in `constraints.txt`; torch needs both
 PACKAGES_CHECKSUM = "9cf24e9700e0a49d0fd0ec4c3e620ab30311cf772b9846100a968ff394086b9f"
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -59,6 +61,7 @@ COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
     b"BZh91AY&SY": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
     b"\x28\xb5\x2f\xfd": _open_zstd,
+    **{bytes([first]) + b"\x2a\x4d\x18": _open_zstd for first in range(0x50, 0x60)},  # a frame to skip, as of pzstd
 }
 
 
@@ -73,6 +76,8 @@ class Part:
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
             line break at the end of the file gets one.
         format: `plain` text, or the type of ids.
+        offset: bytes before the first id.
+        starts: file with the positions in this file where documents begin, as int64.
     """
 
     path: Path
@@ -80,6 +85,20 @@ class Part:
     stop: int | float | None = None
     alignment: Alignment = "byte"
     format: str = "plain"
+    offset: int = 0
+    starts: Path | None = None
+
+    def ids(self) -> np.ndarray:
+        """Return the ids of the part, memory-mapped."""
+        ids = np.memmap(self.path, self.format, mode="r", offset=self.offset)
+        return ids[self.start : self.stop]
+
+    def inner_starts(self) -> NDArray[np.int64]:
+        """Return the positions in the part where its further documents begin, ascending; without the first one."""
+        if self.starts is None:
+            return np.zeros(0, np.int64)
+        starts = np.fromfile(self.starts, np.int64) - int(self.start)
+        return starts[(starts > 0) & (starts < (np.inf if self.stop is None else self.stop - self.start))]
 
 
 Parts = dict[str, list[Part]]  # by split
@@ -153,27 +172,44 @@ def cut_parts(parts: Sequence[Part], sizes: Sequence[int], fractions: Sequence[f
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
     """Yield the bytes of a file, memory-mapped; a compressed file is unpacked into a temporary one."""
-    try:
-        head = first_bytes(path)
-        unpack = next((way for first, way in COMPRESSIONS.items() if head.startswith(first)), None)
-        with path.open("rb") as given, tempfile.TemporaryFile() if unpack else given as file:
-            if unpack:
-                with unpack(given) as unpacked:
-                    shutil.copyfileobj(unpacked, file, CHUNK_BYTES)
-            size = file.seek(0, os.SEEK_END)
-            yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-    except (OSError, lzma.LZMAError, zlib.error, EOFError, ImportError) as error:
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    with _opened(path) as (given, unpack):
+        if unpack is None:
+            size = given.seek(0, os.SEEK_END)
+            yield mmap.mmap(given.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        else:
+            with tempfile.TemporaryFile() as file, unpack(given) as unpacked:
+                shutil.copyfileobj(unpacked, file, CHUNK_BYTES)
+                size = file.tell()
+                file.flush()
+                yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
 
 
 def first_bytes(path: Path) -> bytes:
-    """Return the first bytes of a file as they are, which tell its kind.
+    """Return the first bytes of a file, unpacked, which tell its kind.
 
     Raises:
-        OSError: it cannot be read.
+        UserError: it cannot be read.
     """
-    with path.open("rb") as file:
-        return file.read(HEAD_BYTES)
+    with _opened(path) as (given, unpack), unpack(given) if unpack else given as content:
+        return content.read(HEAD_BYTES)
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is compressed."""
+    with _opened(path) as (_, unpack):
+        return unpack is not None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Callable[[Any], Any] | None]]:
+    """Yield an open file and what unpacks it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(max(map(len, COMPRESSIONS)))
+            file.seek(0)
+            yield file, next((way for first, way in COMPRESSIONS.items() if head.startswith(first)), None)
+    except (OSError, lzma.LZMAError, zlib.error, EOFError, ImportError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
 def read(parts: Iterable[Part]) -> Iterator[bytes]:
@@ -183,14 +219,24 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
         UserError: a file cannot be read.
     """
     for part in parts:
-        last = b"\n"
+        last, decoder = b"\n", codecs.getincrementaldecoder("utf-8")()
         with mapped(part.path) as text:
             start, stop = _cut(text, part.start, part.alignment), _cut(text, part.stop, part.alignment)
             for at in range(start, stop, CHUNK_BYTES):
                 last = text[at : min(at + CHUNK_BYTES, stop)]
+                if part.alignment != "byte":
+                    _check_text(decoder, last, at + len(last) == stop, part.path)
                 yield last
         if part.alignment == "line" and not last.endswith(b"\n"):
             yield b"\n"  # otherwise the next part would continue the line
+
+
+def _check_text(decoder: codecs.IncrementalDecoder, chunk: bytes, final: bool, path: Path) -> None:
+    try:
+        decoder.decode(chunk, final)
+    except UnicodeDecodeError as error:
+        allowed = "convert it (iconv -f LATIN1 -t UTF-8), or read its bytes (data.level=byte)"
+        raise UserError(f"{path}: not UTF-8 text ({error.reason}): {allowed}") from error
 
 
 def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Alignment) -> int:
@@ -303,6 +349,15 @@ def cached(
             paths = [folder / name for name in sizes]
             return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in paths}, description
     raise UserError(f"data.cache_dir={directory}: {folder} is damaged; delete it")
+
+
+def checksum_once(directory: Path, path: Path) -> str:
+    """Return the SHA-256 of a file; that of a large one is cached in a folder, by path, size and time."""
+    status = path.stat()
+    if status.st_size < LARGE_FILE_BYTES:
+        return file_checksum(path)
+    key = cache_key("checksum", path.resolve(), status.st_size, status.st_mtime_ns)
+    return str(cached(directory, key, lambda _: {"sha256": file_checksum(path)})[1]["sha256"])
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice, repeat
+from itertools import accumulate, chain, repeat
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.data.subwords import N_BYTES, Subwords
+from txl_lightning.errors import UserError
 
 Level = Literal["byte", "char", "word", "bpe", "ids"]
 LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # of texts
@@ -30,15 +30,6 @@ UNKNOWN_IN_WIKITEXT_103 = 441_959
 PADDING = "madeupword"
 # Share of rare words and mean bytes of a word: beyond these white space does not divide a text of enough words.
 MOST_UNKNOWN, LONGEST_WORD, ENOUGH_WORDS = 0.5, 30, 10_000
-N_BYTES = 256
-LEAST_COUNT = 2  # a pair that occurs once is not merged
-LONGEST_PIECE = 1 << 16
-PIECES_AT_ONCE = 1 << 10
-LINE_START = re.compile(r"(?<=\n)(?=\S)", re.ASCII)
-# Byte-level tokenizers write a byte as the character of its number if that is printable, others as these from 256 on.
-PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-OTHERS = [byte for byte in range(N_BYTES) if byte not in PRINTABLE]
-BYTE_OF_CHARACTER = {chr(byte if byte in PRINTABLE else N_BYTES + OTHERS.index(byte)): byte for byte in range(N_BYTES)}
 
 
 @dataclass(frozen=True)
@@ -56,24 +47,26 @@ class Vocabulary:
         symbols: in the order of their numbers; empty for all bytes.
         tokenizer: contents of the `tokenizer.json` of level bpe.
         lenient: an unknown character or byte is `<unk>`, or left out if there is none, instead of an error.
+        by_line: the tokenizer reads line by line, as in checkpoints of versions before 0.5.0 (see `Subwords`).
     """
 
     level: Level
     symbols: tuple[str, ...] = ()
     tokenizer: str = ""
     lenient: bool = field(default=False, compare=False)
+    by_line: bool = False
 
     def __len__(self) -> int:
         return len(self.symbols) or 256
 
     @classmethod
     def of_tokenizer(cls, tokenizer: str) -> Vocabulary:
-        """Return the vocabulary of a byte-level `tokenizer.json`.
+        """Return the vocabulary of a `tokenizer.json` whose tokens are bytes of text.
 
         Raises:
-            UserError: it is not byte-level, or not readable.
+            UserError: they are not, or it is not readable.
         """
-        return cls("bpe", tuple(content.decode("latin-1") for content in BytePairs(tokenizer).contents), tokenizer)
+        return cls("bpe", tuple(content.decode("latin-1") for content in Subwords(tokenizer).contents), tokenizer)
 
     @property
     def consists_of_bytes(self) -> bool:
@@ -98,7 +91,7 @@ class Vocabulary:
     def _bytes(self) -> list[bytes]:
         """Bytes of every token, in UTF-8 for characters and words."""
         encoding = "latin-1" if self.consists_of_bytes else "utf-8"
-        return [symbol.encode(encoding) for symbol in self.symbols or map(chr, range(256))]
+        return [symbol.encode(encoding) for symbol in self.symbols or map(chr, range(N_BYTES))]
 
     def count_bytes(self, tokens: np.ndarray) -> int | None:
         """Return the number of bytes that tokens stand for; None if it is not known (words, ids, `<unk>`)."""
@@ -106,6 +99,29 @@ class Vocabulary:
             return None
         lengths = self.byte_lengths[tokens]
         return int(lengths.sum()) if lengths.min(initial=0) >= 0 else None
+
+    def count_words(self, tokens: np.ndarray) -> int | None:
+        """Return the number of words and line ends in text that tokens stand for, as papers count WikiText's tokens.
+
+        Words are what ASCII white space divides; the end of a line counts as one (`<eos>`). None for words and ids.
+        """
+        if self.level in ("word", "ids") or not len(tokens):
+            return None
+        words_V, first_V, last_V = self._words
+        tokens = tokens.astype(np.int64)
+        # A word that begins inside a token, or with a token after white space.
+        begun = first_V[tokens] & np.append(True, ~last_V[tokens[:-1]])
+        return int(words_V[tokens].sum() + begun.sum())
+
+    @cached_property
+    def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Words that begin inside each token and its line ends; whether its first and last bytes are of words, [V]."""
+        texts = [(content, content.split()) for content in self._bytes]
+        first, last = (
+            np.array([bool(content[at : at + 1 or None].strip()) for content in self._bytes]) for at in (0, -1)
+        )
+        inside = [len(words) + content.count(b"\n") for content, words in texts]
+        return np.array(inside, np.int64) - first, first, last
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -138,13 +154,36 @@ class Vocabulary:
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the token numbers of text in chunks, which may end anywhere (see `encode`)."""
+        return (tokens for tokens, _ in self.encode_documents([chunk] for chunk in chunks))
+
+    def encode_documents(self, chunks: Iterable[list[bytes]]) -> Iterator[tuple[np.ndarray, NDArray[np.int64]]]:
+        """Yield the token numbers of documents in chunks, and the positions in them where documents begin.
+
+        Args:
+            chunks: lists of text. The first of a list continues the document before it, or begins the first one; every
+                further one begins a document. The last may end anywhere.
+
+        Raises:
+            UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
+        """
         if self.level == "bpe":
-            return (tokens.astype(self.dtype) for tokens in self._byte_pairs.encode_chunks(chunks))
-        if self.level == "byte":
-            return map(self._encode_bytes, chunks)
-        if self.level == "char":
-            return (self._look_up(code_points(text)) for text in decoded(chunks))
-        return (self._encode_lines(text) for text in _lines(chunks))
+            for tokens, begins in self._subwords.encode(_decoded_documents(chunks)):
+                yield tokens.astype(self.dtype), begins
+        elif self.level == "byte":
+            for contents in chunks:
+                if self.symbols and "\n" not in self.numbers:
+                    contents = [content.replace(b"\n", b"") for content in contents]
+                yield self._look_up(np.frombuffer(b"".join(contents), np.uint8), _begins(contents))
+        elif self.level == "char":
+            for texts in _decoded_documents(chunks):
+                yield self._look_up(code_points("".join(texts)), _begins(texts))
+        else:
+            mark = SENTENCE if self.starts_sentences else END_OF_LINE
+            for texts in _whole_lines(_decoded_documents(chunks)):
+                found = [text.split() if self.level == "ids" else words_of_lines(text, mark) for text in texts]
+                words = [*chain.from_iterable(found)]
+                tokens = np.fromiter(map(self.numbers.get, words, repeat(self.unknown)), np.int32, len(words))
+                yield self._known(tokens, _begins(found), words.__getitem__)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
@@ -160,7 +199,8 @@ class Vocabulary:
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers for a checkpoint."""
         state: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
-        return state | {name: value for name in ("tokenizer", "lenient") if (value := getattr(self, name))}
+        state |= {name: value for name in ("tokenizer", "lenient") if (value := getattr(self, name))}
+        return state | ({"by_line": self.by_line} if self.level == "bpe" else {})
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Vocabulary:
@@ -171,7 +211,8 @@ class Vocabulary:
         """
         try:
             further = {name: state[name] for name in ("tokenizer", "lenient") if name in state}
-            vocabulary = cls(state["level"], tuple(state["symbols"]), **further)
+            by_line = state["level"] == "bpe" and state.get("by_line", True)  # before 0.5.0 always
+            vocabulary = cls(state["level"], tuple(state["symbols"]), **further, by_line=by_line)
             level, symbols, text = vocabulary.level, vocabulary.symbols, "".join(vocabulary.symbols)
             text.encode("latin-1" if vocabulary.consists_of_bytes else "utf-8")
             valid = level in get_args(Level) and (level == "byte" or text != "")
@@ -185,8 +226,8 @@ class Vocabulary:
         return vocabulary
 
     @cached_property
-    def _byte_pairs(self) -> BytePairs:
-        return BytePairs(self.tokenizer)
+    def _subwords(self) -> Subwords:
+        return Subwords(self.tokenizer, self.by_line)
 
     @cached_property
     def _table(self) -> np.ndarray:
@@ -196,30 +237,24 @@ class Vocabulary:
         table[list(characters)] = list(characters.values())
         return table
 
-    def _encode_bytes(self, chunk: bytes) -> np.ndarray:
-        if not self.symbols:
-            return np.frombuffer(chunk, np.uint8)
-        kept = chunk if "\n" in self.numbers else chunk.replace(b"\n", b"")
-        return self._look_up(np.frombuffer(kept, np.uint8))
-
-    def _look_up(self, values: np.ndarray) -> np.ndarray:
+    def _look_up(self, values: np.ndarray, begins: NDArray[np.int64]) -> tuple[np.ndarray, NDArray[np.int64]]:
+        if self.level == "byte" and not self.symbols:
+            return values, begins
         # In int64, since the index of the last entry may not fit into a byte.
         tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
-        return self._known(tokens, lambda place: chr(int(values[place])))
+        return self._known(tokens, begins, lambda place: chr(int(values[place])))
 
-    def _encode_lines(self, text: str) -> np.ndarray:
-        mark = SENTENCE if self.starts_sentences else END_OF_LINE
-        found = text.split() if self.level == "ids" else words_of_lines(text, mark)
-        tokens = np.fromiter(map(self.numbers.get, found, repeat(self.unknown)), dtype=np.int32, count=len(found))
-        return self._known(tokens, lambda place: found[place])
-
-    def _known(self, tokens: np.ndarray, symbol_at: Callable[[int], str]) -> np.ndarray:
-        """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is an error."""
-        tokens = tokens[tokens >= 0] if self.lenient else tokens
+    def _known(
+        self, tokens: np.ndarray, begins: NDArray[np.int64], symbol_at: Callable[[int], str]
+    ) -> tuple[np.ndarray, NDArray[np.int64]]:
+        """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is left out, or an error."""
         if tokens.min(initial=0) < 0:
-            symbol = symbol_at(int(tokens.argmin()))
-            raise UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")
-        return tokens.astype(self.dtype)
+            if not self.lenient:
+                symbol = symbol_at(int(tokens.argmin()))
+                raise UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")
+            kept = tokens >= 0
+            tokens, begins = tokens[kept], np.append(0, np.cumsum(kept))[begins]
+        return tokens.astype(self.dtype), begins
 
 
 class StreamDecoder:
@@ -272,16 +307,70 @@ def words_of_lines(text: str, mark: str) -> list[str]:
     return [word for line in lines if line.strip() for word in (mark, *line.split())]
 
 
+def _begins(documents: Sequence[Sequence[Any]]) -> NDArray[np.int64]:
+    """Return the position where each further document begins, of these one after the other."""
+    return np.array([*accumulate(map(len, documents[:-1]))], np.int64)
+
+
 def code_points(text: str) -> np.ndarray:
     """Return the code points of a text's characters."""
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
 
 
-def mark(tokens: np.ndarray, places: Any) -> NDArray[np.int32]:
+class SplitTokens:
+    """Token numbers of a split in a file, read by slice or position.
+
+    Args:
+        tokens: token numbers, memory-mapped.
+        starts: positions of first tokens of documents, to be marked: read as -1 - token, which tells the model that a
+            document begins there. None marks none.
+        path: file that is not ours and must stay as it is; None does not look.
+
+    Raises:
+        UserError: when tokens are read and the file has changed since it was opened.
+    """
+
+    def __init__(self, tokens: np.ndarray, starts: np.ndarray | None = None, path: Path | None = None) -> None:
+        self.tokens, self.starts, self.path, self.dtype = tokens, starts, path, np.dtype(np.int64)
+        self._status = self._look()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, places: slice | int) -> Any:
+        inside = range(len(self))[places]
+        return self.take(inside if isinstance(inside, int) else np.arange(inside.start, inside.stop, inside.step))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[:].astype(np.int64 if dtype is None else dtype)
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        """Return all token numbers in memory."""
+        return np.asarray(self, dtype)
+
+    def take(self, positions: Any, mode: Any = "raise") -> NDArray[np.int64]:
+        """Return the token numbers at positions, as `numpy.take`."""
+        if self._look() != self._status:
+            raise UserError(f"{self.path}: has changed since it was opened; its ids must stay as they are")
+        found = self.tokens.take(positions, mode=mode).astype(np.int64)
+        if self.starts is not None:
+            at = np.asarray(positions) % len(self) if mode == "wrap" else np.asarray(positions)
+            place = np.minimum(np.searchsorted(self.starts, at), len(self.starts) - 1)
+            found = np.where(self.starts[place] == at, ~found, found)
+        return found
+
+    def _look(self) -> tuple[int, int] | None:
+        """Return size and time of the file."""
+        try:
+            status = None if self.path is None else self.path.stat()
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read ({error.strerror})") from error
+        return None if status is None else (status.st_size, status.st_mtime_ns)
+
+
+def mark(tokens: np.ndarray, places: Any) -> NDArray[np.int64]:
     """Return the tokens with those at `places` as -1 - token, which tells the model that a document begins there."""
-    marked = tokens.astype(np.int32)
-    marked[places] = ~marked[places]
-    return marked
+    return SplitTokens(tokens, np.asarray(places)).astype(np.int64)
 
 
 def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
@@ -411,8 +500,21 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
     Raises:
         UserError: the bytes are not UTF-8.
     """
+    return (text for (text,) in _decoded_documents([chunk] for chunk in chunks))
+
+
+def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
+    """Decode chunks of documents (see `Vocabulary.encode_documents`)."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        yield from codecs.iterdecode(chunks, "utf-8")
+        for contents in chunks:
+            first, *others = contents
+            yield [
+                decoder.decode(first, final=bool(others)),
+                *map(bytes.decode, others[:-1]),
+                *map(decoder.decode, others[-1:]),
+            ]
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file") from error
 
@@ -422,106 +524,23 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     return decoded(cut_after(chunks, b"\n"))
 
 
+def _whole_lines(chunks: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Yield chunks of documents that end with whole lines; a document's last line may lack its line break."""
+    rest = ""
+    for texts in chunks:
+        lines: list[str] = []
+        for number, text in enumerate(texts):
+            if number:
+                lines[-1] += rest
+                rest = ""
+            text = rest + text
+            end = text.rfind("\n") + 1
+            lines.append(text[:end])
+            rest = text[end:]
+        yield lines
+    yield [rest]
+
+
 def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:
     """Count the members of all chunks, in the order of their first appearance."""
     return Counter(chain.from_iterable(chunks))
-
-
-class BytePairs:
-    """Tokens of UTF-8 text by a byte-level tokenizer.
-
-    Text is encoded piece by piece (see `pieces`), so that tokens do not depend on how a file is read.
-
-    Args:
-        tokenizer: contents of a `tokenizer.json`.
-
-    Attributes:
-        contents: bytes of every token, by number.
-
-    Raises:
-        UserError: it is not a byte-level tokenizer with a token for every byte and all numbers from 0 on.
-    """
-
-    def __init__(self, tokenizer: str) -> None:
-        try:
-            self._tokenizer = Tokenizer.from_str(tokenizer)
-            added = self._tokenizer.get_added_tokens_decoder().items()
-            found = {number: token.content.encode() for number, token in added}
-            for text, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
-                if number not in found:
-                    found[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
-            self.contents = tuple(found[number] for number in range(len(found)))
-            if missing := {bytes([byte]) for byte in range(N_BYTES)} - {*self.contents}:
-                raise ValueError(f"it has no token for {min(missing)!r}")
-        except Exception as error:  # the library raises a plain Exception for a file that it cannot read
-            raise UserError(f"is not a tokenizer.json of a byte-level tokenizer, like GPT-2's ({error!r})") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-
-    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the token numbers of a text in chunks, which may end anywhere.
-
-        Raises:
-            UserError: the bytes are not UTF-8, or the tokens do not give back the text, since the tokenizer changes it
-                (normalizer, added spaces).
-        """
-        texts = pieces(decoded(chunks))
-        while held := list(islice(texts, PIECES_AT_ONCE)):
-            encodings = self._tokenizer.encode_batch_fast(held, add_special_tokens=False)
-            tokens = np.concatenate([encoding.ids for encoding in encodings]).astype(np.int64)
-            if b"".join(self.contents[token] for token in tokens.tolist()) != "".join(held).encode():
-                raise UserError("the tokenizer changes the text: it must have no normalizer and add no spaces")
-            yield tokens
-
-
-def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int, least: int = N_BYTES) -> str:
-    """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and at most `vocab_size` - 256 merges.
-
-    The regular expression of GPT-2 cuts the text into words, which no merge crosses. Equal texts give equal merges.
-
-    Raises:
-        OptionError: it has fewer than `least` tokens, as the text is too short.
-        UserError: the bytes are not UTF-8.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=LEAST_COUNT,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(pieces(decoded(chunks)), trainer)
-    if tokenizer.get_vocab_size() < least:
-        allowed = f"must be in {N_BYTES} … {tokenizer.get_vocab_size()}"
-        allowed += f": no other pair of tokens occurs {LEAST_COUNT} times in the training split"
-        raise OptionError("data.vocab_size", vocab_size, allowed)
-    return str(tokenizer.to_str())
-
-
-def pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Cut a text before every line that does not begin with white space; a function of the text, not of its chunks.
-
-    A longer piece than `LONGEST_PIECE` characters is cut before the last space in these, or after them without one.
-    """
-    rest = ""
-    for text in texts:
-        *complete, rest = LINE_START.split(rest + text)
-        for piece in complete:
-            yield from _shorter(piece)
-        *complete, rest = _shorter(rest)
-        yield from complete
-    if rest:
-        yield rest
-
-
-def _shorter(piece: str) -> Iterator[str]:
-    start = 0
-    while len(piece) - start > LONGEST_PIECE:
-        space = piece.rfind(" ", start + 1, start + LONGEST_PIECE)
-        end = space if space > 0 else start + LONGEST_PIECE
-        yield piece[start:end]
-        start = end
-    yield piece[start:]

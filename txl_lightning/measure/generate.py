@@ -253,7 +253,7 @@ def _prompts_of_ids(given: Any, vocab_size: int) -> list[Prompt]:
         OptionError: these are no ids of the vocabulary, or none at all.
     """
     is_file = isinstance(given, str) and given.endswith(".npy")
-    ids = map_ids(Path(given).expanduser(), option="prompt_ids").tolist() if is_file else given
+    ids = map_ids(Path(given).expanduser(), "prompt_ids").tolist() if is_file else given
     rows = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
     for row in rows:
         good = isinstance(row, list) and bool(row) and all(isinstance(n, int) and 0 <= n < vocab_size for n in row)

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,17 @@ def units_of(trained: TrainedModel, corpus: Corpus, split: str, options: Evaluat
     if vocabulary.level == "ids":
         require(options.per != "line", "per", "line", "must be document or token: ids have no lines")
     else:
-        contents = [b"".join(document) for document in split_documents(parts, pattern)]
+        contents = [*split_documents(parts, pattern)]
         _report_missing(vocabulary, b"".join(contents), f"{corpus.name}, {split}")
     if options.per == "token":
         shown_V = [vocabulary.decode_bytes([token]) for token in range(len(vocabulary))]
         texts = [shown_V[token].decode(errors="backslashreplace") for token in [*read_K.tolist(), *closing.tolist()]]
         return Units(texts, [], np.arange(len(texts) + 1), none)
     if vocabulary.level == "ids":
-        tokens = [np.concatenate([*document]) for document in id_documents(parts, vocabulary, pattern)]
-        return Units(list(map(vocabulary.decode, tokens)), tokens, np.cumsum([0, *map(len, tokens)]), none)
+        lengths, begins = zip(*((len(ids), at) for ids, at in id_documents(parts, vocabulary, pattern)), strict=True)
+        starts = np.concatenate([at + before for at, before in zip(begins, accumulate((0, *lengths)), strict=False)])
+        tokens = np.split(read_K, starts[1:])
+        return Units(list(map(vocabulary.decode, tokens)), tokens, np.append(starts, len(read_K)), none)
     if options.per == "line":
         contents = [line for document in contents for line in LINE.findall(document)]
     texts = [content.decode(errors="replace").removesuffix("\n").removesuffix("\r") for content in contents]

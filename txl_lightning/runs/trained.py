@@ -228,7 +228,7 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
 
     Such a text is read whole, and that of a training by its splits.
     """
-    if data_path is None or isinstance(data_path, Mapping):
+    if data_path is None or (isinstance(data_path, Mapping) and "path" not in data_path):
         return False
     same = False
     with suppress(UserError), redirect_stderr(io.StringIO()):  # errors and notices come when the text is loaded

@@ -1,0 +1,246 @@
+"""Ids of tokenizers: those of the whole text, whatever divides it and however it is read."""
+
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from txl_lightning.data import subwords
+from txl_lightning.data.subwords import BYTE_OF_CHARACTER, WORD, train_byte_pairs
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import UserError
+
+SENTENCES = (
+    "It was a bright cold day in April, and the clocks were striking 13.",
+    "Well, Prince, so Genoa and Lucca are now just family estates of the Buonapartes -- isn't it?!",
+    "“Größe” naïve café 12345 3.14159 e-mail@example.org http://example.org/a/b?c=d",
+    "\u3000床前明月光,疑是地上霜。 🎉🎉 \u00a0\u00a0x",
+)
+draw = random.Random(1)
+PROSE = "\n".join(
+    " ".join(draw.choices(SENTENCES, k=draw.randint(1, 6))) + "\n" * draw.choice([0, 1, 2]) for _ in range(400)
+)
+CODE = "".join(
+    f"def f{i}(a, b):\n{' ' * 4 * draw.randint(1, 4)}return a  +  {i}*b\n"
+    + "\n" * draw.choice([0, 1, 3])
+    + "\t\t# x \n" * (i % 3)
+    for i in range(800)
+)
+TEXTS = {
+    "prose": PROSE,
+    "code": CODE,
+    "crlf": PROSE.replace("\n", "\r\n") + "\r\n\r\n",
+    "one line": "".join(draw.choices("acgt", k=30_000))
+    + "7" * 2_000
+    + " " * 3_000
+    + "()" * 999
+    + PROSE.replace("\n", "-"),
+    "white space": " " * 4_099 + "\n" * 777 + "\t \n" * 2_000 + "\u3000" * 55 + "\x1c ! \x1f " * 99 + " ",
+}
+
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{M}]+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+|\p{L}"
+)
+BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
+NO_REGEX = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def expression(pattern: str) -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), NO_REGEX])
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: BYTE_LEVEL,
+    "cl100k": lambda: expression(CL100K),
+    "o200k": lambda: expression(O200K),
+    "no expression": lambda: NO_REGEX,
+    "digits": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTE_LEVEL]),
+    "unigram": lambda: BYTE_LEVEL,
+    "metaspace": lambda: pre_tokenizers.Metaspace(prepend_scheme="never"),
+    "gpt2 nfc": lambda: BYTE_LEVEL,
+    "gpt2 added": lambda: BYTE_LEVEL,
+}
+
+
+@cache
+def tokenizer(way: str) -> str:
+    """Train a tokenizer of 600 tokens that divides text in a way."""
+    metaspace, unigram = way == "metaspace", way == "unigram"
+    made = Tokenizer(models.Unigram() if unigram else models.BPE(byte_fallback=metaspace, unk_token=None))
+    made.pre_tokenizer = WAYS[way]()
+    made.decoder = (
+        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]) if metaspace else decoders.ByteLevel()
+    )
+    made.normalizer = normalizers.NFC() if way == "gpt2 nfc" else None
+    alphabet = [f"<0x{byte:02X}>" for byte in range(256)] if metaspace else pre_tokenizers.ByteLevel.alphabet()
+    if unigram:
+        trainer: Any = trainers.UnigramTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    else:
+        of_bytes = {"special_tokens": alphabet} if metaspace else {"initial_alphabet": alphabet}
+        trainer = trainers.BpeTrainer(vocab_size=900 if metaspace else 600, show_progress=False, **of_bytes)
+    made.train_from_iterator((PROSE + CODE).splitlines(keepends=True), trainer)
+    if way == "gpt2 added":
+        made.add_tokens([AddedToken(" " * n, normalized=True) for n in (4, 8)])
+        made.add_special_tokens(["<|end|>"])
+    state = json.loads(made.to_str())
+    if metaspace:
+        state["added_tokens"] = []
+    return json.dumps(state)
+
+
+def in_chunks(content: bytes, size: int) -> list[bytes]:
+    return [content[at : at + size] for at in range(0, len(content), size)]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_ids_are_those_of_the_whole_text(way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subwords, "WINDOW", 6_000)
+    monkeypatch.setattr(subwords, "OVERLAP", 800)
+    monkeypatch.setattr(subwords, "WINDOWS_AT_ONCE", 3)
+    text = TEXTS[name] + ("" if way != "gpt2 added" else "x <|end|> y" * 9)
+    expected = Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids
+    vocabulary, content = Vocabulary.of_tokenizer(tokenizer(way)), text.encode()
+    for size in (len(content), 9_973):
+        found = np.concatenate([*vocabulary.encode_chunks(in_chunks(content, size))])
+        assert found.tolist() == expected
+    assert vocabulary.decode_bytes(found) == content
+
+
+@pytest.mark.parametrize("way", ["gpt2", "cl100k"])
+def test_a_line_of_five_megabytes_has_the_ids_of_the_whole(way: str) -> None:
+    line = " ".join(draw.choices(SENTENCES, k=5_000_000 // 75)) + "a" * 300_000 + "1" * 50_000
+    expected = Tokenizer.from_str(tokenizer(way)).encode(line, add_special_tokens=False).ids
+    found = [*Vocabulary.of_tokenizer(tokenizer(way)).encode_chunks(in_chunks(line.encode(), 1 << 22))]
+    assert np.concatenate(found).tolist() == expected
+
+
+@given(
+    st.lists(st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\n", "\x1c"]), max_size=12),
+    st.integers(1, 9),
+)
+def test_ids_do_not_depend_on_how_the_text_is_read(parts: list[str], size: int) -> None:
+    vocabulary, content = Vocabulary.of_tokenizer(tokenizer("gpt2")), "".join(parts).encode()
+    expected = Tokenizer.from_str(tokenizer("gpt2")).encode(content.decode(), add_special_tokens=False).ids
+    assert [token for chunk in vocabulary.encode_chunks(in_chunks(content, size)) for token in chunk] == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_documents_are_encoded_each_for_itself(way: str) -> None:
+    documents = ["a\n\n", "", "größer 12  ", "\n\n  x", "y" * 30]
+    of_each = [Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids for text in documents]
+    contents = [text.encode() for text in documents]
+    for chunks in (
+        [contents],
+        [[contents[0][:1]], [contents[0][1:], *contents[1:4], contents[4][:9]], [contents[4][9:]]],
+    ):
+        tokens, begins, n = [], [], 0
+        for chunk, at in Vocabulary.of_tokenizer(tokenizer(way)).encode_documents(chunks):
+            tokens, begins, n = [*tokens, *chunk], [*begins, *(at + n)], n + len(chunk)
+        assert tokens == [*chain.from_iterable(of_each)]
+        assert begins == np.cumsum([*map(len, of_each)])[:-1].tolist()
+
+
+def test_the_white_space_that_divides_is_that_of_the_expression() -> None:
+    """A character is white space to GPT-2's expression if it joins neither a letter, a digit nor a sign before it."""
+    for code in {*range(0x3100), 0x180E, 0xFEFF, 0x1F389}:
+        divides = all(len(BYTE_LEVEL.pre_tokenize_str(before + chr(code))) == 2 for before in "a1!")
+        assert (len(WORD.findall("a" + chr(code))) == 2) == divides, hex(code)
+
+
+def test_a_checkpoint_of_before_keeps_the_ids_of_lines() -> None:
+    tokenizer_json = train_byte_pairs([PROSE, CODE], 600)
+    state = Vocabulary.of_tokenizer(tokenizer_json).state_dict()
+    assert state.pop("by_line") is False
+    before = Vocabulary.from_state_dict(state)
+    whole = Tokenizer.from_str(tokenizer_json)
+    lines = subwords.LINE_START.split(CODE)
+    expected = [number for line in lines for number in whole.encode(line, add_special_tokens=False).ids]
+    assert before.encode(CODE.encode()).tolist() == expected != whole.encode(CODE, add_special_tokens=False).ids
+    assert Vocabulary.from_state_dict(before.state_dict()) == before != Vocabulary.of_tokenizer(tokenizer_json)
+
+
+def test_training_counts_the_words_of_the_whole_text() -> None:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = BYTE_LEVEL, decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([CODE + PROSE], trainer)
+    found = train_byte_pairs([(CODE + PROSE)[at : at + 777] for at in range(0, len(CODE + PROSE), 777)], 700)
+    assert json.loads(found)["model"] == json.loads(made.to_str())["model"]
+
+
+def without(way: str, *characters: str) -> str:
+    state = json.loads(tokenizer(way))
+    kept = {token: number for token, number in state["model"]["vocab"].items() if not {*characters} & {*token}}
+    state["model"]["vocab"] = {token: number for number, token in enumerate(sorted(kept, key=kept.__getitem__))}
+    state["model"]["merges"] = [pair for pair in state["model"]["merges"] if not {*characters} & {*"".join(pair)}]
+    return json.dumps(state)
+
+
+def test_bytes_that_no_text_has_need_no_token() -> None:
+    """GPT-NeoX's and ModernBERT's tokenizers lack c0, c1 and f5 to ff."""
+    character_of = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
+    lacking = without("gpt2", *(character_of[byte] for byte in (0xC0, 0xC1, *range(0xF5, 0x100))))
+    expected = Tokenizer.from_str(lacking).encode(PROSE, add_special_tokens=False).ids
+    assert Vocabulary.of_tokenizer(lacking).encode(PROSE.encode()).tolist() == expected
+
+
+def test_bytes_that_a_tokenizer_drops_are_counted() -> None:
+    lacking = Vocabulary.of_tokenizer(without("gpt2", BYTE_OF_CHARACTER and "z", "q"))
+    assert lacking.decode(lacking.encode(b"a day in April")) == "a day in April"
+    with pytest.raises(UserError, match=r"has no token for 4 bytes of the text: 71, 7a"):
+        lacking.encode(b"a quizz in May, quiet")
+
+
+def adding_a_space() -> str:
+    made = Tokenizer.from_str(tokenizer("metaspace"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    return str(made.to_str())
+
+
+def lower_case() -> str:
+    made = Tokenizer.from_str(tokenizer("cl100k"))
+    made.normalizer = normalizers.Lowercase()
+    return str(made.to_str())
+
+
+@pytest.mark.parametrize("made", [adding_a_space, lower_case])
+def test_a_tokenizer_that_changes_the_text_is_refused(made: Callable[[], str]) -> None:
+    with pytest.raises(UserError, match="the tokenizer changes the text: it must have no normalizer and add no spaces"):
+        Vocabulary.of_tokenizer(made()).encode(PROSE.encode())
+
+
+def test_dropout_of_training_is_off() -> None:
+    state = json.loads(tokenizer("gpt2"))
+    state["model"]["dropout"] = 0.5
+    vocabulary = Vocabulary.of_tokenizer(json.dumps(state))
+    assert np.array_equal(
+        vocabulary.encode(PROSE.encode()), Vocabulary.of_tokenizer(tokenizer("gpt2")).encode(PROSE.encode())
+    )
+
+
+def test_words_are_counted_as_papers_count_wikitext() -> None:
+    content = "".join(f"{text}\n" for text in (" = Title =", "", "Two  words ,", "and\tmore"))
+    for way in ("gpt2", "cl100k", "no expression"):
+        vocabulary = Vocabulary.of_tokenizer(tokenizer(way))
+        assert (
+            vocabulary.count_words(vocabulary.encode(content.encode()))
+            == len(content.split()) + content.count("\n")
+            == 12
+        )
+    assert Vocabulary("byte").count_words(np.frombuffer(content.encode(), np.uint8)) == 12
+    assert Vocabulary("word", ("<eos>", "a")).count_words(np.array([0, 1])) is None

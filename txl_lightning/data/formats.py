@@ -1,0 +1,300 @@
+"""Formats of files that people bring: a row for each, with its signature, and what reads it or what converts it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import struct
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txl_lightning.data.sources import HEAD_BYTES, Part, first_bytes
+from txl_lightning.errors import require
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+TEXT_COLUMNS, ID_COLUMNS = ("text", "txt", "content"), ("input_ids", "ids", "tokens", "token_ids")
+# First bytes of a JSON file of records that is no JSON lines, or of one with ids (MidiTok's).
+JSON_RECORDS = re.compile(
+    rb'\s*\[\s*\{\s*["}]|\s*\{(?=.*"(?:' + "|".join(ID_COLUMNS).encode() + rb')"\s*:\s*\[)', re.DOTALL
+)
+WITH_COLUMN = re.compile(rb'\s*\{.*"(?:' + "|".join((*TEXT_COLUMNS, *ID_COLUMNS)).encode() + rb')"\s*:', re.DOTALL)
+BOM = b"\xef\xbb\xbf"
+TYPES_OF_INDEX = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32", 10: "uint64"}
+LLM_C = {20240520: "uint16", 20240801: "uint32"}  # first number of the header: type of the ids
+LLM_C_HEADER = 256 * 4
+NO_STARTS = np.zeros(0, np.int64)
+
+Columns = list[str]
+Values = Callable[[str], Iterable[Any]]  # of a column, one for each record
+Ids = tuple[Part, np.ndarray]  # and where documents begin, or nothing
+
+
+@dataclass(frozen=True)
+class Format:
+    """Kind of files: how they are known, and what is read of them; of one with a hint, how to convert it.
+
+    Args:
+        name: name in messages.
+        known: whether a file is of this kind, by its path and its first bytes, unpacked.
+        records: reads the columns of records from path and content.
+        ids: maps ids.
+        hint: what converts files that nothing reads.
+    """
+
+    name: str
+    known: Callable[[Path, bytes], bool]
+    records: Callable[[Path, Any], tuple[Columns, Values]] | None = None
+    ids: Callable[[Path], Ids] | None = None
+    hint: str = ""
+
+
+def _lines(content: Any) -> Iterator[str]:
+    for number, line in enumerate(iter(content.readline, b"") if len(content) else ()):
+        yield line.decode("utf-8" if number else "utf-8-sig")
+
+
+def _json_lines(path: Path, content: Any) -> tuple[Columns, Values]:
+    records = (json.loads(line) for line in _lines(content) if line.strip())
+    first: dict[str, Any] = next(records, {})
+    return [*first], lambda column: (record.get(column) for record in chain([first], records))
+
+
+def _json(path: Path, content: Any) -> tuple[Columns, Values]:
+    found = json.loads(content[:])
+    records = found if isinstance(found, list) else [found]
+    return [*records[0]], lambda column: (record.get(column) for record in records)
+
+
+def _csv(path: Path, content: Any) -> tuple[Columns, Values]:
+    csv.field_size_limit(1 << 30)
+    rows = csv.reader(_lines(content), delimiter=_delimiter(path, content[:HEAD_BYTES]))
+    columns = next(rows)
+    return columns, lambda column: (row[columns.index(column)] for row in rows if row)
+
+
+def _parquet(path: Path, content: Any) -> tuple[Columns, Values]:
+    import pyarrow.parquet  # comes with `datasets`; few need it
+
+    file = pyarrow.parquet.ParquetFile(path)
+    return file.schema_arrow.names, lambda column: _of_batches(file.iter_batches(columns=[column]), column)
+
+
+def _arrow(path: Path, content: Any) -> tuple[Columns, Values]:
+    import pyarrow
+
+    if content[:6] == b"ARROW1":
+        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
+        return file.schema.names, lambda column: _of_batches(
+            map(file.get_batch, range(file.num_record_batches)), column
+        )
+    stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+    return stream.schema.names, lambda column: _of_batches(stream, column)
+
+
+def _of_batches(batches: Iterable[Any], column: str) -> Iterator[Any]:
+    for batch in batches:
+        values = batch.column(column)
+        if hasattr(values, "value_lengths") and not values.null_count:  # lists of ids
+            ends = np.cumsum(values.value_lengths().to_numpy())
+            yield from np.split(values.flatten().to_numpy(), ends[:-1])
+        else:
+            yield from values.to_pylist()
+
+
+def _tar(path: Path, content: Any) -> tuple[Columns, Values]:
+    """Read the samples of a tar as records: files one after the other whose names are equal up to the first dot."""
+    samples = _samples(content)
+    first = next(samples, {})
+    return [*first], lambda column: (sample.get(column) for sample in chain([first], samples))
+
+
+def _samples(content: Any) -> Iterator[dict[str, Any]]:
+    before = ""
+    sample: dict[str, Any] = {}
+    with tarfile.open(fileobj=content, mode="r:") as opened:
+        for member in opened:
+            folder, _, file = member.name.rpartition("/")
+            key, _, kind = file.partition(".")
+            if member.isfile() and key:
+                if sample and f"{folder}/{key}" != before:
+                    yield sample
+                    sample = {}
+                before, held = f"{folder}/{key}", opened.extractfile(member).read()  # type: ignore[union-attr]
+                sample |= json.loads(held) if kind == "json" else {kind: _decoded(held)}
+    if sample:
+        yield sample
+
+
+def _decoded(content: bytes) -> str | bytes:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:  # a picture beside the text
+        return content
+
+
+def _numpy(path: Path) -> Ids:
+    ids = np.load(path, mmap_mode="r")
+    kind = ids.dtype
+    require(kind.kind in "iu", "data.path", path, f"must hold an array of integers, not {kind}")
+    shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
+    require(ids.ndim == 1, "data.path", path, shape)
+    return Part(path, 0, len(ids), format=kind.name if kind.isnative else kind.str, offset=ids.offset), NO_STARTS
+
+
+def _llm_c(path: Path) -> Ids:
+    magic, _, n_ids = struct.unpack_from("<3i", first_bytes(path))
+    kind = np.dtype(LLM_C[magic])
+    held = (path.stat().st_size - LLM_C_HEADER) // kind.itemsize
+    require(n_ids == held, "data.path", path, f"must have the {n_ids:,} ids of its header; it has {held:,}")
+    return Part(path, 0, n_ids, format=kind.name, offset=LLM_C_HEADER), NO_STARTS
+
+
+def _indexed(path: Path) -> Ids:
+    """Map the ids of Megatron or fairseq: `.bin` without a header, beside an index of type, sequences and documents."""
+    index = path.with_suffix(".idx").read_bytes()
+    code, n = struct.unpack_from("<BQ", index, 17)
+    require(code in TYPES_OF_INDEX, "data.path", path, f"must have integers, not the type {code} of its .idx")
+    kind = np.dtype(TYPES_OF_INDEX[code])
+    of_fairseq = len(index) == 26 + 12 * n  # without the number of documents
+    at = 26 if of_fairseq else 34
+    lengths, pointers = np.frombuffer(index, "<i4", n, at), np.frombuffer(index, "<i8", n, at + 4 * n)
+    starts = np.cumsum([0, *lengths], dtype=np.int64)
+    whole = np.array_equal(pointers, starts[:-1] * kind.itemsize) and path.stat().st_size == starts[-1] * kind.itemsize
+    require(whole, "data.path", path, "must have the sequences of its .idx one after the other, and no more")
+    if not of_fairseq:
+        starts = starts[np.frombuffer(index, "<i8", struct.unpack_from("<Q", index, 26)[0], at + 12 * n)]
+    return Part(path, 0, path.stat().st_size // kind.itemsize, format=kind.name), starts
+
+
+def _datatrove(path: Path) -> Ids:
+    ends = np.fromfile(path.with_name(f"{path.name}.index"), "<i8")
+    kind = {2: "uint16", 4: "uint32"}.get(path.stat().st_size // max(1, int(ends[-1])), "")
+    whole = kind != "" and path.stat().st_size == int(ends[-1]) * np.dtype(kind).itemsize
+    require(whole, "data.path", path, f"must have the {ends[-1]:,} ids of its .index, of two or four bytes")
+    return Part(path, 0, int(ends[-1]), format=kind), np.append(0, ends)
+
+
+@cache
+def _described(folder: Path, by: str) -> bool:
+    """Return whether a folder's `index.json` lists its `shards` or `chunks`."""
+    try:
+        return by in json.loads((folder / "index.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+
+
+def _is_json_lines(path: Path, head: bytes) -> bool:
+    if suffix(path) in (".jsonl", ".ndjson"):
+        return True
+    lines = [line for line in head.removeprefix(BOM).split(b"\n") if line.strip()]
+    whole = lines[:-1] if len(head) >= HEAD_BYTES else lines
+    if not lines or not lines[0].startswith(b"{"):
+        return False
+    if not whole:  # the first record goes on
+        return bool(WITH_COLUMN.match(head))
+    try:
+        records = list(map(json.loads, whole[:2]))
+    except ValueError:
+        return False
+    return len(records) > 1 or bool(WITH_COLUMN.match(whole[0]))
+
+
+def _delimiter(path: Path, head: bytes) -> str:
+    """Return what divides the first line of a table; nothing if it has one column."""
+    line = head.split(b"\n")[0].decode(errors="replace")
+    found = "\t" if suffix(path) == ".tsv" else max(",;\t|", key=line.count)
+    return found if found in line else ""
+
+
+def _is_tfrecords(path: Path, head: bytes) -> bool:
+    """Return whether each record has its length in eight bytes before it, four of a checksum on either side."""
+    at, size, n_records = 0, path.stat().st_size, 0
+    while at + 8 <= len(head) and n_records < 8:
+        n_bytes = int.from_bytes(head[at : at + 8], "little")
+        if not 0 < n_bytes <= size - at - 16:
+            return False
+        at, n_records = at + 16 + n_bytes, n_records + 1
+    return n_records > 0 and (at == size or n_records == 8 or "tfrecord" in path.name)
+
+
+def _starts(*firsts: bytes) -> Callable[[Path, bytes], bool]:
+    return lambda _, head: head.startswith(firsts)
+
+
+def _ends(*suffixes: str) -> Callable[[Path, bytes], bool]:
+    return lambda path, _: suffix(path) in suffixes
+
+
+# The first row whose signature is met.
+FORMATS = (
+    Format("an array of NumPy", _starts(b"\x93NUMPY"), ids=_numpy),
+    Format("Parquet", _starts(b"PAR1"), records=_parquet),
+    Format(
+        "Arrow",
+        lambda path, head: head.startswith(b"ARROW1\0\0") or (suffix(path) == ".arrow" and head[:4] == b"\xff" * 4),
+        records=_arrow,
+    ),
+    Format(
+        "llm.c", lambda _, head: int.from_bytes(head[:4], "little") in LLM_C and len(head) >= LLM_C_HEADER, ids=_llm_c
+    ),
+    Format("Megatron or fairseq", lambda path, _: path.suffix == ".bin" and _has_index(path), ids=_indexed),
+    Format("datatrove", lambda path, _: path.with_name(f"{path.name}.index").is_file(), ids=_datatrove),
+    Format("a tar of samples", lambda _, head: head[257:262] == b"ustar", records=_tar),
+    Format(
+        "MosaicML streaming (MDS)",
+        lambda path, _: ".mds" in path.suffixes or _described(path.parent, "shards"),
+        hint="numpy.save('ids.npy', numpy.concatenate([row['tokens'] for row in StreamingDataset(local=FOLDER)]))",
+    ),
+    Format(
+        "litdata",
+        lambda path, _: _described(path.parent, "chunks"),
+        hint="numpy.save('ids.npy', numpy.concatenate([*StreamingDataset(FOLDER, item_loader=…)]))",
+    ),
+    Format(
+        "an office document", _ends(".docx", ".odt", ".epub", ".rtf", ".doc"), hint="pandoc -t plain FILE -o FILE.txt"
+    ),
+    Format("PDF", _starts(b"%PDF-", b"%!PS"), hint="pdftotext FILE"),
+    Format(
+        "an archive", _starts(b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"), hint="unpack it"
+    ),
+    Format("LZ4", _starts(b"\x04\x22\x4d\x18"), hint="unpack it"),
+    Format("HDF5", _starts(b"\x89HDF\r\n"), hint="write its ids with numpy.save"),
+    Format("TFRecords", _is_tfrecords, hint="write the ids that tensorflow reads with numpy.save, or JSON lines"),
+    Format("JSON lines", _is_json_lines, records=_json_lines),
+    Format("JSON", lambda path, head: suffix(path) in ("", ".json") and bool(JSON_RECORDS.match(head)), records=_json),
+    Format("CSV", lambda path, head: suffix(path) in (".csv", ".tsv") and _delimiter(path, head) != "", records=_csv),
+    Format("UTF-16", _starts(b"\xff\xfe", b"\xfe\xff"), hint="iconv -f UTF-16 -t UTF-8 FILE"),
+    Format("a picture or program", _starts(b"\x7fELF", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"{\\rtf"), hint=""),
+    Format("text", lambda _, head: b"\0" not in head),
+    Format("binary", lambda _, head: True),
+)
+# Signatures so short that ids may begin with them.
+RAW_IDS = ("UTF-16", "a picture or program", "text", "binary")
+
+
+def _has_index(path: Path) -> bool:
+    index = path.with_suffix(".idx")
+    return index.is_file() and first_bytes(index).startswith(b"MMIDIDX\0\0")
+
+
+def suffix(path: Path) -> str:
+    """Return the last ending of a name that is not one of compression, in lower case."""
+    return next(end for end in [*reversed(path.suffixes), ""] if end not in COMPRESSED).lower()
+
+
+def format_of(path: Path) -> Format:
+    """Return the format of a file, by its name and first bytes.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    head = first_bytes(path)
+    return next(row for row in FORMATS if row.known(path, head))

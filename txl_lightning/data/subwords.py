@@ -1,0 +1,327 @@
+"""Subwords: tokens of a `tokenizer.json`, those of the whole text however it is read; training of byte-level BPE."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from txl_lightning.errors import OptionError, UserError
+
+N_BYTES = 256
+LEAST_COUNT = 2  # a pair that occurs once is not merged
+# Byte-level tokenizers write a byte as the character of its number if that is printable, others as these from 256 on.
+PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+OTHERS = [byte for byte in range(N_BYTES) if byte not in PRINTABLE]
+BYTE_OF_CHARACTER = {chr(byte if byte in PRINTABLE else N_BYTES + OTHERS.index(byte)): byte for byte in range(N_BYTES)}
+WORD_START = "▁"  # stands for a space in tokenizers like those of SentencePiece
+# White space before other characters: GPT-2's expression always divides a text before a run of it. Python's white space
+# is that of the expression but for the separators 1c to 1f.
+WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
+LINE_START = re.compile(r"(?<=\n)(?=\S)", re.ASCII)
+LONGEST_PIECE = 1 << 16
+PIECES_AT_ONCE = 64
+MOST_KNOWN = 1 << 18  # pieces whose tokens are remembered
+WINDOW, OVERLAP, WINDOWS_AT_ONCE = 1 << 18, 1 << 14, 16
+
+Texts = list[str]  # the first continues the document before it, every further one begins a document
+Tokens = tuple[NDArray[np.int64], NDArray[np.int64]]  # and the positions in them where documents begin
+
+
+class Changed(Exception):  # noqa: N818 - caught here
+    """Raised where tokens do not give back the text."""
+
+
+class Subwords:
+    """Tokens of UTF-8 text by a tokenizer that keeps its bytes: the ids of `Tokenizer.encode` of each whole document.
+
+    Where the tokenizer is known to divide a text before a run of white space (GPT-2's expression), pieces between these
+    places are encoded once each. Any other tokenizer encodes windows that overlap, joined where both have the same
+    tokens; windows that do not agree are encoded as one.
+
+    Args:
+        tokenizer: contents of a `tokenizer.json`.
+        by_line: encode lines one by one, as versions before 0.5.0 did: white space at the end of a line is then read
+            otherwise than inside a text.
+
+    Attributes:
+        contents: bytes of every token, by number.
+
+    Raises:
+        UserError: its tokens are no bytes of text.
+    """
+
+    def __init__(self, tokenizer: str, by_line: bool = False) -> None:
+        try:
+            self._tokenizer, state = Tokenizer.from_str(tokenizer), json.loads(tokenizer)
+            if getattr(self._tokenizer.model, "dropout", None):
+                self._tokenizer.model.dropout = None
+            added = self._tokenizer.get_added_tokens_decoder()
+            self.contents = _contents(self._tokenizer.get_vocab(with_added_tokens=False), state)
+        except Exception as error:  # the library raises a plain Exception for a file that it cannot read
+            reason = str(error) if isinstance(error, UserError) else repr(error)
+            raise UserError(f"is not a tokenizer.json of tokens that are bytes, like GPT-2's ({reason})") from error
+        numbers = {
+            **dict(enumerate(self.contents)),
+            **{number: token.content.encode() for number, token in added.items()},
+        }
+        self.contents = tuple(numbers.get(number, b"") for number in range(1 + max(numbers)))
+        self.lengths = np.array(list(map(len, self.contents)), dtype=np.int64)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._known: dict[str, list[int]] = {}
+        before, changes = state.get("pre_tokenizer") or {}, state.get("normalizer") or {"type": "NFC"}
+        divides = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before["add_prefix_space"]
+        divides &= changes["type"] == "NFC"
+        divides &= not any(token.rstrip or len(WORD.findall(token.content)) > 1 for token in added.values())
+        self._pieces: Callable[[str], list[str]] | None = _lines if by_line else WORD.findall if divides else None
+
+    def encode(self, chunks: Iterable[Texts]) -> Iterator[Tokens]:
+        """Yield the tokens of documents in chunks, which may end anywhere, and the positions where documents begin.
+
+        Raises:
+            UserError: the tokens do not give back the text.
+        """
+        lost = np.zeros(N_BYTES, np.int64)
+        counted = self._count_lost(chunks, lost)
+        try:
+            yield from self._encode_windows(counted) if self._pieces is None else self._encode_pieces(counted)
+        except Changed as error:
+            for _ in counted:  # the rest of the text counts too
+                pass
+            which = ", ".join(f"{byte:02x}" for byte in np.flatnonzero(lost)[:8])
+            of_bytes = f"has no token for {lost.sum():,} bytes of the text: {which}"
+            changes = "changes the text: it must have no normalizer and add no spaces"
+            raise UserError(f"the tokenizer {of_bytes if lost.any() else changes}") from error
+
+    def _count_lost(self, chunks: Iterable[Texts], lost: NDArray[np.int64]) -> Iterator[Texts]:
+        lacking = sorted({*range(N_BYTES)} - {one[0] for one in self.contents if len(one) == 1})
+        for texts in chunks:
+            if lacking:
+                counts = np.bincount(np.frombuffer("".join(texts).encode(), np.uint8), minlength=N_BYTES)
+                lost[lacking] += counts[lacking]
+            yield texts
+
+    def _encode_pieces(self, chunks: Iterable[Texts]) -> Iterator[Tokens]:
+        cut: Callable[[str], list[str]] = self._pieces  # type: ignore[assignment]
+        rest = ""
+        for texts in chain(chunks, [None]):
+            pieces: list[str] = []
+            begins: list[int] = []
+            for number, text in enumerate(texts or [""]):
+                if number:
+                    pieces += [rest] if rest else []
+                    begins.append(len(pieces))
+                    rest = ""
+                *complete, rest = cut(rest + text) or [""]
+                pieces += complete
+            pieces += [rest] if texts is None and rest else []
+            of_pieces = self._look_up(pieces)
+            tokens = np.fromiter(chain.from_iterable(of_pieces), np.int64)
+            ends = np.cumsum([0, *map(len, of_pieces)]) if begins else np.zeros(1, np.int64)
+            yield tokens, ends[begins].astype(np.int64)
+
+    def _look_up(self, pieces: list[str]) -> list[list[int]]:
+        """Return the tokens of pieces, encoded if they are not known."""
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        new = [piece for piece in dict.fromkeys(pieces) if piece not in self._known]
+        # One text of many words is faster than a text of each; the tokenizer divides it before each.
+        words = [
+            piece for piece in new if self._pieces == WORD.findall and piece[0].isspace() and not piece[-1].isspace()
+        ]
+        alone = sorted({*new} - {*words})
+        texts = ["".join(words[at : at + PIECES_AT_ONCE]) for at in range(0, len(words), PIECES_AT_ONCE)]
+        tokens = self._encode_texts([*texts, *alone])
+        ends = np.cumsum(self.lengths[tokens])
+        cuts = np.searchsorted(ends, np.cumsum([len(piece.encode()) for piece in [*words, *alone]]), side="right")
+        listed = tokens.tolist()
+        places = pairwise([0, *cuts.tolist()])
+        self._known |= {piece: listed[a:b] for piece, (a, b) in zip([*words, *alone], places, strict=True)}
+        return list(map(self._known.__getitem__, pieces))
+
+    def _encode_texts(self, texts: list[str]) -> NDArray[np.int64]:
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        tokens = np.fromiter(chain.from_iterable(encoding.ids for encoding in found), np.int64)
+        self._compare(tokens, "".join(texts).encode())
+        return tokens
+
+    def _compare(self, tokens: NDArray[np.int64], content: bytes) -> None:
+        if b"".join(map(self.contents.__getitem__, tokens.tolist())) != content:
+            raise Changed
+
+    def _encode_windows(self, chunks: Iterable[Texts]) -> Iterator[Tokens]:
+        held, at = "", 0  # text whose tokens are to come, from `at` on in bytes
+        for texts in chain(chunks, [None]):
+            tokens, begins = [np.zeros(0, np.int64)], []
+            for number, text in enumerate(texts or []):
+                if number:
+                    tokens.append(self._windows(held, at, last=True)[0])
+                    begins.append(sum(map(len, tokens)))
+                    held, at = "", 0
+                held += text
+            if texts is None or len(held) > WINDOW * WINDOWS_AT_ONCE:
+                more, held, at = self._windows(held, at, last=texts is None)
+                tokens.append(more)
+            yield np.concatenate(tokens), np.array(begins, np.int64)
+
+    def _windows(self, text: str, at: int, last: bool) -> tuple[NDArray[np.int64], str, int]:
+        """Return the tokens of a text from byte `at` on, by windows; unless it is the last, some text is left.
+
+        Returns:
+            tokens; the text of the last window; its first byte whose tokens are to come.
+
+        Raises:
+            UserError: windows that were joined do not agree with more of the text.
+        """
+        starts = [0, *range(WINDOW, len(text) - OVERLAP, WINDOW)] if text else []
+        coded = self._code([text[start : start + WINDOW + OVERLAP] for start in starts], starts, text)
+        joins, k = [at], 1
+        while k < len(coded):
+            join = _agreement(coded[k - 1], coded[k])
+            if join is None or join < joins[-1]:
+                first, second = coded[k - 1], coded.pop(k)
+                chars = first.text + second.text[len(first.text) - (second.char - first.char) :]
+                (coded[k - 1],) = self._code([chars], [first.char], text)
+                k, joins = max(1, k - 1), joins[: max(1, k - 1)]
+            else:
+                joins.append(join)
+                k += 1
+        if not last and len(coded) > 1:
+            kept = coded[-1]
+            ends, coded = [*joins[1:]], coded[:-1]
+        else:
+            kept = None
+            ends = [*joins[1:], coded[-1].ends[-1]] if coded else []
+        found = []
+        for window, (begin, end) in zip(coded, pairwise([joins[0], *ends]), strict=True):
+            places = np.searchsorted(window.ends, [begin, end], side="right")
+            if {begin, end} - {0, *window.ends[places[places > 0] - 1].tolist()}:
+                raise UserError("the tokenizer reads a long run of this text as one word: put spaces or lines into it")
+            found.append(window.tokens[places[0] if begin else 0 : places[1]])
+        tokens = np.concatenate([np.zeros(0, np.int64), *found])
+        stop = ends[-1] if ends else 0
+        self._compare(tokens, text.encode()[at:stop])
+        if kept is None:
+            return (tokens, "", 0) if last else (tokens[:0], text, at)
+        return tokens, text[kept.char :], stop - len(text[: kept.char].encode())
+
+    def _code(self, texts: list[str], starts: list[int], text: str) -> list[Coded]:
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        bytes_before = np.cumsum([0, *(len(text[a:b].encode()) for a, b in pairwise([0, *starts]))])[1:].tolist()
+        coded = []
+        for chars, start, before, encoding in zip(texts, starts, bytes_before, found, strict=True):
+            tokens = np.array(encoding.ids, np.int64)
+            ends = np.cumsum(self.lengths[tokens])
+            # Counted from the end: a space that the tokenizer puts in front is before the window.
+            coded.append(Coded(chars, start, tokens, before + len(chars.encode()) - int(ends[-1:].sum()) + ends))
+        return coded
+
+
+@dataclass
+class Coded:
+    """Window of a text: its characters, the place of the first in the text, its tokens and their ends in bytes."""
+
+    text: str
+    char: int
+    tokens: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def _agreement(left: Coded, right: Coded) -> int | None:
+    """Return the end of a token in the middle of what two windows share, if their tokens around it are the same."""
+    end = int(left.ends[-1])
+    begin = int(right.ends[0]) if len(right.ends) else end
+    low, high = begin + (end - begin) // 4, end - (end - begin) // 4
+    (a, b), (c, d) = (np.searchsorted(window.ends, [low, high]) for window in (left, right))
+    same = np.array_equal(left.ends[a:b], right.ends[c:d]) and np.array_equal(
+        left.tokens[a + 1 : b], right.tokens[c + 1 : d]
+    )
+    return int(left.ends[(a + b) // 2]) if same and b - a > 1 else None
+
+
+def _contents(vocabulary: dict[str, int], state: dict[str, Any]) -> tuple[bytes, ...]:
+    """Return the bytes of every token without the added ones, by number; none where a number has no token."""
+    parts = [part for name in ("pre_tokenizer", "decoder") for part in _members(state.get(name) or {})]
+    found: dict[int, bytes] = {}
+    if any(part.get("type") == "ByteLevel" for part in parts):
+        for text, number in vocabulary.items():
+            if not {*text} <= {*BYTE_OF_CHARACTER}:
+                raise UserError(f"its token {text!r} has characters that stand for no byte")
+            found[number] = bytes(map(BYTE_OF_CHARACTER.__getitem__, text))
+    elif state["model"].get("type") not in ("BPE", "Unigram", None) or not any(
+        part.get("type") in ("Metaspace", "ByteFallback", "Replace") for part in parts
+    ):
+        raise UserError("it is neither byte-level nor of SentencePiece's kind")
+    else:
+        for text, number in vocabulary.items():
+            byte = re.fullmatch("<0x([0-9A-F]{2})>", text) if state["model"].get("byte_fallback") else None
+            found[number] = bytes.fromhex(byte[1]) if byte else text.replace(WORD_START, " ").encode()
+    return tuple(found.get(number, b"") for number in range(1 + max(found, default=0)))
+
+
+def _members(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*part.get("pretokenizers", []), *part.get("decoders", []), part]
+
+
+def _lines(text: str) -> list[str]:
+    """Cut a text before every line that does not begin with white space.
+
+    A longer piece than `LONGEST_PIECE` characters is cut before the last space in these, or after them without one.
+    """
+    found = []
+    for piece in LINE_START.split(text):
+        while len(piece) > LONGEST_PIECE:
+            space = piece.rfind(" ", 1, LONGEST_PIECE)
+            end = space if space > 0 else LONGEST_PIECE
+            found.append(piece[:end])
+            piece = piece[end:]
+        found.append(piece)
+    return found
+
+
+def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES) -> str:
+    """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and at most `vocab_size` - 256 merges.
+
+    The regular expression of GPT-2 cuts the text into words, which no merge crosses. Equal texts give equal merges.
+
+    Args:
+        texts: the text in chunks, which may end anywhere.
+        vocab_size: most tokens.
+        least: fewest tokens.
+
+    Raises:
+        OptionError: it has fewer than `least` tokens, as the text is too short.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=LEAST_COUNT,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_whole_words(texts), trainer)
+    if tokenizer.get_vocab_size() < least:
+        allowed = f"must be in {N_BYTES} … {tokenizer.get_vocab_size()}"
+        allowed += f": no other pair of tokens occurs {LEAST_COUNT} times in the training split"
+        raise OptionError("data.vocab_size", vocab_size, allowed)
+    return str(tokenizer.to_str())
+
+
+def _whole_words(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the same text cut where GPT-2's expression cuts it."""
+    rest = ""
+    for text in texts:
+        *words, rest = WORD.findall(rest + text) or [""]
+        yield from ("".join(words[at : at + LONGEST_PIECE]) for at in range(0, len(words), LONGEST_PIECE))
+    yield rest
