@@ -55,8 +55,7 @@ class DynamicEvaluation(Scoring):
     found: dict[str, Any] = field(default_factory=dict, repr=False, kw_only=True)
 
     def score(self, split: str) -> TokenLosses:
-        streams = streams_of(self.corpus, split, self.evaluation, self.model_lengths().extended)
-        return stream_losses(self.model(), streams, self.evaluation.max_segments, self._losses)
+        return stream_losses(self.model(), self.streams(split), self.evaluation.max_segments, self._losses)
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "dynamic": {name: getattr(self, name) for name in RATES}}

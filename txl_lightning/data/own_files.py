@@ -319,8 +319,9 @@ def _parts(path: Path, config: FileData, kinds: dict[str, None]) -> list[Part]:
         if found["left_out"]:
             notice(f"{path}: {found['left_out']:,} records have no {column}; left out")
         where = directory / key
-        name, format = ("ids.int32", "int32") if ids else ("text.uint8", "plain")
-        return [Part(where / name, alignment=ALIGNMENT[config.level], format=format, starts=where / "starts.int64")]
+        if ids:
+            return [Part(where / "ids.int32", format="int32", starts=where / "starts.int64")]
+        return [Part(where / "text.uint8", alignment=ALIGNMENT[config.level], starts=where / "starts.int64")]
     if not ids:
         if row.name != "text":
             notice(f"data.path={path}: not a text; its bytes are read as they are")

@@ -100,18 +100,19 @@ class Vocabulary:
         lengths = self.byte_lengths[tokens]
         return int(lengths.sum()) if lengths.min(initial=0) >= 0 else None
 
-    def count_words(self, tokens: np.ndarray) -> int | None:
-        """Return the number of words and line ends in text that tokens stand for, as papers count WikiText's tokens.
+    def count_words(self, tokens: np.ndarray, before: np.ndarray) -> int | None:
+        """Return the number of words and line ends that begin in tokens, as papers count the tokens of WikiText.
 
         Words are what ASCII white space divides; the end of a line counts as one (`<eos>`). None for words and ids.
+
+        Args:
+            tokens: token numbers.
+            before: the token before each.
         """
-        if self.level in ("word", "ids") or not len(tokens):
+        if self.level in ("word", "ids"):
             return None
         words_V, first_V, last_V = self._words
-        tokens = tokens.astype(np.int64)
-        # A word that begins inside a token, or with a token after white space.
-        begun = first_V[tokens] & np.append(True, ~last_V[tokens[:-1]])
-        return int(words_V[tokens].sum() + begun.sum())
+        return int(words_V[tokens].sum() + (first_V[tokens] & ~last_V[before]).sum())
 
     @cached_property
     def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -105,7 +105,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     best, files, scored = plan[0], directory if options.losses else None, {}
     for split in sorted(options.splits, key=lambda split: split != chosen_on):
         scores = SplitScores(scoring.corpus, split, options.block_len)
-        result = scored[split] = scores.values(scores.losses(shown))
+        by_token = options.losses or options.per or options.protocol == "window" or learning or len(plan) > 1
+        result = scored[split] = scores.values(scores.losses(shown)) if by_token else scores.running(shown)
         if len(plan) > 1 and chosen_on in (None, split):
             result["sweep"], best = sweep_lengths(plan, scores)
         elif split == chosen_on:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,18 @@ from txl_lightning.config.lengths import (
 from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.data.datamodule import streams_of
+from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.losses import (
     TokenLosses,
     WindowReader,
     device_of,
+    scored_segments,
+    segment_losses,
     sliding_losses,
     standard_error,
+    standard_error_of_sums,
     stream_losses,
     text_units,
     visible_window,
@@ -92,12 +98,15 @@ class Scoring:
     def score(self, split: str) -> TokenLosses:
         """Score a split in the precision of the caller's autocast."""
         if self.protocol == "carried":
-            streams = streams_of(self.corpus, split, self.evaluation, self.model_lengths().extended)
-            return stream_losses(self.model(), streams, self.evaluation.max_segments)
+            return stream_losses(self.model(), self.streams(split), self.evaluation.max_segments)
         tokens = self.corpus.splits[split]
         if split in self.corpus.sentences:  # the next sentence's <S> ends a sentence; none follows the last one
             tokens = np.append(tokens, tokens[0])
         return sliding_losses(self.reader(), tokens, *self.sizes(), max_windows=self.evaluation.max_segments)
+
+    def streams(self, split: str) -> Streams:
+        """Return the streams of a split, for protocol=carried."""
+        return streams_of(self.corpus, split, self.evaluation, self.model_lengths().extended)
 
     def model(self) -> Any:
         """Return the model at the lengths of protocol=carried."""
@@ -273,19 +282,50 @@ class SplitScores:
 
     def values(self, losses: TokenLosses) -> dict[str, Any]:
         """Return the values of losses that `evaluation.json` has for every split and length."""
-        vocabulary, level = self.corpus.vocabulary, self.corpus.vocabulary.level
-        # Sentences in order end with a <S> after the last token: as the first one.
-        tokens = self.corpus.splits[self.split].take(losses.positions, mode="wrap")
-        n_bytes = vocabulary.count_bytes(without_marks(tokens))
-        units, over = self.units(losses)
-        error, n_units = standard_error(losses.nll, units)
+        return self._values([(losses.nll, losses.positions)], lambda _: (losses.left_out, losses.seconds))
+
+    def running(self, scoring: Scoring) -> dict[str, Any]:
+        """Return the `values` of a split for protocol=carried, its losses summed while they are made: none is kept."""
+        streams, most = scoring.streams(self.split), scoring.evaluation.max_segments
+        started = time.perf_counter()
+
+        def ended(n_tokens: int) -> tuple[dict[str, int], float]:
+            left_out = {**streams.left_out, "max_segments": streams.n_targets - n_tokens}
+            return left_out, time.perf_counter() - started
+
+        with autocast(scoring.precision, device_of(scoring.trained.model)):
+            return self._values(scored_segments(segment_losses(scoring.model(), streams, most), streams), ended)
+
+    def _values(self, losses: Iterable[Any], ended: Callable[[int], tuple[dict[str, int], float]]) -> dict[str, Any]:
+        vocabulary, tokens, level = self.corpus.vocabulary, self.corpus.splits[self.split], self.corpus.vocabulary.level
+        sums_U, n_U = np.zeros(0), np.zeros(0, np.int64)
+        counts: list[tuple[int | None, int | None]] = []
+        over = ""
+        for nll_P, positions_P in ((nll.ravel(), positions.ravel()) for nll, positions in losses):
+            units_P, over = text_units(positions_P, self.corpus.sentences.get(self.split), self.block_len)
+            if (more := 1 + int(units_P.max(initial=0)) - len(n_U)) > 0:
+                sums_U, n_U = np.pad(sums_U, (0, 2 * more)), np.pad(n_U, (0, 2 * more))
+            np.add.at(sums_U, units_P, nll_P)
+            np.add.at(n_U, units_P, 1)
+            # Sentences in order end with a <S> after the last token: as the first one.
+            scored_P, before_P = (without_marks(tokens.take(positions_P - n, mode="wrap")) for n in (0, 1))
+            counts.append((vocabulary.count_bytes(scored_P), vocabulary.count_words(scored_P, before_P)))
+        n_bytes, n_words = (None if None in of else sum(of) for of in zip(*counts, strict=True))
+        n_tokens = int(n_U.sum())
+        mean, (error, n_units) = float(sums_U.sum()) / n_tokens, standard_error_of_sums(sums_U, n_U)
+        left_out, seconds = ended(n_tokens)
         return {
-            **loss_metrics(losses.mean, level, None if n_bytes is None else n_bytes / len(losses.nll)),
-            "standard_error": {**errors_by_unit(error, losses.mean, level), "over": over, "units": n_units},
-            "tokens": len(losses.nll),
+            **loss_metrics(mean, level, None if n_bytes is None else n_bytes / n_tokens),
+            **(
+                {}
+                if level != "bpe" or not n_words
+                else {"ppl_word": loss_metrics(mean * n_tokens / n_words, "word")["ppl"], "words": n_words}
+            ),
+            "standard_error": {**errors_by_unit(error, mean, level), "over": over, "units": n_units},
+            "tokens": n_tokens,
             "bytes": n_bytes,
-            "left_out": losses.left_out,
-            "seconds": round(losses.seconds, 2),
+            "left_out": left_out,
+            "seconds": round(seconds, 2),
         }
 
     def units(self, losses: TokenLosses) -> tuple[NDArray[np.int64], str]:

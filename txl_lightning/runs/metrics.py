@@ -59,13 +59,15 @@ def unit_name(level: str) -> str:
 
 
 def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
-    """Return the units of a loss to show: `bpc` or `ppl`, `bpt` of ids, and `bpb` where it is known and not the same.
+    """Return the units of a loss to show: `bpc` or `ppl`, `bpt` of ids, `bpb` where it is known and not the same.
+
+    Of subwords also `ppl_word`, the perplexity per word.
 
     Args:
         values: metrics by name.
         prefix: of their names, such as `val/`.
     """
-    units = [unit for unit in ("bpc", "ppl", "bpt", "bpb") if f"{prefix}{unit}" in values]
+    units = [unit for unit in ("bpc", "ppl", "bpt", "bpb", "ppl_word") if f"{prefix}{unit}" in values]
     same = units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]
     return units[:1] if same else units
 

@@ -1,0 +1,392 @@
+"""Files of the field's tools: read as their writer meant them, or refused by name."""
+
+import base64
+import bz2
+import gzip
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow.feather import write_feather
+from pyarrow.parquet import write_table as write_parquet
+from tokenizers import Tokenizer, models
+
+from tests.data.helpers import corpus_of, files, text_of
+from txl_lightning.config.schemas import FileData
+from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus, load_corpus
+from txl_lightning.data.names import names_of_ids
+from txl_lightning.data.subwords import train_byte_pairs
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import OptionError, UserError
+
+random = np.random.default_rng(1)
+DOCUMENTS = [random.integers(0, 2_000, size=n).astype(np.uint16) for n in (70, 300, 1, 29, 600)]
+IDS = np.concatenate(DOCUMENTS)
+STARTS = np.cumsum([0, *map(len, DOCUMENTS)])[:-1].tolist()
+TEXTS = [f"record {n}, with a comma; é\n" + "and\ta line\n" * (n % 3) for n in range(40)]
+
+
+def read(path: Any, folder: Path, level: str, **options: Any) -> Corpus:
+    """Read files as one split."""
+    config = FileData(name="file", path=str(path), level=level, cache_dir=str(folder / "cache"), **options)
+    subwords = Vocabulary.of_tokenizer(train_byte_pairs(TEXTS, 300))
+    return load_corpus(config, {"bpe": subwords, "ids": None}.get(level, Vocabulary("byte")), whole=True)
+
+
+def indexed(folder: Path, dtype: str, code: int, of_megatron: bool) -> Path:
+    """Write what Megatron's and fairseq's builders of indexed datasets do: `.bin`, and `.idx` with their layouts."""
+    ids = IDS.astype(dtype)
+    ids.tofile(folder / "corpus_text_document.bin")
+    lengths = np.array([len(document) for document in DOCUMENTS], np.int32)
+    pointers = (np.cumsum([0, *lengths[:-1]]) * ids.itemsize).astype(np.int64)
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, code, len(lengths))
+    documents = np.arange(len(lengths) + 1, dtype=np.int64)
+    more = struct.pack("<Q", len(documents)) if of_megatron else b""
+    tail = documents.tobytes() if of_megatron else b""
+    (folder / "corpus_text_document.idx").write_bytes(head + more + lengths.tobytes() + pointers.tobytes() + tail)
+    return folder / "corpus_text_document.bin"
+
+
+def llm_c(folder: Path, magic: int, dtype: str) -> Path:
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, 1, len(IDS)
+    (folder / "train.bin").write_bytes(header.tobytes() + IDS.astype(dtype).tobytes())
+    return folder / "train.bin"
+
+
+def datatrove(folder: Path, dtype: str) -> Path:
+    IDS.astype(dtype).tofile(folder / "00000_tokens.ds")
+    np.cumsum([*map(len, DOCUMENTS)]).astype(np.uint64).tofile(folder / "00000_tokens.ds.index")
+    (folder / "00000_tokens.ds.metadata").write_text("gpt2|2\n1000\n1 K")
+    return folder / "00000_tokens.ds"
+
+
+def raw(path: Path) -> Path:
+    IDS.tofile(path)
+    return path
+
+
+def lists(folder: Path, write: Callable[[pyarrow.Table, Path], Any], name: str, kind: Any) -> Path:
+    column = pyarrow.array([document.tolist() for document in DOCUMENTS], kind)
+    write(pyarrow.table({"id": list(range(len(DOCUMENTS))), "input_ids": column}), folder / name)
+    return folder / name
+
+
+def json_of(folder: Path, name: str, content: str) -> Path:
+    (folder / name).write_text(content, encoding="utf-8")
+    return folder / name
+
+
+def stream(table: pyarrow.Table, path: Path) -> None:
+    with pyarrow.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+LISTS = [document.tolist() for document in DOCUMENTS]
+OF_IDS: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "Megatron int32": (lambda folder: indexed(folder, "int32", 4, True), {}),
+    "Megatron uint16 by its prefix": (lambda folder: indexed(folder, "uint16", 8, True).with_suffix(""), {}),
+    "fairseq int64 by its index": (lambda folder: indexed(folder, "int64", 5, False).with_suffix(".idx"), {}),
+    "fairseq uint16": (lambda folder: indexed(folder, "uint16", 8, False), {}),
+    "Megatron in a folder": (lambda folder: indexed(folder, "int32", 4, True).parent, {}),
+    "datatrove": (lambda folder: datatrove(folder, "uint16"), {}),
+    "datatrove of four bytes": (lambda folder: datatrove(folder, "uint32"), {}),
+    "Parquet": (
+        lambda folder: lists(folder, write_parquet, "a.parquet", pyarrow.list_(pyarrow.int32())),
+        {},
+    ),
+    "large lists in Parquet": (
+        lambda folder: lists(folder, write_parquet, "a.parquet", pyarrow.large_list(pyarrow.int64())),
+        {"column": "input_ids"},
+    ),
+    "Feather": (
+        lambda folder: lists(folder, write_feather, "a.arrow", pyarrow.list_(pyarrow.uint16())),
+        {},
+    ),
+    "Arrow stream": (lambda folder: lists(folder, stream, "a.arrow", pyarrow.list_(pyarrow.int32())), {}),
+    "JSON lines": (lambda f: json_of(f, "a.json", "".join(f'{{"n": 1, "input_ids": {ids}}}\n' for ids in LISTS)), {}),
+    "JSON of MidiTok": (lambda folder: json_of(folder, "a.json", json.dumps({"ids": LISTS, "programs": []})), {}),
+}
+WITHOUT_DOCUMENTS: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "llm.c": (lambda folder: llm_c(folder, 20240520, "uint16"), {}),
+    "llm.c for Llama 3": (lambda folder: llm_c(folder, 20240801, "uint32"), {}),
+    "raw .npy of OLMo": (
+        lambda folder: raw(folder / "part-0.npy"),
+        {"dtype": "uint16"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", {**OF_IDS, **WITHOUT_DOCUMENTS})
+def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) -> None:
+    write, options = {**OF_IDS, **WITHOUT_DOCUMENTS}[name]
+    (tmp_path / "data").mkdir()
+    corpus = read(write(tmp_path / "data"), tmp_path, "ids", **options)
+    assert np.asarray(corpus.splits[WHOLE]).tolist() == IDS.tolist()
+    assert corpus.documents[WHOLE].tolist() == (STARTS if name in OF_IDS else [0])
+    assert len(corpus.vocabulary) == IDS.max() + 1
+    cut = corpus_of(str(tmp_path / "data"), tmp_path, name in OF_IDS, level="ids", **options)
+    joined = np.concatenate([np.asarray(cut.splits[split]) for split in SPLITS])
+    assert np.maximum(joined, ~joined).tolist() == IDS.tolist()
+    assert [len(cut.splits[split]) for split in SPLITS] == [900, 50, 50]
+
+
+def csv_of(delimiter: str) -> bytes:
+    quoted = (text.replace('"', '""') for text in TEXTS)
+    rows = [delimiter.join(("id", "text")), *(f'{n}{delimiter}"{text}"' for n, text in enumerate(quoted))]
+    return "\n".join(rows).encode()
+
+
+def tar(kind: str) -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as opened:
+        for n, text in enumerate(TEXTS):
+            for end, content in ((kind, json.dumps({"text": text}) if kind == "json" else text), ("jpg", "\xff\xd8")):
+                data = content.encode("latin-1" if end == "jpg" else "utf-8")
+                info = tarfile.TarInfo(f"samples/{n:04d}.{end}")
+                info.size = len(data)
+                opened.addfile(info, io.BytesIO(data))
+    return held.getvalue()
+
+
+def skippable(content: bytes) -> bytes:
+    """Begin with a frame to skip, and have two more, as pzstd writes."""
+    half = len(content) // 2
+    packed = (pyarrow.compress(part, codec="zstd", asbytes=True) for part in (content[:half], content[half:]))
+    return b"\x50\x2a\x4d\x18\x04\0\0\0" + bytes(4) + b"".join(packed)
+
+
+def parquet_of(kind: Any) -> bytes:
+    buffer = io.BytesIO()
+    table = pyarrow.table(
+        {"url": ["http://example.org"] * len(TEXTS), "text": pyarrow.array(TEXTS, pyarrow.string()).cast(kind)}
+    )
+    write_parquet(table, buffer, row_group_size=7)
+    return buffer.getvalue()
+
+
+LINES = "".join(
+    json.dumps({"url": "http://example.org", "text": text, "score": float("nan")}) + "\n" for text in TEXTS
+).encode()
+OF_TEXT: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "C4": ("c4-train.00000-of-01024.json.gz", lambda: gzip.compress(LINES)),
+    "Dolma, members": ("cc_en_0000.json.gz", lambda: gzip.compress(LINES[:999]) + gzip.compress(LINES[999:])),
+    "WikiExtractor": ("wiki_00", lambda: LINES),
+    "a list": ("records.json", lambda: json.dumps([{"text": text} for text in TEXTS], indent=1).encode()),
+    "pzstd": ("a.jsonl.zst", lambda: skippable(LINES)),
+    "bzip2": ("a.jsonl.bz2", lambda: bz2.compress(LINES)),
+    "CSV": ("a.csv", lambda: csv_of(",")),
+    "CSV with semicolons": ("a.csv", lambda: csv_of(";")),
+    "TSV": ("a.tsv", lambda: csv_of("\t")),
+    "WebDataset": ("a-000.tar", lambda: tar("txt")),
+    "WebDataset with JSON": ("a-000.tar.gz", lambda: gzip.compress(tar("json"))),
+    "Parquet": ("a.parquet", lambda: parquet_of(pyarrow.large_string())),
+    "Parquet with a dictionary": (
+        "a.parquet",
+        lambda: parquet_of(pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
+    ),
+}
+
+
+def read_texts(corpus: Corpus, split: str = WHOLE) -> list[str]:
+    tokens, starts = np.asarray(corpus.splits[split]), corpus.documents[split].tolist()
+    return [corpus.vocabulary.decode(tokens[a:b]) for a, b in pairwise([*starts, len(tokens)])]
+
+
+@pytest.mark.parametrize("level", ["byte", "bpe"])
+@pytest.mark.parametrize("name", OF_TEXT)
+def test_records_are_documents(tmp_path: Path, name: str, level: str) -> None:
+    file, content = OF_TEXT[name]
+    (path,) = files(tmp_path, {file: content()})
+    found = read_texts(read(path, tmp_path, level))
+    assert found == [text if text.endswith("\n") else f"{text}\n" for text in TEXTS]
+
+
+def test_a_long_first_record_is_one(tmp_path: Path) -> None:
+    content = "".join(json.dumps({"title": "x", "text": text}) + "\n" for text in ("word " * 30_000, "b", "c"))
+    (path,) = files(tmp_path, {"dump-00": content})
+    assert read_texts(read(path, tmp_path, "byte")) == ["word " * 30_000 + "\n", "b\n", "c\n"]
+
+
+def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None:
+    import datasets
+
+    of_split = {"train": TEXTS[:30], "validation": TEXTS[30:35], "test": TEXTS[35:]}
+    saved = datasets.DatasetDict(
+        {split: datasets.Dataset.from_dict({"text": texts}) for split, texts in of_split.items()}
+    )
+    saved.save_to_disk(tmp_path / "saved")
+    (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"\xff\xff\xff\xff of a map that was run")
+    corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
+    for split, texts in zip(SPLITS, of_split.values(), strict=True):
+        assert "".join(read_texts(corpus, split)) == "".join(text.removesuffix("\n") + "\n" for text in texts)
+    one = datasets.Dataset.from_dict({"tokens": LISTS, "text": ["x"] * len(LISTS)})
+    one.save_to_disk(tmp_path / "one", num_shards=2)
+    assert np.asarray(read(tmp_path / "one", tmp_path, "ids").splits[WHOLE]).tolist() == IDS.tolist()
+
+
+def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = files(tmp_path, {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'})
+    assert read_texts(read(path, tmp_path, "byte", column="body")) == ["a\n", "b\n"]
+    assert "a.jsonl: 2 records have no body; left out" in capsys.readouterr().err
+    with pytest.raises(OptionError, match=r"data\.column=title: must be a column of .*a\.jsonl: body, text"):
+        read(path, tmp_path, "byte", column="title")
+    (ids,) = files(tmp_path, {"b.jsonl": '{"input_ids": [1, 2]}\n{"input_ids": ["a"]}\n'})
+    with pytest.raises(OptionError, match=r"data\.column=None: .*\(data\.level=ids reads input_ids\)"):
+        read(ids, tmp_path, "byte")
+    with pytest.raises(OptionError, match=r"b\.jsonl: record 2 cannot be read \(TypeError: must be a list of ids"):
+        read(ids, tmp_path, "ids")
+
+
+def test_code_and_settings_in_json_stay_text(tmp_path: Path) -> None:
+    content = {"package.json": '{\n  "name": "x",\n  "text": "y"\n}\n', "min.json": '{"version": 3, "names": []}\n'}
+    for path, text in zip(files(tmp_path, content), content.values(), strict=True):
+        assert text_of(corpus_of(path, tmp_path, level="byte")) == text
+
+
+def tfrecord() -> bytes:
+    record = b"\x0a\x0bsome example"
+    return (struct.pack("<QI", len(record), 123) + record + struct.pack("<I", 456)) * 9
+
+
+REFUSED: list[tuple[dict[str, bytes], str, str]] = [
+    ({"index.json": b'{"shards": [], "version": 2}', "shard.00000.mds": bytes(400)}, "ids", "MosaicML streaming"),
+    ({"index.json": b'{"shards": []}', "shard.00000.mds": bytes(400)}, "byte", "MosaicML streaming .MDS.: numpy.save"),
+    ({"index.json": b'{"chunks": [], "config": {}}', "chunk-0-0.bin": bytes(400)}, "ids", "litdata: numpy.save"),
+    ({"a.tfrecord": tfrecord()}, "ids", "not TFRecords: write the ids"),
+    ({"a.bin": tfrecord()}, "ids", "not TFRecords"),
+    ({"a.h5": b"\x89HDF\r\n\x1a\n" + bytes(99)}, "ids", "not HDF5"),
+    ({"book.pdf": b"%PDF-1.7 " + bytes(9_000), "README.md": b"text " * 99}, "byte", "book.pdf must be a text, not PDF"),
+    ({"a.mid": b"MThd" + bytes(9_000), "list.csv": b"a,text\n1,x\n" * 9}, "char", "a.mid must be a text, not binary"),
+    ({"a.txt": ("text" * 999).encode("utf-16"), "readme": b"text"}, "bpe", "a.txt must be a text, not UTF-16: iconv"),
+    ({"a.txt": b"one two", "b.txt": b"three"}, "ids", "must be ids, not text: save them with numpy.save"),
+    ({"thesis.docx": b"PK\x03\x04" + bytes(99)}, "bpe", "an office document: pandoc"),
+]
+
+
+@pytest.mark.parametrize(("contents", "level", "words"), REFUSED)
+def test_what_nothing_reads_is_named(tmp_path: Path, contents: dict[str, bytes], level: str, words: str) -> None:
+    files(tmp_path / "data", contents)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=words) as error:
+        read(tmp_path / "data", tmp_path, level, dtype="uint16" if level == "ids" else None)
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_descriptions_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with llm_c(tmp_path / "data", 20240520, "uint16").open("ab") as file:
+        file.write(b"xx")
+    with pytest.raises(OptionError, match=r"must have the 1,000 ids of its header; it has 1,001"):
+        read(tmp_path / "data/train.bin", tmp_path, "ids")
+    path = indexed(tmp_path / "data", "int32", 4, True)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(OptionError, match=r"must have the sequences of its \.idx one after the other, and no more"):
+        read(path, tmp_path, "ids")
+    path = datatrove(tmp_path / "data", "uint16")
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(OptionError, match=r"must have the 1,000 ids of its \.index"):
+        read(path, tmp_path, "ids")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("trn.txt", "val.txt", "tst.txt"),
+        ("tr.txt", "va.txt", "te.txt"),
+        ("myTrain.txt", "myDev.txt", "myTest.txt"),
+        ("lm-eval/train.txt", "lm-eval/valid.txt", "lm-eval/test.txt"),
+        ("test-runs/train/1.txt", "test-runs/validation/1.txt", "test-runs/test/1.txt"),
+    ],
+)
+def test_names_of_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
+    contents = ("to be or not to be\n" * 90, "that is the question\n" * 9, "to sleep\n" * 9)
+    files(tmp_path / "texts", dict(zip(names, contents, strict=True)))
+    corpus = corpus_of(str(tmp_path / "texts"), tmp_path, level="byte")
+    assert tuple(text_of(corpus, split) for split in SPLITS) == contents
+
+
+def test_languages_are_no_splits(tmp_path: Path) -> None:
+    files(tmp_path / "texts", {"tr.txt": "merhaba " * 20, "te.txt": "x " * 20, "en.txt": "hello " * 20})
+    assert len(text_of(corpus_of(str(tmp_path / "texts"), tmp_path, level="byte"))) == 320
+
+
+def test_configurations_of_a_dataset_in_one_folder_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {
+        f"{name}/{split}-00000.txt": f"{name} {split} " * 20 for name in ("en", "fr") for split in ("train", "test")
+    }
+    files(tmp_path / "hub", contents)
+    corpus_of(str(tmp_path / "hub"), tmp_path, level="byte")
+    assert "2 folders with splits of their own are joined: en, fr" in capsys.readouterr().err
+
+
+def test_tables_and_texts_are_not_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files(tmp_path / "c4", {"a.json.gz": gzip.compress(LINES * 9), "README.md": "about"})
+    assert "about" not in text_of(corpus_of(str(tmp_path / "c4"), tmp_path, level="byte"))
+    err = capsys.readouterr().err
+    assert "README.md: left out; README.md not of the same kind" in err
+    assert "data.path=c4: JSON lines, column text; documents of each split: train " in err
+
+
+def test_a_type_belongs_to_its_file(tmp_path: Path) -> None:
+    """A run of 16-bit ids scores a file of 32 bits by its own type, and needs one for a raw file."""
+    from txl_lightning.config.schemas import file_data
+
+    run = FileData(name="file", path="a.bin", level="ids", dtype="uint16", column="tokens")
+    assert (file_data(run, "b.npy", "ids").dtype, file_data(run, "b.npy", "ids").column) == (None, None)
+    given = file_data(run, {"path": "b.bin", "dtype": "int32"}, "ids")
+    assert (given.path, given.dtype) == ("b.bin", "int32")
+    with pytest.raises(OptionError, match="may have path, dtype and column"):
+        file_data(run, {"path": "b.bin", "type": "int32"}, "ids")
+
+
+def test_ids_that_look_wrong_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    IDS.astype(np.uint32).tofile(tmp_path / "a.bin")
+    read(tmp_path / "a.bin", tmp_path, "ids", dtype="uint16")
+    assert "of 2,000 ids are 0; is the type of the ids right?" in capsys.readouterr().err
+    np.save(tmp_path / "b.npy", np.append(np.arange(900) % 9, 60_000))
+    read(tmp_path / "b.npy", tmp_path, "ids")
+    assert "10 ids occur, and the largest is 60,000; is the type of the ids right?" in capsys.readouterr().err
+
+
+def test_ids_that_change_while_they_are_read_end_the_command(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", IDS)
+    tokens = corpus_of(str(tmp_path / "a.npy"), tmp_path, level="ids").splits["train"]
+    assert tokens.take([0, 1]).tolist() == IDS[:2].tolist()
+    np.save(tmp_path / "a.npy", IDS[:100])
+    with pytest.raises(UserError, match=r"a\.npy: has changed since it was opened; its ids must stay as they are"):
+        tokens.take([999 - 200])
+
+
+def unigram() -> str:
+    return str(Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)], unk_id=0)).to_str())
+
+
+OF_FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
+NAMES: dict[str, tuple[str, str, list[str]]] = {
+    "lines": ("names.txt", "note 0\nnote 1\nnote 2\n", ["note 0", "note 1", "note 2"]),
+    "vocab.json": ("vocab.json", '{"b": 1, "a": 0}', ["a", "b"]),
+    "tokenizer.json": ("tokenizer.json", unigram(), ["<unk>", "▁a", "b"]),
+    "SentencePiece": ("m.vocab", "<unk>\t0\n▁a\t-1.5\nb\t-2.25\n", ["<unk>", "▁a", "b"]),
+    "tiktoken": ("r.tiktoken", f"{base64.b64encode(b'a').decode()} 0\n/w== 1\n", ["a", r"\xff"]),
+    "fairseq": ("dict.txt", "the 120\nof 70\nmadeupword0000 0\n", [*OF_FAIRSEQ, "the", "of", "madeupword0000"]),
+    "OpenFST": ("words.txt", "<eps> 0\nb 2\na 1\n", ["<eps>", "a", "b"]),
+    "RWKV": ("rwkv.txt", "1 '\\x00' 1\n2 b'\\xff' 1\n3 ' a' 2\n", ["\x00", r"\xff", " a"]),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_ids(tmp_path: Path, name: str) -> None:
+    file, content, expected = NAMES[name]
+    (path,) = files(tmp_path, {file: content})
+    found = names_of_ids(path)
+    assert [found[number] for number in sorted(found)] == expected
