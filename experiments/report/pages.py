@@ -279,7 +279,11 @@ def introduction(results: Mapping[str, Any]) -> str:
     took = f"{results['command']} took {clock(results['seconds']['wall'])} on {where}"
     if not trained:
         return f"{took}. No training is finished."
-    corpus = f"{results['corpora'][0]['name']} ({results['corpora'][0]['level']} level)"
+    of = results["corpora"][0]
+    # Up to version 0.4.0 subwords were those of lines, and results did not say so.
+    corpus = (
+        f"{of['name']} ({of['level']} level{', line by line' * (of['level'] == 'bpe' and of.get('by_line', True))})"
+    )
     size = f"{trained[0]['parameters'] / 1e6:.1f}M parameters on {trained[0]['tokens']:,} tokens each"
     return f"{took}. It trained {len(trained)} models of {size}, of {corpus}, unless a table says otherwise."
 

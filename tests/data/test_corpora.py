@@ -179,3 +179,23 @@ def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in processes] == ["2000000"] * 3
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_killed_preparation_leaves_nothing_for_long(tmp_path: Path) -> None:
+    listed = files(tmp_path, {"t.txt": "text " * 50, "u.txt": "more " * 50})
+    code = f"""
+import os, signal
+from txl_lightning.data import corpus
+from tests.data.helpers import corpus_of
+corpus._write_split = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+corpus_of({listed[0]!r}, __import__("pathlib").Path({str(tmp_path)!r}), level="byte")
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    (left,) = (tmp_path / "cache").glob(".*")
+    (tmp_path / "cache/.held.unfinished").mkdir()
+    for folder in (left, tmp_path / "cache/.held.unfinished"):
+        os.utime(folder, (0, 0))
+    with sources._locked(tmp_path / "cache/.held.unfinished"):  # by a preparation that goes on
+        corpus_of(listed[1], tmp_path, level="byte")
+        assert not left.exists()
+        assert (tmp_path / "cache/.held.unfinished").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.data.vocabulary import train_byte_pairs
+from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.measure import generate
 from txl_lightning.measure.options import GenerateOptions
 from txl_lightning.runs.trained import load_trained
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `text.txt` and a run with a tokenizer file, which is deleted with all prepared tokens."""
     folder = tmp_path_factory.mktemp("bpe")
     (folder / "text.txt").write_text(TEXT)
-    (folder / "tokenizer.json").write_text(train_byte_pairs([TEXT.encode()], 300))
+    (folder / "tokenizer.json").write_text(train_byte_pairs([TEXT], 300))
     options = ("data.level=bpe", f"data.tokenizer={folder / 'tokenizer.json'}")
     train(tiny_config(folder, *SHORT, *options), folder / "run")
     (folder / "tokenizer.json").unlink()

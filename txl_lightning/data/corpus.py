@@ -83,8 +83,9 @@ class Corpus:
         return self.documents if self.vocabulary.starts_sentences else {}
 
     def facts(self) -> dict[str, Any]:
-        """Return what results say of their corpus: name, level, checksum, and the shares of `<unk>` if it has words."""
+        """Return what results say of their corpus: name, level, checksum; how subwords are read, shares of `<unk>`."""
         facts: dict[str, Any] = {"name": self.name, "level": self.vocabulary.level, "sha256": self.checksum}
+        facts |= {"by_line": self.vocabulary.by_line} if self.vocabulary.level == "bpe" else {}
         facts |= {"subwords_trained_on": self.sample} if self.sample else {}
         of_words = self.vocabulary.level == "word" or any(self.unknown.values())
         return {**facts, "unknown": self.unknown} if of_words else facts

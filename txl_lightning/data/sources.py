@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import fcntl
 import gzip
 import hashlib
 import json
@@ -14,6 +15,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +39,7 @@ SPLITS = ("train", "valid", "test")
 FRACTIONS = (0.9, 0.05, 0.05)
 WHOLE = "whole"  # the only split of a text that is not cut
 CHUNK_BYTES = 1 << 22
+SECONDS_TO_LOCK = 60  # at most, between making a folder and locking it
 HEAD_BYTES = 1 << 16  # that tell the kind of a file
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
 PREPARATION_VERSION, DESCRIPTION = 8, "description.json"
@@ -329,8 +332,15 @@ def cached(
     try:
         if not folder.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=directory) as scratch:
-                unfinished = Path(scratch, "unfinished")
+            for left in directory.glob(".*.unfinished"):
+                with suppress(OSError), _locked(left):
+                    if time.time() - left.stat().st_mtime > SECONDS_TO_LOCK:  # it was killed
+                        shutil.rmtree(left)
+            with (
+                tempfile.TemporaryDirectory(prefix=f".{key}.", suffix=".unfinished", dir=directory) as scratch,
+                _locked(Path(scratch)),
+            ):
+                unfinished = Path(scratch, "tokens")
                 unfinished.mkdir()
                 description = prepare(unfinished)
                 write_json(unfinished / DESCRIPTION, {**description, "sizes": _sizes(unfinished)})
@@ -349,6 +359,17 @@ def cached(
             paths = [folder / name for name in sizes]
             return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in paths}, description
     raise UserError(f"data.cache_dir={directory}: {folder} is damaged; delete it")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process, or raise `OSError` if another one holds it."""
+    held = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(held)
 
 
 def checksum_once(directory: Path, path: Path) -> str:

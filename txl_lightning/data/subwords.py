@@ -27,7 +27,7 @@ WORD_START = "▁"  # stands for a space in tokenizers like those of SentencePie
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
 LINE_START = re.compile(r"(?<=\n)(?=\S)", re.ASCII)
 LONGEST_PIECE = 1 << 16
-PIECES_AT_ONCE = 64
+PIECES_AT_ONCE = 512
 MOST_KNOWN = 1 << 18  # pieces whose tokens are remembered
 WINDOW, OVERLAP, WINDOWS_AT_ONCE = 1 << 18, 1 << 14, 16
 
@@ -76,7 +76,9 @@ class Subwords:
         self.lengths = np.array(list(map(len, self.contents)), dtype=np.int64)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, int] = {}  # number of a piece, whose tokens are those from one end to the next
+        self._tokens, self._ends = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        self._by_line = by_line
         before, changes = state.get("pre_tokenizer") or {}, state.get("normalizer") or {"type": "NFC"}
         divides = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before["add_prefix_space"]
         divides &= changes["type"] == "NFC"
@@ -123,35 +125,30 @@ class Subwords:
                 *complete, rest = cut(rest + text) or [""]
                 pieces += complete
             pieces += [rest] if texts is None and rest else []
-            of_pieces = self._look_up(pieces)
-            tokens = np.fromiter(chain.from_iterable(of_pieces), np.int64)
-            ends = np.cumsum([0, *map(len, of_pieces)]) if begins else np.zeros(1, np.int64)
-            yield tokens, ends[begins].astype(np.int64)
+            numbers = self._look_up(pieces)
+            first_P, last_P = self._ends[numbers], self._ends[numbers + 1]
+            ends_P = np.cumsum(np.append(0, last_P - first_P))
+            places = np.arange(ends_P[-1]) + np.repeat(first_P - ends_P[:-1], last_P - first_P)
+            yield self._tokens[places], ends_P[begins].astype(np.int64)
 
-    def _look_up(self, pieces: list[str]) -> list[list[int]]:
-        """Return the tokens of pieces, encoded if they are not known."""
+    def _look_up(self, pieces: list[str]) -> NDArray[np.int64]:
+        """Return the numbers of pieces among those that are known, after the encoding of those that are new."""
         if len(self._known) > MOST_KNOWN:
-            self._known.clear()
-        new = [piece for piece in dict.fromkeys(pieces) if piece not in self._known]
+            self._known, self._tokens, self._ends = {}, self._tokens[:0], self._ends[:1]
+        new = {*pieces}.difference(self._known)
         # One text of many words is faster than a text of each; the tokenizer divides it before each.
-        words = [
-            piece for piece in new if self._pieces == WORD.findall and piece[0].isspace() and not piece[-1].isspace()
-        ]
-        alone = sorted({*new} - {*words})
-        texts = ["".join(words[at : at + PIECES_AT_ONCE]) for at in range(0, len(words), PIECES_AT_ONCE)]
-        tokens = self._encode_texts([*texts, *alone])
-        ends = np.cumsum(self.lengths[tokens])
-        cuts = np.searchsorted(ends, np.cumsum([len(piece.encode()) for piece in [*words, *alone]]), side="right")
-        listed = tokens.tolist()
-        places = pairwise([0, *cuts.tolist()])
-        self._known |= {piece: listed[a:b] for piece, (a, b) in zip([*words, *alone], places, strict=True)}
-        return list(map(self._known.__getitem__, pieces))
-
-    def _encode_texts(self, texts: list[str]) -> NDArray[np.int64]:
+        words = [piece for piece in new if not self._by_line and piece[0].isspace() and not piece[-1].isspace()]
+        alone = [*new.difference(words)]
+        texts = ["".join(words[at : at + PIECES_AT_ONCE]) for at in range(0, len(words), PIECES_AT_ONCE)] + alone
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         tokens = np.fromiter(chain.from_iterable(encoding.ids for encoding in found), np.int64)
         self._compare(tokens, "".join(texts).encode())
-        return tokens
+        bytes_P = np.cumsum([len(piece.encode()) for piece in chain(words, alone)])
+        ends_P = np.searchsorted(np.cumsum(self.lengths[tokens]), bytes_P, side="right")
+        self._known |= zip(chain(words, alone), range(len(self._known), len(self._known) + len(new)), strict=True)
+        self._ends = np.append(self._ends, len(self._tokens) + ends_P)
+        self._tokens = np.append(self._tokens, tokens)
+        return np.fromiter(map(self._known.__getitem__, pieces), np.int64, len(pieces))
 
     def _compare(self, tokens: NDArray[np.int64], content: bytes) -> None:
         if b"".join(map(self.contents.__getitem__, tokens.tolist())) != content:

@@ -338,9 +338,8 @@ class SplitTokens:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, places: slice | int) -> Any:
-        inside = range(len(self))[places]
-        return self.take(inside if isinstance(inside, int) else np.arange(inside.start, inside.stop, inside.step))
+    def __getitem__(self, places: Any) -> Any:
+        return self.take(np.arange(*places.indices(len(self))) if isinstance(places, slice) else places)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[:].astype(np.int64 if dtype is None else dtype)

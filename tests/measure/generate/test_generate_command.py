@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.measure.small_runs import SmallRuns
@@ -93,7 +94,7 @@ def test_prompts_of_any_lengths_are_continued_as_each_is_alone(runs: SmallRuns, 
 def test_a_sample_of_a_corpus_ends_its_context_at_a_document(runs: SmallRuns, tmp_path: Path) -> None:
     """The document is all that the model sees of the context, whose numbers stay those of the corpus."""
     trained = load_trained(runs.checkpoint("documents"))
-    tokens = load_corpus(trained.config.data, marked=True).splits["test"]
+    tokens = np.asarray(load_corpus(trained.config.data, marked=True).splits["test"])
     start = int((tokens < 0).nonzero()[0][-1])
     whole, short = (
         generated(options(runs, "documents", context=n, position=start + 5 - n, mem_len=30), tmp_path / str(n))

@@ -48,7 +48,7 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
     of_respect, of_ignore = (np.load(tmp_path / name / "losses.npz")["nll"] for name in ("respect", "ignore"))
     found = np.load(tmp_path / "respect/losses.npz")
     tokens = load_corpus(load_trained(group[1]).config.data, marked=True).splits["test"]
-    starts, positions = np.flatnonzero(tokens < 0), found["positions"]
+    starts, positions = np.flatnonzero(np.asarray(tokens) < 0), found["positions"]
     since = positions - starts[np.searchsorted(starts, positions - 1, side="right") - 1]
     assert respected["positions"]["cut"] == (since < 16).sum() > 0
     assert "positions have fewer than 16 tokens of context" in (tmp_path / "respect/recl.md").read_text()
