@@ -326,14 +326,14 @@ def test_configurations_of_a_dataset_in_one_folder_are_named(
     }
     files(tmp_path / "hub", contents)
     corpus_of(str(tmp_path / "hub"), tmp_path, level="byte")
-    assert "2 folders with splits of their own are joined: en, fr" in capsys.readouterr().err
+    assert "2 sets of files are joined: en/*-.txt, fr/*-.txt" in capsys.readouterr().err
 
 
 def test_tables_and_texts_are_not_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files(tmp_path / "c4", {"a.json.gz": gzip.compress(LINES * 9), "README.md": "about"})
     assert "about" not in text_of(corpus_of(str(tmp_path / "c4"), tmp_path, level="byte"))
     err = capsys.readouterr().err
-    assert "README.md: left out; README.md not of the same kind" in err
+    assert "README.md: left out, beside tables" in err
     assert "data.path=c4: JSON lines, column text; documents of each split: train " in err
 
 
@@ -390,3 +390,114 @@ def test_names_of_ids(tmp_path: Path, name: str) -> None:
     (path,) = files(tmp_path, {file: content})
     found = names_of_ids(path)
     assert [found[number] for number in sorted(found)] == expected
+
+
+SENTENCES = [f"日本語のテキスト {n % 9} です。 größer {'x ' * (n % 7)}" for n in range(400)]
+
+
+@pytest.mark.parametrize("level", ["char", "word", "bpe"])
+def test_cuts_between_splits_keep_records(tmp_path: Path, level: str) -> None:
+    """A cut moves forward to a character or line; documents begin where the records do all the same."""
+    (path,) = files(tmp_path, {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in SENTENCES)})
+    corpus = corpus_of(path, tmp_path, level=level, min_count=1 if level == "word" else None)
+    lines = [" ".join(text.split()) if level == "word" else text for text in SENTENCES]
+    assert text_of(corpus) == "".join(f"{line}\n" for line in lines)
+    for split in SPLITS:
+        first, *others = read_texts(corpus, split)
+        assert {text.removesuffix("\n") for text in others[:-1]} <= {*lines}
+        assert first.endswith("\n")
+
+
+def table(folder: Path, name: str, content: str | bytes) -> Path:
+    files(folder, {name: content})
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "words"),
+    [
+        (
+            "a.tsv",
+            'text\tlabel\n"Hello there\t1\nSecond\t2\nhe said "so\t3\n"Again\t4\n',
+            {},
+            "record 1 cannot be read",
+        ),
+        ("a.csv", "# made by x\nid,text\n1,abc\n", {}, "must be a column of .*a.csv: # made by x"),
+        ("a.csv", "id,text\n1,abc,d\n", {}, r"record 1 cannot be read \(ValueError: 3 fields, the header has 2"),
+        (
+            "a.txt",
+            "plain text\n" * 9,
+            {"column": "body"},
+            "data.column=body: must be null for .*a.txt: it is text, no table",
+        ),
+        ("a.json", '{\n "text": "abc"\n}', {}, "must be JSON lines or a list of records: name it .txt"),
+        ("a.tar", b"".join([tar("txt")])[:2048], {}, "cannot be read .ReadError: its end is missing"),
+    ],
+)
+def test_tables_that_are_not_clear_are_refused(
+    tmp_path: Path, name: str, content: str | bytes, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        corpus_of(str(table(tmp_path, name, content)), tmp_path, level="char", **options)
+
+
+def test_a_column_alone_is_a_table(tmp_path: Path) -> None:
+    path = table(tmp_path, "a.csv", 'text\n"First, ""q"""\nSecond\n')
+    assert read_texts(read(path, tmp_path, "byte")) == ['First, "q"\n', "Second\n"]
+
+
+@pytest.mark.parametrize("ids", ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]"])
+def test_lists_that_are_no_ids_are_refused(tmp_path: Path, ids: str) -> None:
+    path = table(tmp_path, "a.jsonl", f'{{"input_ids": [1, 2, 3]}}\n{{"input_ids": {ids}}}\n')
+    with pytest.raises(OptionError, match=r"record 2 cannot be read \(TypeError: must be (a list of )?ids"):
+        read(path, tmp_path, "ids")
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        ({"train/a.txt": "a" * 90, "test/train-station.txt": "b" * 9, "test/b.txt": "c"}, "b" * 9 + "c"),
+        ({"lm-eval/train.txt": "a" * 90, "lm-eval/test.txt": "b" * 9}, "b" * 9),
+    ],
+)
+def test_a_folder_that_is_a_split_counts_before_names(tmp_path: Path, contents: dict[str, str], said: str) -> None:
+    files(tmp_path / "texts", contents)  # type: ignore[arg-type]
+    found = text_of(corpus_of(str(tmp_path / "texts"), tmp_path, level="byte"), "test")
+    assert sorted(found) == sorted(said)
+
+
+def test_sets_of_files_in_one_folder_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files(
+        tmp_path / "ptb", {f"ptb{kind}.{split}.txt": "x " * 50 for kind in ("", ".char") for split in ("train", "test")}
+    )
+    corpus_of(str(tmp_path / "ptb"), tmp_path, level="byte")
+    assert "2 sets of files are joined: ptb.*.txt, ptb.char.*.txt" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_megatron_training_is_its_tokens(tmp_path: Path) -> None:
+    """Training writes `PREFIX/cache` with arrays of its own."""
+    (tmp_path / "data").mkdir()
+    prefix = indexed(tmp_path / "data", "int32", 4, True).with_suffix("")
+    files(tmp_path / "data", {f"{prefix.name}/cache/0-GPTDataset-train-document_index.npy": b"\x93NUMPY"})
+    for path in (prefix, prefix.parent):
+        assert np.asarray(read(path, tmp_path, "ids").splits[WHOLE]).tolist() == IDS.tolist()
+
+
+def test_an_older_index_of_fairseq_is_named(tmp_path: Path) -> None:
+    """It stores every id plus one."""
+    IDS.astype(np.int32).tofile(tmp_path / "a.bin")
+    (tmp_path / "a.idx").write_bytes(b"TNTIDX\0\0" + struct.pack("<QQ", 4, 4))
+    with pytest.raises(OptionError, match="must be ids, not the older indexed dataset of fairseq: fairseq-preprocess"):
+        read(tmp_path / "a.bin", tmp_path, "ids", dtype="int32")
+
+
+def test_text_is_not_read_as_ids(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="must be ids, not text"):
+        read(table(tmp_path, "a.bin", b"this is text, not ids " * 99), tmp_path, "ids", dtype="uint16")
+
+
+def test_empty_shards_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files(tmp_path / "shards", {"0.jsonl": LINES, "1.csv": "id,text\n", "2.jsonl": '{"text": null}\n', "_SUCCESS": "x"})
+    found = read_texts(read(tmp_path / "shards", tmp_path, "byte"))
+    assert len(found) == len(TEXTS)
+    assert "1.csv: none of its records has text; left out" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def test_what_is_no_sequence_of_ids_is_refused(tmp_path: Path, ids: Any, options
     ("name", "content", "dtype", "words"),
     [
         ("odd.bin", b"\1\2\3", None, "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin"),
-        ("odd.bin", b"\1\2\3", "uint16", "data.path=.*odd.bin: cannot be read"),
+        ("odd.bin", b"\0\2\3", "uint16", "data.path=.*odd.bin: cannot be read"),
         ("text.npy", b"no array", None, "data.dtype=None: must be uint8"),
         ("odd.npy", b"\x93NUMPY\1\0", None, "data.path=.*odd.npy: cannot be read"),
         ("folder/notes.txt", b"1234", "uint16", "not digits of a text: save them with numpy.save"),

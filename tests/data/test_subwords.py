@@ -3,8 +3,10 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tests.data.helpers import files
+from txl_lightning.config.schemas import FileData
 from txl_lightning.data import subwords
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import BYTE_OF_CHARACTER, WORD, train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
@@ -171,6 +176,17 @@ def test_a_checkpoint_of_before_keeps_the_ids_of_lines() -> None:
     expected = [number for line in lines for number in whole.encode(line, add_special_tokens=False).ids]
     assert before.encode(CODE.encode()).tolist() == expected != whole.encode(CODE, add_special_tokens=False).ids
     assert Vocabulary.from_state_dict(before.state_dict()) == before != Vocabulary.of_tokenizer(tokenizer_json)
+
+
+def test_a_text_that_is_read_as_before_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = files(tmp_path, {"code.py": CODE})
+    now = Vocabulary.of_tokenizer(tokenizer("gpt2"))
+    for vocabulary, said in ((now, False), (replace(now, by_line=True), True)):
+        config = FileData(name="file", path=path, level="bpe", cache_dir=str(tmp_path / "cache"))
+        corpus = load_corpus(config, vocabulary, whole=True)
+        assert np.array_equal(corpus.splits["whole"], vocabulary.encode(CODE.encode()))
+        assert corpus.facts()["by_line"] == said
+        assert ("subwords are those of single lines" in capsys.readouterr().err) == said
 
 
 def test_training_counts_the_words_of_the_whole_text() -> None:

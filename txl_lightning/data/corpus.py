@@ -126,9 +126,7 @@ def load_corpus(
     elif config.level == "bpe" and given is None:
         vocabulary, sample = _tokenizer(config, source, checksum)
     if given is not None and given.by_line:
-        notice(
-            "tokens are those of lines read one by one, as versions before 0.5.0 trained on (docs/data.md, subwords)"
-        )
+        notice("subwords are those of single lines, as versions before 0.5.0 trained on (docs/data.md#subwords)")
     one_part = all(len(parts) == 1 for parts in source.parts.values())
     pattern = start_pattern(config.document_start) if marked else None
     description: dict[str, Any] = {}

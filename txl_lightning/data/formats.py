@@ -7,10 +7,11 @@ import json
 import re
 import struct
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ BOM = b"\xef\xbb\xbf"
 TYPES_OF_INDEX = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32", 10: "uint64"}
 LLM_C = {20240520: "uint16", 20240801: "uint32"}  # first number of the header: type of the ids
 LLM_C_HEADER = 256 * 4
+BLOCK_OF_TAR = 512
+FIRST_RECORDS = 100  # that show which columns there are
 NO_STARTS = np.zeros(0, np.int64)
 
 Columns = list[str]
@@ -62,22 +65,41 @@ def _lines(content: Any) -> Iterator[str]:
 
 
 def _json_lines(path: Path, content: Any) -> tuple[Columns, Values]:
-    records = (json.loads(line) for line in _lines(content) if line.strip())
-    first: dict[str, Any] = next(records, {})
-    return [*first], lambda column: (record.get(column) for record in chain([first], records))
+    records = _records(content)
+    firsts = [*islice(records, FIRST_RECORDS)]  # one may lack a column that others have
+    columns = dict.fromkeys(name for record in firsts for name in record)
+    return [*columns], lambda column: (record.get(column) for record in chain(firsts, records))
+
+
+def _records(content: Any) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(filter(str.strip, _lines(content)), 1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"record {number}: {error}") from error
+        if not isinstance(record, dict):
+            raise TypeError(f"record {number} is no object")
+        yield record
 
 
 def _json(path: Path, content: Any) -> tuple[Columns, Values]:
-    found = json.loads(content[:])
+    found = json.loads(content[:].decode("utf-8-sig"))
     records = found if isinstance(found, list) else [found]
     return [*records[0]], lambda column: (record.get(column) for record in records)
 
 
 def _csv(path: Path, content: Any) -> tuple[Columns, Values]:
     csv.field_size_limit(1 << 30)
-    rows = csv.reader(_lines(content), delimiter=_delimiter(path, content[:HEAD_BYTES]))
-    columns = next(rows)
-    return columns, lambda column: (row[columns.index(column)] for row in rows if row)
+    rows = csv.reader(_lines(content), delimiter=_delimiter(path, content[:HEAD_BYTES]), strict=True)
+    columns = next(rows, [])
+
+    def values(column: str) -> Iterator[str]:
+        for row in filter(None, rows):
+            if len(row) != len(columns):
+                raise ValueError(f"{len(row)} fields, the header has {len(columns)}")
+            yield row[columns.index(column)]
+
+    return columns, values
 
 
 def _parquet(path: Path, content: Any) -> tuple[Columns, Values]:
@@ -102,33 +124,47 @@ def _arrow(path: Path, content: Any) -> tuple[Columns, Values]:
 def _of_batches(batches: Iterable[Any], column: str) -> Iterator[Any]:
     for batch in batches:
         values = batch.column(column)
-        if hasattr(values, "value_lengths") and not values.null_count:  # lists of ids
-            ends = np.cumsum(values.value_lengths().to_numpy())
-            yield from np.split(values.flatten().to_numpy(), ends[:-1])
-        else:
+        flat = values.flatten() if hasattr(values, "value_lengths") and not values.null_count else None
+        if flat is None or flat.null_count or str(flat.type).lstrip("u")[:3] != "int":
             yield from values.to_pylist()
+        else:  # lists of ids
+            yield from np.split(flat.to_numpy(), np.cumsum(values.value_lengths().to_numpy())[:-1])
 
 
 def _tar(path: Path, content: Any) -> tuple[Columns, Values]:
     """Read the samples of a tar as records: files one after the other whose names are equal up to the first dot."""
+    if content[-BLOCK_OF_TAR:] != bytes(BLOCK_OF_TAR):
+        raise tarfile.ReadError("its end is missing")
+    with tarfile.open(fileobj=content, mode="r:") as opened:
+        names = [name_of_sample(member.name) for member in opened if member.isfile()]
+    keys, kinds = {key.rpartition("/")[2].lower() for key, _ in names}, Counter(kind for _, kind in names)
+    if {"train", "test"} <= keys:
+        raise tarfile.ReadError("its files are splits: unpack it")
+    content.seek(0)
     samples = _samples(content)
     first = next(samples, {})
-    return [*first], lambda column: (sample.get(column) for sample in chain([first], samples))
+    usual = [kind for kind, n in kinds.items() if 2 * n >= len({key for key, _ in names})]
+    return [*dict.fromkeys((*usual, *first))], lambda column: (s.get(column) for s in chain([first], samples))
+
+
+def name_of_sample(name: str) -> tuple[str, str]:
+    """Return the key of a file in a tar, and its kind: its name up to the first dot, and what follows."""
+    folder, _, file = name.rpartition("/")
+    key, _, kind = file.partition(".")
+    return f"{folder}/{key}", kind.lower()
 
 
 def _samples(content: Any) -> Iterator[dict[str, Any]]:
     before = ""
     sample: dict[str, Any] = {}
     with tarfile.open(fileobj=content, mode="r:") as opened:
-        for member in opened:
-            folder, _, file = member.name.rpartition("/")
-            key, _, kind = file.partition(".")
-            if member.isfile() and key:
-                if sample and f"{folder}/{key}" != before:
-                    yield sample
-                    sample = {}
-                before, held = f"{folder}/{key}", opened.extractfile(member).read()  # type: ignore[union-attr]
-                sample |= json.loads(held) if kind == "json" else {kind: _decoded(held)}
+        for member in filter(tarfile.TarInfo.isfile, opened):
+            key, kind = name_of_sample(member.name)
+            if sample and key != before:
+                yield sample
+                sample = {}
+            before, held = key, opened.extractfile(member).read()  # type: ignore[union-attr]
+            sample |= json.loads(held) if kind == "json" else {kind: _decoded(held)}
     if sample:
         yield sample
 
@@ -150,7 +186,8 @@ def _numpy(path: Path) -> Ids:
 
 
 def _llm_c(path: Path) -> Ids:
-    magic, _, n_ids = struct.unpack_from("<3i", first_bytes(path))
+    magic, version, n_ids = struct.unpack_from("<3i", first_bytes(path))
+    require(version in (1, 7), "data.path", path, f"must be of version 1 or 7 of llm.c, not {version}")
     kind = np.dtype(LLM_C[magic])
     held = (path.stat().st_size - LLM_C_HEADER) // kind.itemsize
     require(n_ids == held, "data.path", path, f"must have the {n_ids:,} ids of its header; it has {held:,}")
@@ -193,7 +230,7 @@ def _described(folder: Path, by: str) -> bool:
 
 def _is_json_lines(path: Path, head: bytes) -> bool:
     if suffix(path) in (".jsonl", ".ndjson"):
-        return True
+        return not head.removeprefix(BOM).lstrip().startswith(b"[")
     lines = [line for line in head.removeprefix(BOM).split(b"\n") if line.strip()]
     whole = lines[:-1] if len(head) >= HEAD_BYTES else lines
     if not lines or not lines[0].startswith(b"{"):
@@ -208,21 +245,21 @@ def _is_json_lines(path: Path, head: bytes) -> bool:
 
 
 def _delimiter(path: Path, head: bytes) -> str:
-    """Return what divides the first line of a table; nothing if it has one column."""
     line = head.split(b"\n")[0].decode(errors="replace")
-    found = "\t" if suffix(path) == ".tsv" else max(",;\t|", key=line.count)
-    return found if found in line else ""
+    return "\t" if suffix(path) in (".tsv", ".tab") else max(",;\t|", key=line.count)
 
 
 def _is_tfrecords(path: Path, head: bytes) -> bool:
     """Return whether each record has its length in eight bytes before it, four of a checksum on either side."""
     at, size, n_records = 0, path.stat().st_size, 0
-    while at + 8 <= len(head) and n_records < 8:
-        n_bytes = int.from_bytes(head[at : at + 8], "little")
-        if not 0 < n_bytes <= size - at - 16:
-            return False
-        at, n_records = at + 16 + n_bytes, n_records + 1
-    return n_records > 0 and (at == size or n_records == 8 or "tfrecord" in path.name)
+    with path.open("rb") as file:
+        while at < size and n_records < 8:
+            file.seek(at)
+            n_bytes = int.from_bytes(file.read(8), "little")
+            if not 0 < n_bytes <= size - at - 16:
+                return False
+            at, n_records = at + 16 + n_bytes, n_records + 1
+    return n_records > 0
 
 
 def _starts(*firsts: bytes) -> Callable[[Path, bytes], bool]:
@@ -239,27 +276,37 @@ FORMATS = (
     Format("Parquet", _starts(b"PAR1"), records=_parquet),
     Format(
         "Arrow",
-        lambda path, head: head.startswith(b"ARROW1\0\0") or (suffix(path) == ".arrow" and head[:4] == b"\xff" * 4),
+        lambda path, head: (
+            head.startswith(b"ARROW1\0\0")
+            or (suffix(path) in (".arrow", ".arrows", ".ipc") and head[:4] == b"\xff" * 4)
+        ),
         records=_arrow,
     ),
     Format(
         "llm.c", lambda _, head: int.from_bytes(head[:4], "little") in LLM_C and len(head) >= LLM_C_HEADER, ids=_llm_c
     ),
     Format("Megatron or fairseq", lambda path, _: path.suffix == ".bin" and _has_index(path), ids=_indexed),
+    Format(
+        "the older indexed dataset of fairseq",
+        lambda path, _: path.suffix == ".bin" and _has_index(path, b"TNTIDX\0\0"),
+        hint="fairseq-preprocess --dataset-impl mmap writes what is read",
+    ),
     Format("datatrove", lambda path, _: path.with_name(f"{path.name}.index").is_file(), ids=_datatrove),
     Format("a tar of samples", lambda _, head: head[257:262] == b"ustar", records=_tar),
     Format(
         "MosaicML streaming (MDS)",
         lambda path, _: ".mds" in path.suffixes or _described(path.parent, "shards"),
-        hint="numpy.save('ids.npy', numpy.concatenate([row['tokens'] for row in StreamingDataset(local=FOLDER)]))",
+        hint="numpy.save('ids', concatenate([row['tokens'] for row in StreamingDataset(local=FOLDER, batch_size=1)]))",
     ),
     Format(
         "litdata",
         lambda path, _: _described(path.parent, "chunks"),
-        hint="numpy.save('ids.npy', numpy.concatenate([*StreamingDataset(FOLDER, item_loader=…)]))",
+        hint="numpy.save('ids', concatenate([*StreamingDataset(FOLDER, item_loader=TokensLoader(block_size=1))]))",
     ),
     Format(
-        "an office document", _ends(".docx", ".odt", ".epub", ".rtf", ".doc"), hint="pandoc -t plain FILE -o FILE.txt"
+        "an office document",
+        _ends(".docx", ".odt", ".epub", ".rtf", ".doc", ".pptx", ".xlsx"),
+        hint="pandoc -t plain FILE -o FILE.txt",
     ),
     Format("PDF", _starts(b"%PDF-", b"%!PS"), hint="pdftotext FILE"),
     Format(
@@ -269,8 +316,8 @@ FORMATS = (
     Format("HDF5", _starts(b"\x89HDF\r\n"), hint="write its ids with numpy.save"),
     Format("TFRecords", _is_tfrecords, hint="write the ids that tensorflow reads with numpy.save, or JSON lines"),
     Format("JSON lines", _is_json_lines, records=_json_lines),
-    Format("JSON", lambda path, head: suffix(path) in ("", ".json") and bool(JSON_RECORDS.match(head)), records=_json),
-    Format("CSV", lambda path, head: suffix(path) in (".csv", ".tsv") and _delimiter(path, head) != "", records=_csv),
+    Format("JSON", lambda _, head: bool(JSON_RECORDS.match(head.removeprefix(BOM))), records=_json),
+    Format("CSV", _ends(".csv", ".tsv", ".tab"), records=_csv),
     Format("UTF-16", _starts(b"\xff\xfe", b"\xfe\xff"), hint="iconv -f UTF-16 -t UTF-8 FILE"),
     Format("a picture or program", _starts(b"\x7fELF", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"{\\rtf"), hint=""),
     Format("text", lambda _, head: b"\0" not in head),
@@ -280,9 +327,9 @@ FORMATS = (
 RAW_IDS = ("UTF-16", "a picture or program", "text", "binary")
 
 
-def _has_index(path: Path) -> bool:
+def _has_index(path: Path, first: bytes = b"MMIDIDX\0\0") -> bool:
     index = path.with_suffix(".idx")
-    return index.is_file() and first_bytes(index).startswith(b"MMIDIDX\0\0")
+    return index.is_file() and first_bytes(index).startswith(first)
 
 
 def suffix(path: Path) -> str:

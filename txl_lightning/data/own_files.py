@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import struct
 import tarfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,7 +49,11 @@ SPLIT_NAMES = {
 SHORT_NAMES = {"train": "tr", "valid": "va", "test": "te"}  # also of languages: all three or none
 HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}', without valid and test they are cut from train"
 # Files beside the data that describe it.
-DESCRIPTIONS = re.compile(r"(dataset_infos?|dataset_dict|state|index)\.json|.*\.(idx|index|metadata)")
+DESCRIPTIONS = re.compile(
+    r"(dataset_infos?|dataset_dict|state|index)\.json|.*\.(idx|index|metadata)|_(common_)?metadata|_SUCCESS"
+    r"|cache-\w+\.arrow|.*(document|sample|shuffle)_index\.npy"
+)
+ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog)\b.*|.*\.md", re.IGNORECASE)
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 RAW_SUFFIXES = ("", ".bin", ".npy", ".ds", ".raw", ".dat", ".u16", ".u32")
 TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
@@ -155,19 +160,36 @@ def _files(given: Any, config: FileData, splits: bool = True) -> tuple[str, File
 
 def _with_suffix(path: Path) -> Path:
     """Return the `.bin` of a path that names a `.bin` and its `.idx`, by what both begin with or by the `.idx`."""
-    named = path if path.suffix == ".idx" or path.exists() else Path(f"{path}.idx")
-    return named.with_suffix(".bin") if named.suffix == ".idx" and named.is_file() else path
+    named = path if path.suffix == ".idx" else Path(f"{path}.idx")
+    return named.with_suffix(".bin") if named.is_file() and named.with_suffix(".bin").is_file() else path
 
 
 def _split_of(name: str) -> str:
-    """Return the split that a path says, its last part first; nothing if it says none or several."""
-    for part in reversed(Path(name).parts):
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", part)
-        patterns = SPLIT_NAMES.items()
-        says = [split for split, word in patterns if re.search(rf"(?<![a-z])(?:{word})(?![a-z])", words, re.IGNORECASE)]
-        if says:
+    """Return the split that a path says; nothing if it says none or several.
+
+    A folder whose whole name is a split counts first, then the name of the file, then the other folders.
+    """
+    *folders, file = Path(name).parts
+    for part in reversed(folders):
+        for split, word in SPLIT_NAMES.items():
+            if re.fullmatch(word, part, re.IGNORECASE):
+                return split
+    for part in (file, *reversed(folders)):
+        if says := [split for split, found in _words_of_splits(part) if found]:
             return says[0] if len(says) == 1 else ""
     return ""
+
+
+def _words_of_splits(part: str) -> list[tuple[str, list[str]]]:
+    """Return the words for each split in a part of a path."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", part)
+    patterns = {split: rf"(?<![a-z])(?:{word})(?![a-z])" for split, word in SPLIT_NAMES.items()}
+    return [(split, re.findall(pattern, words, re.IGNORECASE)) for split, pattern in patterns.items()]
+
+
+def _set_of(name: str) -> str:
+    """Return a path with `*` in place of the words for splits, and without its numbers: equal in one data set."""
+    return re.sub(r"\d+", "", re.sub("|".join(f"(?:{word})" for word in SPLIT_NAMES.values()), "*", name.lower()))
 
 
 def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool) -> Files:
@@ -194,10 +216,9 @@ def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool)
     require(is_folder or ("train" in found and not others), "data.path", given, mixed)
     if others:
         notice(f"data.path={given}: the names of {_few(others)} say no split; left out")
-    several = set.intersection(*({path.absolute().parent for path in paths} for paths in found.values()))
-    if len(several) > 1:
-        folders = ", ".join(sorted(path.relative_to(base).as_posix() for path in several))
-        notice(f"data.path={given}: {len(several)} folders with splits of their own are joined: {folders}")
+    sets = [{_set_of(names[path]) for path in paths} for paths in found.values()]
+    if is_folder and len(several := set.union(*sets)) > 1 and any(len(of_split) > 1 for of_split in sets):
+        notice(f"data.path={given}: {len(several)} sets of files are joined: {', '.join(sorted(several)[:5])}")
     return found
 
 
@@ -236,9 +257,13 @@ def _files_of_folder(root: Path, config: FileData) -> list[Path]:
             _check(path, row, config, named=False)
             (tables if row.records else plain).append(path)
         except OptionError as error:
-            why[path] = error.allowed
+            why[path] = error.allowed if error.option == "data.path" else f"({error.option}) {error.allowed}"
+    about = [path for path in plain if tables and ABOUT.fullmatch(path.name)]
+    plain = [path for path in plain if path not in about]
     kept, other = sorted((plain, tables), key=lambda paths: -sum(map(sizes.__getitem__, paths)))
-    why |= dict.fromkeys(other, "not of the same kind")
+    why |= dict.fromkeys(other, "is not of the same kind")
+    if about:
+        notice(f"data.path={root}: {_few(about)}: left out, beside tables")
     if why:
         worst = max(why, key=sizes.__getitem__)
         most = sum(map(sizes.__getitem__, why)) <= sum(map(sizes.__getitem__, kept))
@@ -265,6 +290,8 @@ def _check(path: Path, row: Format, config: FileData, named: bool) -> str:
             columns, _ = row.records(path, content)
         require(bool(columns), "data.path", path, f"must have records of {row.name}: it is empty")
         return _column(path, columns, config)
+    of_table = f"must be null for {path}: it is {row.name}, no table"
+    require(config.column is None, "data.column", config.column, of_table)
     if row.hint:
         raise OptionError("data.path", path, f"must be {'ids' if ids else 'a text'}, not {row.name}: {row.hint}")
     if ids:
@@ -276,11 +303,17 @@ def _check(path: Path, row: Format, config: FileData, named: bool) -> str:
             and suffix(path) in RAW_SUFFIXES
             and path.suffix == suffix(path)
         )
+        if held == "text":
+            raw &= config.dtype in (None, "uint8")
         require(row.ids is not None or raw, "data.path", path, f"must be ids, not {held}: save them with numpy.save")
         types = f"must be {', '.join(RAW_DTYPES)} for {path.name}: a raw file does not state the type of its ids"
         require(row.ids is not None or config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
         return ""
     require(row.ids is None, "data.level", config.level, f"must be ids for {path}: it holds {row.name}")
+    json_text = named and suffix(path) == ".json" and config.level != "byte"
+    require(
+        not json_text, "data.path", path, "must be JSON lines or a list of records: name it .txt to read it as text"
+    )
     readable = row.name == "text" or (config.level == "byte" and named)
     require(readable, "data.path", path, f"must be a text, not {row.name}; data.level=byte reads any bytes")
     return ""
@@ -316,6 +349,9 @@ def _parts(path: Path, config: FileData, kinds: dict[str, None]) -> list[Part]:
         kinds[f"{row.name}, column {column}"] = None
         key = cache_key(checksum_once(directory, path), "records", column, ids)
         _, found = cached(directory, key, partial(_store, path, row, column, ids))
+        if found["empty"]:
+            notice(f"{path}: none of its records has {column}; left out")
+            return []
         if found["left_out"]:
             notice(f"{path}: {found['left_out']:,} records have no {column}; left out")
         where = directory / key
@@ -341,7 +377,7 @@ def _parts(path: Path, config: FileData, kinds: dict[str, None]) -> list[Part]:
         return [part] if len(part.ids()) else []
     except OptionError:
         raise
-    except (OSError, ValueError, EOFError, IndexError) as error:
+    except (OSError, ValueError, EOFError, IndexError, struct.error) as error:
         raise OptionError("data.path", path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
@@ -375,9 +411,11 @@ def _store(path: Path, row: Format, column: str, ids: bool, folder: Path) -> dic
                         starts.append(at)
                         at += file.write(_encoded(one, ids)) // (4 if ids else 1)
                 number += 1
-    require(len(starts) > 0, "data.path", path, f"must have records with {column}: it has none of {number:,}")
-    np.array(starts, np.int64).tofile(folder / "starts.int64")
-    return {"left_out": left_out}
+    if not at:
+        (folder / ("ids.int32" if ids else "text.uint8")).unlink()
+    else:
+        np.array(starts, np.int64).tofile(folder / "starts.int64")
+    return {"left_out": left_out, "empty": not at}
 
 
 def _sequences(value: Any) -> Iterable[Any]:
@@ -388,10 +426,10 @@ def _sequences(value: Any) -> Iterable[Any]:
 def _encoded(value: Any, ids: bool) -> bytes:
     if ids:
         found = np.asarray(value)
-        if found.size and found.dtype.kind not in "iu":
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
             raise TypeError(f"must be a list of ids, not {str(value)[:40]}")
-        if found.size and found.max() > np.iinfo(np.int32).max:
-            raise TypeError(f"must be ids below 2^31, not {found.max()}")
+        if found.size and not 0 <= found.min() <= found.max() < 2**31:
+            raise TypeError(f"must be ids from 0 to 2^31 - 1, not {found.min()} to {found.max()}")
         return found.astype(np.int32).tobytes()
     if not isinstance(value, str):
         raise TypeError(f"must be a text, not {str(value)[:40]}")

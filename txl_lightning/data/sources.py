@@ -61,7 +61,7 @@ def _open_zstd(file: Any) -> Any:
 # First bytes of compressed files, and what unpacks them.
 COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b\x08": gzip.open,
-    b"BZh91AY&SY": bz2.open,
+    **{b"BZh%d1AY&SY" % level: bz2.open for level in range(1, 10)},
     b"\xfd7zXZ\x00": lzma.open,
     b"\x28\xb5\x2f\xfd": _open_zstd,
     **{bytes([first]) + b"\x2a\x4d\x18": _open_zstd for first in range(0x50, 0x60)},  # a frame to skip, as of pzstd
@@ -100,8 +100,15 @@ class Part:
         """Return the positions in the part where its further documents begin, ascending; without the first one."""
         if self.starts is None:
             return np.zeros(0, np.int64)
-        starts = np.fromfile(self.starts, np.int64) - int(self.start)
-        return starts[(starts > 0) & (starts < (np.inf if self.stop is None else self.stop - self.start))]
+        starts, (start, stop) = np.unique(np.fromfile(self.starts, np.int64)), self.bounds()
+        return starts[(starts > start) & (starts < stop)] - start
+
+    def bounds(self) -> tuple[int, int]:
+        """Return the first byte or id of the part, and the one after the last, where cuts have moved forward."""
+        if self.format != "plain":
+            return int(self.start), int(self.start) + len(self.ids())
+        with mapped(self.path) as text:
+            return _cut(text, self.start, self.alignment), _cut(text, self.stop, self.alignment)
 
 
 Parts = dict[str, list[Part]]  # by split

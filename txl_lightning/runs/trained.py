@@ -247,7 +247,9 @@ def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
         return load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document", whole)
     except OptionError as error:
         option = "data_path" if error.option == "data.path" else error.option
-        raise OptionError(option, error.value, error.allowed) from error
+        of_file = option in ("data.dtype", "data.column")
+        how = ": data_path='{path: …, dtype: …, column: …}'" if of_file else ""
+        raise OptionError(option, error.value, f"{error.allowed}{how}") from error
     except UserError as error:
         reason = str(error).removeprefix(f"{Path(str(data_path)).name}: ")
         raise OptionError("data_path", data_path, reason) from error
