@@ -31,14 +31,14 @@ from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences,
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import file_checksum
 from txl_lightning.measure.commands import chosen_device
-from txl_lightning.measure.losses import Integers, WindowReader, device_of, window_reader
+from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_reader
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, load_trained, report_if_changed
 
 OPTION = "models"
 TRAINED, HUGGING_FACE, FUNCTION = "txl:", "hf:", "py:"
-TRIED = 64  # tokens
+CHECK_SHARE, MOST_BEGINS = 0.02, 8
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
 
 
@@ -126,6 +126,7 @@ class Member:
         clamp_len: larger distances share one position; None for other models than Transformer-XL.
         begin_of_text: token read before every window; None for none.
         option: option that named the model, for errors.
+        one_pass_difference: largest difference in nats that `checked` saw; None where it did not compare.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Member:
     clamp_len: int | None = None
     begin_of_text: int | None = None
     option: str = OPTION
+    one_pass_difference: float | None = None
 
     def require(self, condition: bool, allowed: str) -> None:
         """Raise an OptionError that names the model unless `condition` holds."""
@@ -198,41 +200,56 @@ def foreign_errors(reference: str, fault: str) -> Iterator[None]:
         raise OptionError(OPTION, reference, f"{fault} ({sentence})") from error
 
 
-def checked(member: Member, text: TokenizedText) -> Member:
+def checked(member: Member, text: TokenizedText, contexts: Sequence[int], n_positions: int) -> Member:
     """Return a model from elsewhere as it can be read exactly; a model of a run as it is.
 
-    The first tokens of the text are read in one window. If their first half alone has other losses, later tokens or the
-    length of a window matter: `one_pass` becomes false, and the losses must not change with the tokens after their
-    targets.
+    One pass must give the losses of fresh windows of exactly c tokens: at the shortest, a middle and the longest
+    context, and around every length between them in `lengths` of the model, of Hugging Face every integer of the
+    config. Otherwise `one_pass` becomes false, and the losses must not change with the tokens after their targets.
+
+    Args:
+        member: the model.
+        text: the text, longer than the longest context.
+        contexts: grid of contexts, in tokens of the model.
+        n_positions: P of the grid. The check reads at most 2 % of its tokens, but two windows of each length.
 
     Raises:
         OptionError: the model fails, its losses have another shape, or depend on later tokens.
     """
-    n = min(member.reader.visible(TRIED), len(text.tokens) - 1)
-    if member.trained is not None or n < 2:
+    if member.trained is not None:
         return member
     model: Any = member.reader.model
-    text_T = torch.from_numpy(text.tokens[: n + 1].astype(np.int64)).to(device_of(model))
-    middle = n // 2
+    seen = np.unique([min(member.reader.visible(context), len(text.tokens) - 1) for context in contexts])
+    around = np.add.outer(getattr(model, "lengths", []), [-1, 0, 1]).ravel()
+    around = around[(around > seen[0]) & (around < seen[-1])]
+    tried_C = np.union1d(seen[[0, len(seen) // 2, -1]], around).astype(np.int64)
+    longest, middle = int(seen[-1]), int(tried_C[len(tried_C) // 2])
+    n_begins = int(np.clip(CHECK_SHARE * n_positions * longest / (longest + tried_C.sum()), 2, MOST_BEGINS))
+    begins_N = np.repeat(np.linspace(0, len(text.tokens) - 1 - longest, n_begins, dtype=np.int64), len(tried_C))
+    targets_N = begins_N + np.tile(tried_C, n_begins)
 
-    def losses(tokens_T: Tensor) -> Tensor:
-        windows_BT = tokens_T.repeat(2, 1)
-        result = model.score(windows_BT[:, :-1], windows_BT[:, 1:], None)
+    def losses(tokens: np.ndarray, one_pass: bool) -> Array:
+        reader = replace(member.reader, one_pass=one_pass)
+        return np.nan_to_num(read_windows(reader, tokens, begins_N, targets_N, targets_N), posinf=0, neginf=0)
+
+    with foreign_errors(member.path, f"cannot read {longest} tokens"), torch.no_grad():
+        windows_BT = torch.from_numpy(text.tokens[: seen[0] + 1].astype(np.int64)).to(device_of(model)).repeat(2, 1)
+        result, shape = model.score(windows_BT[:, :-1], windows_BT[:, 1:], None), [2, int(seen[0])]
         nll: Any = result[0] if isinstance(result, tuple | list) else None
-        shape = [2, len(tokens_T) - 1]
         fits = isinstance(nll, Tensor) and list(nll.shape) == shape
         member.require(fits, f"score must return a tensor of losses of shape {shape} for such targets, and a state")
-        return nll[0].float()
-
-    with foreign_errors(member.path, f"cannot read {n} tokens"), torch.no_grad():
-        whole_T, half_T = losses(text_T), losses(text_T[: middle + 1])
-        deviation = float(whole_T.nan_to_num(posinf=0, neginf=0).std(correction=0))
-        close = partial(torch.allclose, rtol=1e-6, atol=1e-6 + ROUNDING * deviation, equal_nan=True)
-        if close(half_T, whole_T[:middle]):
+        if not member.reader.one_pass:
             return member
-        other_T = losses(torch.cat([text_T[: middle + 1], text_T[: n - middle]]))
+        own_N, whole_N = losses(text.tokens, False), losses(text.tokens, True)
+        member = replace(member, one_pass_difference=float(abs(own_N - whole_N).max()))
+        close = partial(np.allclose, rtol=1e-6, atol=1e-6 + ROUNDING * own_N.std())
+        if close(whole_N, own_N):
+            return member
+        first, later = text.tokens[: middle + 1], text.tokens[middle + 1 :]
+        other_N = losses(np.append(first, later[::-1]), True)
+    before = targets_N <= middle
     allowed = f"must be a causal language model: losses of {member.kind} depend on later tokens"
-    member.require(close(other_T[:middle], whole_T[:middle]), allowed)
+    member.require(close(other_N[before], whole_N[before]), allowed)
     return replace(member, reader=replace(member.reader, one_pass=False))
 
 
@@ -249,6 +266,18 @@ class HuggingFaceModel(nn.Module):
         self.model: Any = model
         self.begin_of_text = begin_of_text
         self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.lengths = [int(number) for number in re.findall(r"\d+", model.config.to_json_string(use_diff=False))]
+        self.fresh: list[tuple[nn.Module, dict[str, Any]]] = []
+
+    def forget(self) -> None:
+        """Restore the attributes of modules with buffers: some rotations keep those of the longest window so far."""
+        for module, attributes in self.fresh:
+            for name, value in attributes.items():
+                setattr(module, name, value)
+        for module in () if self.fresh else self.model.modules():
+            if buffers := dict(module.named_buffers(recurse=False)):
+                numbers = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+                self.fresh.append((module, numbers | buffers))
 
     def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
@@ -261,6 +290,7 @@ class HuggingFaceModel(nn.Module):
         if self.begin_of_text is not None:
             tokens_BT, places_C = nn.functional.pad(tokens_BT, (1, 0), value=self.begin_of_text), places_C + 1
         options = {"logits_to_keep": places_C} if self.selects else {}
+        self.forget()
         logits_BCV = self.model(input_ids=tokens_BT, **options).logits
         logits_BCV = logits_BCV if self.selects else logits_BCV[:, places_C]
         return nn.functional.cross_entropy(logits_BCV.float().transpose(1, 2), targets_BC, reduction="none")

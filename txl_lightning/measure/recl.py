@@ -37,7 +37,7 @@ from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
 from txl_lightning.runs.threads_and_precision import autocast, chosen_precision, set_threads
 from txl_lightning.runs.trained import is_other_text
 
-SCHEMA_VERSION = 9  # of docs/recl.schema.json
+SCHEMA_VERSION = 10  # of docs/recl.schema.json
 LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
 ROUNDING = 1e-3
 
@@ -50,6 +50,14 @@ class Positions:
     t: Integers
     blocks: Integers
     contexts: list[int]
+
+    def in_tokens(self, name: str) -> list[int]:
+        """Return the contexts in tokens of a model: of contexts in bytes, the most tokens at any position."""
+        if self.text.pieces is None:
+            return self.contexts
+        starts = self.text.of_member[name].known_starts
+        ends_P = np.searchsorted(starts, self.t)
+        return [max(1, int((ends_P - np.searchsorted(starts, self.t - c)).max())) for c in self.contexts]
 
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
@@ -75,9 +83,11 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         split = options.split or (WHOLE if is_other_text(options.data_path, trained) else "test")
         options = replace(options, split=split, precision=precision)
         text = group_text(members, options, split)
-        members = [checked(member, text.of_member[member.name]) for member in members]
         places = position_blocks(text.length, options.n_positions, contexts, options.position_seed)
         at = Positions(text, *places, contexts)
+        members = [
+            checked(one, text.of_member[one.name], at.in_tokens(one.name), options.n_positions) for one in members
+        ]
         losses = {member.name: model_losses(member, at, options) for member in members}
         if rank_and_world_size()[0] > 0:
             return []
@@ -209,6 +219,7 @@ def _measure(options: ReclOptions, members: list[Member], losses: dict[str, Arra
                 "kind": member.kind,
                 "begin_of_text": member.begin_of_text,
                 "scoring": "one pass" if member.reader.one_pass else "direct",
+                "one_pass_difference": member.one_pass_difference,
                 "limit": member.reader.limit,
                 "clamp_len": member.clamp_len,
                 "trained_len": member.trained_len,

@@ -75,7 +75,7 @@ def test_a_saved_model_is_loaded_with_its_tokenizer_and_its_limit(kind: str, tmp
     with torch.no_grad():
         theirs, _ = HuggingFaceModel(model_of(transformers, kind)).score(tokens[:, :-1], tokens[:, 1:])
         torch.testing.assert_close(loaded.reader.model.score(tokens[:, :-1], tokens[:, 1:])[0], theirs)
-    begun = checked(load(tmp_path, True), STREAM)
+    begun = checked(load(tmp_path, True), STREAM, CONTEXTS, 30)
     assert (begun.begin_of_text, begun.reader.limit) == (0, limit and POSITIONS - 1)
     assert begun.reader.one_pass
 
