@@ -13,10 +13,11 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from glob import glob
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import DataConfig, RecurrentModelConfig, file_data
 from txl_lightning.data.corpus import WHOLE, split_bytes
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, code_points, without_marks
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import file_checksum
 from txl_lightning.measure.commands import chosen_device
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_reader
@@ -296,7 +297,7 @@ class HuggingFaceModel(nn.Module):
         return nn.functional.cross_entropy(logits_BCV.float().transpose(1, 2), targets_BC, reduction="none")
 
 
-def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
+def load_huggingface(reference: str, name: str, begin_of_text: bool, tokenizer_of: str = "auto") -> Member:
     """Load a causal language model and its tokenizer, by name on the hub or from the folder it was saved in.
 
     Code of a repository is never run (`trust_remote_code` is off).
@@ -305,6 +306,7 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
         reference: `hf:` and a name on the hub, such as `gpt2`, or a folder.
         name: name in tables and figures.
         begin_of_text: read the tokenizer's begin-of-text token before every window.
+        tokenizer_of: auto, the one of `AutoTokenizer`; or json, the one of tokenizer.json.
 
     Raises:
         OptionError: transformers is not installed, the model cannot be loaded, weights are missing, or it has an
@@ -318,25 +320,41 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
     transformers.utils.logging.disable_progress_bar()
     source = reference.removeprefix(HUGGING_FACE)
     folder = Path(source).expanduser()
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or ("/" in source and folder.parent.is_dir()):
         require((folder / "config.json").is_file(), OPTION, reference, "has no config.json")
         source = str(folder)
+    safe = {"trust_remote_code": False}
     with foreign_errors(reference, "cannot be loaded"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        options = {"trust_remote_code": False, "dtype": torch.float32, "output_loading_info": True}
+        whole = getattr(transformers.AutoConfig.from_pretrained(source, **safe), "is_encoder_decoder", False)
+        require(not whole, OPTION, reference, "must be a causal language model, not an encoder-decoder")
+        tokenizers = [transformers.AutoTokenizer.from_pretrained(source, **safe)]
+        with suppress(ValueError, OSError):  # there is no tokenizer.json
+            tokenizers.append(transformers.PreTrainedTokenizerFast.from_pretrained(source))
+        options = {**safe, "dtype": torch.float32, "output_loading_info": True}
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
         model.eval().requires_grad_(False).config.use_cache = False
     drawn = sorted({*loaded["missing_keys"]} & {key for key, _ in model.named_parameters()})
     require(not drawn, OPTION, reference, f"has no weights for {', '.join(drawn[:3])}, of {len(drawn)}")
-    bos = tokenizer.bos_token_id if begin_of_text else None
+    if unread := sorted(loaded["unexpected_keys"]):
+        notice(f"{OPTION}={reference}: by its config {len(unread)} of its weights are not read, such as {unread[0]}")
+    if (folder / "adapter_config.json").is_file() and not transformers.utils.is_peft_available():
+        notice(f"{OPTION}={reference}: its adapter is not read, which needs peft: pip install peft")
+    if tokenizer_of == "json":
+        require(len(tokenizers) > 1, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json")
+        tokenizers = tokenizers[1:]
+    bos = tokenizers[0].bos_token_id if begin_of_text else None
     require(not begin_of_text or bos is not None, "begin_of_text", True, f"{reference} has no such token")
     config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    limit = None if limit is None or limit <= 0 else int(limit) - (bos is not None)
+    declared = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 0
+    limits = [int(declared)] if declared > 0 else []
+    for path, table in model.named_modules():  # RoBERTa counts positions from the padding token's number on
+        if "position" in path and getattr(table, "padding_idx", None) is not None:
+            limits.append(table.num_embeddings - table.padding_idx - 1)
+    limit = min(limits) - (bos is not None) if limits else None
     reader = WindowReader(HuggingFaceModel(model, bos), limit=limit, one_pass=True)
 
     def tokenize(content: bytes) -> TokenizedText:
-        text, known = _tokenized(tokenizer, content), int(config.vocab_size)
+        text, known = _tokenized(tokenizers, content, reference), int(config.vocab_size)
         largest = int(text.tokens.max(initial=0))
         allowed = f"knows {known} tokens, but its tokenizer gives number {largest}"
         require(largest < known, OPTION, reference, allowed)
@@ -346,18 +364,31 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
     return Member(name, reference, kind, None, reader, tokenize, trained_len=limit, begin_of_text=bos)
 
 
-def _tokenized(tokenizer: Any, content: bytes) -> TokenizedText:
+def _tokenized(tokenizers: list[Any], content: bytes, reference: str) -> TokenizedText:
     """Return the tokens of a text without any special token, and the bytes they stand for if that is known.
 
-    Bytes are unknown if the tokens do not give the text back, or the tokenizer has no offsets.
+    Bytes are unknown if the tokens do not give the text back, which is said, or the tokenizer has no offsets.
+
+    Args:
+        tokenizers: the tokenizer, and another one that should give the same tokens, if there is one.
+        content: the text.
+        reference: the model.
     """
-    text = content.decode()
+    text, tokenizer = content.decode(), tokenizers[0]
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.post_processor = None  # adds special tokens, or leaves spaces out of the offsets
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     tokens = np.asarray(encoded["input_ids"], dtype=np.int64)
-    lossless = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False).lstrip() == text.lstrip()
-    if not (lossless and tokenizer.is_fast):
+    for other in tokenizers[1:]:
+        if encoded["input_ids"] != other(text, add_special_tokens=False, verbose=False)["input_ids"]:
+            notice(
+                f"{OPTION}={reference}: tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them"
+            )
+    back, text_read = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False).lstrip(), text.lstrip()
+    if back != text_read:
+        at = len(commonprefix([back, text_read]))  # noqa: RUF071 - of characters
+        notice(f"{OPTION}={reference}: its tokens read {back[at : at + 20]!r} for {text_read[at : at + 20]!r}")
+    if back != text_read or not tokenizer.is_fast:
         return TokenizedText(tokens, None, len(content))
     bounds = np.append(character_starts(text), len(content))
     spans = bounds[np.asarray(encoded["offset_mapping"], dtype=np.int64)]
@@ -451,7 +482,7 @@ def load_group(options: ReclOptions) -> list[Member]:
             option = OPTION if reference in options.models else "checkpoints"
             member = load_run(reference.removeprefix(TRAINED), name, device, options.clamp_len, option)
         elif reference.startswith(HUGGING_FACE):
-            member = load_huggingface(reference, name, options.begin_of_text)
+            member = load_huggingface(reference, name, options.begin_of_text, options.tokenizer)
         else:
             member = load_function(reference, name)
         if hasattr(member.reader.model, "to"):

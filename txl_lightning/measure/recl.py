@@ -121,6 +121,7 @@ def _check_options(options: ReclOptions) -> list[int]:
         ("names", named, f"must be {n_models} different names, one per model"),
         ("groups", labelled, f"must be {n_models} labels of letters, digits and _.+-, one per model"),
         ("context_unit", options.context_unit in ("token", "byte"), "must be one of token, byte"),
+        ("tokenizer", options.tokenizer in ("auto", "json"), "must be one of auto, json"),
         ("documents", options.documents in ("respect", "ignore"), "must be one of respect, ignore"),
         ("n_positions", options.n_positions >= 2, "must be an integer >= 2 (for a standard error)"),
         ("position_seed", seed is None or seed >= 0, "must be null or an integer >= 0"),
