@@ -78,7 +78,7 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
     member = load_function(f"py:{__name__}.make", "name")
-    return checked(member, member.tokenize(TEXT))
+    return checked(member, member.tokenize(TEXT), [8, 16, 64], 100)
 
 
 def test_a_function_that_keeps_to_the_interface_reads_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_function_that_keeps_to_the_interface_reads_bytes(monkeypatch: pytest.
 MODELS: list[tuple[Any, str]] = [
     (Scored(looking), "must be a causal language model: losses of Scored depend on later tokens"),
     (Scored(failing), r"cannot read \d+ tokens \(no such table\)"),
-    (Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)), r"score must return .* \[2, 64\] for such targets"),
+    (Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)), r"score must return .* \[2, 8\] for such targets"),
     (Scored(lambda tokens, targets: targets.float()), "score must return a tensor of losses of shape"),
     (Scored, "must return a model with the method score, not type"),
     (Scored(right, encode=lambda text: ([1] * 3, [len(text) + 2, -1, -1])), "encode must return tokens and their"),

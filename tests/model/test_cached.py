@@ -192,9 +192,9 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
         torch.testing.assert_close(nll, expected, rtol=0, atol=1e-12)
         if isinstance(other, TransformerXL):
             assert torch.equal(after.states, memory.states)
-            places = torch.tensor([0, 3, 7])
-            some, same_memory = other(stream[:, 9:], again, places_Q=places)
-            torch.testing.assert_close(some, hidden[:, places], rtol=0, atol=1e-12)
-            assert torch.equal(same_memory.states, memory.states)
+            for places in (torch.tensor([0, 3, 7]), torch.tensor([5])):  # all queries, and that of a single place
+                some, same_memory = other(stream[:, 9:], again, places_Q=places)
+                torch.testing.assert_close(some, hidden[:, places], rtol=0, atol=1e-12)
+                assert torch.equal(same_memory.states, memory.states)
         longer = [other.score(stream[:, :3], targets[:, :3], kept)[0] for kept in (memory, after)]
         torch.testing.assert_close(longer[0], longer[1], rtol=0, atol=1e-12)

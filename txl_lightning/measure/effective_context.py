@@ -19,7 +19,7 @@ from txl_lightning.errors import MOST, check_count, require
 Array = NDArray[np.float64]
 INTERVAL = 0.95
 SAMPLED_AT_ONCE = 1_000_000
-BUCKET = 64  # distinct losses
+BUCKET = 128  # distinct losses
 
 
 @dataclass(frozen=True)
@@ -101,18 +101,17 @@ def relative_effective_context_lengths(
     require(len(block_P) == P, "blocks", f"{len(block_P)} numbers", f"must be {P}, one for each position")
     limit_of = {name: (limits or {}).get(name) for name in losses}
     limit_I = np.array([np.iinfo(np.int64).max if limit is None else limit for limit in limit_of.values()])
-    rises = dict(zip(fractions, _rises(losses_ICP, fractions), strict=True))
-    means: dict[float, list[tuple[Array, Array]]] = {r: [] for r in fractions}
-    for counts_SB in chain([np.ones((1, len(names)))], resampled(len(names), bootstrap, seed)):
-        for r in fractions:
-            means[r].append(recl_losses(losses_ICP, r, counts_SB, block_P))
+    rises_RIC = _rises(losses_ICP, fractions)
+    samples = chain([np.ones((1, len(names)))], resampled(len(names), bootstrap, seed))
+    found = [recl_losses(losses_ICP, fractions, counts_SB, block_P) for counts_SB in samples]
 
     results: dict[str, dict[float, EffectiveContext]] = {name: {} for name in losses}
-    for r in fractions:
-        gains = [_relative_gain(*of_samples) for of_samples in means[r]]
-        (short_C,), (long_IC,), (gains_IC,) = *means[r][0], gains[0]  # of all blocks
+    for index, r in enumerate(fractions):
+        means = [of_samples[index] for of_samples in found]
+        gains = [_relative_gain(*of_samples) for of_samples in means]
+        (short_C,), (long_IC,), (gains_IC,) = *means[0], gains[0]  # of all blocks
         (value_I,), (at_least_I,) = _first(gains[0] < threshold, contexts, limit_I)
-        (guarded_I,), (open_I,) = _first((gains[0] < threshold) | rises[r], contexts, limit_I)
+        (guarded_I,), (open_I,) = _first((gains[0] < threshold) | rises_RIC[index], contexts, limit_I)
         values_SI, open_SI = _first(np.concatenate(gains[1:] or gains) < threshold, contexts, limit_I)
         for i, name in enumerate(losses):
             values_S = values_SI[:, i]
@@ -161,54 +160,50 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
 
 
 def recl_losses(
-    losses_ICP: Array, fraction: float, counts_SB: Array, block_P: NDArray[np.int64]
-) -> tuple[Array, Array]:
-    """Return f(c, c), [S, C-1], common to all models, and f_i(c, c'), [S, I, C-1], in nats.
+    losses_ICP: Array, fractions: Sequence[float], counts_SB: Array, block_P: NDArray[np.int64]
+) -> list[tuple[Array, Array]]:
+    """Return for every r f(c, c), [S, C-1], common to all models, and f_i(c, c'), [S, I, C-1], in nats.
 
     Args:
         losses_ICP: l_i(c, t).
-        fraction: r; T has r·n of a sample's n positions, rounded (halves up), at least one.
+        fractions: r; T has r·n of a sample's n positions, rounded (halves up), at least one.
         counts_SB: how often each block is in each sample.
         block_P: block of each position.
     """
-    size_S = np.maximum(1, np.floor(fraction * (counts_SB @ np.bincount(block_P)) + 0.5))
-    shorts, longs = [], []
+    n_S, steps = counts_SB @ np.bincount(block_P), []
+    sizes_RS = np.maximum(1, np.floor(np.outer(fractions, n_S) + 0.5))
     for now_IP, next_IP in pairwise(losses_ICP.transpose(1, 0, 2)):
         best_P = now_IP.min(axis=0)
-        short_S, *long_S = _hardest_means(best_P, [best_P, *np.minimum(best_P, next_IP)], size_S, counts_SB, block_P)
-        shorts.append(short_S)
-        longs.append(np.stack(long_S, axis=1))
-    return np.stack(shorts, axis=-1), np.stack(longs, axis=-1)
+        steps.append(_hardest_means(np.vstack([best_P, np.minimum(best_P, next_IP)]), sizes_RS, counts_SB, block_P))
+    return [(of_r[:, 0], of_r[:, 1:]) for of_r in np.stack(steps, axis=-1)]
 
 
 def _hardest_means(
-    best_P: Array, values: list[Array], size_S: Array, counts_SB: Array, block_P: NDArray[np.int64]
-) -> list[Array]:
-    """Return the mean of each of `values`, [P], over the `size_S` positions of each sample with the largest losses.
+    values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return means, [R, S, V], over the `sizes_RS` positions of each sample with the largest first values.
 
     Positions are sorted into buckets; equal losses share one. Buckets before the one where T ends are summed by blocks,
-    and only within that one the positions of a sample are counted: so 1,000 samples take a second.
+    and only within that one the positions of a sample are counted.
     """
-    bucket_P = np.unique(-best_P, return_inverse=True)[1] // BUCKET
-    shape = (counts_SB.shape[1], int(bucket_P.max()) + 1)
-
-    def before(values_P: Array | None = None) -> Array:
-        """Sum over all positions before each bucket, [S, K]."""
-        sums_BK = np.bincount(block_P * shape[1] + bucket_P, values_P, minlength=shape[0] * shape[1]).reshape(shape)
-        sums_SK: Array = counts_SB @ np.pad(sums_BK.cumsum(axis=1)[:, :-1], ((0, 0), (1, 0)))
-        return sums_SK
-
-    counted_SK = before()
-    last_S = (counted_SK <= size_S[:, None]).sum(axis=1) - 1
-    of_last = (np.arange(len(last_S)), last_S)
-    left_S, totals = size_S - counted_SK[of_last], [before(values_P)[of_last] for values_P in values]
-    for k in np.unique(last_S):
-        here, inside = np.flatnonzero(last_S == k), np.flatnonzero(bucket_P == k)
-        inside = inside[np.argsort(-best_P[inside], kind="stable")]
-        weights_SP = _hardest(best_P[inside], left_S[here], counts_SB[here][:, block_P[inside]])
-        for total_S, values_P in zip(totals, values, strict=True):  # rounding must not depend on the other values
-            total_S[here] += weights_SP @ values_P[inside]
-    return [total_S / size_S for total_S in totals]
+    order = np.argsort(-values_VP[0])
+    values_VP, block_P = values_VP[:, order], block_P[order]
+    bucket_P = np.cumsum(np.diff(values_VP[0], prepend=values_VP[0, :1]) != 0) // BUCKET
+    B, K = counts_SB.shape[1], int(bucket_P[-1]) + 1
+    exact = np.float32 if len(order) < 1 << 23 else np.float64  # for integers
+    before_BK, edges = np.zeros((B, K), exact), np.searchsorted(bucket_P, np.arange(K + 1))
+    np.cumsum(np.bincount(block_P * K + bucket_P, minlength=B * K).reshape(B, K)[:, :-1], axis=1, out=before_BK[:, 1:])
+    counted_SK, totals_RSV = counts_SB.astype(exact) @ before_BK, np.empty((*sizes_RS.shape, len(values_VP)))
+    for size_S, totals_SV in zip(sizes_RS, totals_RSV, strict=True):
+        last_S = (counted_SK <= size_S[:, None]).sum(axis=1) - 1
+        for k in np.unique(last_S):
+            here, start, inside = np.flatnonzero(last_S == k), edges[k], slice(edges[k], edges[k + 1])
+            counts = counts_SB[here]
+            weights = _hardest(values_VP[0, inside], size_S[here] - counted_SK[here, k], counts[:, block_P[inside]])
+            for v, values_P in enumerate(values_VP):  # rounding must not depend on the other values
+                sums_B = np.bincount(block_P[:start], values_P[:start], minlength=B)
+                totals_SV[here, v] = counts @ sums_B + weights @ values_P[inside]
+    return totals_RSV / sizes_RS[..., None]
 
 
 def _rises(losses_ICP: Array, fractions: Sequence[float]) -> NDArray[np.bool_]:
@@ -226,7 +221,7 @@ def _rises(losses_ICP: Array, fractions: Sequence[float]) -> NDArray[np.bool_]:
     rises_RIC = np.tile(np.diff(losses_ICP.mean(axis=2)) >= 0, (len(size_R), 1, 1))
     before_P = np.zeros(P)
     for c in range(C - 1):
-        order = np.argsort(-before_P, kind="stable")
+        order = np.argsort(-before_P)
         weights_RP = _hardest(before_P[order], size_R, np.ones((len(size_R), P)))
         rises_RIC[:, :, c] |= weights_RP @ (losses_ICP[:, c + 1] - losses_ICP[:, c])[:, order].T >= 0
         before_P += losses_ICP[:, c].min(axis=0)

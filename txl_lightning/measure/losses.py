@@ -31,6 +31,7 @@ SEGMENT_TOKENS = 4_096  # of segments without memory that are scored together
 # A Transformer-XL's softmax reads the scored tokens only: larger batches need no more memory and take less time.
 WINDOW_TOKENS = {"cpu": 2_048, "cpu, TransformerXL": 4_096, "cuda": 16_384}
 LONG_WINDOW = 1_024  # tokens; a longer one is read in chunks where the model allows it
+FEW_TARGETS_LONG_WINDOW = 2_048  # as the last layer attends from the targets alone
 CHUNK = 256
 NORMAL_95 = 1.96  # standard errors on either side of a mean
 
@@ -147,11 +148,12 @@ class WindowReader:
         return context if self.limit is None else min(context, self.limit)
 
     def windows_at_once(self, context: int) -> int:
-        """Return the windows of c tokens in a batch of about `batch_tokens`: fewer than that beyond 1,024 tokens."""
+        """Return the windows of c tokens in a batch of about `batch_tokens`: fewer than that beyond long windows."""
         device = device_of(self.model).type
         name = "cpu, TransformerXL" if device == "cpu" and isinstance(self.model, TransformerXL) else device
         tokens = self.batch_tokens or WINDOW_TOKENS.get(name, WINDOW_TOKENS["cuda"])
-        return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
+        longest = FEW_TARGETS_LONG_WINDOW if isinstance(self.model, TransformerXL) else LONG_WINDOW
+        return max(1, tokens // context * longest // max(context, longest))
 
     def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
         """Return the losses, [B, C], in nats, of each window's c-th target for every c, ascending.
@@ -165,10 +167,11 @@ class WindowReader:
         edges = (
             [0, T] if self.segment_len is None else [0, *range((T - 1) % self.segment_len + 1, T + 1, self.segment_len)]
         )
-        if self.one_pass and T > LONG_WINDOW and (can_cache(model) or isinstance(model, ScoringModel)):
+        dense = len(contexts) == T + 1 - contexts[0]
+        longest = LONG_WINDOW if dense or not isinstance(model, TransformerXL) else FEW_TARGETS_LONG_WINDOW
+        if self.one_pass and longest < T and (can_cache(model) or isinstance(model, ScoringModel)):
             model = CachedTransformerXL(model, mem_len=T) if can_cache(model) else model
             edges = [*range(0, T, CHUNK), T]
-        dense = len(contexts) == T + 1 - contexts[0]
         if len(edges) == 2 and not dense and isinstance(model, SelectiveModel | TransformerXL):
             places_C = torch.as_tensor(contexts - 1, device=windows_BT.device)
             tokens_BT, targets_BC = windows_BT[:, :-1], windows_BT[:, 1:][:, places_C]

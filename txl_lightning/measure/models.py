@@ -13,10 +13,11 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from glob import glob
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,17 @@ from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import DataConfig, RecurrentModelConfig, file_data
 from txl_lightning.data.corpus import WHOLE, split_bytes
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, code_points, without_marks
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import file_checksum
 from txl_lightning.measure.commands import chosen_device
-from txl_lightning.measure.losses import Integers, WindowReader, device_of, window_reader
+from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_reader
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, load_trained, report_if_changed
 
 OPTION = "models"
 TRAINED, HUGGING_FACE, FUNCTION = "txl:", "hf:", "py:"
-TRIED = 64  # tokens
+CHECK_SHARE, MOST_BEGINS = 0.02, 8
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
 
 
@@ -126,6 +127,7 @@ class Member:
         clamp_len: larger distances share one position; None for other models than Transformer-XL.
         begin_of_text: token read before every window; None for none.
         option: option that named the model, for errors.
+        one_pass_difference: largest difference in nats that `checked` saw; None where it did not compare.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Member:
     clamp_len: int | None = None
     begin_of_text: int | None = None
     option: str = OPTION
+    one_pass_difference: float | None = None
 
     def require(self, condition: bool, allowed: str) -> None:
         """Raise an OptionError that names the model unless `condition` holds."""
@@ -198,41 +201,56 @@ def foreign_errors(reference: str, fault: str) -> Iterator[None]:
         raise OptionError(OPTION, reference, f"{fault} ({sentence})") from error
 
 
-def checked(member: Member, text: TokenizedText) -> Member:
+def checked(member: Member, text: TokenizedText, contexts: Sequence[int], n_positions: int) -> Member:
     """Return a model from elsewhere as it can be read exactly; a model of a run as it is.
 
-    The first tokens of the text are read in one window. If their first half alone has other losses, later tokens or the
-    length of a window matter: `one_pass` becomes false, and the losses must not change with the tokens after their
-    targets.
+    One pass must give the losses of fresh windows of exactly c tokens: at the shortest, a middle and the longest
+    context, and around every length between them in `lengths` of the model, of Hugging Face every integer of the
+    config. Otherwise `one_pass` becomes false, and the losses must not change with the tokens after their targets.
+
+    Args:
+        member: the model.
+        text: the text, longer than the longest context.
+        contexts: grid of contexts, in tokens of the model.
+        n_positions: P of the grid. The check reads at most 2 % of its tokens, but two windows of each length.
 
     Raises:
         OptionError: the model fails, its losses have another shape, or depend on later tokens.
     """
-    n = min(member.reader.visible(TRIED), len(text.tokens) - 1)
-    if member.trained is not None or n < 2:
+    if member.trained is not None:
         return member
     model: Any = member.reader.model
-    text_T = torch.from_numpy(text.tokens[: n + 1].astype(np.int64)).to(device_of(model))
-    middle = n // 2
+    seen = np.unique([min(member.reader.visible(context), len(text.tokens) - 1) for context in contexts])
+    around = np.add.outer(getattr(model, "lengths", []), [-1, 0, 1]).ravel()
+    around = around[(around > seen[0]) & (around < seen[-1])]
+    tried_C = np.union1d(seen[[0, len(seen) // 2, -1]], around).astype(np.int64)
+    longest, middle = int(seen[-1]), int(tried_C[len(tried_C) // 2])
+    n_begins = int(np.clip(CHECK_SHARE * n_positions * longest / (longest + tried_C.sum()), 2, MOST_BEGINS))
+    begins_N = np.repeat(np.linspace(0, len(text.tokens) - 1 - longest, n_begins, dtype=np.int64), len(tried_C))
+    targets_N = begins_N + np.tile(tried_C, n_begins)
 
-    def losses(tokens_T: Tensor) -> Tensor:
-        windows_BT = tokens_T.repeat(2, 1)
-        result = model.score(windows_BT[:, :-1], windows_BT[:, 1:], None)
+    def losses(tokens: np.ndarray, one_pass: bool) -> Array:
+        reader = replace(member.reader, one_pass=one_pass)
+        return np.nan_to_num(read_windows(reader, tokens, begins_N, targets_N, targets_N), posinf=0, neginf=0)
+
+    with foreign_errors(member.path, f"cannot read {longest} tokens"), torch.no_grad():
+        windows_BT = torch.from_numpy(text.tokens[: seen[0] + 1].astype(np.int64)).to(device_of(model)).repeat(2, 1)
+        result, shape = model.score(windows_BT[:, :-1], windows_BT[:, 1:], None), [2, int(seen[0])]
         nll: Any = result[0] if isinstance(result, tuple | list) else None
-        shape = [2, len(tokens_T) - 1]
         fits = isinstance(nll, Tensor) and list(nll.shape) == shape
         member.require(fits, f"score must return a tensor of losses of shape {shape} for such targets, and a state")
-        return nll[0].float()
-
-    with foreign_errors(member.path, f"cannot read {n} tokens"), torch.no_grad():
-        whole_T, half_T = losses(text_T), losses(text_T[: middle + 1])
-        deviation = float(whole_T.nan_to_num(posinf=0, neginf=0).std(correction=0))
-        close = partial(torch.allclose, rtol=1e-6, atol=1e-6 + ROUNDING * deviation, equal_nan=True)
-        if close(half_T, whole_T[:middle]):
+        if not member.reader.one_pass:
             return member
-        other_T = losses(torch.cat([text_T[: middle + 1], text_T[: n - middle]]))
+        own_N, whole_N = losses(text.tokens, False), losses(text.tokens, True)
+        member = replace(member, one_pass_difference=float(abs(own_N - whole_N).max()))
+        close = partial(np.allclose, rtol=1e-6, atol=1e-6 + ROUNDING * own_N.std())
+        if close(whole_N, own_N):
+            return member
+        first, later = text.tokens[: middle + 1], text.tokens[middle + 1 :]
+        other_N = losses(np.append(first, later[::-1]), True)
+    before = targets_N <= middle
     allowed = f"must be a causal language model: losses of {member.kind} depend on later tokens"
-    member.require(close(other_T[:middle], whole_T[:middle]), allowed)
+    member.require(close(other_N[before], whole_N[before]), allowed)
     return replace(member, reader=replace(member.reader, one_pass=False))
 
 
@@ -249,6 +267,18 @@ class HuggingFaceModel(nn.Module):
         self.model: Any = model
         self.begin_of_text = begin_of_text
         self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.lengths = [int(number) for number in re.findall(r"\d+", model.config.to_json_string(use_diff=False))]
+        self.fresh: list[tuple[nn.Module, dict[str, Any]]] = []
+
+    def forget(self) -> None:
+        """Restore the attributes of modules with buffers: some rotations keep those of the longest window so far."""
+        for module, attributes in self.fresh:
+            for name, value in attributes.items():
+                setattr(module, name, value)
+        for module in () if self.fresh else self.model.modules():
+            if buffers := dict(module.named_buffers(recurse=False)):
+                numbers = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+                self.fresh.append((module, numbers | buffers))
 
     def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
@@ -261,12 +291,13 @@ class HuggingFaceModel(nn.Module):
         if self.begin_of_text is not None:
             tokens_BT, places_C = nn.functional.pad(tokens_BT, (1, 0), value=self.begin_of_text), places_C + 1
         options = {"logits_to_keep": places_C} if self.selects else {}
+        self.forget()
         logits_BCV = self.model(input_ids=tokens_BT, **options).logits
         logits_BCV = logits_BCV if self.selects else logits_BCV[:, places_C]
         return nn.functional.cross_entropy(logits_BCV.float().transpose(1, 2), targets_BC, reduction="none")
 
 
-def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
+def load_huggingface(reference: str, name: str, begin_of_text: bool, tokenizer_of: str = "auto") -> Member:
     """Load a causal language model and its tokenizer, by name on the hub or from the folder it was saved in.
 
     Code of a repository is never run (`trust_remote_code` is off).
@@ -275,6 +306,7 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
         reference: `hf:` and a name on the hub, such as `gpt2`, or a folder.
         name: name in tables and figures.
         begin_of_text: read the tokenizer's begin-of-text token before every window.
+        tokenizer_of: auto, the one of `AutoTokenizer`; or json, the one of tokenizer.json.
 
     Raises:
         OptionError: transformers is not installed, the model cannot be loaded, weights are missing, or it has an
@@ -288,25 +320,41 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
     transformers.utils.logging.disable_progress_bar()
     source = reference.removeprefix(HUGGING_FACE)
     folder = Path(source).expanduser()
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or ("/" in source and folder.parent.is_dir()):
         require((folder / "config.json").is_file(), OPTION, reference, "has no config.json")
         source = str(folder)
+    safe = {"trust_remote_code": False}
     with foreign_errors(reference, "cannot be loaded"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        options = {"trust_remote_code": False, "dtype": torch.float32, "output_loading_info": True}
+        whole = getattr(transformers.AutoConfig.from_pretrained(source, **safe), "is_encoder_decoder", False)
+        require(not whole, OPTION, reference, "must be a causal language model, not an encoder-decoder")
+        tokenizers = [transformers.AutoTokenizer.from_pretrained(source, **safe)]
+        with suppress(ValueError, OSError):  # there is no tokenizer.json
+            tokenizers.append(transformers.PreTrainedTokenizerFast.from_pretrained(source))
+        options = {**safe, "dtype": torch.float32, "output_loading_info": True}
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
         model.eval().requires_grad_(False).config.use_cache = False
     drawn = sorted({*loaded["missing_keys"]} & {key for key, _ in model.named_parameters()})
     require(not drawn, OPTION, reference, f"has no weights for {', '.join(drawn[:3])}, of {len(drawn)}")
-    bos = tokenizer.bos_token_id if begin_of_text else None
+    if unread := sorted(loaded["unexpected_keys"]):
+        notice(f"{OPTION}={reference}: by its config {len(unread)} of its weights are not read, such as {unread[0]}")
+    if (folder / "adapter_config.json").is_file() and not transformers.utils.is_peft_available():
+        notice(f"{OPTION}={reference}: its adapter is not read, which needs peft: pip install peft")
+    if tokenizer_of == "json":
+        require(len(tokenizers) > 1, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json")
+        tokenizers = tokenizers[1:]
+    bos = tokenizers[0].bos_token_id if begin_of_text else None
     require(not begin_of_text or bos is not None, "begin_of_text", True, f"{reference} has no such token")
     config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    limit = None if limit is None or limit <= 0 else int(limit) - (bos is not None)
+    declared = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 0
+    limits = [int(declared)] if declared > 0 else []
+    for path, table in model.named_modules():  # RoBERTa counts positions from the padding token's number on
+        if "position" in path and getattr(table, "padding_idx", None) is not None:
+            limits.append(table.num_embeddings - table.padding_idx - 1)
+    limit = min(limits) - (bos is not None) if limits else None
     reader = WindowReader(HuggingFaceModel(model, bos), limit=limit, one_pass=True)
 
     def tokenize(content: bytes) -> TokenizedText:
-        text, known = _tokenized(tokenizer, content), int(config.vocab_size)
+        text, known = _tokenized(tokenizers, content, reference), int(config.vocab_size)
         largest = int(text.tokens.max(initial=0))
         allowed = f"knows {known} tokens, but its tokenizer gives number {largest}"
         require(largest < known, OPTION, reference, allowed)
@@ -316,18 +364,31 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool) -> Member:
     return Member(name, reference, kind, None, reader, tokenize, trained_len=limit, begin_of_text=bos)
 
 
-def _tokenized(tokenizer: Any, content: bytes) -> TokenizedText:
+def _tokenized(tokenizers: list[Any], content: bytes, reference: str) -> TokenizedText:
     """Return the tokens of a text without any special token, and the bytes they stand for if that is known.
 
-    Bytes are unknown if the tokens do not give the text back, or the tokenizer has no offsets.
+    Bytes are unknown if the tokens do not give the text back, which is said, or the tokenizer has no offsets.
+
+    Args:
+        tokenizers: the tokenizer, and another one that should give the same tokens, if there is one.
+        content: the text.
+        reference: the model.
     """
-    text = content.decode()
+    text, tokenizer = content.decode(), tokenizers[0]
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.post_processor = None  # adds special tokens, or leaves spaces out of the offsets
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     tokens = np.asarray(encoded["input_ids"], dtype=np.int64)
-    lossless = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False).lstrip() == text.lstrip()
-    if not (lossless and tokenizer.is_fast):
+    for other in tokenizers[1:]:
+        if encoded["input_ids"] != other(text, add_special_tokens=False, verbose=False)["input_ids"]:
+            notice(
+                f"{OPTION}={reference}: tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them"
+            )
+    back, text_read = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False).lstrip(), text.lstrip()
+    if back != text_read:
+        at = len(commonprefix([back, text_read]))  # noqa: RUF071 - of characters
+        notice(f"{OPTION}={reference}: its tokens read {back[at : at + 20]!r} for {text_read[at : at + 20]!r}")
+    if back != text_read or not tokenizer.is_fast:
         return TokenizedText(tokens, None, len(content))
     bounds = np.append(character_starts(text), len(content))
     spans = bounds[np.asarray(encoded["offset_mapping"], dtype=np.int64)]
@@ -421,7 +482,7 @@ def load_group(options: ReclOptions) -> list[Member]:
             option = OPTION if reference in options.models else "checkpoints"
             member = load_run(reference.removeprefix(TRAINED), name, device, options.clamp_len, option)
         elif reference.startswith(HUGGING_FACE):
-            member = load_huggingface(reference, name, options.begin_of_text)
+            member = load_huggingface(reference, name, options.begin_of_text, options.tokenizer)
         else:
             member = load_function(reference, name)
         if hasattr(member.reader.model, "to"):

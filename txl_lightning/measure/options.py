@@ -111,6 +111,7 @@ class ReclOptions:
             null for one group of all.
         context_unit: token, for models with one tokenizer; byte for any.
         begin_of_text: read the begin-of-text token of hf: models before every window, beside the context.
+        tokenizer: of hf: models, auto: that of AutoTokenizer; json: that of tokenizer.json as it is.
         split: train, valid or test; null for test, or for the whole of another text (`data_path`).
         contexts: the grid, ascending; null for first_context, first_context + step, … max_context.
         first_context: smallest context in tokens.
@@ -141,6 +142,7 @@ class ReclOptions:
     groups: list[str] | None = None
     context_unit: str = "token"
     begin_of_text: bool = False
+    tokenizer: str = "auto"
     split: str | None = None
     contexts: list[int] | None = None
     first_context: int = 16

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import trange
 
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
-from txl_lightning.errors import UserError, require
+from txl_lightning.errors import Stopped, UserError, notice, require
 from txl_lightning.files import write_json
 from txl_lightning.measure.commands import check_at_least_one, check_common_options, log_results
 from txl_lightning.measure.effective_context import (
@@ -37,7 +40,8 @@ from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
 from txl_lightning.runs.threads_and_precision import autocast, chosen_precision, set_threads
 from txl_lightning.runs.trained import is_other_text
 
-SCHEMA_VERSION = 9  # of docs/recl.schema.json
+SCHEMA_VERSION = 10  # of docs/recl.schema.json
+PART_TOKENS, LONG = 200_000, 30  # seconds
 LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
 ROUNDING = 1e-3
 
@@ -50,6 +54,18 @@ class Positions:
     t: Integers
     blocks: Integers
     contexts: list[int]
+
+    def where(self, chosen_P: np.ndarray) -> Positions:
+        """Return some of the positions."""
+        return replace(self, t=self.t[chosen_P], blocks=self.blocks[chosen_P])
+
+    def in_tokens(self, name: str) -> list[int]:
+        """Return the contexts in tokens of a model: of contexts in bytes, the most tokens at any position."""
+        if self.text.pieces is None:
+            return self.contexts
+        starts = self.text.of_member[name].known_starts
+        ends_P = np.searchsorted(starts, self.t)
+        return [max(1, int((ends_P - np.searchsorted(starts, self.t - c)).max())) for c in self.contexts]
 
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
@@ -75,12 +91,25 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         split = options.split or (WHOLE if is_other_text(options.data_path, trained) else "test")
         options = replace(options, split=split, precision=precision)
         text = group_text(members, options, split)
-        members = [checked(member, text.of_member[member.name]) for member in members]
         places = position_blocks(text.length, options.n_positions, contexts, options.position_seed)
         at = Positions(text, *places, contexts)
-        losses = {member.name: model_losses(member, at, options) for member in members}
+        members = [
+            checked(one, text.of_member[one.name], at.in_tokens(one.name), options.n_positions) for one in members
+        ]
+        n_parts, parts, found = parts_of(members, at), list[Positions](), list[list[Array]]()
+        try:
+            for k in trange(n_parts, unit="part", leave=False, disable=None if n_parts > 1 else True):
+                part = at.where(at.blocks % n_parts == k)
+                found.append([model_losses(member, part, options) for member in members])
+                parts.append(part)
+        except KeyboardInterrupt:
+            if not parts or rank_and_world_size()[1] > 1:
+                raise
         if rank_and_world_size()[0] > 0:
             return []
+    order, asked = np.argsort(np.concatenate([part.t for part in parts])), len(at.t)
+    losses = {one.name: np.hstack(of)[:, order] for one, of in zip(members, zip(*found, strict=True), strict=True)}
+    at = at.where(at.blocks % n_parts < len(parts))
     results = _measure(options, members, losses, at)
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
@@ -89,7 +118,32 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     np.savez_compressed(directory / "losses.npz", **arrays, nll=nll_ICP)
     lines = write_report(results, directory)
     log_results("recl", results, options, directory, line_series(results))
+    if len(at.t) < asked:
+        raise Stopped(f"stopped by SIGINT: {directory}/recl.md has {len(at.t):,} of {asked:,} positions", signal.SIGINT)
     return lines
+
+
+def parts_of(members: list[Member], at: Positions) -> int:
+    """Return the number of parts, each of at least two blocks spread over the text, in which positions are read.
+
+    What is complete when a run is interrupted is its parts. How long they take is said if it is long.
+    """
+    tokens, seconds = [], 0.0
+    for member in members:
+        text, reader = at.text.of_member[member.name], member.reader
+        seen = np.array([reader.visible(context) for context in at.in_tokens(member.name)])
+        longest = min(int(seen.max()), len(text.tokens) - 1)
+        tokens.append(len(at.t) * int(longest if reader.one_pass else seen.sum()))
+        if tokens[-1] > PART_TOKENS:
+            targets = np.arange(longest, len(text.tokens))[: reader.windows_at_once(longest)]
+            started = time.perf_counter()
+            window_losses(reader, text.tokens, targets, [longest])
+            seconds += (time.perf_counter() - started) * tokens[-1] / (longest * len(targets))
+    if seconds > LONG:
+        notice(
+            f"{sum(tokens):,} tokens to read: about {timedelta(seconds=round(seconds))}; Ctrl-C keeps what is complete"
+        )
+    return max(1, min(sum(tokens) // PART_TOKENS, (int(at.blocks[-1]) + 1) // 2))
 
 
 def _check_options(options: ReclOptions) -> list[int]:
@@ -111,6 +165,7 @@ def _check_options(options: ReclOptions) -> list[int]:
         ("names", named, f"must be {n_models} different names, one per model"),
         ("groups", labelled, f"must be {n_models} labels of letters, digits and _.+-, one per model"),
         ("context_unit", options.context_unit in ("token", "byte"), "must be one of token, byte"),
+        ("tokenizer", options.tokenizer in ("auto", "json"), "must be one of auto, json"),
         ("documents", options.documents in ("respect", "ignore"), "must be one of respect, ignore"),
         ("n_positions", options.n_positions >= 2, "must be an integer >= 2 (for a standard error)"),
         ("position_seed", seed is None or seed >= 0, "must be null or an integer >= 0"),
@@ -209,6 +264,7 @@ def _measure(options: ReclOptions, members: list[Member], losses: dict[str, Arra
                 "kind": member.kind,
                 "begin_of_text": member.begin_of_text,
                 "scoring": "one pass" if member.reader.one_pass else "direct",
+                "one_pass_difference": member.one_pass_difference,
                 "limit": member.reader.limit,
                 "clamp_len": member.clamp_len,
                 "trained_len": member.trained_len,
@@ -241,7 +297,7 @@ def _measure(options: ReclOptions, members: list[Member], losses: dict[str, Arra
         "positions": {
             "seed": options.position_seed,
             "number": len(at.t),
-            "blocks": int(at.blocks[-1]) + 1,
+            "blocks": len(np.unique(at.blocks)),
             "cut": int((at.t - at.contexts[-1] < begins).sum()),
         },
     }

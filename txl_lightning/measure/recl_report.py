@@ -189,8 +189,9 @@ def _notes(results: dict[str, Any]) -> list[str]:
     corpus, positions, longest = results["corpus"], results["positions"], f"{contexts[-1]} {results['context_unit']}s"
     key = {model["name"]: found for model in models if (found := model["key_tokens"])}
     shares = ", ".join(f"{name} {found['share']:.1%} ({found['share_of_rises']:.1%})" for name, found in key.items())
+    own = {one["name"]: nats for one in models if one["scoring"] == "direct" and (nats := one["one_pass_difference"])}
     a, b = results["key_contexts"]
-    notes = {
+    notes: dict[str, Any] = {
         f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
         f"spread evenly over the text; ± over blocks. A step from a context of the grid to the next counts if its "
         f"relative gain is at least {results['threshold']:.3g}.": True,
@@ -206,6 +207,8 @@ def _notes(results: dict[str, Any]) -> list[str]:
         f"Key tokens, whose loss falls (rises) by more than {results['key_gain']:g} nats from {a} to {b} tokens: "
         f"{shares}.": key,
     }
+    for name, nats in own.items():
+        notes[f"{name} is read in windows of exactly c tokens: one pass differs by up to {nats:.3g} nats."] = True
     return [note for note, applies in notes.items() if applies]
 
 

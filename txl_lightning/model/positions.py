@@ -107,11 +107,13 @@ class VisibleKeys(NamedTuple):
         sees_memory: whether a causal mask [T, K] hides no key before the first query's own: adding it there can be left
             out. Other masks are added whole.
         causal: whether queries see no keys after their own: only then a block of queries needs no later keys.
+        places: the only queries whose output is read, if they are few; the others may give anything.
     """
 
     mask_TK: Tensor
     sees_memory: bool = False
     causal: bool = True
+    places: tuple[int, ...] = ()
 
     def part(self, queries: slice, n_keys: int) -> VisibleKeys:
         """Keep the mask of some queries, and of the first keys, up to that of the last of these queries."""

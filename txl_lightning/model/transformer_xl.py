@@ -26,6 +26,8 @@ from txl_lightning.model.positions import (
     without_marks,
 )
 
+FEWER_PLACES = 8  # a query alone takes as long as about so many in a block
+
 
 class TransformerXLLayer(nn.Module):
     """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) after or before it.
@@ -222,7 +224,7 @@ class TransformerXL(ScoringModel, nn.Module):
         """Return the hidden states of the last layer, after dropout, and the memory for the next segment.
 
         All T tokens are processed, extended context included. The last layer has queries of the last Q tokens only; at
-        `places_Q` it has all queries, but only these tokens pass its feed-forward.
+        `places_Q` only these tokens pass its feed-forward; where they are few, on a CPU they are its only queries.
 
         Args:
             tokens_BT: T consecutive tokens of B streams; with `memory_reset=document`, -1 - token begins a document.
@@ -259,6 +261,8 @@ class TransformerXL(ScoringModel, nn.Module):
                 n_queries = T if n_last is None else n_last
                 queries_BTD, states_BMD, visible = last_queries(n_queries, queries_BTD, states_BMD, visible)
                 places = places_Q
+                if places is not None and visible.causal and FEWER_PLACES * len(places) <= T:
+                    visible = visible._replace(places=tuple(places.tolist()))
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
         return self.dropout(hidden_BTD), self.next_memory(memory, inputs, first_BT, padding_B)
 

@@ -1,6 +1,7 @@
 """Models of transformers, tiny and random: the library's own losses, one pass, states, limits, and refusals."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_a_saved_model_is_loaded_with_its_tokenizer_and_its_limit(kind: str, tmp
     with torch.no_grad():
         theirs, _ = HuggingFaceModel(model_of(transformers, kind)).score(tokens[:, :-1], tokens[:, 1:])
         torch.testing.assert_close(loaded.reader.model.score(tokens[:, :-1], tokens[:, 1:])[0], theirs)
-    begun = checked(load(tmp_path, True), STREAM)
+    begun = checked(load(tmp_path, True), STREAM, CONTEXTS, 30)
     assert (begun.begin_of_text, begun.reader.limit) == (0, limit and POSITIONS - 1)
     assert begun.reader.one_pass
 
@@ -147,7 +148,7 @@ def test_spaces_at_the_end_of_a_token_are_its_own(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(save_tiny(transformers, tmp_path, "gpt2", content))
     trimming = tokenizers.processors.ByteLevel(trim_offsets=True)  # that of GPT-2 and GPT-NeoX
     tokenizer.backend_tokenizer.post_processor = trimming
-    text = elsewhere._tokenized(tokenizer, content.encode())
+    text = elsewhere._tokenized([tokenizer], content.encode(), "hf:name")
     pieces = tokenizer.convert_ids_to_tokens(text.tokens.tolist())
     assert any(piece.endswith("Ġ") for piece in pieces)
     assert text.starts is not None
@@ -160,7 +161,8 @@ def test_spaces_at_the_end_of_a_token_are_its_own(tmp_path: Path) -> None:
         ("llama", "config.json", lambda content: content.replace(b'_size": 64', b'_size": 63'), "cannot be loaded"),
         ("llama", "model.safetensors", lambda content: content[:1000], "cannot be loaded"),
         ("llama", "config.json", lambda _: b'{"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}', "custom code"),
-        ("t5", "config.json", bytes, "cannot be loaded .*Unrecognized configuration class"),
+        ("t5", "config.json", bytes, "must be a causal language model, not an encoder-decoder"),
+        ("bart", "config.json", bytes, "must be a causal language model, not an encoder-decoder"),
     ],
 )
 def test_a_folder_that_has_no_usable_model_gives_one_line(
@@ -181,3 +183,55 @@ def test_a_model_that_cannot_be_found_is_named(name: str, words: str, monkeypatc
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(OptionError, match=f"models=hf:{name}: {words}"):
         load(name)
+
+
+def test_a_path_in_a_folder_that_exists_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    with pytest.raises(OptionError, match=r"models=hf:runs/tiny: has no config\.json"):
+        load("runs/tiny")
+
+
+def test_positions_that_a_table_reserves_are_not_read(tmp_path: Path) -> None:
+    loaded = load(save_tiny(transformers, tmp_path, "roberta"))
+    assert loaded.reader.limit == POSITIONS - 2  # counted from the padding token's number, 1
+    assert loaded.reader.limit == checked(loaded, STREAM, [10, POSITIONS], 30).reader.limit
+    losses = window_losses(loaded.reader, TOKENS, np.array([100]), [POSITIONS - 2, POSITIONS])
+    assert losses[0] == losses[1]
+
+
+def test_a_tokenizer_that_transformers_replaces_is_named_and_can_be_chosen(tmp_path: Path, capsys: Any) -> None:
+    """For `qwen2` in config.json, AutoTokenizer cuts the text before every digit."""
+    written = load(save_tiny(transformers, tmp_path / "as_written", "llama")).tokenize(TEXT.encode())
+    assert capsys.readouterr().err == ""
+    folder = save_tiny(transformers, tmp_path / "replaced", "qwen2")
+    replaced = load(folder).tokenize(TEXT.encode())
+    assert len(replaced.tokens) > len(written.tokens)
+    line = "tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them\n"
+    assert capsys.readouterr().err == f"models=hf:{folder}: {line}"
+    chosen = load_huggingface(f"hf:{folder}", "name", True, "json")
+    assert np.array_equal(chosen.tokenize(TEXT.encode()).tokens, written.tokens)
+    assert chosen.begin_of_text == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_weights_and_an_adapter_that_are_not_read_are_named(tmp_path: Path, capsys: Any) -> None:
+    folder = save_tiny(transformers, tmp_path, "llama")
+    change_config(folder, num_hidden_layers=1)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    load(folder)
+    weights, adapter = capsys.readouterr().err.splitlines()
+    assert re.search(r"by its config 9 of its weights are not read, such as model\.layers\.1\.input_layern", weights)
+    assert adapter.endswith("its adapter is not read, which needs peft: pip install peft")
+
+
+def test_a_tokenizer_that_changes_the_text_is_named(tmp_path: Path, capsys: Any) -> None:
+    folder = save_tiny(transformers, tmp_path, "llama")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "Lowercase"}}))
+    text = load(folder).tokenize(b"line 1: The square of 1 is 1")
+    assert text.starts is None
+    assert (
+        capsys.readouterr().err
+        == f"models=hf:{folder}: its tokens read 'the square of 1 is 1' for 'The square of 1 is 1'\n"
+    )

@@ -1,5 +1,7 @@
 """txl recl on models from elsewhere: one tokenizer, or contexts in bytes; what is refused."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from tests.measure.recl.small_recl import SCHEMA, recl
 from tests.measure.recl.tiny_huggingface import POSITIONS, TEXT, save_tiny
 from tests.measure.small_runs import SmallRuns
 from tests.measure.test_group import Scored
-from txl_lightning.errors import UserError
+from txl_lightning.errors import Stopped, UserError
+from txl_lightning.measure import recl as command
 
 Captured = pytest.CaptureFixture[str]
 
@@ -91,6 +94,38 @@ def test_impossible_losses_are_named(loss: float, pairs: str, tmp_path: Path, mo
     models = [PAIR_BYTES, f"py:{test_group.__name__}.make"]
     with pytest.raises(UserError, match=r"models=py:.*make: has losses that are not -log P in 0 … 700 nats"):
         recl(tmp_path, models=models, data_path=pairs)
+
+
+def test_ctrl_c_keeps_the_parts_that_are_complete(
+    pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Two models at the same positions, which are spread over the text; the time is said before."""
+    monkeypatch.setattr(command, "PART_TOKENS", 100)
+    monkeypatch.setattr(command, "LONG", 0)
+    models = {"models": [PAIR_BYTES, f"py:{test_group.__name__}.make"], "data_path": pairs, "n_positions": 60}
+    left = [10**9]
+
+    def until_ctrl_c(tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> tuple[torch.Tensor, None]:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return test_group.right(tokens_BT, targets_BT)
+
+    monkeypatch.setattr(test_group, "make", lambda: Scored(until_ctrl_c), raising=False)
+    recl(tmp_path / "whole", **models)
+    assert re.search(r"1,920 tokens to read: about 0:00:\d\d; Ctrl-C keeps what is complete\n", capsys.readouterr().err)
+    calls, left[0] = 10**9 - left[0], 1
+    with pytest.raises(KeyboardInterrupt):
+        recl(tmp_path / "nothing", **models)
+    left[0] = calls - 3
+    with pytest.raises(Stopped, match=r"stopped by SIGINT: .*/recl.md has \d\d of 60 positions"):
+        recl(tmp_path / "part", **models)
+    whole, part = (np.load(tmp_path / name / "losses.npz") for name in ("whole", "part"))
+    kept = np.isin(whole["positions"], part["positions"])
+    assert 30 < kept.sum() == len(part["positions"]) < 60
+    np.testing.assert_allclose(part["nll"], whole["nll"][:, :, kept], rtol=1e-6)
+    assert json.loads((tmp_path / "part/recl.json").read_text())["positions"]["number"] == kept.sum()
+    assert not (tmp_path / "nothing/recl.json").exists()
 
 
 @pytest.mark.filterwarnings("default")

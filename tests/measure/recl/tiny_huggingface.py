@@ -16,17 +16,22 @@ def configuration(transformers: Any, kind: str) -> Any:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     if kind == "gpt2":
         return transformers.GPT2Config(n_positions=POSITIONS, n_embd=32, n_layer=2, n_head=2, **small)
-    if kind == "llama":
+    if kind in ("llama", "qwen2"):
         heads = {"num_key_value_heads": 2, "max_position_embeddings": POSITIONS}
-        return transformers.LlamaConfig(**sizes, **heads, **small)
+        return getattr(transformers, f"{kind.title()}Config")(**sizes, **heads, **small)
     if kind == "t5":
         return transformers.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=2)
+    if kind == "bart":
+        halves = {f"{half}_{name}": 2 for half in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+        return transformers.BartConfig(d_model=32, **halves, encoder_ffn_dim=32, decoder_ffn_dim=32, **small)
+    if kind == "roberta":
+        return transformers.RobertaConfig(**sizes, **small, max_position_embeddings=POSITIONS, is_decoder=True)
     return transformers.MambaConfig(hidden_size=32, state_size=4, num_hidden_layers=2, **small)
 
 
 def model_of(transformers: Any, kind: str) -> torch.nn.Module:
     """A model with weights large enough for losses that differ."""
-    auto = "AutoModelForSeq2SeqLM" if kind == "t5" else "AutoModelForCausalLM"
+    auto = "AutoModelForSeq2SeqLM" if kind in ("t5", "bart") else "AutoModelForCausalLM"
     return random_model(getattr(transformers, auto), configuration(transformers, kind))
 
 

@@ -93,7 +93,12 @@ def _attend_without_gradient(factors: Factors) -> Float[Tensor, "H B T E"]:
     that see later keys, in a mask that is not causal, are one block. Groups of heads keep the scores small: large
     buffers would be freed and zeroed again in every layer, which costs a quarter of the time.
     """
-    (H, B, K, _), T = factors.values_HBKE.shape, factors.visible.mask_TK.shape[-2]
+    (H, B, K, E), T = factors.values_HBKE.shape, factors.visible.mask_TK.shape[-2]
+    if factors.visible.places:
+        heads_HBTE = factors.values_HBKE.new_zeros(H, B, T, E)
+        for place in factors.visible.places:
+            heads_HBTE[:, :, place, None] = attend_fused(factors.part(slice(place, place + 1)))
+        return heads_HBTE
     dtype, size = factors.values_HBKE.dtype, QUERIES_AT_ONCE if K < 4 * T and factors.visible.causal else max(1, T)
     blocks = []
     for first in range(0, T, size):
