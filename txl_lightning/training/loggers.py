@@ -165,9 +165,9 @@ def _make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
 SECONDS_TO_WRITE = 20.0
 
 
-def continues_in(directory: Path, resumed: Checkpoint | None) -> bool:
+def continues_in(directory: Path, checkpoint: Path | None) -> bool:
     """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
-    return resumed is not None and resumed.path.parent.resolve() == (directory / "checkpoints").resolve()
+    return checkpoint is not None and checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
 def make_logger(config: Config, directory: Path, resumed: Checkpoint | None, n_parameters: int) -> Logger | None:

@@ -21,7 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.lengths import evaluation_lengths, in_windows, training_lengths
-from txl_lightning.config.schemas import Config, LightningLoggerConfig, from_plain, plain, stored
+from txl_lightning.config.schemas import WITHOUT_PATH, Config, LightningLoggerConfig, from_plain, plain, stored
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
@@ -44,6 +44,7 @@ from txl_lightning.training.checkpointing import (
     find_checkpoint,
     last_good,
     prepare_directory,
+    refuse_to_replace,
 )
 from txl_lightning.training.checks import (
     check_config,
@@ -106,6 +107,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     """
     config = resolve_accelerator(config)
     check_config(config)
+    refuse_to_replace(config, directory)
     _require_room(config, max(getattr(config.model, "cutoffs", ()), default=0) + 1)  # before the corpus is prepared
     threads = torch.get_num_threads()
     try:
@@ -414,7 +416,7 @@ def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
     # Prepare the corpus once; bad options end the run before the processes start. A resumed run needs no tokenizer:
     # each process takes that of the checkpoint.
     resumed = last_good(directory / "checkpoints")[0] if config.resume == "auto" else config.resume
-    if resumed is None or config.data.level not in KEPT_LEVELS:
+    if resumed in WITHOUT_PATH or config.data.level not in KEPT_LEVELS:
         make_data(config)
     result = run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
     if isinstance(result, Stopped):
