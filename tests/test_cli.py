@@ -241,6 +241,22 @@ def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, w
     assert {path.name for path in (tmp_path / "run").iterdir()} <= {LOCK, ".hydra"}
 
 
+@pytest.mark.parametrize("link", [".lock", "checkpoints", "checkpoints/memory", "metrics.csv", "config.yaml", ".hydra"])
+@pytest.mark.parametrize("words", [["train", "resume=auto"], ["evaluate"], ["train", "-m"]], ids=" ".join)
+def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path, words: list[str], link: str) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    (run / link).parent.mkdir(parents=True)
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    (run / link).symlink_to(outside / "file" if "." in link[1:] or link == ".lock" else outside)
+    where = "hydra.sweep.dir=run" if "-m" in words else "hydra.run.dir=run"
+    done = run_txl(*words, where, directory=tmp_path)
+    assert done.status == 2
+    assert f"run/{link}: is a link to {outside}" in done.err
+    assert (len(done.err.splitlines()), done.out) == (1, "")
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "kept")]
+
+
 def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(options: object, directory: Path) -> list[str]:
         with pytest.raises(UserError, match="another command writes"), JobFolder(directory).locked():
