@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import struct
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
@@ -20,11 +22,12 @@ COMMENT_LEN = len(CHECKSUM_PREFIX) + 64
 # The end record of a zip archive; its last two bytes are the length of the comment that follows it.
 END_RECORD, END_RECORD_LEN = b"PK\5\6", 22
 MEMORY = "memory"  # folder beside checkpoints with the memory of several ranks, a file each
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 UNREADABLE = "is not a checkpoint, or was cut short (torch cannot read it)"
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None = None) -> None:
-    """Write a checkpoint atomically: a reader finds the old file or the new one, never a part.
+    """Write a checkpoint atomically: a reader finds the old file or a new one that torch can open.
 
     The file is that of `torch.save`, with its own SHA-256 as the comment of the zip archive.
 
@@ -35,6 +38,7 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
 
     Raises:
         OSError: the disk is full or the folder is not writable; `path` and `previous` are unchanged.
+        pickle.UnpicklingError: the contents are not plain; `path` and `previous` are unchanged.
     """
 
     def write(temporary: Path) -> None:
@@ -50,8 +54,25 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
             file.seek(0)
             digest = checksum(file, size)
             file.write(CHECKSUM_PREFIX + digest.encode())
+        torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
 
     write_atomically(path, write, previous)
+
+
+def plain_containers(value: Any) -> Any:
+    """Return what a checkpoint can hold: containers and tensors, with Python's numbers in place of NumPy's.
+
+    Raises:
+        TypeError: names the class of something else in them, which `read_file` could not read.
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    if type(value) in (dict, OrderedDict):
+        return type(value)((plain_containers(key), plain_containers(part)) for key, part in value.items())
+    if type(value) in (list, tuple, set):
+        return type(value)(map(plain_containers, value))
+    if not isinstance(value, torch.Tensor) and type(value) not in PLAIN:
+        raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
+    return value
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
@@ -94,7 +115,7 @@ def named_files(contents: Any) -> list[str]:
 
 def remove_unused_memory(folder: Path) -> None:
     """Remove the files of memory in a folder that none of its checkpoints names, a user's own copies included."""
-    if (folder / MEMORY).is_dir():
+    if (folder / MEMORY).is_dir() and not (folder / MEMORY).is_symlink():
         resumable = (path for path in folder.glob("*.ckpt") if not path.name.startswith("step"))
         used = {file for path in resumable for file in memory_files(path)}
         for path in (folder / MEMORY).iterdir():

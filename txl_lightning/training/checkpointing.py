@@ -18,7 +18,7 @@ from txl_lightning.config.architecture import LENGTHS
 from txl_lightning.config.schemas import WITHOUT_PATH, Config, flat, plain, stored
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import write_text
 from txl_lightning.model.checkpoints.contents import Each, check
 from txl_lightning.runs.models import Model, architecture
@@ -27,6 +27,7 @@ from txl_lightning.runs.storage import (
     DurableCheckpoints,
     copy_checkpoint,
     named_files,
+    plain_containers,
     read_file,
     remove_unused_memory,
     write_checkpoint,
@@ -155,6 +156,15 @@ class Checkpoints(Callback):
         return next((error for error in self.ranks.gather(error) if error), None)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add what makes the file enough to use the model; leave out what a custom callback saves and none can read."""
+        for part, names in ((checkpoint["callbacks"], ()), (checkpoint, ("callbacks", "state_dict"))):
+            for name in [name for name in part if name not in names]:
+                try:
+                    part[name] = plain_containers(part[name])
+                except TypeError as error:
+                    del part[name]
+                    advice = f"a checkpoint holds numbers, text, tensors, lists and dictionaries, not {error}"
+                    notice(f"trainer.callbacks: the state {name} is left out of every checkpoint: {advice}")
         checkpoint["txl_lightning"] = self.record
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
