@@ -233,10 +233,10 @@ class LanguageModelModule(L.LightningModule):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: Any, map_location: Any = None, **kwargs: Any
     ) -> LanguageModelModule:
-        """Open a checkpoint of `txl train` as a module; `load_trained` in `runs.trained` needs no Lightning."""
+        """Open a checkpoint of `txl train` as a module in training mode, which Lightning's Trainer does not set."""
         trained = load_trained(checkpoint_path)
         lengths = evaluation_lengths(in_windows(trained.config))
-        module = cls(trained.model, trained.config, trained.vocabulary, lengths, **kwargs)
+        module = cls(trained.model.train(), trained.config, trained.vocabulary, lengths, **kwargs)
         return module if map_location is None else module.to(map_location)
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
