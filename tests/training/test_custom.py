@@ -1,8 +1,12 @@
 """Callbacks and loggers by `_target_`: they see the run, and change neither its numbers nor its memory."""
 
+from __future__ import annotations
+
+import builtins
 import csv
 import json
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import lightning as L
@@ -78,6 +82,29 @@ def test_a_callbacks_state_makes_no_checkpoint_unreadable(tmp_path: Path, capsys
     config.resume, config.trainer.max_steps = "auto", 14
     train(config, tmp_path / "run")
     assert capsys.readouterr().err.startswith(f"resume=auto: resuming from {tmp_path}/run/checkpoints/last.ckpt")
+
+
+class Breaker(Callback):
+    """Raises in a hook."""
+
+    def __init__(self, hook: str, error: str) -> None:
+        def hooked(self: Breaker, *_: Any, **__: Any) -> None:
+            raise getattr(builtins, error)(*([0] if error == "SystemExit" else ["it broke\nhere"]))
+
+        setattr(self, hook, MethodType(hooked, self))
+
+
+@pytest.mark.parametrize(("hook", "error"), [
+    *(("on_train_batch_end", error) for error in ("ValueError", "OSError", "SystemExit", "KeyboardInterrupt")),
+    *((hook, "SystemExit") for hook in ("setup", "state_dict", "on_test_end")),
+])  # fmt: skip
+def test_a_callback_that_raises_is_named(tmp_path: Path, hook: str, error: str) -> None:
+    config = tiny_config(tmp_path)
+    config.trainer.callbacks = [{"_target_": f"{__name__}.Breaker", "hook": hook, "error": error}]
+    what = f"{error} {0 if error == 'SystemExit' else 'it broke'}"
+    with pytest.raises(UserError, match=rf"^trainer.callbacks: Breaker raised {what} \({__file__}, line \d+\)$"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run/metrics.json").exists()
 
 
 def test_early_stopping_ends_the_run_at_the_validation_that_is_not_better(tmp_path: Path) -> None:

@@ -249,3 +249,27 @@ def test_a_last_write_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
         assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 12
     assert (tmp_path / "run/metrics.json").exists() == (n_failures == 1)
+
+
+FOREIGN = {
+    "validation.jsonl": ("[1]\n", "{}\n", '{"steps": "x"}\n', "\x00\udcff\n", "[" * 100_000 + "\n", '{"steps": 1'),
+    "metrics.csv": ("\n", "1,2\n", "a,b,c\n", ",,,,,,,,,,,,,,,\n", '"\n', "\x00\udcff\n", "x" * 200_000 + "\n", "12,3"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_lines_of_something_else_leave_the_curves_of_a_resumed_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    options = (*OPTIONS, "logger=csv", "trainer.log_every_n_steps=4")
+    shutil.copytree(trained(*options), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "run" / name
+    before = path.read_bytes()
+    n_lines = before.count(b"\n")
+    path.write_text(path.read_text() + "".join(FOREIGN[name]), "utf-8", "surrogateescape")
+    train(tiny_config(tmp_path, *options, "resume=auto", "trainer.max_steps=14"), tmp_path / "run")
+    more = len(FOREIGN[name]) - 1
+    said = f"{path}, line {n_lines + 1} and {more} more: cut short, or not of this run; removed\n"
+    assert said in capsys.readouterr().err
+    assert path.read_bytes().startswith(before)
+    assert path.read_bytes().count(b"\n") == n_lines + (1 if name == "validation.jsonl" else 3)

@@ -54,7 +54,7 @@ from txl_lightning.training.checks import (
     resolve_precision,
 )
 from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
-from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger, upload_line
+from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger, naming_callbacks, upload_line
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
 
@@ -122,7 +122,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
 
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
-    with StopSignals(ranks) as signals, quiet_libraries():
+    with StopSignals(ranks) as signals, quiet_libraries(), naming_callbacks():
         check_same_on_all_ranks(config, ranks)
         run = build(config, ranks.first(directory), ranks, signals)
         fit(run)
