@@ -19,7 +19,7 @@ from txl_lightning.config.schemas import WITHOUT_PATH, Config, flat, plain, stor
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import write_text
+from txl_lightning.files import PART, write_text
 from txl_lightning.model.checkpoints.contents import Each, check
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.storage import (
@@ -170,9 +170,9 @@ class Checkpoints(Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Copy the best checkpoint of a resumed run here; remove weights of steps that this run has yet to do."""
         if self.ranks.rank == 0:
-            for path in (*self.directory.glob(".*.part"), *self.directory.glob("step*.ckpt")):
+            for path in (*self.directory.glob(f"{PART}*"), *self.directory.glob("step*.ckpt")):
                 number = path.stem.removeprefix("step")
-                if path.suffix == ".part" or (number.isdecimal() and int(number) > self.saved_step):
+                if path.name.startswith(PART) or (number.isdecimal() and int(number) > self.saved_step):
                     path.unlink(missing_ok=True)
         if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best(pl_module)):
             self.best = NO_BEST
