@@ -73,7 +73,7 @@ class JobFolder:
         return self._content(self.result_file)
 
     def _content(self, name: str) -> dict[str, Any] | None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             found = json.loads((self.path / name).read_text())
             return found if isinstance(found, dict) else None
         return None

@@ -139,7 +139,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError("source", folder, f"its {CONFIG} must be JSON ({error})") from error
     require(isinstance(config, dict), "source", folder, f"its {CONFIG} must be a dictionary of options")
     return config
@@ -250,7 +250,7 @@ def _symbols_of_json(text: str, path: str | Path) -> list[str]:
     try:
         numbers = json.loads(text)
         valid = sorted(numbers.values()) == list(range(len(numbers)))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         valid = False
     require(valid, "vocabulary", path, "must be a dictionary from symbols to their numbers, 0 … n - 1, in JSON")
     symbols = sorted(numbers, key=numbers.__getitem__)
