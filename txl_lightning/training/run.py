@@ -56,6 +56,7 @@ from txl_lightning.training.checks import (
 from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
 from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger, naming_callbacks, upload_line
 from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.optimization import learning_rate
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
 
 
@@ -301,6 +302,10 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
         if done > max_steps:
             nothing = "nothing to train, the run is evaluated again"
             ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
+        before, now = (learning_rate(config.optimizer, done, n) for n in (found.config.trainer.max_steps, max_steps))
+        if done < max_steps and now != before:
+            jumps = f"the learning rate jumps from {before:.2g} to {now:.2g}, the schedule's of {max_steps} steps"
+            ranks.report(f"trainer.max_steps={max_steps}: after the {done} steps of resume={found.path} {jumps}")
     elif found is not None:
         model.load_state_dict(check_weights(found, model, vocabulary))
     # Lightning converts the model after it has restored the weights, which float32 would round.
