@@ -173,8 +173,7 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
 def compiled(score: Any, backend: str = "inductor") -> Any:
     """Return a compiled function whose backward pass is without autocast, as `manual_backward` runs it."""
     options: Any = torch._functorch.config
-    if hasattr(options, "backward_pass_autocast"):  # since torch 2.8; read when the function is first called
-        options.backward_pass_autocast = "off"
+    options.backward_pass_autocast = "off"  # read when the function is first called
     return torch.compile(score, backend=backend)
 
 
