@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import struct
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -42,21 +44,35 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
     """
 
     def write(temporary: Path) -> None:
-        with temporary.open("w+b") as file:
+        with temporary.open("wb") as file:
+            hashed: Any = HashedFile(file)
             try:
-                torch.save(contents, file)
+                torch.save(contents, hashed)
             except RuntimeError as error:  # torch's own, raised while it closes the archive
                 raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+            assert hashed.end == b"\0\0"
             # The zip archive's comment, which zip readers ignore; the last two bytes are its length.
             file.seek(-2, os.SEEK_END)
-            file.write(struct.pack("<H", COMMENT_LEN))
-            size = file.tell()
-            file.seek(0)
-            digest = checksum(file, size)
-            file.write(CHECKSUM_PREFIX + digest.encode())
+            file.write(length := struct.pack("<H", COMMENT_LEN))
+            hashed.digest.update(length)
+            file.write(CHECKSUM_PREFIX + hashed.digest.hexdigest().encode())
         torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
 
     write_atomically(path, write, previous)
+
+
+class HashedFile:
+    """File that is hashed while it is written, but for the `end`: two bytes, which `write_checkpoint` writes again."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.end, self.flush = file, hashlib.sha256(), b"", file.flush
+
+    def write(self, data: memoryview) -> int:
+        """Write and hash a block; the last one has at least two bytes."""
+        self.digest.update(self.end)
+        self.digest.update(data[:-2])
+        self.end = bytes(data[-2:])
+        return self.file.write(data)
 
 
 def plain_containers(value: Any) -> Any:
@@ -76,7 +92,11 @@ def plain_containers(value: Any) -> Any:
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
-    """Copy a checkpoint atomically, as in `write_checkpoint`; into another folder its files of memory first."""
+    """Copy a checkpoint atomically: in its folder a hard link, into another folder its files of memory first."""
+    if source.parent == target.parent:
+        with suppress(OSError):  # of a file system without links
+            write_atomically(target, lambda temporary: os.link(source, temporary))
+            return
     for name in memory_files(source) if source.parent != target.parent else []:
         if (source.parent / name).exists():
             (target.parent / MEMORY).mkdir(exist_ok=True)

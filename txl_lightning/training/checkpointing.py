@@ -64,10 +64,10 @@ class Checkpoints(Callback):
     """Writes the last state of the run, keeps the one before, and the best by validation loss.
 
     `last.ckpt` is written every n steps, after every validation, when the run is stopped and at its end.
-    `previous.ckpt` is the `last.ckpt` before it, `best.ckpt` a copy of the one with the lowest validation loss. If
-    a validation is due after a step, the checkpoint follows it; otherwise a resumed run would skip that
-    validation. A failed write is reported and training continues; those of the last validation are tried again at the
-    end, where they must succeed.
+    `previous.ckpt` is the `last.ckpt` before it, `best.ckpt` a link to, or a copy of, the one with the lowest
+    validation loss. If a validation is due after a step, the checkpoint follows it; otherwise a resumed run would skip
+    that validation. A failed write is reported and training continues; those of the last validation are tried again at
+    the end, where they must succeed.
 
     `step{N}.ckpt` is written every `checkpoint.keep_every_n_steps`: weights, config and vocabulary, enough for every
     evaluation. A run cannot resume from them. Those of steps that a run has yet to do are removed at its start.
