@@ -1,4 +1,4 @@
-# Needs Python >= 3.10, make and git; everything else is put into .venv.
+# Needs Python >= 3.10 (on Debian also python3-venv), make and git; everything else is put into .venv.
 PYTHON ?= python3
 PROFILE ?= laptop
 ARGS ?=
@@ -23,7 +23,7 @@ help:
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 10) else None'
-	test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python $(PIP) $$(grep '^torch==' constraints.txt)
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@

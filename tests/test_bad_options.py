@@ -79,6 +79,8 @@ recl checkpoints=[CKPT] logger=none n_positions=1000000000 step=4 max_context=20
 recl checkpoints=[] logger=none                          | checkpoints
 generate checkpoint=CKPT prompt=a n_samples=1000000000   | n_samples=1000000000: must be at most
 generate checkpoint=CKPT prompt_file=nosuch.txt          | prompt_file=nosuch.txt
+speed segment_len=99999999                               | segment_len=99999999: must be at most 16,384
+speed attention_lengths=[8,99999999]                     | attention_lengths=[8, 99999999]: must be at most
 speed num_threads=100000                                 | num_threads=100000: must be at most
 convert source=nosuch source_format=txl target=a target_format=huggingface | source=nosuch
 """

@@ -88,6 +88,10 @@ def files(directory: Path) -> None:
         (["train", "hydra.searchpath=conf"], "hydra.searchpath must be a list of strings. Got: conf"),
         (["train", "--config-name=nosuch"], "Cannot find primary config 'nosuch'"),
         (
+            ["train", "--shell-completion", "install=bash"],
+            "--shell-completion: is not supported",
+        ),
+        (
             ["train", "--experimental-rerun=a.pickle"],
             "--experimental-rerun=a.pickle: is not supported, reading this file",
         ),
@@ -239,6 +243,22 @@ def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, w
     assert done.err.startswith(line.replace("./", ""))
     assert (done.out, len(done.err.splitlines())) == ("", 1)
     assert {path.name for path in (tmp_path / "run").iterdir()} <= {LOCK, ".hydra"}
+
+
+@pytest.mark.parametrize("link", [".lock", "checkpoints", "checkpoints/memory", "metrics.csv", "config.yaml", ".hydra"])
+@pytest.mark.parametrize("words", [["train", "resume=auto"], ["evaluate"], ["train", "-m"]], ids=" ".join)
+def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path, words: list[str], link: str) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    (run / link).parent.mkdir(parents=True)
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    (run / link).symlink_to(outside / "file" if "." in link[1:] or link == ".lock" else outside)
+    where = "hydra.sweep.dir=run" if "-m" in words else "hydra.run.dir=run"
+    done = run_txl(*words, where, directory=tmp_path)
+    assert done.status == 2
+    assert f"run/{link}: is a link to {outside}" in done.err
+    assert (len(done.err.splitlines()), done.out) == (1, "")
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "kept")]
 
 
 def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

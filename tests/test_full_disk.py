@@ -91,6 +91,25 @@ def test_every_command_that_cannot_write_ends_with_one_line(tmp_path: Path, comm
     assert "Traceback" not in done.stderr
 
 
+ARRAYS = {  # and the file that does not fit: what the command leaves has no part of it
+    "out": ("convert", "source=BEST", "source_format=txl", "target=out", "target_format=original"),
+    "losses_train.npz": ("evaluate", "checkpoint=BEST", "losses=true", "splits=[train]"),
+    "tokens_test.parquet": ("evaluate", "checkpoint=BEST", "per=token", "table=parquet", "splits=[test]"),
+    "attention.npz": ("attention", "checkpoint=BEST", "logger=none"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_large_result_is_whole_or_absent(tmp_path: Path, name: str) -> None:
+    command, *given = (word.replace("BEST", f"{trained()}/run/checkpoints/best.ckpt") for word in ARRAYS[name])
+    where = "run" if command != "convert" else "."
+    done = limited(tmp_path, 2400, command, *given, f"hydra.run.dir={where}", "hydra.output_subdir=null")
+    assert done.returncode == 2, done.stderr
+    assert name in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not any(path.name.startswith((".part-", name)) for path in (tmp_path / where).iterdir())
+
+
 @pytest.mark.slow
 def test_a_reproduction_ends_with_a_line_for_each_job(tmp_path: Path) -> None:
     given = ["--profile", "smoke", "--only", "table_9", "--directory", str(tmp_path / "report"), "--logger", "none"]

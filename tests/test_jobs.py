@@ -198,3 +198,15 @@ def test_a_signal_ends_a_job_with_its_children(words: list[str], status: int, mo
     assert record.ends["late"].status == status
     assert [job.name for job in engine.waiting] == ["later"]
     assert (engine.failed, engine.stopped) == ({}, True)
+
+
+def test_links_inside_a_folder_stay_and_its_lock_follows_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "latest").symlink_to("file")
+    with JobFolder(tmp_path).locked():
+        pass
+    (tmp_path / ".lock").unlink()
+    (tmp_path / ".lock").symlink_to("file")
+    with pytest.raises(OSError, match="symbolic links"), JobFolder(tmp_path).locked():
+        pass
+    assert (tmp_path / "file").read_text() == "kept"

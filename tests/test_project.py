@@ -1,6 +1,8 @@
 """Files about the project: citation, version and dependencies."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ def test_the_citation_has_the_version_and_date_of_the_changelog() -> None:
 KNOWN_HOLES = {  # versions with malicious code or known vulnerabilities
     "lightning": ["2.6.2", "2.6.3", "2.6.5"],  # GHSA-w37p-236h-pfx3, CVE-2026-58659
     "hydra-core": ["1.3.2", "1.3.6"],  # targets of instantiate() that run code
-    "torch": ["2.5.1"],  # CVE-2025-32434: torch.load with weights_only
+    "torch": ["2.5.1", "2.9.1"],  # CVE-2025-32434 and CVE-2026-24747: torch.load with weights_only
 }
 
 
@@ -45,6 +47,27 @@ def test_versions_with_known_holes_are_not_allowed() -> None:
     assert len(dependencies()) >= 12
     allowed = [(name, v) for name, of in KNOWN_HOLES.items() for v in of if v in dependencies()[name].specifier]
     assert allowed == []
+
+
+def test_make_makes_a_half_made_environment_again(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "constraints.txt").write_text("torch==0\n")
+    (tmp_path / "pyproject.toml").touch()
+    stub = """#!/bin/sh
+        echo "$0 $*" >> log
+        case "$0 $*" in
+            *"venv --clear .venv") mkdir -p .venv/bin && cp python .venv/bin/python && touch .venv/pip;;
+            *"-m pip --version") test -e .venv/pip;;
+        esac"""
+    (tmp_path / "python").write_text(stub)
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    shutil.copy(tmp_path / "python", tmp_path / ".venv/bin/python")  # stopped before it had pip
+    for _ in range(2):
+        (tmp_path / ".venv/.ready").unlink(missing_ok=True)
+        subprocess.run(["make", ".venv/.ready", "PYTHON=./python"], cwd=tmp_path, check=True, capture_output=True)
+    calls = (tmp_path / "log").read_text()
+    assert (calls.count("venv --clear"), calls.count("--editable .[dev]")) == (1, 2)
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])

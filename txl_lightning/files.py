@@ -6,13 +6,15 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 BLOCK_BYTES = 1 << 22
+PART = ".part-"  # begins the name of a temporary file
 
 
 def expand(path: str) -> Path:
@@ -38,13 +40,13 @@ def write_atomically(path: Path, write: Callable[[Path], object], previous: Path
 
     Args:
         path: path of the file; its folder must exist.
-        write: writes the contents to the path it is given, a temporary file in the same folder.
+        write: writes the contents to the path it is given, a temporary file in the same folder with the same suffix.
         previous: where to keep the old file, moved there once the new one is complete; None replaces it.
 
     Raises:
         OSError: the disk is full or the folder is not writable; it names `path`. `path` and `previous` are unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    temporary = path.with_name(f"{PART}{uuid.uuid4().hex}-{path.name}")
     try:
         write(temporary)
         with temporary.open("rb") as file:
@@ -53,15 +55,33 @@ def write_atomically(path: Path, write: Callable[[Path], object], previous: Path
             path.replace(previous)
         temporary.replace(path)
     except OSError as error:
-        if error.errno is not None and error.filename in (
-            None,
-            str(temporary),
-        ):  # a full disk is an error without a name
+        if error.errno is None:  # NumPy's
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        if error.filename in (None, str(temporary)):  # a full disk is an error without a name
             error.filename = str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give the block a temporary folder to write into, which becomes `path`: all of it, or nothing after an error.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable; it names `path`.
+    """
+    temporary = path.with_name(f"{PART}{uuid.uuid4().hex}-{path.name}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def new_directory(path: str) -> str:

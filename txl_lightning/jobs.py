@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import signal
 import time
@@ -72,7 +73,7 @@ class JobFolder:
         return self._content(self.result_file)
 
     def _content(self, name: str) -> dict[str, Any] | None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             found = json.loads((self.path / name).read_text())
             return found if isinstance(found, dict) else None
         return None
@@ -89,11 +90,12 @@ class JobFolder:
             wait: wait `LOCK_SECONDS` for a process that is about to end.
 
         Raises:
-            UserError: another process holds it.
+            UserError: another process holds it, or a link leads out of the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        refuse_links(self.path)
         deadline = time.monotonic() + LOCK_SECONDS * wait
-        with (self.path / LOCK).open("w") as file:
+        with open(os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as file:
             with suppress(OSError):  # of a file system without locks
                 while True:
                     try:
@@ -147,6 +149,20 @@ class JobFolder:
         """Add the error that ended a job, in one line, to its record."""
         with suppress(OSError):  # a full disk
             self.write({**self.record, "error": error})
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder with a link that leads out of it: one from a stranger could name what is deleted or overwritten.
+
+    Raises:
+        UserError: names the link. Those that W&B makes stay inside.
+    """
+    root = Path(os.path.realpath(folder))
+    for place, folders, files in os.walk(root):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not (target := Path(os.path.realpath(path))).is_relative_to(root):
+                out = f"is a link to {target}: a command writes into no folder that links lead out of"
+                raise UserError(f"{folder / path.relative_to(root)}: {out}")
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Figures kept in memory, and the curves that they show."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ def kept_figures() -> Iterator[Figures]:
     figures: Figures = {}
 
     def keep(figure: Figure, path: Any, **_: Any) -> None:
-        figures[Path(path).name] = figure
+        figures[re.sub(r"^\.part-\w+-", "", Path(path).name)] = figure
         Path(path).touch()
 
     with pytest.MonkeyPatch.context() as patch:

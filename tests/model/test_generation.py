@@ -51,7 +51,12 @@ def allowed(probabilities: list[float], top_k: int | None, top_p: float, tempera
 
 
 CUT = {"as it is": {}, "cut": {"top_k": 3, "top_p": 0.9, "temperature": 1.5}, "greedy": {"temperature": 1e-6}}
-CUT |= {"nucleus": {"top_p": 0.5, "temperature": 0.3}, "all": {"top_k": None}, "first": {"top_p": 0.001}}
+CUT |= {
+    "nucleus": {"top_p": 0.5, "temperature": 0.3},
+    "all": {"top_k": None},
+    "first": {"top_p": 0.001},
+    "tiny": {"top_p": 1e-300},
+}
 
 
 @pytest.mark.parametrize(("name", "cut"), product_of(MODELS, CUT))

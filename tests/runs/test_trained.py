@@ -48,6 +48,7 @@ def test_lightning_opens_a_checkpoint_as_load_trained_does(checkpoint: Path) -> 
     ours = load_trained(checkpoint)
     module = LanguageModelModule.load_from_checkpoint(str(checkpoint), map_location="cpu")
     assert module.config == ours.config
+    assert all(part.training for part in module.modules())
     assert all(torch.equal(x, module.model.state_dict()[name]) for name, x in ours.model.state_dict().items())
     assert (module.evaluation_lengths.window, module.evaluation_lengths.segment) == (8, 2)  # windows: it has no memory
     with pytest.raises(OptionError, match=r"checkpoint=nowhere.ckpt: no such file"):

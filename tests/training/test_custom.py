@@ -1,11 +1,16 @@
 """Callbacks and loggers by `_target_`: they see the run, and change neither its numbers nor its memory."""
 
+from __future__ import annotations
+
+import builtins
 import csv
 import json
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -45,6 +50,61 @@ def test_callbacks_see_every_step_and_change_neither_losses_nor_memory(tmp_path:
     torch.testing.assert_close(
         stored_memory(tmp_path / "run" / last).states, stored_memory(plain / last).states, rtol=0, atol=0
     )
+
+
+class Keeper(Callback):
+    """Has a state that `torch.load(weights_only=True)` refuses."""
+
+    def __init__(self, state: str) -> None:
+        self.state = {"number": {"best": [np.float64(0.5)], np.int64(3): None}, "array": {"best": np.ones(2)}}[state]
+
+    @property
+    def state_key(self) -> str:
+        return f"Keeper, {len(self.state)}"
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        assert state_dict == {"best": [0.5], 3: None}
+        assert type(state_dict["best"][0]) is float
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["mine"] = Path("here")
+
+
+def test_a_callbacks_state_makes_no_checkpoint_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny_config(tmp_path)
+    config.trainer.callbacks = [{"_target_": f"{__name__}.Keeper", "state": state} for state in ("number", "array")]
+    train(config, tmp_path / "run")
+    said, left_out = capsys.readouterr().err, "is left out of every checkpoint: a checkpoint holds numbers"
+    assert [said.count(f"the state {name} {left_out}") for name in ("Keeper, 1", "mine", "Keeper, 2")] == [1, 1, 0]
+    config.resume, config.trainer.max_steps = "auto", 14
+    train(config, tmp_path / "run")
+    assert capsys.readouterr().err.startswith(f"resume=auto: resuming from {tmp_path}/run/checkpoints/last.ckpt")
+
+
+class Breaker(Callback):
+    """Raises in a hook."""
+
+    def __init__(self, hook: str, error: str) -> None:
+        def hooked(self: Breaker, *_: Any, **__: Any) -> None:
+            raise getattr(builtins, error)(*([0] if error == "SystemExit" else ["it broke\nhere"]))
+
+        setattr(self, hook, MethodType(hooked, self))
+
+
+@pytest.mark.parametrize(("hook", "error"), [
+    *(("on_train_batch_end", error) for error in ("ValueError", "OSError", "SystemExit", "KeyboardInterrupt")),
+    *((hook, "SystemExit") for hook in ("setup", "state_dict", "on_test_end")),
+])  # fmt: skip
+def test_a_callback_that_raises_is_named(tmp_path: Path, hook: str, error: str) -> None:
+    config = tiny_config(tmp_path)
+    config.trainer.callbacks = [{"_target_": f"{__name__}.Breaker", "hook": hook, "error": error}]
+    what = f"{error} {0 if error == 'SystemExit' else 'it broke'}"
+    with pytest.raises(UserError, match=rf"^trainer.callbacks: Breaker raised {what} \({__file__}, line \d+\)$"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run/metrics.json").exists()
 
 
 def test_early_stopping_ends_the_run_at_the_validation_that_is_not_better(tmp_path: Path) -> None:
@@ -98,7 +158,7 @@ def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(tmp_path: Path, mon
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.json").write_text("{}")
     with pytest.raises(UserError, match=r"^logger\._target_=.*TensorBoardLogger: cannot be made: ModuleNotFoundError"):
-        train(tiny_config(tmp_path, "logger=tensorboard"), tmp_path / "run")
+        train(tiny_config(tmp_path, "logger=tensorboard", "resume=replace"), tmp_path / "run")
     assert (tmp_path / "run/metrics.json").read_text() == "{}"
 
 

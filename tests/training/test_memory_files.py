@@ -32,7 +32,7 @@ def train_with_snapshots(config: dict[str, Any], directory: str) -> None:
 
     def snapshot() -> None:
         number = len(list(run.parent.glob("snapshot*")))
-        part = shutil.ignore_patterns("*.part")  # another rank may rename it meanwhile
+        part = shutil.ignore_patterns(".part-*")  # another rank may rename it meanwhile
         if (run / "checkpoints/last.ckpt").exists():
             shutil.copytree(run / "checkpoints", run.parent / f"snapshot{number}", ignore=part)
 

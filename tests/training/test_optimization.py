@@ -59,7 +59,6 @@ def draw_gradients(model: torch.nn.Module, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="came with torch 2.9")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name: str) -> None:
     torch.manual_seed(0)

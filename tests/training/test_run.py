@@ -46,6 +46,18 @@ def test_a_resumed_run_must_keep_its_options(tmp_path: Path, override: str, word
         train(tiny_config(trained(), resume, "trainer.max_steps=20", override), tmp_path / "b")
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_more_steps_say_that_the_learning_rate_jumps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], schedule: str
+) -> None:
+    options = (f"optimizer.schedule={schedule}", "optimizer.lr=1e-3", "optimizer.warmup_steps=0")
+    last = trained(*options) / "run/checkpoints/last.ckpt"
+    train(tiny_config(trained(), *options, f"resume={last}", "trainer.max_steps=18"), tmp_path / "run")
+    jumps = "the learning rate jumps from 0 to 0.00025, the schedule's of 18 steps"
+    said = f"trainer.max_steps=18: after the 12 steps of resume={last} {jumps}\n"
+    assert (said in capsys.readouterr().err) == (schedule == "cosine")
+
+
 @pytest.mark.parametrize(
     ("words", "is_read"),
     [(("data=file",), False), (("data=file", "data.random_start=true"), True), (("data=lm1b",), True)],

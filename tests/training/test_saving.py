@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tests.training.small_run import patch_module, tiny_config, trained
-from txl_lightning.errors import UserError
+from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs import storage
 from txl_lightning.runs.storage import DurableCheckpoints, read_file
 from txl_lightning.training import checkpointing
@@ -84,14 +84,41 @@ def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 
 
-def test_a_new_run_replaces_all(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_replaced_by_a_word(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     diverge(monkeypatch, 3)
     (run / "context_curve.png").touch()
-    train(tiny_config(run.parent, *OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null"), run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    refused = "holds a finished run: choose another hydra.run.dir=FOLDER, or replace it with resume=replace"
+    last = f"resume={trained(*OPTIONS) / 'run/checkpoints/last.ckpt'}"
+    for devices, *words in (("1",), ("2",), ("1", last)):
+        with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {refused}$"):
+            train(tiny_config(run.parent, *OPTIONS, f"trainer.devices={devices}", *words), run)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    options = (*OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null", "resume=replace")
+    train(tiny_config(run.parent, *options), run)
     assert steps(run / "checkpoints") == {"last.ckpt": 3}
     assert f"{run} holds an earlier run, which this one replaces" in capsys.readouterr().err
     assert not (run / "context_curve.png").exists()
     assert [json.loads(line)["steps"] for line in (run / "validation.jsonl").read_text().splitlines()] == [3]
+
+
+@pytest.mark.parametrize("words", [(), ("resume=replace",), ("checkpoint.enabled=false",)])
+def test_an_unfinished_run_is_never_replaced(run: Path, words: tuple[str, ...]) -> None:
+    (run / "metrics.json").unlink()
+    before = steps(run / "checkpoints")
+    both = "holds an unfinished run: continue it with resume=auto, or choose another hydra.run.dir=FOLDER"
+    with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {both}$"):
+        train(tiny_config(run.parent, *OPTIONS, *words), run)
+    assert steps(run / "checkpoints") == before
+
+
+def test_auto_does_not_replace_a_finished_run_without_checkpoints(run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(OptionError, match="holds a finished run"):
+        train(tiny_config(run.parent, *OPTIONS, "resume=auto"), run)
 
 
 def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
@@ -141,7 +168,7 @@ def test_a_kill_before_the_best_one_is_copied_loses_nothing(tmp_path: Path, monk
     whole = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "_copy_best", killed)
-        with pytest.raises((KeyboardInterrupt, SystemExit)):
+        with pytest.raises(UserError, match="KeyboardInterrupt"):
             train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
     again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
@@ -167,17 +194,6 @@ def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: py
             train(config, tmp_path / "run")
     again = train(replace(config, resume="auto"), tmp_path / "run")
     assert {**again, **VARYING} == {**whole, **VARYING}
-
-
-def test_the_best_of_another_run_is_not_taken(tmp_path: Path) -> None:
-    """Runs a and b have their best at step 12; a run that resumes a in the directory of b must not take b's."""
-    resume = (f"resume={trained(*OPTIONS) / 'run/checkpoints/last.ckpt'}", "trainer.max_steps=13")
-    train(tiny_config(tmp_path, *OPTIONS, "optimizer.lr=1e-5"), tmp_path / "b")
-    fresh = train(tiny_config(tmp_path, *OPTIONS, *resume), tmp_path / "c")
-    used = train(tiny_config(tmp_path, *OPTIONS, *resume), tmp_path / "b")
-    assert {**used, **VARYING} == {**fresh, **VARYING}
-    curves = (tmp_path / "b/validation.jsonl").read_text().splitlines()
-    assert [json.loads(line)["steps"] for line in curves] == [13]  # nor are its curves left
 
 
 def test_a_memory_has_its_own_precision_and_steps_no_autocast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,3 +249,27 @@ def test_a_last_write_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
         assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 12
     assert (tmp_path / "run/metrics.json").exists() == (n_failures == 1)
+
+
+FOREIGN = {
+    "validation.jsonl": ("[1]\n", "{}\n", '{"steps": "x"}\n', "\x00\udcff\n", "[" * 100_000 + "\n", '{"steps": 1'),
+    "metrics.csv": ("\n", "1,2\n", "a,b,c\n", ",,,,,,,,,,,,,,,\n", '"\n', "\x00\udcff\n", "x" * 200_000 + "\n", "12,3"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_lines_of_something_else_leave_the_curves_of_a_resumed_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    options = (*OPTIONS, "logger=csv", "trainer.log_every_n_steps=4")
+    shutil.copytree(trained(*options), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "run" / name
+    before = path.read_bytes()
+    n_lines = before.count(b"\n")
+    path.write_text(path.read_text() + "".join(FOREIGN[name]), "utf-8", "surrogateescape")
+    train(tiny_config(tmp_path, *options, "resume=auto", "trainer.max_steps=14"), tmp_path / "run")
+    more = len(FOREIGN[name]) - 1
+    said = f"{path}, line {n_lines + 1} and {more} more: cut short, or not of this run; removed\n"
+    assert said in capsys.readouterr().err
+    assert path.read_bytes().startswith(before)
+    assert path.read_bytes().count(b"\n") == n_lines + (1 if name == "validation.jsonl" else 3)

@@ -35,5 +35,5 @@ def test_weights_of_steps_that_are_not_this_runs_are_removed(tmp_path: Path) -> 
     (run / "checkpoints/step_mine.ckpt").touch()
     train(tiny_config(tmp_path, *KEEP, "trainer.max_steps=16", "resume=auto"), run)
     assert kept(run) == ["step12.ckpt", "step16.ckpt", "step4.ckpt", "step8.ckpt", "step_mine.ckpt"]
-    train(tiny_config(tmp_path, "trainer.max_steps=3", "evaluation.max_segments=2"), run)
+    train(tiny_config(tmp_path, "trainer.max_steps=3", "evaluation.max_segments=2", "resume=replace"), run)
     assert kept(run) == ["step_mine.ckpt"]

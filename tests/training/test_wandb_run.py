@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 
 from tests.training.small_run import tiny_config
 from tests.wandb_files import history, records, run_files, summary
-from txl_lightning.config.schemas import plain
+from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
+from txl_lightning.reporting.wandb_panels import start_run
 from txl_lightning.runs.trained import Checkpoint, load_trained
 from txl_lightning.training import loggers
 from txl_lightning.training.loggers import arm, make_logger, run_name, upload_line
@@ -136,6 +138,16 @@ def test_the_arm_in_words(tmp_path: Path, overrides: tuple[str, ...], words: lis
     config = tiny_config(tmp_path, *overrides)
     assert arm(config) == words
     assert run_name(config).startswith(", ".join(words) + "; memory ")
+
+
+@pytest.mark.parametrize(("name", "value"), [("CONSOLE", "x"), ("BASE_URL", "nonsense"), ("SILENT", "maybe")])
+def test_a_variable_with_an_unknown_value_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    wandb.teardown()  # it reads its variables once in a process
+    monkeypatch.setenv(f"WANDB_{name}", value)
+    with pytest.raises(OptionError, match=f"^WANDB_{name}={value}: Weights & Biases says: Input should be .*$"):
+        start_run(tmp_path, LoggerConfig(name="wandb", mode="offline"), "train", {})
 
 
 def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

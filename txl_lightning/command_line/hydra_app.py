@@ -38,6 +38,7 @@ from txl_lightning.command_line.multirun import (
 )
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import Stopped, notice
+from txl_lightning.files import write_text
 from txl_lightning.jobs import JobFolder, identity, refuse_another_text
 
 NONE = re.compile(r"(?<![^\s,:(\[{])None(?![^\s,)\]}])")  # a whole value or element
@@ -198,7 +199,7 @@ class HydraTask:
                         config.resume = "auto"
                 if command.directory == "prepared":
                     directory.mkdir(parents=True, exist_ok=True)
-                    (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
+                    write_text(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
                 with ended_by_ctrl_c():
                     run = command.run
                 try:

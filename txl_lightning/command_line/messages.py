@@ -81,15 +81,17 @@ def one_line(error: BaseException, schema: type) -> str:
 
 
 def read_flags(words: Sequence[str]) -> Namespace:
-    """Parse words as Hydra does, overrides on both sides of a flag too, and refuse one flag.
+    """Parse words as Hydra does, overrides on both sides of a flag too, and refuse two flags.
 
     Raises:
-        UserError: a flag is not known, or it is `--experimental-rerun`.
+        UserError: a flag is not known, or it is `--experimental-rerun` or `--shell-completion`.
     """
     given = hydra_parser().parse_intermixed_args(words)
     if given.experimental_rerun is not None:
         rerun = f"--experimental-rerun={given.experimental_rerun}"
         raise UserError(f"{rerun}: is not supported, reading this file can run code; repeat the overrides instead")
+    if given.shell_completion:
+        raise UserError("--shell-completion: is not supported, since Hydra would complete `txl` without its command")
     return given
 
 

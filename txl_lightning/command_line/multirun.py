@@ -102,7 +102,7 @@ def run_pickled(pickled: bytes) -> Any:
         return value
     text = "".join(traceback.format_exception(error))
     with suppress(OSError):  # a full disk, or no folder
-        (job.directory / ERROR_FILE).write_text(text)
+        write_text(job.directory / ERROR_FILE, text)
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         sys.stderr.write(text)
     describe = getattr(job.task, "describe", lambda error: f"{type(error).__name__}: {error}")

@@ -26,6 +26,8 @@ COUNTS = (  # at least 1, or null where that has a meaning
     *("checkpoint.keep_every_n_steps", "evaluation.batch_size", "evaluation.segment_len", "evaluation.max_segments"),
 )
 
+WITHOUT_PATH = (None, "auto", "replace")  # values of `resume` that name no checkpoint
+
 # `${product:a,b}` and `${sum:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
 OmegaConf.register_new_resolver("sum", operator.add, replace=True)
@@ -319,6 +321,8 @@ class Config:
     `loss` is the mean over all positions of a segment (`full`), its last half (`half`), or as many positions drawn
     without replacement for each step (`random_half`), the same in all streams. `beyond` is empty, or has the name of a
     variant in `txl_lightning.beyond` and that variant's own options, which `runs.models.architecture` validates.
+    `resume` is a checkpoint, `auto` for the last good one of the run directory, or `replace` for a new run where a
+    finished one is.
     """
 
     model: ModelConfig = MISSING

@@ -32,7 +32,7 @@ from txl_lightning.data.datamodule import streams_of
 from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.errors import OptionError, require
-from txl_lightning.files import write_json
+from txl_lightning.files import write_atomically, write_json
 from txl_lightning.measure.commands import (
     check_at_least_one,
     log_results,
@@ -119,8 +119,9 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         },
         "seconds": round(time.perf_counter() - started, 2),
     }
+    arrays: Any = maps.by_distance
+    write_atomically(directory / "attention.npz", lambda path: np.savez_compressed(path, **arrays))
     write_json(directory / "attention.json", results, allow_nan=False)
-    np.savez_compressed(directory / "attention.npz", **maps.by_distance)  # type: ignore[arg-type]
     lines = write_report(results, maps.by_distance, text, directory)
     log_results("attention", results, options, directory)
     return lines

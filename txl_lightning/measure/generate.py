@@ -19,7 +19,7 @@ from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.own_files import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.files import not_special, write_json
+from txl_lightning.files import not_special, write_atomically, write_json
 from txl_lightning.measure.commands import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.losses import device_of
 from txl_lightning.measure.options import GenerateOptions
@@ -96,9 +96,9 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
         "prompt_seconds": round(times[1] - times[0], 4),
         "tokens_per_second": speed,
     }
-    write_json(directory / "generation.json", results, ensure_ascii=False)
     if vocabulary.level == "ids":
-        np.save(directory / "samples.npy", drawn)
+        write_atomically(directory / "samples.npy", lambda path: np.save(path, drawn))
+    write_json(directory / "generation.json", results, ensure_ascii=False)
     write(f"{len(drawn) * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
     return []
 

@@ -17,7 +17,7 @@ from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import Stopped, UserError, notice, require
-from txl_lightning.files import write_json
+from txl_lightning.files import write_atomically, write_json
 from txl_lightning.measure.commands import check_at_least_one, check_common_options, log_results
 from txl_lightning.measure.effective_context import (
     check_definition,
@@ -112,10 +112,10 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     at = at.where(at.blocks % n_parts < len(parts))
     results = _measure(options, members, losses, at)
     results["seconds"] = round(time.perf_counter() - started, 2)
-    write_json(directory / "recl.json", results, allow_nan=False)
     arrays: dict[str, Any] = {"models": list(losses), "contexts": contexts, "positions": at.t, "blocks": at.blocks}
     nll_ICP = np.asarray(list(losses.values()), dtype=np.float32)
-    np.savez_compressed(directory / "losses.npz", **arrays, nll=nll_ICP)
+    write_atomically(directory / "losses.npz", lambda path: np.savez_compressed(path, **arrays, nll=nll_ICP))
+    write_json(directory / "recl.json", results, allow_nan=False)
     lines = write_report(results, directory)
     log_results("recl", results, options, directory, line_series(results))
     if len(at.t) < asked:

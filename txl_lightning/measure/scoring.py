@@ -27,6 +27,7 @@ from txl_lightning.data.datamodule import streams_of
 from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError
+from txl_lightning.files import write_atomically
 from txl_lightning.measure.losses import (
     TokenLosses,
     WindowReader,
@@ -349,5 +350,5 @@ class SplitScores:
     def write(self, scoring: Scoring, path: Path) -> str:
         """Write the losses, in text order, with their positions; return the name of the file."""
         losses = self.losses(scoring)
-        np.savez(path, nll=losses.nll, positions=losses.positions)
+        write_atomically(path, lambda path: np.savez(path, nll=losses.nll, positions=losses.positions))
         return path.name

@@ -108,6 +108,9 @@ def _check_options(options: SpeedOptions) -> None:
     check_at_least_one(options, *SIZES, "segment_len", "rounds")
     lengths = options.attention_lengths
     require(bool(lengths) and min(lengths) >= 1, "attention_lengths", lengths, "must be integers >= 1, at least one")
+    most = f"must be at most {TEXT_LEN:,}, the length of the text"
+    require(options.segment_len <= TEXT_LEN, "segment_len", options.segment_len, most)
+    require(max(lengths) <= TEXT_LEN, "attention_lengths", lengths, most)
     allowed = f"must divide d_model, which is {options.d_model}"
     require(options.d_model % options.n_head == 0, "n_head", options.n_head, allowed)
 

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from txl_lightning.config.schemas import file_data
 from txl_lightning.data.corpus import WHOLE, Corpus, corpus_source, id_documents, split_documents, start_pattern
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import notice, require
-from txl_lightning.files import write_text
+from txl_lightning.files import write_atomically, write_text
 from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.scoring import Scoring
@@ -63,7 +64,7 @@ class Units:
         if path.suffix == ".parquet":
             import pyarrow.parquet  # comes with `datasets`; few need it
 
-            pyarrow.parquet.write_table(pyarrow.table(columns), path)
+            write_atomically(path, partial(pyarrow.parquet.write_table, pyarrow.table(columns)))
             return
         rows = (["" if value is None else str(value) for value in row] for row in zip(*columns.values(), strict=True))
         lines = ("\t".join(value.translate(ESCAPES) for value in row) for row in [columns, *rows])

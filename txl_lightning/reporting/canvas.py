@@ -13,6 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from txl_lightning.files import write_atomically
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: colour-blind safe
 MARKERS = "os^DvPX"  # one more than colours, so that 42 pairs differ
 
@@ -88,11 +90,12 @@ def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
 
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write `stem.png` and `stem.svg`, or only the PNG that is named; equal figures give equal bytes."""
-    figure.savefig(stem if stem.suffix == ".png" else stem.with_name(f"{stem.name}.png"), dpi=150)
+    png = stem if stem.suffix == ".png" else stem.with_name(f"{stem.name}.png")
+    write_atomically(png, lambda path: figure.savefig(path, dpi=150))
     if stem.suffix == ".png":
         return
     with matplotlib.rc_context({"svg.hashsalt": stem.name}):
-        figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
+        write_atomically(stem.with_name(f"{stem.name}.svg"), lambda path: figure.savefig(path, metadata={"Date": None}))
 
 
 def short(value: float) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import wandb
+from pydantic import ValidationError  # of W&B's settings
 
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
@@ -36,7 +37,7 @@ def start_run(
         run_id: id of a run to resume; None starts a new one.
 
     Raises:
-        OptionError: W&B refuses the run (online without a key, no server, a wrong name).
+        OptionError: W&B refuses the run (online without a key, no server, a wrong name), or one of its variables.
     """
     try:
         return wandb.init(
@@ -55,6 +56,10 @@ def start_run(
     except wandb.errors.Error as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise OptionError("logger.mode", logger.mode, f"Weights & Biases says: {why}") from error
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        variable = f"WANDB_{wrong['loc'][0]}".upper()
+        raise OptionError(variable, os.environ.get(variable, ""), f"Weights & Biases says: {wrong['msg']}") from error
 
 
 @contextmanager

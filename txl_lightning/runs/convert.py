@@ -10,6 +10,7 @@ Loading runs no code from a file: it reads tensors and plain containers only.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from dataclasses import fields, replace
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -34,7 +36,7 @@ from txl_lightning.config.schemas import (
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.files import write_json
+from txl_lightning.files import new_folder, write_json
 from txl_lightning.model.checkpoints import (
     from_huggingface,
     from_original,
@@ -94,9 +96,12 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         _write_run(model, options, vocabulary, target)
         return [str(target)]
     weights, config = WRITERS[options.target_format](model)
-    target.mkdir(parents=True)
-    save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, target / WEIGHTS[0])
-    write_json(target / CONFIG, config)
+    with new_folder(target) as folder:
+        try:
+            save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, folder / WEIGHTS[0])
+        except SafetensorError as error:  # of a full disk too
+            raise OSError(errno.EIO, str(error)) from error
+        write_json(folder / CONFIG, config)
     return [str(target)]
 
 
@@ -134,7 +139,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError("source", folder, f"its {CONFIG} must be JSON ({error})") from error
     require(isinstance(config, dict), "source", folder, f"its {CONFIG} must be a dictionary of options")
     return config
@@ -245,7 +250,7 @@ def _symbols_of_json(text: str, path: str | Path) -> list[str]:
     try:
         numbers = json.loads(text)
         valid = sorted(numbers.values()) == list(range(len(numbers)))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         valid = False
     require(valid, "vocabulary", path, "must be a dictionary from symbols to their numbers, 0 … n - 1, in JSON")
     symbols = sorted(numbers, key=numbers.__getitem__)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import struct
+from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
@@ -20,11 +24,12 @@ COMMENT_LEN = len(CHECKSUM_PREFIX) + 64
 # The end record of a zip archive; its last two bytes are the length of the comment that follows it.
 END_RECORD, END_RECORD_LEN = b"PK\5\6", 22
 MEMORY = "memory"  # folder beside checkpoints with the memory of several ranks, a file each
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 UNREADABLE = "is not a checkpoint, or was cut short (torch cannot read it)"
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None = None) -> None:
-    """Write a checkpoint atomically: a reader finds the old file or the new one, never a part.
+    """Write a checkpoint atomically: a reader finds the old file or a new one that torch can open.
 
     The file is that of `torch.save`, with its own SHA-256 as the comment of the zip archive.
 
@@ -35,27 +40,63 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
 
     Raises:
         OSError: the disk is full or the folder is not writable; `path` and `previous` are unchanged.
+        pickle.UnpicklingError: the contents are not plain; `path` and `previous` are unchanged.
     """
 
     def write(temporary: Path) -> None:
-        with temporary.open("w+b") as file:
+        with temporary.open("wb") as file:
+            hashed: Any = HashedFile(file)
             try:
-                torch.save(contents, file)
+                torch.save(contents, hashed)
             except RuntimeError as error:  # torch's own, raised while it closes the archive
                 raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+            assert hashed.end == b"\0\0"
             # The zip archive's comment, which zip readers ignore; the last two bytes are its length.
             file.seek(-2, os.SEEK_END)
-            file.write(struct.pack("<H", COMMENT_LEN))
-            size = file.tell()
-            file.seek(0)
-            digest = checksum(file, size)
-            file.write(CHECKSUM_PREFIX + digest.encode())
+            file.write(length := struct.pack("<H", COMMENT_LEN))
+            hashed.digest.update(length)
+            file.write(CHECKSUM_PREFIX + hashed.digest.hexdigest().encode())
+        torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
 
     write_atomically(path, write, previous)
 
 
+class HashedFile:
+    """File that is hashed while it is written, but for the `end`: two bytes, which `write_checkpoint` writes again."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.end, self.flush = file, hashlib.sha256(), b"", file.flush
+
+    def write(self, data: memoryview) -> int:
+        """Write and hash a block; the last one has at least two bytes."""
+        self.digest.update(self.end)
+        self.digest.update(data[:-2])
+        self.end = bytes(data[-2:])
+        return self.file.write(data)
+
+
+def plain_containers(value: Any) -> Any:
+    """Return what a checkpoint can hold: containers and tensors, with Python's numbers in place of NumPy's.
+
+    Raises:
+        TypeError: names the class of something else in them, which `read_file` could not read.
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    if type(value) in (dict, OrderedDict):
+        return type(value)((plain_containers(key), plain_containers(part)) for key, part in value.items())
+    if type(value) in (list, tuple, set):
+        return type(value)(map(plain_containers, value))
+    if not isinstance(value, torch.Tensor) and type(value) not in PLAIN:
+        raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
+    return value
+
+
 def copy_checkpoint(source: Path, target: Path) -> None:
-    """Copy a checkpoint atomically, as in `write_checkpoint`; into another folder its files of memory first."""
+    """Copy a checkpoint atomically: in its folder a hard link, into another folder its files of memory first."""
+    if source.parent == target.parent:
+        with suppress(OSError):  # of a file system without links
+            write_atomically(target, lambda temporary: os.link(source, temporary))
+            return
     for name in memory_files(source) if source.parent != target.parent else []:
         if (source.parent / name).exists():
             (target.parent / MEMORY).mkdir(exist_ok=True)
@@ -94,7 +135,7 @@ def named_files(contents: Any) -> list[str]:
 
 def remove_unused_memory(folder: Path) -> None:
     """Remove the files of memory in a folder that none of its checkpoints names, a user's own copies included."""
-    if (folder / MEMORY).is_dir():
+    if (folder / MEMORY).is_dir() and not (folder / MEMORY).is_symlink():
         resumable = (path for path in folder.glob("*.ckpt") if not path.name.startswith("step"))
         used = {file for path in resumable for file in memory_files(path)}
         for path in (folder / MEMORY).iterdir():

@@ -15,11 +15,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from omegaconf import OmegaConf
 
 from txl_lightning.config.architecture import LENGTHS
-from txl_lightning.config.schemas import Config, flat, plain, stored
+from txl_lightning.config.schemas import WITHOUT_PATH, Config, flat, plain, stored
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, UserError
-from txl_lightning.files import write_text
+from txl_lightning.errors import OptionError, UserError, notice, require
+from txl_lightning.files import PART, write_text
 from txl_lightning.model.checkpoints.contents import Each, check
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.storage import (
@@ -27,6 +27,7 @@ from txl_lightning.runs.storage import (
     DurableCheckpoints,
     copy_checkpoint,
     named_files,
+    plain_containers,
     read_file,
     remove_unused_memory,
     write_checkpoint,
@@ -63,14 +64,13 @@ class Checkpoints(Callback):
     """Writes the last state of the run, keeps the one before, and the best by validation loss.
 
     `last.ckpt` is written every n steps, after every validation, when the run is stopped and at its end.
-    `previous.ckpt` is the `last.ckpt` before it, `best.ckpt` a copy of the one with the lowest validation loss. If
-    a validation is due after a step, the checkpoint follows it; otherwise a resumed run would skip that
-    validation. A failed write is reported and training continues; those of the last validation are tried again at the
-    end, where they must succeed.
+    `previous.ckpt` is the `last.ckpt` before it, `best.ckpt` a link to, or a copy of, the one with the lowest
+    validation loss. If a validation is due after a step, the checkpoint follows it; otherwise a resumed run would skip
+    that validation. A failed write is reported and training continues; those of the last validation are tried again at
+    the end, where they must succeed.
 
     `step{N}.ckpt` is written every `checkpoint.keep_every_n_steps`: weights, config and vocabulary, enough for every
-    evaluation. A run cannot resume from them. Those of an earlier run in this directory, or of steps that a resumed run
-    has yet to do, are removed at its start.
+    evaluation. A run cannot resume from them. Those of steps that a run has yet to do are removed at its start.
 
     Args:
         directory: folder of the checkpoints.
@@ -100,9 +100,8 @@ class Checkpoints(Callback):
         self.resumed_from = resumed_from = resumed.path if resumed else None
         self.saved_step = resumed.step if resumed else -1
         self.best: dict[str, Any] = NO_BEST
-        self.continues_here = continues_in(directory.parent, resumed)
-        self.last_is_good = self.continues_here and resumed_from is not None and resumed_from.name == LAST
-        self.stale: tuple[str, ...] = ()  # files of an earlier run in this directory, removed by the first save
+        is_last = resumed_from is not None and resumed_from.name == LAST
+        self.last_is_good = is_last and continues_in(directory.parent, resumed_from)
         self.incomplete = False  # whether a write failed at the last validation
 
     @property
@@ -118,7 +117,7 @@ class Checkpoints(Callback):
     def save(self, trainer: L.Trainer) -> bool:
         """Write `last.ckpt`; all ranks must call this. Return whether it was written.
 
-        A damaged `last.ckpt`, or one of an earlier run in this directory, does not become `previous.ckpt`.
+        A damaged `last.ckpt` does not become `previous.ckpt`.
         """
         step = trainer.global_step
         keep_previous = self.last_is_good and self.saved_step != step
@@ -130,12 +129,10 @@ class Checkpoints(Callback):
             assert isinstance(io, DurableCheckpoints)
             error = self.ranks.first(None if io.error is None else str(io.error))
         if self.ranks.rank == 0:
-            for name in self.stale if error is None else ():
-                (self.directory / name).unlink(missing_ok=True)
             with reported(MEMORY):
                 remove_unused_memory(self.directory)
         if error is None:
-            self.saved_step, self.last_is_good, self.stale = step, True, ()
+            self.saved_step, self.last_is_good = step, True
         else:
             last = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
             then = "; training continues" if trainer.training else ""
@@ -159,19 +156,26 @@ class Checkpoints(Callback):
         return next((error for error in self.ranks.gather(error) if error), None)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add what makes the file enough to use the model; leave out what a custom callback saves and none can read."""
+        for part, names in ((checkpoint["callbacks"], ()), (checkpoint, ("callbacks", "state_dict"))):
+            for name in [name for name in part if name not in names]:
+                try:
+                    part[name] = plain_containers(part[name])
+                except TypeError as error:
+                    del part[name]
+                    advice = f"a checkpoint holds numbers, text, tensors, lists and dictionaries, not {error}"
+                    notice(f"trainer.callbacks: the state {name} is left out of every checkpoint: {advice}")
         checkpoint["txl_lightning"] = self.record
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Copy the best checkpoint of a resumed run here; remove or mark those of an earlier run."""
+        """Copy the best checkpoint of a resumed run here; remove weights of steps that this run has yet to do."""
         if self.ranks.rank == 0:
-            for path in (*self.directory.glob(".*.part"), *self.directory.glob("step*.ckpt")):
+            for path in (*self.directory.glob(f"{PART}*"), *self.directory.glob("step*.ckpt")):
                 number = path.stem.removeprefix("step")
-                if path.suffix == ".part" or (number.isdecimal() and int(number) > self.saved_step):
+                if path.name.startswith(PART) or (number.isdecimal() and int(number) > self.saved_step):
                     path.unlink(missing_ok=True)
         if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best(pl_module)):
             self.best = NO_BEST
-        if not self.continues_here:
-            self.stale = (PREVIOUS,) if self.best["step"] >= 0 else (PREVIOUS, BEST)
 
     def _find_best(self, module: L.LightningModule) -> bool:
         assert self.resumed_from is not None
@@ -295,7 +299,7 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> Checkpoint
 
     `auto` means the last good checkpoint of the run directory. Rank 0 chooses it and reports the choice.
     """
-    path = None if config.resume in (None, "auto") else Path(str(config.resume))
+    path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
     if config.resume == "auto":
         folder = directory / "checkpoints"
         path, damaged = ranks.first(last_good(folder) if ranks.rank == 0 else (None, []))
@@ -324,20 +328,34 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
     return max(steps, key=lambda path: steps[path], default=None), messages
 
 
-def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None) -> None:
-    """Create the run directory with `config.yaml` and `tokenizer.json`; remove what an earlier run left there.
+def refuse_to_replace(config: Config, directory: Path) -> None:
+    """Refuse a folder that holds a run, unless this one continues it, or it is finished and `resume=replace` is given.
 
-    Metrics and curves of another run are removed, and the user is told. Its checkpoints are removed by the new run's
-    first one.
+    Raises:
+        OptionError: `hydra.run.dir` is such a folder.
     """
-    if not continues_in(directory, resumed):
+    folder, finished = directory / "checkpoints", (directory / "metrics.json").exists()
+    saved = any((folder / name).exists() for name in (LAST, PREVIOUS, BEST))
+    path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
+    if continues_in(directory, path) or (config.resume == "auto" and saved):
+        return
+    other = "choose another hydra.run.dir=FOLDER"
+    unfinished = f"holds an unfinished run: continue it with resume=auto, or {other}"
+    require(finished or not saved, "hydra.run.dir", directory, unfinished)
+    replaced = f"holds a finished run: {other}, or replace it with resume=replace"
+    require(config.resume == "replace" or not finished, "hydra.run.dir", directory, replaced)
+
+
+def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None) -> None:
+    """Create the run directory with `config.yaml` and `tokenizer.json`; remove the run that this one replaces.
+
+    What an unfinished run without a checkpoint has left is removed too, and the user is told.
+    """
+    if not continues_in(directory, resumed.path if resumed else None):
         names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png"]
-        found = [directory / name for name in names if (directory / name).exists()]
-        if found or (directory / "checkpoints" / LAST).exists():
-            what = "which this one replaces"
-            if not config.checkpoint.enabled:
-                what = "whose curves this one replaces; its checkpoints stay (checkpoint.enabled=false)"
-            print(f"{directory} holds an earlier run, {what}", file=sys.stderr, flush=True)
+        names += [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST) if config.resume == "replace"]
+        if found := [directory / name for name in names if (directory / name).exists()]:
+            print(f"{directory} holds an earlier run, which this one replaces", file=sys.stderr, flush=True)
         for path in found:
             path.unlink()
     directory.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 
 from txl_lightning.config.schemas import (
+    WITHOUT_PATH,
     Config,
     MemoryConfig,
     RecurrentModelConfig,
@@ -133,7 +134,7 @@ def options_without_effect(config: Config) -> list[str]:
     They are allowed, because a multirun combines options that do not all belong together.
     """
     memory, data, encoding = config.memory, config.data, config.encoding
-    recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in (None, "auto")
+    recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in WITHOUT_PATH
     no_attention = f"model={config.model.name} has no attention"
     no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
     # The other corpora have a default in conf/data, which says what their documents are.

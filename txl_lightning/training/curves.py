@@ -201,7 +201,7 @@ class ContextCurves(Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         rows = self.file.keep(lambda row: True) if trainer.is_global_zero else []
-        rows = [row for row in rows if row["contexts"] == self.contexts]
+        rows = [row for row in rows if row.get("contexts") == self.contexts]
         if not rows:
             return
         from txl_lightning.reporting.canvas import line_figure  # imports matplotlib

@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import lightning as L
 from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import (
@@ -29,7 +31,7 @@ from txl_lightning.config.schemas import (
     TransformerXLModelConfig,
     plain,
 )
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import write_text
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import Checkpoint
@@ -58,14 +60,13 @@ class CurveFile:
         self.keep(lambda row: row["steps"] <= step)
 
     def keep(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Drop the lines whose row does not meet a condition, and half a line of a killed run; return the others."""
-        text = self.path.read_text() if self.path.exists() else ""
-        rows = [(line, json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
-        kept = [(line, row) for line, row in rows if condition(row)]
-        if (kept_text := "".join(line for line, _ in kept)) != text:
+        """Drop the lines whose row does not meet a condition, or that hold none; return the other rows."""
+        text = self.path.read_text("utf-8", "replace") if self.path.exists() else ""
+        kept, rows = parsed(self.path, text.splitlines(keepends=True), json.loads, condition)
+        if (kept_text := "".join(kept)) != text:
             with reported(self.path.name):
                 write_text(self.path, kept_text)
-        return [row for _, row in kept]
+        return rows
 
     def append(self, row: dict[str, Any]) -> None:
         """Append one whole line, or nothing if the disk is full."""
@@ -77,15 +78,43 @@ class CurveFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def parsed(
+    path: Path, lines: list[str], parse: Callable[[str], Any], condition: Callable[[Any], bool], first: int = 1
+) -> tuple[list[str], list[Any]]:
+    """Return the whole lines of a curve file whose row meets a condition, and these rows; report lines without a row.
+
+    Args:
+        path: path of the file.
+        lines: with their ends, which a line that a kill or a full disk has cut short lacks.
+        parse: returns the row of a line, or raises an error, as `condition` may for a row of something else.
+        condition: whether a row is kept.
+        first: number of the first line.
+    """
+    kept, foreign = list[tuple[str, Any]](), list[int]()
+    for number, line in enumerate(lines, first):
+        try:
+            row = parse(line)
+            if condition(row) and line.endswith("\n"):
+                kept.append((line, row))
+        except (ValueError, LookupError, TypeError, RecursionError, csv.Error):
+            foreign.append(number)
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        print(f"{path}, line {foreign[0]}{more}: cut short, or not of this run; removed", file=sys.stderr, flush=True)
+    return [line for line, _ in kept], [row for _, row in kept]
+
+
 def csv_logger(directory: Path, step: int) -> CSVLogger:
     """Return the logger of `metrics.csv`, with the rows up to `step` that an earlier session wrote."""
-    path = directory / "metrics.csv"
-    rows: list[dict[str, Any]] = []
+    path, rows = directory / "metrics.csv", list[dict[str, str]]()
     if step and path.exists():
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            last = (reader.fieldnames or ["step"])[-1]  # None in a row that was cut short
-            rows = [row for row in reader if row[last] is not None and int(row["step"]) <= step]
+        head, *lines = path.read_text("utf-8", "replace").splitlines(keepends=True) or [""]
+        names = next(csv.reader([head]), [])
+
+        def parse(line: str) -> dict[str, str]:
+            return dict(zip(names, next(csv.reader([line])), strict=True))
+
+        _, rows = parsed(path, lines, parse, lambda row: int(row["step"]) <= step, first=2)
     logger = CSVLogger(save_dir=directory, name=None, version="")
     logger.experiment.metrics = rows  # private in Lightning, which starts an empty file
     logger.save()
@@ -157,17 +186,42 @@ def _make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
         return target(**{**arguments, **{name: value for name, value in given.items() if name != "_target_"}})
     except OptionError:
         raise
-    except Exception as error:  # of anybody's class
+    except (Exception, SystemExit) as error:  # of anybody's class
         line = (str(error).splitlines() or [""])[0]
         raise OptionError(option, shown, f"cannot be made: {type(error).__name__}: {line}") from error
+
+
+@contextmanager
+def naming_callbacks() -> Iterator[None]:
+    """Name the custom callback that ended a run, and where: a run without results never ends with status 0.
+
+    Raises:
+        UserError: it raised an error, or its code, or that of a custom logger, SystemExit or KeyboardInterrupt.
+    """
+    try:
+        yield
+    except (UserError, MisconfigurationException):
+        raise
+    except (Exception, SystemExit) as error:
+        interrupted = isinstance(error.__context__, KeyboardInterrupt)  # of which Lightning makes SystemExit
+        raised: Any = error.__context__ if interrupted else error
+        who = where = ""
+        for frame, line in walk_tb(raised.__traceback__):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, Callback) and not type(owner).__module__.startswith("txl_lightning."):
+                who, where = type(owner).__name__, f" ({frame.f_code.co_filename}, line {line})"
+        if not who and isinstance(error, Exception):
+            raise
+        text = " ".join([who or "code of others", "raised", type(raised).__name__, *str(raised).splitlines()[:1]])
+        raise UserError(f"trainer.callbacks: {text}{where}") from error
 
 
 SECONDS_TO_WRITE = 20.0
 
 
-def continues_in(directory: Path, resumed: Checkpoint | None) -> bool:
+def continues_in(directory: Path, checkpoint: Path | None) -> bool:
     """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
-    return resumed is not None and resumed.path.parent.resolve() == (directory / "checkpoints").resolve()
+    return checkpoint is not None and checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
 def make_logger(config: Config, directory: Path, resumed: Checkpoint | None, n_parameters: int) -> Logger | None:

@@ -173,8 +173,7 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
 def compiled(score: Any, backend: str = "inductor") -> Any:
     """Return a compiled function whose backward pass is without autocast, as `manual_backward` runs it."""
     options: Any = torch._functorch.config
-    if hasattr(options, "backward_pass_autocast"):  # since torch 2.8; read when the function is first called
-        options.backward_pass_autocast = "off"
+    options.backward_pass_autocast = "off"  # read when the function is first called
     return torch.compile(score, backend=backend)
 
 
@@ -233,10 +232,10 @@ class LanguageModelModule(L.LightningModule):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: Any, map_location: Any = None, **kwargs: Any
     ) -> LanguageModelModule:
-        """Open a checkpoint of `txl train` as a module; `load_trained` in `runs.trained` needs no Lightning."""
+        """Open a checkpoint of `txl train` as a module in training mode, which Lightning's Trainer does not set."""
         trained = load_trained(checkpoint_path)
         lengths = evaluation_lengths(in_windows(trained.config))
-        module = cls(trained.model, trained.config, trained.vocabulary, lengths, **kwargs)
+        module = cls(trained.model.train(), trained.config, trained.vocabulary, lengths, **kwargs)
         return module if map_location is None else module.to(map_location)
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:

@@ -91,7 +91,7 @@ class MuonWithAdam(torch.optim.Optimizer):
     keys and values (and the gates of a recurrent layer) are separate matrices, although one parameter holds them.
     Embeddings, softmax, biases, norms, u, v and trained position tables have no matrix in this sense: AdamW.
 
-    Results equal those of `torch.optim.Muon` (`match_rms_adamw`), which came with torch 2.9, iterates in bfloat16 only
+    Results equal those of `torch.optim.Muon` (`match_rms_adamw`), which iterates in bfloat16 only
     and takes one matrix after the other. AdamW shares `param_groups` and `state` with this optimizer, so that a
     schedule, a checkpoint and a resumed run see one optimizer.
 

@@ -21,7 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.lengths import evaluation_lengths, in_windows, training_lengths
-from txl_lightning.config.schemas import Config, LightningLoggerConfig, from_plain, plain, stored
+from txl_lightning.config.schemas import WITHOUT_PATH, Config, LightningLoggerConfig, from_plain, plain, stored
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
@@ -44,6 +44,7 @@ from txl_lightning.training.checkpointing import (
     find_checkpoint,
     last_good,
     prepare_directory,
+    refuse_to_replace,
 )
 from txl_lightning.training.checks import (
     check_config,
@@ -53,8 +54,9 @@ from txl_lightning.training.checks import (
     resolve_precision,
 )
 from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
-from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger, upload_line
+from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger, naming_callbacks, upload_line
 from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.optimization import learning_rate
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
 
 
@@ -106,6 +108,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     """
     config = resolve_accelerator(config)
     check_config(config)
+    refuse_to_replace(config, directory)
     _require_room(config, max(getattr(config.model, "cutoffs", ()), default=0) + 1)  # before the corpus is prepared
     threads = torch.get_num_threads()
     try:
@@ -120,7 +123,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
 
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
-    with StopSignals(ranks) as signals, quiet_libraries():
+    with StopSignals(ranks) as signals, quiet_libraries(), naming_callbacks():
         check_same_on_all_ranks(config, ranks)
         run = build(config, ranks.first(directory), ranks, signals)
         fit(run)
@@ -299,6 +302,10 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
         if done > max_steps:
             nothing = "nothing to train, the run is evaluated again"
             ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
+        before, now = (learning_rate(config.optimizer, done, n) for n in (found.config.trainer.max_steps, max_steps))
+        if done < max_steps and now != before:
+            jumps = f"the learning rate jumps from {before:.2g} to {now:.2g}, the schedule's of {max_steps} steps"
+            ranks.report(f"trainer.max_steps={max_steps}: after the {done} steps of resume={found.path} {jumps}")
     elif found is not None:
         model.load_state_dict(check_weights(found, model, vocabulary))
     # Lightning converts the model after it has restored the weights, which float32 would round.
@@ -414,7 +421,7 @@ def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
     # Prepare the corpus once; bad options end the run before the processes start. A resumed run needs no tokenizer:
     # each process takes that of the checkpoint.
     resumed = last_good(directory / "checkpoints")[0] if config.resume == "auto" else config.resume
-    if resumed is None or config.data.level not in KEPT_LEVELS:
+    if resumed in WITHOUT_PATH or config.data.level not in KEPT_LEVELS:
         make_data(config)
     result = run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
     if isinstance(result, Stopped):

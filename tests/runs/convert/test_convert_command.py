@@ -116,9 +116,10 @@ def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source
     ):
         with pytest.raises(UserError, match=message):
             convert(*words)  # type: ignore[arg-type]
-    (there / "config.json").write_text("not JSON")
-    with pytest.raises(UserError, match=r"its config.json must be JSON"):
-        convert(there, "original", "y", "txl")
+    for text in ("not JSON", "[" * 100_000):
+        (there / "config.json").write_text(text)
+        with pytest.raises(UserError, match=r"its config.json must be JSON"):
+            convert(there, "original", "y", "txl")
     assert not (tmp_path / "y").exists()
 
 

@@ -227,7 +227,7 @@ def candidates(
     probabilities = ((likeliest - likeliest[:, :1]) / temperature).softmax(dim=-1)
     if top_p < 1.0:
         before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities.where(before < top_p, 0.0)
+        probabilities = probabilities.where(before < max(top_p, torch.finfo(before.dtype).tiny), 0.0)
     return probabilities / probabilities.sum(dim=-1, keepdim=True), tokens_Bk
 
 
