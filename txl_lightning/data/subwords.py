@@ -179,14 +179,14 @@ class Subwords:
             UserError: windows that were joined do not agree with more of the text.
         """
         starts = [0, *range(WINDOW, len(text) - OVERLAP, WINDOW)] if text else []
-        coded = self._code([text[start : start + WINDOW + OVERLAP] for start in starts], starts, text)
+        coded = self._encode_each([text[start : start + WINDOW + OVERLAP] for start in starts], starts, text)
         joins, k = [at], 1
         while k < len(coded):
             join = _agreement(coded[k - 1], coded[k])
             if join is None or join < joins[-1]:
                 first, second = coded[k - 1], coded.pop(k)
                 chars = first.text + second.text[len(first.text) - (second.char - first.char) :]
-                (coded[k - 1],) = self._code([chars], [first.char], text)
+                (coded[k - 1],) = self._encode_each([chars], [first.char], text)
                 k, joins = max(1, k - 1), joins[: max(1, k - 1)]
             else:
                 joins.append(join)
@@ -210,20 +210,22 @@ class Subwords:
             return (tokens, "", 0) if last else (tokens[:0], text, at)
         return tokens, text[kept.char :], stop - len(text[: kept.char].encode())
 
-    def _code(self, texts: list[str], starts: list[int], text: str) -> list[Coded]:
+    def _encode_each(self, texts: list[str], starts: list[int], text: str) -> list[Window]:
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         bytes_before = np.cumsum([0, *(len(text[a:b].encode()) for a, b in pairwise([0, *starts]))])[1:].tolist()
         coded = []
         for chars, start, before, encoding in zip(texts, starts, bytes_before, found, strict=True):
-            tokens = np.array(encoding.ids, np.int64)
+            tokens, n_bytes = np.array(encoding.ids, np.int64), len(chars.encode())
             ends = np.cumsum(self.lengths[tokens])
+            if not n_bytes <= (of_tokens := int(ends[-1:].sum())) <= n_bytes + 1:
+                raise Changed
             # Counted from the end: a space that the tokenizer puts in front is before the window.
-            coded.append(Coded(chars, start, tokens, before + len(chars.encode()) - int(ends[-1:].sum()) + ends))
+            coded.append(Window(chars, start, tokens, before + n_bytes - of_tokens + ends))
         return coded
 
 
 @dataclass
-class Coded:
+class Window:
     """Window of a text: its characters, the place of the first in the text, its tokens and their ends in bytes."""
 
     text: str
@@ -232,10 +234,9 @@ class Coded:
     ends: NDArray[np.int64]
 
 
-def _agreement(left: Coded, right: Coded) -> int | None:
+def _agreement(left: Window, right: Window) -> int | None:
     """Return the end of a token in the middle of what two windows share, if their tokens around it are the same."""
-    end = int(left.ends[-1])
-    begin = int(right.ends[0]) if len(right.ends) else end
+    begin, end = int(right.ends[0]), int(left.ends[-1])
     low, high = begin + (end - begin) // 4, end - (end - begin) // 4
     (a, b), (c, d) = (np.searchsorted(window.ends, [low, high]) for window in (left, right))
     same = np.array_equal(left.ends[a:b], right.ends[c:d]) and np.array_equal(
