@@ -205,7 +205,7 @@ def checked(member: Member, text: TokenizedText, contexts: Sequence[int], n_posi
     """Return a model from elsewhere as it can be read exactly; a model of a run as it is.
 
     One pass must give the losses of fresh windows of exactly c tokens: at the shortest, a middle and the longest
-    context, and around every length between them in `lengths` of the model, of Hugging Face every integer of the
+    context, and around every length between them in `window_lengths` of the model, of Hugging Face the integers of the
     config. Otherwise `one_pass` becomes false, and the losses must not change with the tokens after their targets.
 
     Args:
@@ -221,9 +221,9 @@ def checked(member: Member, text: TokenizedText, contexts: Sequence[int], n_posi
         return member
     model: Any = member.reader.model
     seen = np.unique([min(member.reader.visible(context), len(text.tokens) - 1) for context in contexts])
-    around = np.add.outer(getattr(model, "lengths", []), [-1, 0, 1]).ravel()
-    around = around[(around > seen[0]) & (around < seen[-1])]
-    tried_C = np.union1d(seen[[0, len(seen) // 2, -1]], around).astype(np.int64)
+    around = np.add.outer(getattr(model, "window_lengths", []), [-1, 0, 1]).ravel()
+    between = around[(around > seen[0]) & (around < seen[-1])]
+    tried_C = np.union1d(seen[[0, len(seen) // 2, -1]], between).astype(np.int64)
     longest, middle = int(seen[-1]), int(tried_C[len(tried_C) // 2])
     n_begins = int(np.clip(CHECK_SHARE * n_positions * longest / (longest + tried_C.sum()), 2, MOST_BEGINS))
     begins_N = np.repeat(np.linspace(0, len(text.tokens) - 1 - longest, n_begins, dtype=np.int64), len(tried_C))
@@ -246,8 +246,7 @@ def checked(member: Member, text: TokenizedText, contexts: Sequence[int], n_posi
         close = partial(np.allclose, rtol=1e-6, atol=1e-6 + ROUNDING * own_N.std())
         if close(whole_N, own_N):
             return member
-        first, later = text.tokens[: middle + 1], text.tokens[middle + 1 :]
-        other_N = losses(np.append(first, later[::-1]), True)
+        other_N = losses(np.append(text.tokens[: middle + 1], text.tokens[:middle:-1]), True)
     before = targets_N <= middle
     allowed = f"must be a causal language model: losses of {member.kind} depend on later tokens"
     member.require(close(other_N[before], whole_N[before]), allowed)
@@ -267,18 +266,17 @@ class HuggingFaceModel(nn.Module):
         self.model: Any = model
         self.begin_of_text = begin_of_text
         self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.lengths = [int(number) for number in re.findall(r"\d+", model.config.to_json_string(use_diff=False))]
+        self.window_lengths = [
+            int(number) for number in re.findall(r"\d+", model.config.to_json_string(use_diff=False))
+        ]
         self.fresh: list[tuple[nn.Module, dict[str, Any]]] = []
 
     def forget(self) -> None:
         """Restore the attributes of modules with buffers: some rotations keep those of the longest window so far."""
-        for module, attributes in self.fresh:
-            for name, value in attributes.items():
-                setattr(module, name, value)
-        for module in () if self.fresh else self.model.modules():
-            if buffers := dict(module.named_buffers(recurse=False)):
-                numbers = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
-                self.fresh.append((module, numbers | buffers))
+        for module, before in self.fresh:
+            vars(module).update(before, _buffers=dict(before["_buffers"]))
+        with_buffers = [] if self.fresh else [module for module in self.model.modules() if module._buffers]
+        self.fresh += [(module, {**vars(module), "_buffers": dict(module._buffers)}) for module in with_buffers]
 
     def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
@@ -339,18 +337,16 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool, tokenizer_o
         notice(f"{OPTION}={reference}: by its config {len(unread)} of its weights are not read, such as {unread[0]}")
     if (folder / "adapter_config.json").is_file() and not transformers.utils.is_peft_available():
         notice(f"{OPTION}={reference}: its adapter is not read, which needs peft: pip install peft")
-    if tokenizer_of == "json":
-        require(len(tokenizers) > 1, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json")
-        tokenizers = tokenizers[1:]
+    tokenizers = tokenizers[tokenizer_of == "json" :]
+    require(bool(tokenizers), "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json")
     bos = tokenizers[0].bos_token_id if begin_of_text else None
     require(not begin_of_text or bos is not None, "begin_of_text", True, f"{reference} has no such token")
     config = model.config.get_text_config()
-    declared = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 0
-    limits = [int(declared)] if declared > 0 else []
+    limits = [getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 0]
     for path, table in model.named_modules():  # RoBERTa counts positions from the padding token's number on
         if "position" in path and getattr(table, "padding_idx", None) is not None:
             limits.append(table.num_embeddings - table.padding_idx - 1)
-    limit = min(limits) - (bos is not None) if limits else None
+    limit = min((int(n) - (bos is not None) for n in limits if n > 0), default=None)
     reader = WindowReader(HuggingFaceModel(model, bos), limit=limit, one_pass=True)
 
     def tokenize(content: bytes) -> TokenizedText:

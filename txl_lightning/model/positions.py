@@ -143,11 +143,10 @@ def attention_mask(
     """
     queries = torch.arange(n_memory, n_memory + n_queries, device=like.device)[:, None]
     keys = torch.arange(n_memory + n_queries, device=like.device)[None, :]
-    visible = (keys <= queries) & (keys >= n_memory - filled)
+    hidden = (keys > queries) | (keys < n_memory - filled)
     if attention_len is not None:
-        visible &= queries - keys < attention_len
-    mask_TK = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
-    return mask_TK.masked_fill(~visible, float("-inf"))
+        hidden |= queries - keys >= attention_len
+    return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
 def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:

@@ -39,6 +39,7 @@ BY_WINDOW: dict[str, tuple[str, dict[str, Any]]] = {
     "doge": ("DogeConfig", {"keep_window_size": 80}),
     "deepseek_v32": ("DeepseekV32Config", INDEXER),
     "glm_moe_dsa": ("GlmMoeDsaConfig", INDEXER),
+    "hy_v4": ("HYV4Config", INDEXER),
 }
 
 
