@@ -15,7 +15,7 @@ from torch import nn
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Streams
-from txl_lightning.data.vocabulary import mark
+from txl_lightning.data.vocabulary import SplitTokens
 from txl_lightning.errors import OptionError
 from txl_lightning.measure import losses as module
 from txl_lightning.measure.loss_by_context import context_curve
@@ -115,7 +115,7 @@ def test_windows_hold_exactly_c_tokens(kind: str) -> None:
 def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, model = TOKENS, attention("relative", mem_len=4, memory_reset="document")
     if kind == "documents":
-        tokens = mark(TOKENS, [0, 60, 64, 120, 185])
+        tokens = SplitTokens(TOKENS, np.array([0, 60, 64, 120, 185]))[:]
     else:
         model = ALONE[kind][0]()
     whole = window_losses(reader_of(model, 90), tokens, POSITIONS, GRID)

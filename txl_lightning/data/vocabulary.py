@@ -368,11 +368,6 @@ class SplitTokens:
         return None if status is None else (status.st_size, status.st_mtime_ns)
 
 
-def mark(tokens: np.ndarray, places: Any) -> NDArray[np.int64]:
-    """Return the tokens with those at `places` as -1 - token, which tells the model that a document begins there."""
-    return SplitTokens(tokens, np.asarray(places)).astype(np.int64)
-
-
 def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
     """Return the token numbers of tokens of which some are marked."""
     plain = tokens.astype(np.int64)
@@ -481,19 +476,6 @@ def words_of_list(chunks: Iterable[bytes]) -> Vocabulary:
     return Vocabulary("word", symbols)
 
 
-def cut_after(chunks: Iterable[bytes], separators: bytes) -> Iterator[bytes]:
-    """Yield the same bytes in chunks that end with one of the separators (except perhaps the last chunk)."""
-    rest: list[bytes] = []
-    for chunk in chunks:
-        end = 1 + max(chunk.rfind(separators[i : i + 1]) for i in range(len(separators)))
-        if end:
-            yield b"".join([*rest, chunk[:end]])
-            rest = []
-        rest.append(chunk[end:])
-    if last := b"".join(rest):
-        yield last
-
-
 def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
     """Decode UTF-8 from chunks that may end inside a character.
 
@@ -521,7 +503,7 @@ def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     """Yield the text in chunks of whole lines."""
-    return decoded(cut_after(chunks, b"\n"))
+    return (lines for (lines,) in _whole_lines([text] for text in decoded(chunks)) if lines)
 
 
 def _whole_lines(chunks: Iterable[list[str]]) -> Iterator[list[str]]:
