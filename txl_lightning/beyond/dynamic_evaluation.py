@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from txl_lightning.data.corpus import Corpus
-from txl_lightning.data.datamodule import streams_of
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stream_losses
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity import split_line
-from txl_lightning.measure.scoring import Scoring, SplitScores
+from txl_lightning.measure.scoring import Scoring, SplitScores, streams_of
 from txl_lightning.runs.threads_and_precision import autocast
 
 RATES = ("lr", "decay", "epsilon")

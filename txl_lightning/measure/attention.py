@@ -28,7 +28,6 @@ from tqdm import tqdm
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.data.datamodule import streams_of
 from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.errors import OptionError, require
@@ -40,6 +39,7 @@ from txl_lightning.measure.commands import (
     options_as_typed,
 )
 from txl_lightning.measure.options import AttentionOptions
+from txl_lightning.measure.scoring import streams_of
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory

@@ -21,7 +21,7 @@ from txl_lightning.config.lengths import (
 )
 from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpus import WHOLE, Corpus
-from txl_lightning.data.datamodule import streams_of
+from txl_lightning.data.streams import ShuffledStreams, Streams
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError
 from txl_lightning.files import write_atomically
@@ -222,6 +222,23 @@ class Scoring:
             return replace(window, evaluation=replace(window.evaluation, clamp_len=trained.clamp))
         evaluation = with_segment_len(self.evaluation, trained.segment)
         return replace(self, evaluation=replace(evaluation, **trained.keywords()), clamped=False)
+
+
+def streams_of(corpus: Corpus, split: str, evaluation: EvaluationConfig, ext_len: int) -> Streams:
+    """Return the streams of a split, with `ext_len` tokens of extended context in front of every segment.
+
+    `data.datamodule` has them for several ranks, and imports Lightning.
+
+    Raises:
+        OptionError: the split is too short for an option of `evaluation`.
+    """
+    lengths = (evaluation.batch_size, evaluation.segment_len, ext_len)
+    try:
+        if corpus.sentences:
+            return ShuffledStreams(corpus.splits[split], *lengths, starts=corpus.documents[split])
+        return Streams(corpus.splits[split], *lengths)
+    except OptionError as error:
+        raise error.within("evaluation") from error
 
 
 def scoring_of(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) -> Scoring:
