@@ -31,6 +31,20 @@ print("\\n" + json.dumps(sorted(sys.modules)))
 """
 
 
+def test_the_front_door_imports_what_a_name_needs() -> None:
+    """In a fresh process: the package alone nothing, a checkpoint's reader torch, the module Lightning too."""
+    code = """if True:
+        import sys, txl_lightning
+        assert not {"torch", "lightning", "hydra"} & set(sys.modules)
+        from txl_lightning import load_trained
+        assert "torch" in sys.modules and not {"lightning", "torch._dynamo"} & set(sys.modules)
+        from txl_lightning import LanguageModelModule
+        assert LanguageModelModule.__module__ == "txl_lightning.training.module"
+        assert {"load_trained", "LanguageModelModule"} < set(txl_lightning.__all__)
+        """
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_does_not_train_imports_nothing_slow(tmp_path: Path, command: str) -> None:
     best = str(trained() / "run/checkpoints/best.ckpt")
