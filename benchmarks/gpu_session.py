@@ -46,6 +46,7 @@ from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.models import make_model
+from txl_lightning.training.module import compiled as compile_score
 from txl_lightning.training.optimization import make_optimizer
 
 GRACE_SECONDS = 30  # for a stopped part to save and end
@@ -116,7 +117,7 @@ def steps(device: str, tiny: bool, options: tuple[str, ...], compiled: bool = Fa
     half = config.trainer.precision == "bf16-mixed"
     optimizer, schedule = make_optimizer(model, config.optimizer, 1000, fused=True)
     B, T, backend = config.data.batch_size, config.data.segment_len, "inductor" if device == "cuda" else "aot_eager"
-    score = torch.compile(model.score, backend=backend) if compiled else model.score
+    score = compile_score(model.score, backend) if compiled else model.score
     window = random_tokens((0, *config.model.cutoffs, V), (B, T + 1))
     moved, state = window.to(device), model.start_memory(B, static=True)
     if isinstance(state, Memory):  # full from the first step on: a training does not compile before

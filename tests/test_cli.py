@@ -16,8 +16,10 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+import txl_lightning
 from tests.in_process import run_txl
 from tests.training.small_run import trained
+from txl_lightning import __version__
 from txl_lightning.cli import COMMANDS, main, register_all
 from txl_lightning.command_line.messages import OF_LIGHTNING, suggestion
 from txl_lightning.config.schemas import CONF
@@ -34,6 +36,7 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
 
 FAULTS = """
 import resource, torch
+from txl_lightning import __version__
 from txl_lightning.cli import COMMANDS
 COMMANDS["train"].run
 counts = []
@@ -337,6 +340,11 @@ def test_ctrl_c_during_an_import_ends_with_one_line(tmp_path: Path, module: str)
 
 def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
     help_text = run_txl("--help").out
+    for words in (["--version"], ["train", "--version"], ["train", "seed=1", "--version"]):
+        assert run_txl(*words) == (0, f"txl_lightning {__version__}\n", "")
+    said = run_txl("env").out
+    assert said.startswith(f"txl_lightning {__version__} in {Path(txl_lightning.__file__).parent}\nPython 3.")
+    assert f"torch {torch.__version__}, lightning {L.__version__}, hydra-core 1.3." in said
     assert "txl train [overrides]" in help_text
     assert all(f"txl {name} " in help_text for name in COMMANDS)
     assert max(map(len, help_text.splitlines())) <= 120

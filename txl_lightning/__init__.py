@@ -17,25 +17,30 @@ if TYPE_CHECKING:
         generate,
         register_encoding,
     )
+    from txl_lightning.runs.trained import load_trained
+    from txl_lightning.training.module import LanguageModelModule
 
 __version__ = "0.4.0"
 __all__ = [
     "CachedTransformerXL",
     "Encoding",
     "LanguageModel",
+    "LanguageModelModule",
     "LayerPositions",
     "Memory",
     "TransformerXL",
     "TransformerXLConfig",
     "__version__",
     "generate",
+    "load_trained",
     "register_encoding",
 ]
+OUTSIDE_THE_MODEL = {"load_trained": "runs.trained", "LanguageModelModule": "training.module"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the model, and with it torch, at the first use of a name: `txl --help` needs neither."""
+    """Import what has a name, and with it torch or Lightning, at the first use: `txl --help` needs neither."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module("txl_lightning.model"), name)
+    value = globals()[name] = getattr(import_module(f"txl_lightning.{OUTSIDE_THE_MODEL.get(name, 'model')}"), name)
     return value

@@ -5,8 +5,12 @@ A new command is a module with `run`, a dataclass of its options, a file in `con
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
+from importlib.metadata import distribution
 
+from txl_lightning import __version__
 from txl_lightning.command_line import Command, ended_by_ctrl_c, show
 
 ROWS = (
@@ -62,6 +66,7 @@ ROWS = (
 )
 COMMANDS = {row.name: row for row in ROWS}
 INDENT = 35
+NAMED = ("torch", "lightning", "hydra-core", "omegaconf", "wandb", "numpy", "datasets", "tokenizers", "safetensors")
 
 
 def usage() -> str:
@@ -71,7 +76,19 @@ def usage() -> str:
         words = f"  txl {row.usage}"
         room = words.ljust(INDENT) if len(words) < INDENT else f"{words}\n{'':{INDENT}}"
         lines.append(f"{room}  {row.summary}")
-    return "\n".join([*lines, "", "txl COMMAND --help lists the options of a command."])
+    lines += [f"{'  txl env':{INDENT}}  versions and machine, for a report of a problem", ""]
+    return "\n".join([*lines, "txl COMMAND --help lists the options of a command, txl --version says the version."])
+
+
+def environment() -> str:
+    """Return versions, of this package and of those on which results depend, machine and variables."""
+    from txl_lightning.reporting.machine import cores, gpus, processor
+
+    versions = [f"{found.metadata['Name']} {found.version}" for found in map(distribution, NAMED)]  # not imported
+    names = [name for name in sorted(os.environ) if name.startswith(("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_"))]
+    lines = [f"txl_lightning {__version__} in {os.path.dirname(__file__)}", f"Python {sys.version.split()[0]}"]
+    lines += [platform.platform(), f"{processor()}, {cores()} cores", *gpus(), ", ".join(versions)]
+    return "\n".join([*lines, *(f"{name}={os.environ[name]}" for name in names)])
 
 
 def register_all() -> None:
@@ -93,6 +110,9 @@ def main() -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         show(usage())
         sys.exit(0 if words else 2)
+    if "--version" in words or words[0] == "env":
+        show(environment() if words[0] == "env" else f"txl_lightning {__version__}")
+        sys.exit(0)
     if words[0] not in COMMANDS:
         print(f"txl: unknown command {words[0]!r}: must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)

@@ -18,7 +18,7 @@ from tests.devices.arms import B, T, make
 from tests.training.small_run import bare_module
 from txl_lightning import Memory
 from txl_lightning.data.streams import Batch
-from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.module import LanguageModelModule, compiled
 
 STEPS = 20
 
@@ -35,7 +35,7 @@ def train(arm: str) -> int | str:
     counters.clear()
     name, _, n = arm.partition("/")
     module: LanguageModelModule = bare_module(make(name), stream_groups=int(n or 1))
-    module.score = torch.compile(module.model.score, backend="aot_eager")
+    module.score = compiled(module.model.score, backend="aot_eager")
     (optimizer,), _ = module.configure_optimizers()
     module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]
     memory = module.model.start_memory(B, static=True)

@@ -2,7 +2,8 @@
 
 import torch
 
-from txl_lightning.runs.metrics import TokenLoss, loss_metrics, shown_units
+from txl_lightning.runs.metrics import loss_metrics, shown_units
+from txl_lightning.training.module import TokenLoss
 
 
 def test_it_counts_beyond_float32() -> None:

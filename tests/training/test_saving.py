@@ -17,9 +17,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs import storage
-from txl_lightning.runs.storage import DurableCheckpoints, read_file
+from txl_lightning.runs.storage import read_file
 from txl_lightning.training import checkpointing
-from txl_lightning.training.checkpointing import Checkpoints, last_good
+from txl_lightning.training.checkpointing import Checkpoints, DurableCheckpoints, last_good
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from txl_lightning.data.corpus import Corpus
-from txl_lightning.data.datamodule import streams_of
-from txl_lightning.data.streams import Batch, Streams
+from txl_lightning.data.streams import Batch, Streams, streams_of
 from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stream_losses

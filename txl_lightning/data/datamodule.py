@@ -6,9 +6,9 @@ import lightning as L
 
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.streams import Batch, ShuffledStreams, Streams
+from txl_lightning.data.streams import Batch, Streams, streams_of
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import require
 
 
 class StreamsDataModule(L.LightningDataModule):
@@ -82,35 +82,3 @@ class StreamsDataModule(L.LightningDataModule):
 
     def test_dataloader(self) -> Streams:
         return self.streams("test")
-
-
-def streams_of(
-    corpus: Corpus,
-    split: str,
-    sizes: DataConfig | EvaluationConfig,
-    ext_len: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    seed: int | None = None,
-) -> Streams:
-    """Return streams of a split.
-
-    Args:
-        corpus: corpus with the split.
-        split: train, valid or test.
-        sizes: batch size and segment length.
-        ext_len: tokens of extended context in front of every segment.
-        rank: rank of this process.
-        world_size: number of processes.
-        seed: draws where the streams begin, or the order of sentences; None for the order of the text.
-
-    Raises:
-        OptionError: the split is too short for an option of `sizes`.
-    """
-    lengths = (sizes.batch_size, sizes.segment_len, ext_len, rank, world_size)
-    try:
-        if corpus.sentences:
-            return ShuffledStreams(corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed)
-        return Streams(corpus.splits[split], *lengths, seed=seed)
-    except OptionError as error:
-        raise error.within("data" if isinstance(sizes, DataConfig) else "evaluation") from error

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txl_lightning.errors import require
+from txl_lightning.config.schemas import DataConfig, EvaluationConfig
+from txl_lightning.errors import OptionError, require
+
+if TYPE_CHECKING:
+    from txl_lightning.data.corpus import Corpus
 
 
 class Batch(NamedTuple):
@@ -254,3 +258,35 @@ class ShuffledStreams(Streams):
         chosen = self._sentences[sentence]
         inside = self.starts[chosen] + self.lengths[chosen] - before_end
         return np.where(before_end <= 0, len(self.tokens), inside).astype(np.int64)
+
+
+def streams_of(
+    corpus: Corpus,
+    split: str,
+    sizes: DataConfig | EvaluationConfig,
+    ext_len: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    seed: int | None = None,
+) -> Streams:
+    """Return streams of a split.
+
+    Args:
+        corpus: corpus with the split.
+        split: train, valid or test.
+        sizes: batch size and segment length.
+        ext_len: tokens of extended context in front of every segment.
+        rank: rank of this process.
+        world_size: number of processes.
+        seed: draws where the streams begin, or the order of sentences; None for the order of the text.
+
+    Raises:
+        OptionError: the split is too short for an option of `sizes`.
+    """
+    lengths = (sizes.batch_size, sizes.segment_len, ext_len, rank, world_size)
+    try:
+        if corpus.sentences:
+            return ShuffledStreams(corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed)
+        return Streams(corpus.splits[split], *lengths, seed=seed)
+    except OptionError as error:
+        raise error.within("data" if isinstance(sizes, DataConfig) else "evaluation") from error

@@ -28,8 +28,7 @@ from tqdm import tqdm
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.data.datamodule import streams_of
-from txl_lightning.data.streams import Streams
+from txl_lightning.data.streams import Streams, streams_of
 from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_atomically, write_json

@@ -23,8 +23,7 @@ from txl_lightning.config.lengths import (
 )
 from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpus import WHOLE, Corpus
-from txl_lightning.data.datamodule import streams_of
-from txl_lightning.data.streams import Streams
+from txl_lightning.data.streams import Streams, streams_of
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError
 from txl_lightning.files import write_atomically

@@ -39,7 +39,6 @@ class LSTMLayer(nn.Module):
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
         self.weight_dropout = Dropout(weight_dropout)
 
-    @torch.compiler.disable  # torch compiles no LSTM, and torch 2.11 fails at one with other weights
     def forward(
         self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:

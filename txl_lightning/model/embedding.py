@@ -18,6 +18,7 @@ from txl_lightning.config.architecture import Architecture
 from txl_lightning.errors import OptionError
 from txl_lightning.model.kernels.cpu import is_eager_on_cpu
 from txl_lightning.model.kernels.fused import aligned, aligned_product
+from txl_lightning.model.layers import draw_normal
 
 ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
 
@@ -42,7 +43,7 @@ class TokenEmbedding(nn.Module):
         widths = [d_embed // div_val**i for i in range(len(sizes))]
         self.tables = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
         for table in self.tables:
-            nn.init.normal_(table)  # as in torch.nn.Embedding; `initialize` replaces it
+            draw_normal(table, 0.0, 1.0)  # as in torch.nn.Embedding; `initialize` replaces it
         projected = div_val > 1 or d_embed != d_model
         self.projections = nn.ParameterList(torch.empty(d_model, width) for width in widths if projected)
 
@@ -139,7 +140,6 @@ class TokenSoftmax(nn.Module):
         nll = self._add_tails(nll, hidden, targets, embedding, rows, known_targets_BT)
         return nll.view_as(targets_BT).to(self.bias.dtype)
 
-    @torch.compiler.disable  # the shapes differ in every call, and each would be compiled
     def _add_tails(
         self,
         nll: Tensor,

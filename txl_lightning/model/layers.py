@@ -112,6 +112,12 @@ class FeedForward(nn.Sequential):
         return output
 
 
+def draw_normal(tensor: Tensor, mean: float, std: float) -> None:
+    """Draw from N(mean, std²) in place; on the meta device nothing, where torch would first import its compiler."""
+    if not tensor.is_meta:
+        nn.init.normal_(tensor, mean, std)
+
+
 def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
     """Draw the parameters of a model in place.
 
@@ -124,8 +130,8 @@ def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
     """
     for name, parameter in model.named_parameters():
         if "norm" in name and name.endswith("weight"):
-            nn.init.normal_(parameter, 1.0, std)
+            draw_normal(parameter, 1.0, std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
         else:
-            nn.init.normal_(parameter, 0.0, PROJECTION_STD if "projections." in name else std)
+            draw_normal(parameter, 0.0, PROJECTION_STD if "projections." in name else std)

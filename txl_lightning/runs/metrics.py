@@ -8,10 +8,6 @@ import sys
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
-from torchmetrics import Metric
-
-WITHOUT_FLOAT64 = ("mps",)  # types of devices
 
 
 def loss_unit(level: str) -> str:
@@ -70,37 +66,6 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
     units = [unit for unit in ("bpc", "ppl", "bpt", "bpb", "ppl_word") if f"{prefix}{unit}" in values]
     same = units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]
     return units[:1] if same else units
-
-
-class TokenLoss(Metric):
-    """Mean loss over tokens and their number of bytes, from float64 sums over all ranks.
-
-    torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one
-    token has probability 0.
-    """
-
-    full_state_update = False
-    nll_sum: Tensor
-    n_bytes: Tensor
-    tokens: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("nll_sum", "n_bytes", "tokens"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, nll: Tensor, n_bytes: Tensor | float = math.nan) -> None:
-        """Add the losses of some tokens, in nats, and their number of bytes (nan if it is not known)."""
-        device = torch.device("cpu") if nll.device.type in WITHOUT_FLOAT64 else nll.device
-        if self.device != device:
-            self.to(device)
-        self.nll_sum += nll.detach().to(device).double().sum()
-        self.n_bytes += n_bytes.to(device) if isinstance(n_bytes, Tensor) else n_bytes
-        self.tokens += nll.numel()
-
-    def compute(self) -> tuple[float, int, float]:
-        """Return the mean loss in nats per token (nan without tokens), the tokens and the bytes (nan if not known)."""
-        return float(self.nll_sum / self.tokens), int(self.tokens), float(self.n_bytes)
 
 
 def peak_memory(device: torch.device) -> int:

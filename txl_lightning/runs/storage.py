@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import checksum, write_atomically
@@ -174,36 +173,3 @@ def read_file(path: str | Path, option: str = "checkpoint") -> Any:
         raise OptionError(option, path, str(error)) from error
     except Exception as error:  # torch's errors for files of other kinds have no common base class
         raise OptionError(option, path, UNREADABLE) from error
-
-
-class DurableCheckpoints(TorchCheckpointIO):
-    """Lightning's checkpoint plugin that writes through `write_checkpoint` and keeps errors of the disk.
-
-    Raising such an error would end a long training run and leave the other ranks waiting for the first one.
-    The caller checks `error` instead.
-
-    Args:
-        resumed: contents of the checkpoint that the run resumes from, which were checked; it is not read again.
-
-    Attributes:
-        error: why the last checkpoint could not be written; None if it was.
-    """
-
-    def __init__(self, resumed: dict[str, Any] | None = None) -> None:
-        super().__init__()
-        self.resumed = resumed
-        self.error: OSError | None = None
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write on the first rank; `storage_options` may hold `previous` (see `write_checkpoint`)."""
-        self.error = None
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(checkpoint, Path(path), **(storage_options or {}))
-        except OSError as error:
-            self.error = error
-
-    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what was checked, once."""
-        resumed, self.resumed = self.resumed, None
-        return resumed

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from omegaconf import OmegaConf
@@ -24,7 +25,6 @@ from txl_lightning.model.checkpoints.contents import Each, check
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.storage import (
     MEMORY,
-    DurableCheckpoints,
     copy_checkpoint,
     named_files,
     plain_containers,
@@ -243,6 +243,39 @@ class Checkpoints(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"] if state_dict.get("best_counts", True) else NO_BEST
+
+
+class DurableCheckpoints(TorchCheckpointIO):
+    """Lightning's checkpoint plugin that writes through `write_checkpoint` and keeps errors of the disk.
+
+    Raising such an error would end a long training run and leave the other ranks waiting for the first one.
+    The caller checks `error` instead.
+
+    Args:
+        resumed: contents of the checkpoint that the run resumes from, which were checked; it is not read again.
+
+    Attributes:
+        error: why the last checkpoint could not be written; None if it was.
+    """
+
+    def __init__(self, resumed: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.resumed = resumed
+        self.error: OSError | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write on the first rank; `storage_options` may hold `previous` (see `write_checkpoint`)."""
+        self.error = None
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(checkpoint, Path(path), **(storage_options or {}))
+        except OSError as error:
+            self.error = error
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what was checked, once."""
+        resumed, self.resumed = self.resumed, None
+        return resumed
 
 
 class RandomState(Callback):

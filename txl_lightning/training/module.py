@@ -14,23 +14,33 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
+from torchmetrics import Metric
 
 from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.model.baselines import LSTMLayer
 from txl_lightning.model.checkpoints.contents import CheckpointError, check
+from txl_lightning.model.embedding import TokenSoftmax
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
-from txl_lightning.runs.metrics import TokenLoss, loss_metrics
+from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.models import Model, State
 from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.optimization import make_optimizer
 
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
 STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
+
+
+UNCOMPILED: tuple[tuple[Any, str], ...] = (
+    (TokenSoftmax, "_add_tails"),  # the shapes differ in every call, and each would be compiled
+    (LSTMLayer, "forward"),  # torch compiles no LSTM, and torch 2.11 fails at one with other weights
+)
 
 
 class MemoryHolder:
@@ -174,7 +184,41 @@ def compiled(score: Any, backend: str = "inductor") -> Any:
     """Return a compiled function whose backward pass is without autocast, as `manual_backward` runs it."""
     options: Any = torch._functorch.config
     options.backward_pass_autocast = "off"  # read when the function is first called
+    # Here, since as a decorator it imports torch._dynamo, which takes as long as torch.
+    for owner, method in UNCOMPILED:
+        setattr(owner, method, torch.compiler.disable(getattr(owner, method)))
     return torch.compile(score, backend=backend)
+
+
+class TokenLoss(Metric):
+    """Mean loss over tokens and their number of bytes, from float64 sums over all ranks.
+
+    torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one
+    token has probability 0.
+    """
+
+    full_state_update = False
+    nll_sum: Tensor
+    n_bytes: Tensor
+    tokens: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("nll_sum", "n_bytes", "tokens"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, nll: Tensor, n_bytes: Tensor | float = math.nan) -> None:
+        """Add the losses of some tokens, in nats, and their number of bytes (nan if it is not known)."""
+        device = torch.device("cpu") if nll.device.type in WITHOUT_FLOAT64 else nll.device
+        if self.device != device:
+            self.to(device)
+        self.nll_sum += nll.detach().to(device).double().sum()
+        self.n_bytes += n_bytes.to(device) if isinstance(n_bytes, Tensor) else n_bytes
+        self.tokens += nll.numel()
+
+    def compute(self) -> tuple[float, int, float]:
+        """Return the mean loss in nats per token (nan without tokens), the tokens and the bytes (nan if not known)."""
+        return float(self.nll_sum / self.tokens), int(self.tokens), float(self.n_bytes)
 
 
 class LanguageModelModule(L.LightningModule):

@@ -32,11 +32,11 @@ from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
-from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.runs.threads_and_precision import resolve_threads
 from txl_lightning.runs.trained import Checkpoint, read_checkpoint
 from txl_lightning.training.checkpointing import (
     Checkpoints,
+    DurableCheckpoints,
     RandomState,
     check_same_run,
     check_state,
