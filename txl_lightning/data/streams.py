@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.errors import OptionError, require
 
 if TYPE_CHECKING:
+    from txl_lightning.config.schemas import DataConfig, EvaluationConfig
     from txl_lightning.data.corpus import Corpus
 
 
@@ -289,4 +289,4 @@ def streams_of(
             return ShuffledStreams(corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed)
         return Streams(corpus.splits[split], *lengths, seed=seed)
     except OptionError as error:
-        raise error.within("data" if isinstance(sizes, DataConfig) else "evaluation") from error
+        raise error.within("evaluation" if hasattr(sizes, "max_segments") else "data") from error
