@@ -38,7 +38,7 @@ from txl_lightning.data.sources import (
     open_vocabulary,
 )
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError, notice, require
+from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
 SPLIT_NAMES = {
@@ -450,8 +450,8 @@ def map_ids(path: Path, option: str = "data.path") -> np.ndarray:
     try:
         (part,) = _parts(path, FileData(level="ids"), {})
         return part.ids()
-    except OptionError as error:
-        raise OptionError(option, path, error.allowed) from error
+    except UserError as error:
+        raise OptionError(option, path, getattr(error, "allowed", str(error).removeprefix(f"{path}: "))) from error
 
 
 def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:

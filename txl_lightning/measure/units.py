@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from txl_lightning.config.schemas import file_data
 from txl_lightning.data.corpus import WHOLE, Corpus, corpus_source, id_documents, split_documents, start_pattern
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import notice, require
@@ -32,7 +31,7 @@ from txl_lightning.files import write_atomically, write_text
 from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.scoring import Scoring
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.runs.trained import TrainedModel, text_options
 
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
@@ -79,7 +78,7 @@ def units_of(trained: TrainedModel, corpus: Corpus, split: str, options: Evaluat
     """
     vocabulary, data, none = trained.vocabulary, trained.config.data, np.zeros(0, np.int64)
     if options.data_path is not None:
-        data = file_data(data, options.data_path, vocabulary.level)
+        data = text_options(trained, options.data_path)
     parts, pattern = corpus_source(data, split == WHOLE)[0].parts[split], start_pattern(data.document_start)
     closing = np.array([vocabulary.numbers[SENTENCE]]) if vocabulary.starts_sentences else none
     read_K, contents = without_marks(corpus.splits[split]), []

@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,17 +232,25 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
         return False
     same = False
     with suppress(UserError), redirect_stderr(io.StringIO()):  # errors and notices come when the text is loaded
-        same = any(corpus_source(_text(of, data_path))[1] == of.corpus for of in models)
+        same = any(corpus_source(text_options(of, data_path))[1] == of.corpus for of in models)
     notice.cache_clear()
     return not same
 
 
-def _text(trained: TrainedModel, data_path: Any) -> FileData:
-    return file_data(trained.config.data, data_path, trained.vocabulary.level)
+def text_options(trained: TrainedModel, data_path: Any) -> FileData:
+    """Return the options that read `data_path`; of the run's own files the type and column are the run's."""
+    run = trained.config.data
+    text = file_data(run, data_path, trained.vocabulary.level)
+    own = replace(text, dtype=getattr(run, "dtype", None), column=getattr(run, "column", None))
+    if own != text and (text.dtype, text.column) == (None, None):
+        with suppress(UserError), redirect_stderr(io.StringIO()):
+            if corpus_source(own)[1] == trained.corpus:
+                return own
+    return text
 
 
 def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
-    data = _text(trained, data_path)
+    data = text_options(trained, data_path)
     try:
         return load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document", whole)
     except OptionError as error:
