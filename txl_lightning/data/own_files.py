@@ -315,7 +315,8 @@ def _check(path: Path, row: Format, config: FileData, named: bool) -> str:
         not json_text, "data.path", path, "must be JSON lines or a list of records: name it .txt to read it as text"
     )
     readable = row.name == "text" or (config.level == "byte" and named)
-    require(readable, "data.path", path, f"must be a text, not {row.name}; data.level=byte reads any bytes")
+    others = "data.level=byte reads any bytes, data.level=ids token ids"
+    require(readable, "data.path", path, f"must be a text, not {row.name}; {others}")
     return ""
 
 
