@@ -64,14 +64,11 @@ class Subwords:
             if getattr(self._tokenizer.model, "dropout", None):
                 self._tokenizer.model.dropout = None
             added = self._tokenizer.get_added_tokens_decoder()
-            self.contents = _contents(self._tokenizer.get_vocab(with_added_tokens=False), state)
+            numbers = {number: token.content.encode() for number, token in added.items()}
+            numbers |= _contents(self._tokenizer.get_vocab(with_added_tokens=False), state, {*numbers})
         except Exception as error:  # the library raises a plain Exception for a file that it cannot read
             reason = str(error) if isinstance(error, UserError) else repr(error)
             raise UserError(f"is not a tokenizer.json of tokens that are bytes, like GPT-2's ({reason})") from error
-        numbers = {
-            **dict(enumerate(self.contents)),
-            **{number: token.content.encode() for number, token in added.items()},
-        }
         self.contents = tuple(numbers.get(number, b"") for number in range(1 + max(numbers)))
         self.lengths = np.array(list(map(len, self.contents)), dtype=np.int64)
         self._tokenizer.no_truncation()
@@ -245,24 +242,24 @@ def _agreement(left: Window, right: Window) -> int | None:
     return int(left.ends[(a + b) // 2]) if same and b - a > 1 else None
 
 
-def _contents(vocabulary: dict[str, int], state: dict[str, Any]) -> tuple[bytes, ...]:
-    """Return the bytes of every token without the added ones, by number; none where a number has no token."""
+def _contents(vocabulary: dict[str, int], state: dict[str, Any], added: set[int]) -> dict[int, bytes]:
+    """Return the bytes of every token by number, without those that are added to a text as they are."""
     parts = [part for name in ("pre_tokenizer", "decoder") for part in _members(state.get(name) or {})]
-    found: dict[int, bytes] = {}
-    if any(part.get("type") == "ByteLevel" for part in parts):
-        for text, number in vocabulary.items():
-            if not {*text} <= {*BYTE_OF_CHARACTER}:
-                raise UserError(f"its token {text!r} has characters that stand for no byte")
-            found[number] = bytes(map(BYTE_OF_CHARACTER.__getitem__, text))
-    elif state["model"].get("type") not in ("BPE", "Unigram", None) or not any(
-        part.get("type") in ("Metaspace", "ByteFallback", "Replace") for part in parts
-    ):
+    kinds, model = {part.get("type") for part in parts}, state["model"]
+    if "ByteLevel" in kinds:
+        found = {number: text for text, number in vocabulary.items() if number not in added}
+        if strange := [text for text in found.values() if not {*text} <= {*BYTE_OF_CHARACTER}]:
+            raise UserError(f"its token {strange[0]!r} has characters that stand for no byte")
+        return {number: bytes(map(BYTE_OF_CHARACTER.__getitem__, text)) for number, text in found.items()}
+    if model.get("type", "BPE") not in ("BPE", "Unigram") or not kinds & {"Metaspace", "ByteFallback", "Replace"}:
         raise UserError("it is neither byte-level nor of SentencePiece's kind")
-    else:
-        for text, number in vocabulary.items():
-            byte = re.fullmatch("<0x([0-9A-F]{2})>", text) if state["model"].get("byte_fallback") else None
-            found[number] = bytes.fromhex(byte[1]) if byte else text.replace(WORD_START, " ").encode()
-    return tuple(found.get(number, b"") for number in range(1 + max(found, default=0)))
+    contents: dict[int, bytes] = {}
+    for text, number in vocabulary.items():
+        if model.get("byte_fallback") and (byte := re.fullmatch("<0x([0-9A-F]{2})>", text)):
+            contents[number] = bytes.fromhex(byte[1])
+        elif number not in added:
+            contents[number] = text.replace(WORD_START, " ").encode()
+    return contents
 
 
 def _members(part: dict[str, Any]) -> list[dict[str, Any]]:
