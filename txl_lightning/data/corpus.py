@@ -18,7 +18,7 @@ from txl_lightning.config.schemas import DataConfig, FileData
 from txl_lightning.data import own_files, published_corpora, sources
 from txl_lightning.data.own_files import chunks_of_ids, vocabulary_of_ids
 from txl_lightning.data.recall import recall
-from txl_lightning.data.sources import SPLITS, WHOLE, Part, Source, cache_key, cached, checksum_once, read
+from txl_lightning.data.sources import CHUNK_BYTES, SPLITS, WHOLE, Part, Source, cache_key, cached, checksum_once, read
 from txl_lightning.data.subwords import N_BYTES, train_byte_pairs
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, SplitTokens, Vocabulary, close_sentences, decoded
 from txl_lightning.errors import OptionError, UserError, notice, require
@@ -286,7 +286,8 @@ def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[l
         chunks = read([part])
         if pattern is not None:
             text = b"".join(chunks)
-            chunks, starts = iter([text]), np.union1d(starts, _matches(text, pattern))
+            starts = np.union1d(starts, _matches(text, pattern))
+            chunks = (text[begin : begin + CHUNK_BYTES] for begin in range(0, len(text), CHUNK_BYTES))
         for chunk in chunks:
             first, last = np.searchsorted(starts, [at, at + len(chunk)])
             cuts = [0, *(starts[first:last] - at).tolist(), len(chunk)]
