@@ -13,9 +13,9 @@ from tests.in_process import run_txl
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning import files
 from txl_lightning.errors import OptionError
-from txl_lightning.runs import metrics
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.threads_and_precision import cpu_bfloat16_speedup, cpu_has_bfloat16
+from txl_lightning.training import module
 from txl_lightning.training.checks import check_config, resolve_accelerator, resolve_precision
 from txl_lightning.training.loggers import CurveFile
 from txl_lightning.training.run import train
@@ -119,8 +119,8 @@ def test_what_a_machine_cannot_do_is_refused(
 
 def test_sums_of_losses_stay_in_float64_on_a_device_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let losses of the CPU stand for those of Apple's GPU."""
-    monkeypatch.setattr(metrics, "WITHOUT_FLOAT64", ("cpu",))
-    loss = metrics.TokenLoss()
+    monkeypatch.setattr(module, "WITHOUT_FLOAT64", ("cpu",))
+    loss = module.TokenLoss()
     loss.update(torch.full((2, 3), 2.0), torch.tensor(6.0))
     assert loss.nll_sum.dtype == loss.n_bytes.dtype == torch.float64
     assert loss.compute() == (2.0, 6, 6.0)

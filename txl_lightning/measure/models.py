@@ -269,14 +269,18 @@ class HuggingFaceModel(nn.Module):
         self.window_lengths = [
             int(number) for number in re.findall(r"\d+", model.config.to_json_string(use_diff=False))
         ]
-        self.fresh: list[tuple[nn.Module, dict[str, Any]]] = []
+        self.fresh: list[tuple[nn.Module, dict[str, Any], dict[str, Tensor]]] = []
 
     def forget(self) -> None:
         """Restore the attributes of modules with buffers: some rotations keep those of the longest window so far."""
-        for module, before in self.fresh:
-            vars(module).update(before, _buffers=dict(before["_buffers"]))
-        with_buffers = [] if self.fresh else [module for module in self.model.modules() if module._buffers]
-        self.fresh += [(module, {**vars(module), "_buffers": dict(module._buffers)}) for module in with_buffers]
+        for module, attributes, buffers in self.fresh:
+            vars(module).update(attributes)
+            for name, buffer in buffers.items():
+                setattr(module, name, buffer)
+        for module in () if self.fresh else self.model.modules():
+            if buffers := dict(module.named_buffers(recurse=False)):
+                attributes = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+                self.fresh.append((module, attributes, buffers))
 
     def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
