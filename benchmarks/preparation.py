@@ -1,4 +1,4 @@
-"""What it costs to prepare a text: CPU seconds and memory of whole processes, in turns.
+"""Cost of preparing a text: CPU seconds and memory of whole processes, in turns.
 
     python -m benchmarks.preparation --text FILE [--rounds 5] [--only CASES] [--against CHECKOUT] [--original FOLDER]
 
