@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.helpers import corpus_of, files, text_of
+from txl_lightning.data import corpus as corpus_module
+from txl_lightning.data import sources
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
 from txl_lightning.errors import UserError
@@ -96,3 +98,18 @@ WORDS = json.dumps(
 def test_a_tokenizer_that_loses_text_is_refused(change: Callable[[], str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Vocabulary.of_tokenizer(change()).encode(b"Some TEXT")
+
+
+def test_a_large_split_trains_subwords_on_a_sample_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = files(tmp_path, {"large.txt": TEXT * 20})
+    whole = corpus_of(path, tmp_path / "whole", level="bpe", vocab_size=300)
+    assert whole.sample is None
+    assert "subwords_trained_on" not in whole.facts()
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 5_000)
+    monkeypatch.setattr(corpus_module, "SAMPLE_BYTES", len(TEXT.encode()) * 18 // 4)  # the training split has 90 %
+    part = corpus_of(path, tmp_path / "part", level="bpe", vocab_size=300)
+    assert part.sample == part.facts()["subwords_trained_on"] == 0.25
+    assert "subwords are trained on 25.0% of the training split" in capsys.readouterr().err
+    assert text_of(part) == TEXT * 20
