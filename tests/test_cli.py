@@ -51,7 +51,7 @@ print(counts[-1] - counts[-11])
 @pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="older glibc cannot keep such a block, others none")
 def test_a_command_gets_no_new_pages_for_blocks_that_it_has_freed() -> None:
     found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
-    assert int(found.stdout) < 5 * 25_600  # ten blocks of 25,600 pages, each new without the settings; under load one may be
+    assert int(found.stdout) < 5 * 25_600  # ten blocks of 25,600 pages: all new without the settings, a few under load
 
 
 MULTIRUN = ["train", "-m", "hydra.sweep.dir=run", "seed=1,2"]

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,11 @@ def test_make_makes_a_half_made_environment_again(tmp_path: Path) -> None:
     (tmp_path / "python").chmod(0o755)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     shutil.copy(tmp_path / "python", tmp_path / ".venv/bin/python")  # stopped before it had pip
-    alone = {name: value for name, value in os.environ.items() if "MAKE" not in name}  # not of a make that runs the tests
+    env = {name: value for name, value in os.environ.items() if "MAKE" not in name}  # not of a make that runs the tests
+    made = partial(subprocess.run, cwd=tmp_path, env=env, check=True, capture_output=True)
     for _ in range(2):
         (tmp_path / ".venv/.ready").unlink(missing_ok=True)
-        subprocess.run(["make", ".venv/.ready", "PYTHON=./python"], cwd=tmp_path, check=True, capture_output=True, env=alone)
+        made(["make", ".venv/.ready", "PYTHON=./python"])
     calls = (tmp_path / "log").read_text()
     assert (calls.count("venv --clear"), calls.count("--editable .[dev]")) == (1, 2)
 
