@@ -40,6 +40,8 @@ TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 CLAIMS = tuple(Claim(**claim) for claim in TEXTS["claims"])
 FINDINGS: dict[str, str] = TEXTS["sections"]
 """Finding of the paper by section of the report."""
+UNITS: str = TEXTS["units"]
+"""What the numbers of the report mean."""
 
 
 def mark(row: Difference) -> str:

@@ -57,8 +57,8 @@ class Progress:
 
     def state(self, job: Job, process: JobProcess) -> str:
         """Return the step of a running job and its time left."""
-        done, steps = self.steps(job)
-        return f"step {done:,} of {steps:,}, " * bool(steps) + f"about {clock(self._left(job, process))} left"
+        (done, steps), left = self.steps(job), self._left(job, process)
+        return f"step {done:,} of {steps:,}, " * bool(steps) + (f"about {clock(left)} left" if left else "about to end")
 
     def as_json(self) -> dict[str, Any]:
         """Return what `results.json` has under `jobs` while they run."""

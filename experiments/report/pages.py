@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from experiments.arms import OFF, ON
-from experiments.claims import FINDINGS, MARKS, judged
+from experiments.claims import FINDINGS, MARKS, UNITS, judged
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
 from experiments.engine.progress import Progress, clock
@@ -37,12 +37,6 @@ LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 ROOT = Path(__file__).parents[2]
 SCALES = ("laptop", "night")
 SETTINGS, LOSSES = "Settings, versions, data", ("ppl", "bpc", "bits a byte")
-UNITS = (
-    "↓: lower is better, ↑: higher is better. Perplexity: e to the mean loss of a token in nats, the number of tokens "
-    "that it hesitates between. Bits: the mean loss to base 2, of a byte or of another symbol of the text. Training’s "
-    "lengths: a token sees as many tokens as in training. ±: standard error over seeds or heads; a cell without it is "
-    "of one, or its lowest and highest values are shown."
-)
 RULE = (
     "An effect is positive where the claim holds: of losses (in nats), the difference in percent of the one that "
     "should be higher; of context lengths and attention (8, 10), the difference in percent of one side; of speed-ups "
@@ -122,9 +116,8 @@ def _run(job: Job, plan: Plan, outcomes: Outcomes, seconds: float) -> dict[str, 
 def _corpora(done: Sequence[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
     """Return every corpus that a training read, once."""
     found = [outcomes.metrics(job)["corpus"] for job in done if job.command == "train"]
-    return [
-        {name: one[name] for name in ("name", "level", "sha256")} for one in {c["sha256"]: c for c in found}.values()
-    ]
+    facts = [{name: one[name] for name in ("name", "level", "sha256", "by_line") if name in one} for one in found]
+    return list({one["sha256"]: one for one in facts}.values())
 
 
 def _settings(plan: Plan, done: Sequence[Job], outcomes: Outcomes) -> dict[str, str]:
@@ -204,9 +197,9 @@ class Page:
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
         """Add a table; columns for which `right` is true are aligned to the right."""
         self.markdown.append(markdown_table(header, rows, right))
-        lines = ["<thead>", *(_html_row("th", header, right),), "</thead><tbody>"]
-        lines += [*(_html_row("td", row, right) for row in rows), "</tbody>"]
-        self.html.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
+        head, body = _html_row("th", header, right), "".join(_html_row("td", row, right) for row in rows)
+        table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+        self.html.append(f'<div class="scroll">{table}</div>')
 
     def figure(self, png: str, caption: str) -> None:
         """Add a figure, which the HTML holds itself.
@@ -335,9 +328,8 @@ def introduction(results: Mapping[str, Any]) -> str:
         return f"{took}. No training is finished."
     of = results["corpora"][0]
     # Up to version 0.4.0 subwords were those of lines, and results did not say so.
-    corpus = (
-        f"{of['name']} ({of['level']} level{', line by line' * (of['level'] == 'bpe' and of.get('by_line', True))})"
-    )
+    by_line = ", line by line" * (of["level"] == "bpe" and of.get("by_line", True))
+    corpus = f"{of['name']} ({of['level']} level{by_line})"
     size = f"{trained[0]['parameters'] / 1e6:.1f}M parameters on {trained[0]['tokens']:,} tokens each"
     return f"{took}. It trained {len(trained)} models of {size}, of {corpus}, unless a table says otherwise."
 

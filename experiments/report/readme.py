@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.arms import OFF, ON
+from experiments.claims import UNITS
 from experiments.report.pages import (
     RULE,
     SCALES,
-    UNITS,
     claims_table,
     introduction,
     level_of,

@@ -107,10 +107,9 @@ def evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> Evaluations:
 
 def trained_words(runs: Runs, outcomes: Outcomes) -> str:
     """Return corpus, size and length of the trainings in words."""
-    try:
-        metrics = outcomes.first(run for of_arm in runs.values() for run in of_arm)
-    except Pending:
+    if not any(outcomes.has(run) for of_arm in runs.values() for run in of_arm):
         return "no training is finished yet."
+    metrics = outcomes.first(run for of_arm in runs.values() for run in of_arm)
     return f"{metrics['corpus']['name']}, {metrics['parameters']:,} parameters, {metrics['steps']:,} steps."
 
 

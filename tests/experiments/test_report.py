@@ -9,9 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import PROFILES
 from experiments.report import readme
-from experiments.report.pages import growth, render, side_by_side, summary, table_of, write_report
+from experiments.report.pages import (
+    _corpora,
+    growth,
+    introduction,
+    render,
+    side_by_side,
+    summary,
+    table_of,
+    write_report,
+)
 from experiments.report.pictures import draw_effects
 from experiments.reproduce import SECTIONS
 from experiments.sections import cell_text, unit_words
@@ -141,6 +151,15 @@ def test_a_page_of_running_jobs_shows_them_and_loads_itself_again_until_they_are
     for ended in ({"finished": False}, {"finished": True}):
         write_report({**COMMITTED, **ended}, folder)
         assert ("http-equiv", "refresh") not in Parsed((folder / "report.html").read_text()).attributes
+
+
+@pytest.mark.parametrize(("facts", "words"), [({"by_line": False}, ""), ({"by_line": True}, ", line by line")])
+def test_the_report_says_how_subwords_are_cut(facts: dict[str, bool], words: str, tmp_path: Path) -> None:
+    corpus = {"name": "book", "level": "bpe", "sha256": "ab", **facts}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/metrics.json").write_text(json.dumps({"corpus": {**corpus, "tokens": {"test": 5}}}))
+    assert (found := _corpora([Job("a", "train", (), "x")], Outcomes(tmp_path, tmp_path))) == [corpus]
+    assert f"of book (bpe level{words})" in introduction({**COMMITTED, "corpora": found})
 
 
 def test_what_cannot_be_written_is_one_error(folder: Path) -> None:
