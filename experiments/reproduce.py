@@ -118,6 +118,7 @@ def reproduce(setup: Setup) -> None:
         return
     with JobFolder(setup.directory).locked():
         planned = plan(setup)
+        say("checks of every training")
         for job in planned.jobs:
             if job.command == "train":
                 check_config(composed(job.overrides_in(setup.runs)))
