@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from experiments.arms import OFF, ON, Arm, in_precision_of_training, kept, training, trainings
+from experiments.claims import TEXTS
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_8
@@ -85,13 +86,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     return Section(
         id="table_8",
         title=TITLE,
-        here=(
-            f"{here} Each seed has its own models and its own positions. RECL counts a step wherever single losses "
-            "fall, even if their mean rises; guarded RECL also ends where the model's own mean loss no longer falls, "
-            "over all positions or over those that were hard before. Lengths can be compared within a group only. The "
-            "figures are of the first seed."
-            f"{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
-        ),
+        here=f"{here} {TEXTS['recl']}{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}",
         tables=(_table(results, planned, outcomes.unit),),
         figures=tuple(figure for group in GROUPS for figure in _figures(group, setup, outcomes)),
         differences=(
