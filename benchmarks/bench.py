@@ -90,12 +90,7 @@ def ours(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
     from txl_lightning import TransformerXL, TransformerXLConfig
     from txl_lightning.model.inference.cached import CachedTransformerXL
 
-    config = TransformerXLConfig(
-        vocab_size=case.vocab_size,
-        cutoffs=case.cutoffs,
-        memory_start="zeros",
-        **case.sizes,
-    )
+    config = TransformerXLConfig(vocab_size=case.vocab_size, cutoffs=case.cutoffs, memory_start="zeros", **case.sizes)
     model = TransformerXL(config).to(case.device)
     cached: list[Any] = []
 

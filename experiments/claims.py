@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from experiments.sections import Difference, Section, to_json
 
@@ -33,79 +36,12 @@ class Claim:
     difference: str
 
 
-CLAIMS = (
-    Claim(
-        "recurrence_helps",
-        "Recurrence helps",
-        "Table 6: 27.02 with, 29.59 without, at training’s lengths",
-        "Test loss without recurrence minus with, at training’s lengths.",
-    ),
-    Claim(
-        "recurrence_helps_at_the_best_lengths",
-        "Recurrence helps at the best attention lengths too",
-        "Table 6: 26.77 with, 29.02 without, each at its best attention length",
-        "Test loss without recurrence minus with, each at the attention length that is best on validation. – where "
-        "every run without recurrence is best at training’s length: it would be the claim above again.",
-    ),
-    Claim(
-        "recurrence_beats_longer_segments",
-        "Recurrence beats longer segments",
-        "Table 10: 26.77 with, 27.98 without on segments of 176 instead of 128 (full loss)",
-        "Test loss without recurrence minus with, equal tokens of training, best lengths. Segments without "
-        "recurrence are as long as fit into the memory that training with recurrence takes.",
-    ),
-    Claim(
-        "our_encoding_is_better",
-        "The relative encoding is the best",
-        "Table 6: 26.77 against 27.94 with recurrence; 29.02 against 29.75 without; 30.10 against 30.50, 30.97 and "
-        "31.16 without and with the half loss",
-        "Test loss with every other encoding minus with the paper’s, best lengths.",
-    ),
-    Claim(
-        "only_ours_gains_from_longer_attention",
-        "Only the relative encoding gains from longer attention",
-        "Table 6: 27.02 to 26.77 at 500 with recurrence, 29.59 to 29.02 without; Shaw’s does not gain",
-        "Gain of the paper’s encoding: test loss at training’s lengths minus at the length chosen on validation, 0 if "
-        "that is not longer. Then its gain minus that of Shaw’s. With recurrence a part of it is not of the longer "
-        "attention: every token sees the whole length, at training’s lengths only the last of a segment does. Absolute "
-        "encodings cannot attend farther.",
-    ),
-    Claim(
-        "half_loss_rescues_absolute_encodings",
-        "Absolute encodings need the half loss",
-        "Section 4.2: they only work well with it (Table 6 has no row without)",
-        "Test loss of each absolute encoding, at training’s lengths, minus that with the half loss: with the full loss "
-        "and with a random half of the positions, which has as many targets as the half loss.",
-    ),
-    Claim(
-        "recurrence_helps_without_long_dependencies",
-        "Recurrence helps on shuffled lines",
-        "Table 7: 25.2 with, 27.1 without",
-        "Test loss without recurrence minus with, on lines in random order, training’s lengths.",
-    ),
-    Claim(
-        "recl_order",
-        "Transformer-XL has the longest effective context",
-        "Table 8: 900 against 500 and 400; 700 against 400, 300 and 128 (r = 0.1)",
-        "RECL of Transformer-XL at r = 0.1 minus that of each other model of its group: by the paper’s definition, and "
-        "guarded, which ends where the model’s own loss no longer falls. Each seed has its own positions.",
-    ),
-    Claim(
-        "speed_up_grows",
-        "The speed-up of state reuse grows with length",
-        "Table 9: 363 times at 800, 1,874 times at 3,800",
-        "Speed-up (time of vanilla / time with hidden states) at the shortest attention length less 1, and the factor "
-        "by which it grows from there to the longest, less 1.",
-    ),
-    Claim(
-        "terms_look_as_described",
-        "Terms (a), (b), (d) look as described",
-        "Figure 7 and appendix D: (a) alone is nearly uniform, (b) looks like the whole, (d) prefers near tokens",
-        "Within the heads of all seeds, with Adam and with Muon if both are trained: entropy of (a) minus 0.9 of the "
-        "uniform’s; distance to all terms of (a) and of (d) minus that of (b); mean distance of (a) minus (d); entropy "
-        "of (d) minus (b).",
-    ),
-)
+TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+CLAIMS = tuple(Claim(**claim) for claim in TEXTS["claims"])
+FINDINGS: dict[str, str] = TEXTS["sections"]
+"""Finding of the paper by section of the report."""
+UNITS: str = TEXTS["units"]
+"""What the numbers of the report mean."""
 
 
 def mark(row: Difference) -> str:

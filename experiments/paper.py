@@ -180,11 +180,7 @@ class Table7Row:
     ppl: float
 
 
-TABLE_7 = (
-    Table7Row(True, "relative", 25.2),
-    Table7Row(True, "shaw", 25.7),
-    Table7Row(False, "relative", 27.1),
-)
+TABLE_7 = (Table7Row(True, "relative", 25.2), Table7Row(True, "shaw", 25.7), Table7Row(False, "relative", 27.1))
 
 
 @dataclass(frozen=True)

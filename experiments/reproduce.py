@@ -8,6 +8,7 @@ continues.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import signal
 import sys
@@ -20,9 +21,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.arms import OFF, ON, check_overrides
-from experiments.engine.jobs import Job, Outcomes, Pending, chosen_precision, composed
+from experiments.engine.jobs import Job, Outcomes, Pending, chosen_precision, composed, corpus_checksum
 from experiments.engine.plan import Plan, make_plan
 from experiments.engine.profiles import PROFILES, Setup
+from experiments.engine.progress import Progress
 from experiments.report.pages import assemble, write_report
 from experiments.sections import Section
 from experiments.tables import figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
@@ -116,20 +118,34 @@ def reproduce(setup: Setup) -> None:
         return
     with JobFolder(setup.directory).locked():
         planned = plan(setup)
+        say("checks of every training")
         for job in planned.jobs:
             if job.command == "train":
                 check_config(composed(job.overrides_in(setup.runs)))
         print(planned.summary(), file=sys.stderr, flush=True)
         run(planned)
     publish(setup)
-    print(f"report: {setup.directory / 'report.html'}")
+    print(f"report: {setup.directory / 'report.html'}", flush=True)
+
+
+def say(what: str) -> None:
+    """Print what the command does before its first job."""
+    print(f"preparing: {what}", file=sys.stderr, flush=True)
 
 
 def plan(setup: Setup) -> Plan:
     """Plan the jobs of the chosen sections, all in one precision."""
+    say(f"profile {setup.profile.name}: options, and the precision of this machine")
     precision = chosen_precision((f"profile={setup.profile.name}", *setup.overrides), setup.directory, setup.planning)
     setup = replace(setup, overrides=(*setup.overrides, *precision))
-    return make_plan(setup, {name: SECTIONS[name].jobs(setup) for name in setup.sections}, priority)
+    say(f"corpus {setup.config.data.name}: read; the first time it is fetched and encoded, a minute or two")
+    corpus_checksum(setup.config.data, setup.planning)
+    jobs = {}
+    for name in setup.sections:
+        say(f"jobs of {name}{', the first time its text too' * (name == 'table_7')}")
+        jobs[name] = SECTIONS[name].jobs(setup)
+    say("options, code and text that each job depends on")
+    return make_plan(setup, jobs, priority)
 
 
 def priority(job: Job) -> tuple[int, ...]:
@@ -142,22 +158,25 @@ def priority(job: Job) -> tuple[int, ...]:
 def run(plan: Plan) -> None:
     """Run the jobs that are not finished; write the report after each of them, 20 seconds apart, and at the end.
 
+    It is also written once a minute, with the steps of the running jobs.
+
     Raises:
         UserError: jobs failed, a result cannot be read, or the report cannot be written.
         KeyboardInterrupt: the jobs were stopped.
     """
-    started, last = time.monotonic(), -SECONDS_BETWEEN_REPORTS
+    started, last, told = time.monotonic(), -math.inf, set[str]()
     before = seconds_before(plan)
 
-    def ended(done: set[str]) -> None:
-        nonlocal last
-        if len(done) < len(plan.jobs) and time.monotonic() > last + SECONDS_BETWEEN_REPORTS:
-            report(plan, done, before + time.monotonic() - started)
-            last = time.monotonic()
+    def show(progress: Progress) -> None:
+        nonlocal last, told
+        done, now = set(progress.jobs.done), time.monotonic()
+        if len(done) < len(plan.jobs) and now > last + SECONDS_BETWEEN_REPORTS * (3 if done == told else 1):
+            report(plan, done, before + now - started, progress)
+            last, told = time.monotonic(), done
 
     print(f"report while it runs: {plan.setup.directory / 'report.html'}", file=sys.stderr, flush=True)
     try:
-        plan.run(ended)
+        plan.run(show)
     finally:
         report(plan, {job.name for job in plan.finished}, before + time.monotonic() - started)
 
@@ -169,12 +188,12 @@ def seconds_before(plan: Plan) -> float:
     return 0.0 if again or not plan.finished else float(results.get("seconds", {}).get("wall", 0.0))
 
 
-def report(plan: Plan, done: set[str], wall_seconds: float) -> None:
-    """Write the report of the jobs that are finished, by their names."""
+def report(plan: Plan, done: set[str], wall_seconds: float, progress: Progress | None = None) -> None:
+    """Write the report of the jobs that are finished, by their names; `progress` is of those that run."""
     setup = plan.setup
     outcomes = Outcomes(setup.runs, setup.figures, tuple(plan.jobs), frozenset(done))
     sections = [section(SECTIONS[name], name, setup, outcomes) for name in setup.sections]
-    write_report(assemble(plan, outcomes, sections, wall_seconds), setup.directory)
+    write_report(assemble(plan, outcomes, sections, wall_seconds, progress), setup.directory)
 
 
 def section(module: ModuleType, name: str, setup: Setup, outcomes: Outcomes) -> Section:
@@ -183,7 +202,7 @@ def section(module: ModuleType, name: str, setup: Setup, outcomes: Outcomes) -> 
         made: Section = module.section(setup, outcomes)
         return made
     except Pending as pending:
-        return Section(name, module.TITLE, module.PAPER, f"pending: {pending}")
+        return Section(name, module.TITLE, f"pending: {pending}")
 
 
 def publish(setup: Setup) -> None:

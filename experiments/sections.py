@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from experiments.engine.jobs import Job, Outcomes
+from experiments.engine.jobs import Job, Outcomes, Pending
 
 DIGITS = {"bpc": 3, "ppl": 2, "bpb": 3}
-HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
+HEADINGS = {"label": "", "paper": "paper", "ours": "here"}  # in the order of the columns
 Entry = TypeVar("Entry")
 
 
@@ -110,8 +110,18 @@ class Table:
         columns: Mapping[Column, Callable[[Entry], Cell]],
         notes: tuple[str, ...] = (),
     ) -> Table:
-        """Return a table with a row for each entry, from functions that return an entry's cell in each column."""
-        cells = {key: {column.key: value(entry) for column, value in columns.items()} for key, entry in rows.items()}
+        """Return a table with a row for each entry, from functions that return an entry's cell in each column.
+
+        A cell is empty while the result for it is pending.
+        """
+
+        def made(value: Callable[[Entry], Cell], entry: Entry) -> Cell:
+            try:
+                return value(entry)
+            except Pending:
+                return None
+
+        cells = {key: {column.key: made(of, entry) for column, of in columns.items()} for key, entry in rows.items()}
         return cls(id, caption, tuple(columns), cells, notes)
 
 
@@ -183,7 +193,6 @@ class Section:
     Args:
         id: unique in the report.
         title: heading; the part before a colon is its short form.
-        paper: the paper's finding.
         here: the runs of this report.
         tables: in order.
         figures: in order, below the tables.
@@ -192,11 +201,16 @@ class Section:
 
     id: str
     title: str
-    paper: str
     here: str
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     differences: tuple[Difference, ...] = ()
+
+
+def unit_words(unit: str, level: str = "") -> str:
+    """Return the name of a unit for readers; `level` is that of the tokens, of which `bpc` are bits."""
+    symbol = {"byte": "byte", "char": "character", "ids": "token"}.get(level, "symbol")
+    return {"ppl": "perplexity", "bpc": f"bits a {symbol}"}.get(unit, unit)
 
 
 def to_json(part: Any) -> Any:

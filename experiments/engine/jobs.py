@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -196,11 +196,6 @@ def _at_hand(config: str, downloads: str | None) -> bool:
     return True
 
 
-def unit_of(metrics: Mapping[str, Any]) -> Unit:
-    """Return the unit of a training's losses: `ppl` for words and subwords, else `bpc` (bits per symbol)."""
-    return "ppl" if metrics["corpus"]["level"] in ("word", "bpe") else "bpc"
-
-
 class Pending(Exception):  # noqa: N818 - not an error: the result comes later
     """A result is needed of a job that is not finished; the message is the name of the job."""
 
@@ -223,13 +218,9 @@ class Outcomes:
 
     @property
     def unit(self) -> Unit:
-        """Unit of the losses of the reproduction's trainings.
-
-        Raises:
-            Pending: no training is finished.
-        """
-        trainings = [job for job in self.jobs if job.command == "train"]
-        return unit_of(self.metrics(next(filter(self.has, trainings), trainings[0])))
+        """Unit of the trainings' losses: `ppl` of words and subwords, else `bpc` (bits a symbol)."""
+        training = next(job for job in self.jobs if job.command == "train")
+        return "ppl" if composed(training.overrides).data.level in ("word", "bpe") else "bpc"
 
     def has(self, job: Job) -> bool:
         """Return whether a job is finished."""
@@ -254,6 +245,16 @@ class Outcomes:
     def metrics(self, job: Job) -> dict[str, Any]:
         """Read `metrics.json` of a training."""
         return self.result(job, "metrics.json")
+
+    def first(self, trainings: Iterable[Job]) -> dict[str, Any]:
+        """Read `metrics.json` of the first of some trainings that is finished.
+
+        Raises:
+            Pending: none is.
+        """
+        for job in filter(self.has, trainings):
+            return self.metrics(job)
+        raise Pending("no training is finished yet")
 
     def figure(self, name: str) -> tuple[Path, str]:
         """Return the path of a figure, and the same relative to the report's folder; make its folder."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median_high
@@ -25,6 +27,8 @@ from txl_lightning.files import file_checksum
 from txl_lightning.jobs import JobFolder, Jobs
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.training.checkpointing import last_good
 
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
@@ -92,31 +96,64 @@ class Plan:
         rates = [found["tokens"] / found["seconds"] for found in results if found and found["seconds"]]
         return median_high(rates) if rates else self.setup.profile.tokens_per_second
 
+    @cached_property
+    def stopped(self) -> dict[str, int]:
+        """Step that each training goes on from that was under way when an earlier call ended; 0 for other jobs."""
+        found = {}
+        for job in self.jobs:
+            if (record := self.record(job)) and not record.get("done"):
+                resumes = job.command == "train" and record.get("key") == self.keys[job.name]
+                path = last_good(self.folder(job).path / "checkpoints")[0] if resumes else None
+                found[job.name] = read_checkpoint(path).step if path else 0
+        return found
+
+    def steps(self, job: Job) -> tuple[int, int]:
+        """Return the steps that a training has done, by its last validation or checkpoint, and its steps in all."""
+        if job.command != "train":
+            return 0, 0
+        done, record = 0, self.record(job)
+        if not record.get("done") and record.get("key") == self.keys[job.name]:  # else its folder will be cleared
+            done = self.stopped.get(job.name, 0)
+            with suppress(OSError, ValueError, LookupError, TypeError):  # no validation yet
+                last = (self.folder(job).path / "validation.jsonl").read_text().splitlines()[-1]
+                done = max(done, int(json.loads(last)["steps"]))
+        return done, composed(job.overrides).trainer.max_steps
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimated seconds of the jobs that are not finished."""
+        finished, at_once = self.finished, min(len(self.slots), cores())
+        left = {job: self.seconds(job) for job in self.jobs if job not in finished}
+        return sum(seconds if job.alone else seconds / at_once for job, seconds in left.items())
+
     def summary(self) -> str:
-        """Return one line: how many jobs there are, how many are finished, and where they write."""
+        """Return how many jobs there are and how many are finished, the time left, and a line for each stopped one."""
         setup, finished = self.setup, self.finished
         stale = sum(bool(self.record(job).get("done")) for job in self.jobs if job not in finished)
         rerun = f" ({stale} more had other settings, code or text, or a damaged result, and run again)" if stale else ""
-        return (
+        lines = [
             f"profile {setup.profile.name}: {len(self.jobs)} jobs, {len(finished)} of them finished before"
-            f"{rerun}, {len(self.slots)} at once, into {os.path.relpath(setup.directory)}"
-        )
+            f"{rerun}, {len(self.slots)} at once, into {os.path.relpath(setup.directory)}: "
+            f"about {clock(self.seconds_left)} left"
+        ]
+        for job in (job for job in self.jobs if job.name in self.stopped):
+            done, steps = self.stopped[job.name], self.steps(job)[1]
+            then = f"goes on from step {done:,} of {steps:,}" if done else "starts again"
+            lines.append(f"was under way when the last call ended: {job.name} {then}")
+        return "\n".join(lines)
 
     def table(self) -> str:
         """Return every job with its sections, its state and its estimated time, and the sum, as Markdown."""
-        setup, finished = self.setup, self.finished
-        rows, left = [], 0.0
+        setup, finished, speed = self.setup, self.finished, f"{self.tokens_per_second:,.0f} tokens/s"
+        rows = []
         for job in self.jobs:
-            seconds = self.seconds(job)
-            if job not in finished:
-                left += seconds if job.alone else seconds / min(len(self.slots), cores())
             size = f"{tokens_read(job):,} tokens" if job.command == "train" else ""
-            state = "finished" if job in finished else clock(seconds)
+            state = "finished" if job in finished else clock(self.seconds(job))
             rows.append([job.name, job.command, size, ", ".join(job.sections), state])
         absent = [name for name in setup.profile.main if f"published-{name}" not in {job.name for job in self.jobs}]
         lines = [
             markdown_table(["job", "txl", "size", "used by", "time"], rows),
-            f"left: about {clock(left)}, {len(self.slots)} jobs at once, at {self.tokens_per_second:,.0f} tokens/s",
+            f"left: about {clock(self.seconds_left)}, {len(self.slots)} jobs at once, at {speed}",
             f"needs: {setup.profile.needs}",
             f"into {setup.directory}",
         ]
@@ -124,11 +161,11 @@ class Plan:
             lines.append(f"not planned, because their corpora are not in data.root or TXL_DATA: {', '.join(absent)}")
         return "\n".join(lines)
 
-    def run(self, ended: Callable[[set[str]], object] = lambda done: None) -> None:
+    def run(self, report: Callable[[Progress], object] = lambda progress: None) -> None:
         """Run the jobs that are not finished; jobs that measure time run last, one at a time.
 
         Args:
-            ended: called with the names of the finished jobs, at the beginning and whenever there is one more.
+            report: called several times a second while jobs run.
 
         Raises:
             UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
@@ -143,14 +180,11 @@ class Plan:
             first_signal=signal.SIGTERM,  # srun hands it on at once
             done={job.name for job in finished},
         )
-        progress = Progress(jobs, self.seconds, min(len(self.slots), cores()))
-        told: list[int] = []
+        progress = Progress(jobs, self.seconds, min(len(self.slots), cores()), self.steps)
 
         def show() -> None:
             progress.show()
-            if told[-1:] != [len(jobs.done)]:
-                told.append(len(jobs.done))
-                ended(set(jobs.done))
+            report(progress)
 
         jobs.show = show
         jobs.run()

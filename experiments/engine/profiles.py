@@ -38,6 +38,7 @@ class Profile:
         table_7: published model of Table 7, trained if its corpus is present, as a file of `conf/experiment/paper`;
             None for the profile's own model on shuffled lines.
         train: overrides of every training.
+        verdicts: whether the report judges the paper's claims.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Profile:
     main_warmup_steps: int | None = None
     table_7: str | None = None
     train: tuple[str, ...] = ()
+    verdicts: bool = True
 
     @property
     def accelerator(self) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import platform
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from html import escape as html_text
 from importlib.metadata import version
@@ -18,19 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.claims import MARKS, judged
+from experiments.arms import OFF, ON
+from experiments.claims import FINDINGS, MARKS, UNITS, judged
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
-from experiments.engine.progress import clock
+from experiments.engine.progress import Progress, clock
 from experiments.report.pictures import courses, draw_effects
-from experiments.sections import (
-    HEADINGS,
-    Section,
-    cell_text,
-    decimal,
-    interval,
-    to_json,
-)
+from experiments.sections import HEADINGS, Section, cell_text, decimal, interval, to_json, unit_words
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
 from txl_lightning.jobs import JobFolder
@@ -40,6 +36,7 @@ from txl_lightning.reporting.tables import escape, markdown_table
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 ROOT = Path(__file__).parents[2]
 SCALES = ("laptop", "night")
+SETTINGS, LOSSES = "Settings, versions, data", ("ppl", "bpc", "bits a byte")
 RULE = (
     "An effect is positive where the claim holds: of losses (in nats), the difference in percent of the one that "
     "should be higher; of context lengths and attention (8, 10), the difference in percent of one side; of speed-ups "
@@ -49,7 +46,9 @@ RULE = (
 GROWTH = 0.5  # percentage points; less is not called growth
 
 
-def assemble(plan: Plan, outcomes: Outcomes, sections: Sequence[Section], wall_seconds: float) -> dict[str, Any]:
+def assemble(
+    plan: Plan, outcomes: Outcomes, sections: Sequence[Section], wall_seconds: float, progress: Progress | None = None
+) -> dict[str, Any]:
     """Return the content of `results.json`.
 
     Args:
@@ -57,20 +56,22 @@ def assemble(plan: Plan, outcomes: Outcomes, sections: Sequence[Section], wall_s
         outcomes: results of those that are finished.
         sections: sections of the report, in order.
         wall_seconds: time so far, of this call and of those before it.
+        progress: of the jobs that run; None once they have ended.
     """
     profile = plan.setup.profile
     done = [job for job in plan.jobs if outcomes.has(job)]
     seconds = {job.name: plan.record(job).get("seconds", 0.0) for job in done}
     training = sum(seconds[job.name] for job in done if job.command == "train")
-    shown = [{name: value for name, value in to_json(section).items() if name != "differences"} for section in sections]
+    shown = [{"paper": FINDINGS[section.id], **to_json(replace(section, differences=()))} for section in sections]
     return {
         "schema_version": 3,
         "finished": len(done) == len(plan.jobs),
-        "jobs": {"finished": len(done), "planned": len(plan.jobs)},
+        "jobs": {"finished": len(done), "planned": len(plan.jobs), **(progress.as_json() if progress else {})},
         "profile": profile.name,
         "title": profile.title,
         "differences": profile.differences,
         "note": profile.note,
+        "verdicts": profile.verdicts,
         "command": plan.setup.command,
         "seconds": {"wall": round(wall_seconds, 1), "training": round(training, 1)},
         "machine": {
@@ -115,9 +116,8 @@ def _run(job: Job, plan: Plan, outcomes: Outcomes, seconds: float) -> dict[str, 
 def _corpora(done: Sequence[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
     """Return every corpus that a training read, once."""
     found = [outcomes.metrics(job)["corpus"] for job in done if job.command == "train"]
-    return [
-        {name: one[name] for name in ("name", "level", "sha256")} for one in {c["sha256"]: c for c in found}.values()
-    ]
+    facts = [{name: one[name] for name in ("name", "level", "sha256", "by_line") if name in one} for one in found]
+    return list({one["sha256"]: one for one in facts}.values())
 
 
 def _settings(plan: Plan, done: Sequence[Job], outcomes: Outcomes) -> dict[str, str]:
@@ -155,7 +155,7 @@ def write_report(results: Mapping[str, Any], directory: Path) -> Path:
         page = render(results, directory)
         write_text(directory / "results.json", content)
         write_text(directory / "report.md", page.as_markdown())
-        write_text(directory / "report.html", page.as_html(results["title"]))
+        write_text(directory / "report.html", page.as_html(results["title"], "running" in results["jobs"]))
     except ValueError as error:
         raise UserError(f"the report has a number that is not finite: {error}") from error
     except OSError as error:
@@ -180,6 +180,12 @@ class Page:
         self.markdown += [f'<a id="{anchor}"></a>\n'] * bool(anchor) + [f"{'#' * level} {escape(text)}\n"]
         self.html.append(f'<h{level} id="{anchor}">{html_text(text)}</h{level}>')
 
+    def links(self, parts: Mapping[str, str]) -> None:
+        """Add a line of links, by anchor, to headings of the page."""
+        self.markdown.append(" · ".join(f"[{escape(text)}](#{anchor})" for anchor, text in parts.items()) + "\n")
+        links = " · ".join(f'<a href="#{anchor}">{html_text(text)}</a>' for anchor, text in parts.items())
+        self.html.append(f"<nav>{links}</nav>")
+
     def text(self, text: str, strong: str = "", kind: str = "") -> None:
         """Add a paragraph; `strong` begins it, and `kind` quote or note sets it off."""
         begin = f"**{escape(strong)}** " if strong else ""
@@ -191,9 +197,9 @@ class Page:
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
         """Add a table; columns for which `right` is true are aligned to the right."""
         self.markdown.append(markdown_table(header, rows, right))
-        lines = ["<thead>", *(_html_row("th", header, right),), "</thead><tbody>"]
-        lines += [*(_html_row("td", row, right) for row in rows), "</tbody>"]
-        self.html.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
+        head, body = _html_row("th", header, right), "".join(_html_row("td", row, right) for row in rows)
+        table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+        self.html.append(f'<div class="scroll">{table}</div>')
 
     def figure(self, png: str, caption: str) -> None:
         """Add a figure, which the HTML holds itself.
@@ -220,10 +226,11 @@ class Page:
         """Return the page as Markdown."""
         return "\n".join(self.markdown).rstrip("\n") + "\n"
 
-    def as_html(self, title: str) -> str:
-        """Return the page with its style."""
+    def as_html(self, title: str, changes: bool = False) -> str:
+        """Return the page with its style; one that `changes` loads itself again."""
         style = Path(__file__).with_name("report.css").read_text("utf-8")
         head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        head += '<meta http-equiv="refresh" content="20">' * changes
         head += f"<title>{html_text(title)}</title><style>{style}</style>"
         body = "\n".join(self.html)
         return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
@@ -231,7 +238,8 @@ class Page:
 
 def _html_row(tag: str, cells: Sequence[str], right: Sequence[bool]) -> str:
     kinds = (' class="right"' if at_right else "" for at_right in right)
-    return f"<tr>{''.join(f'<{tag}{kind}>{html_text(c)}</{tag}>' for kind, c in zip(kinds, cells, strict=True))}</tr>\n"
+    texts = (re.sub("(?<=[±≥,]) (?=[+−∞\\d])| (?=[↓↑])", "&nbsp;", html_text(cell)) for cell in cells)  # one number
+    return f"<tr>{''.join(f'<{tag}{kind}>{text}</{tag}>' for kind, text in zip(kinds, texts, strict=True))}</tr>\n"
 
 
 def render(results: Mapping[str, Any], directory: Path) -> Page:
@@ -242,53 +250,91 @@ def render(results: Mapping[str, Any], directory: Path) -> Page:
     """
     page = Page(directory)
     page.heading(1, results["title"])
+    quoted = f"Columns headed paper are quoted from Dai et al. 2019 (arXiv:1901.02860): {results['differences']}."
+    page.text(f"{quoted} Columns headed here were measured in this run.", results["note"], "quote")
     if not results["finished"]:
-        jobs = results["jobs"]
-        unfinished = f"Unfinished: {jobs['finished']} of {jobs['planned']} jobs are finished."
-        page.text(f"To continue: {results['command']}", unfinished, "quote")
+        _unfinished(page, results)
+    parts = {"claims": "What holds here", "differences": "The differences"} if results.get("verdicts", True) else {}
+    parts |= {f"section-{section['id']}": section["title"].partition(":")[0] for section in results["sections"]}
+    page.links({**parts, "settings": SETTINGS})
     page.text(introduction(results))
+    level = level_of(results)
+    for table in (found for section in results["sections"] for found in section.get("tables", ())):
+        if table["id"] == "table_6":
+            page.table(*table_of(first_pair(table), level))
+    page.text(UNITS, kind="note")
+    if "claims" in parts:
+        _claims(page, results, directory)
+    for section in results["sections"]:
+        _section(page, section, level)
+    _settings_and_runs(page, results)
+    return page
+
+
+def level_of(results: Mapping[str, Any]) -> str:
+    """Return the level of the tokens of the trainings; empty before one is finished."""
+    return str(results["corpora"][0]["level"]) if results["corpora"] else ""
+
+
+def first_pair(table_6: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of Table 6 with and without recurrence, with their test losses."""
+    columns = [
+        column for column in table_6["columns"] if column["key"] in ("arm", "seeds", "init", "bpb", "paper_init")
+    ]
+    rows = {arm.key: table_6["rows"][arm.key] for arm in (ON, OFF) if arm.key in table_6["rows"]}
+    return {"columns": columns, "rows": rows}
+
+
+def _unfinished(page: Page, results: Mapping[str, Any]) -> None:
+    jobs = results["jobs"]
+    finished = f"{jobs['finished']} of {jobs['planned']} jobs are finished"
+    if "running" not in jobs:
+        page.text(f"To continue: {results['command']}", f"Unfinished: {finished}.", "quote")
+        return
+    left = f"Running: {finished}, about {clock(jobs['seconds_left'])} left."
+    page.text(f"As of {jobs['time']}; the page loads itself again until all are finished.", left, "quote")
+    page.table(["running job", "state"], [[name, state] for name, state in jobs["running"].items()], [False, False])
+    with page.folded(f"{len(jobs['waiting'])} jobs to come"):
+        page.text(", ".join(jobs["waiting"]))
+
+
+def _claims(page: Page, results: Mapping[str, Any], directory: Path) -> None:
     page.heading(2, "What holds here", "claims")
-    for line in summary(results["claims"]):
+    for line in summary(results["claims"], results["finished"]):
         page.text(line)
     page.table(*claims_table(results["claims"]))
     page.text(RULE, kind="note")
     if picture := draw_effects(directory, side_by_side(results, directory)):
         page.figure(picture.png, picture.caption)
-    quoted = f"Columns headed paper are quoted from Dai et al. 2019 (arXiv:1901.02860): {results['differences']}."
-    page.text(f"{quoted} Columns headed here were measured in this run.", results["note"], "quote")
     page.heading(2, "The differences", "differences")
     for number, claim in enumerate(results["claims"], 1):
         page.text(f"{claim['paper']}. {claim['difference']}", f"{number}. {claim['claim']}.")
         page.table(
-            ["difference", "", "effect here", "the same in percent", "paper, in percent"],
-            rows_of(claim),
+            ["difference", "mark", "effect here (+: as claimed)", "the same in percent", "paper, in percent"],
+            rows_of(claim, level_of(results)),
             [False] * 2 + [True] * 3,
         )
         for note in dict.fromkeys(filter(None, (row.get("untested") for row in claim["rows"]))):
             page.text(f"–: {note}", kind="note")
-    for section in results["sections"]:
-        _section(page, section)
-    _settings_and_runs(page, results)
-    return page
 
 
 def introduction(results: Mapping[str, Any]) -> str:
     """Return command, models, corpora, time and hardware in two sentences."""
     machine, trained = results["machine"], [run for run in results["runs"].values() if run["command"] == "train"]
     where = ", ".join(machine["gpus"]) or f"{machine['cores']} cores of an {machine['processor'] or 'unknown CPU'}"
-    took = f"{results['command']} took {clock(results['seconds']['wall'])} on {where}"
+    verb = "took" if results["finished"] else "has run for"
+    took = f"{results['command']} {verb} {clock(results['seconds']['wall'])} on {where}"
     if not trained:
         return f"{took}. No training is finished."
     of = results["corpora"][0]
     # Up to version 0.4.0 subwords were those of lines, and results did not say so.
-    corpus = (
-        f"{of['name']} ({of['level']} level{', line by line' * (of['level'] == 'bpe' and of.get('by_line', True))})"
-    )
+    by_line = ", line by line" * (of["level"] == "bpe" and of.get("by_line", True))
+    corpus = f"{of['name']} ({of['level']} level{by_line})"
     size = f"{trained[0]['parameters'] / 1e6:.1f}M parameters on {trained[0]['tokens']:,} tokens each"
     return f"{took}. It trained {len(trained)} models of {size}, of {corpus}, unless a table says otherwise."
 
 
-def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
+def summary(claims: Sequence[Mapping[str, Any]], finished: bool = True) -> list[str]:
     """Return in a sentence each which claims hold, which do not, and which effects grow or shrink with training."""
     marks = [{row["mark"] for row in claim["rows"]} - {"–"} for claim in claims]
     points = {n: [point for row in rows for point in growth(row)] for n, rows in courses(claims)}
@@ -300,7 +346,7 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> list[str]:
         "Mixed (✓ and ✗)": [{"✓", "✗"} <= found for found in marks],
         "Holds in none, the opposite in some (✗, no ✓)": ["✗" in found and "✓" not in found for found in marks],
         "Undecided (≈ alone)": [found == {"≈"} for found in marks],
-        "Cannot be told in this run (–)": [not found for found in marks],
+        f"{'Cannot be told in this run' if finished else 'Not measured yet'} (–)": [not found for found in marks],
         f"The effect grows {late}": [min(trend) >= GROWTH for trend in trends],
         f"The effect shrinks {late}": [max(trend) <= -GROWTH for trend in trends],
     }
@@ -337,17 +383,18 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[l
         effect = _in_percent(found[0]) if len(found) == 1 else _range([row["percent"] for row in found])
         paper = _range([row["paper"] for row in claim["rows"] if "paper" in row])
         rows.append([str(number), claim["claim"], marks, effect, paper])
-    return ["", "claim of the paper", "marks", "effect here", "in the paper"], rows, [True, False, False, True, True]
+    header = ["", "claim of the paper", "marks", "effect here (+: as claimed)", "effect in the paper"]
+    return header, rows, [True, False, False, True, True]
 
 
-def rows_of(claim: Mapping[str, Any]) -> list[list[str]]:
+def rows_of(claim: Mapping[str, Any], level: str = "") -> list[list[str]]:
     """Return a row of text for each difference of a claim: title, mark, effect, the same in percent, the paper's."""
     rows = []
     for row in claim["rows"]:
         effect, paper, unit = "", row.get("paper"), row.get("unit")
         if "effect" in row:
             digits = 3 if unit in (None, "bpc") else 2 if unit == "ppl" else 0
-            effect = f"{decimal(row['effect'], digits, True)}{f' {unit}' if unit else ''}"
+            effect = f"{decimal(row['effect'], digits, True)}{f' {unit_words(unit, level)}' if unit else ''}"
             effect += f" {interval(row.get('low'), row.get('high'), digits)}"
         percent = _in_percent(row) if "percent" in row and unit != "%" else ""
         rows.append([row["title"], row["mark"], effect.strip(), percent, "" if paper is None else _percent(paper)])
@@ -368,32 +415,37 @@ def _range(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(map(_percent, (min(values), max(values))))) if values else ""
 
 
-def _section(page: Page, section: Mapping[str, Any]) -> None:
+def _section(page: Page, section: Mapping[str, Any], level: str) -> None:
     page.heading(2, section["title"], f"section-{section['id']}")
     page.text(section["paper"], "Paper:")
     page.text(section["here"], "Here:")
     for table in filter(lambda table: table["rows"], section.get("tables", ())):
         page.text("", table["caption"])
-        page.table(*table_of(table))
+        page.table(*table_of(table, level))
         for note in table.get("notes", ()):
             page.text(note, kind="note")
     for figure in section.get("figures", ()):
         page.figure(figure["png"], figure["caption"])
 
 
-def table_of(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]], list[bool]]:
-    """Return header, rows and alignment of a table of results; a heading has its group, title and unit in one line."""
-    columns = table["columns"]
-    titles = (": ".join(filter(None, (HEADINGS[column["of"]], column.get("title", "")))) for column in columns)
-    header = [f"{title} ({c['unit']})" if c.get("unit") else title for title, c in zip(titles, columns, strict=True)]
+def table_of(table: Mapping[str, Any], level: str = "") -> tuple[list[str], list[list[str]], list[bool]]:
+    """Return header, rows and alignment of a table of results; the paper's columns stand beside the names of the rows.
+
+    A heading has its group, title and unit, and an arrow where lower is better.
+    """
+    columns = sorted(table["columns"], key=lambda column: list(HEADINGS).index(column["of"]))
+    header = []
+    for column in columns:
+        title, unit = ": ".join(filter(None, (HEADINGS[column["of"]], column.get("title", "")))), column.get("unit")
+        arrow = " ↓" * (unit in LOSSES and "difference" not in column["key"])
+        header.append(f"{title}{arrow} ({unit_words(unit, level)})" if unit else title)
     rows = [[cell_text(row.get(column["key"])) for column in columns] for row in table["rows"].values()]
     return header, rows, [column["of"] != "label" for column in columns]
 
 
 def _settings_and_runs(page: Page, results: Mapping[str, Any]) -> None:
     machine = results["machine"]
-    page.heading(2, "Settings, versions, data", "settings")
-    page.text("± is the standard error over seeds or heads; a cell without it is of one, or its values are shown.")
+    page.heading(2, SETTINGS, "settings")
     seconds = results["seconds"]
     facts = {
         **results["settings"],

@@ -12,15 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from experiments.arms import OFF, ON
-from experiments.report.pages import RULE, SCALES, claims_table, introduction, render, summary, table_of
+from experiments.claims import UNITS
+from experiments.report.pages import (
+    RULE,
+    SCALES,
+    claims_table,
+    introduction,
+    level_of,
+    render,
+    summary,
+    table_of,
+)
 from experiments.report.pictures import CAPTION, PNG
-from experiments.sections import cell_text
+from experiments.sections import cell_text, unit_words
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "experiments/results"
-UNITS = {"ppl": "in perplexity"}
 BEGIN, END = "<!-- committed runs begin -->\n", "\n<!-- committed runs end -->"
 Results = Mapping[str, Any]
 
@@ -43,7 +52,7 @@ def parts(runs: Sequence[Results]) -> dict[str, str]:
         CAPTION,
     ]
     details = [
-        f"{run['title']}. {run['note']} ± is the standard error over seeds.\n\n" + markdown_table(*table_of(table))
+        f"{run['title']}. {run['note']} {UNITS}\n\n" + markdown_table(*table_of(table, level_of(run)))
         for run, table in zip(runs, tables, strict=True)
     ]
     return {"README.md": "\n\n".join(front), "docs/reproduction.md": "\n".join(details).rstrip("\n")}
@@ -64,11 +73,11 @@ def pair(table_6: Mapping[str, Any]) -> str:
     """Return the test losses of the runs with and without recurrence in a sentence."""
     columns = [column for column in table_6["columns"] if column["key"] in ("init", "bpb")]
     with_it, without = (
-        ", ".join(f"{cell_text(table_6['rows'][arm.key][c['key']])} {UNITS.get(c['unit'], c['unit'])}" for c in columns)
+        ", ".join(f"{cell_text(table_6['rows'][arm.key][c['key']])} {unit_words(c['unit'])}" for c in columns)
         for arm in (ON, OFF)
     )
     seeds = cell_text(table_6["rows"][ON.key]["seeds"])
-    return f"Test loss, seeds {seeds}: with recurrence {with_it}; without {without}."
+    return f"Test loss (lower is better), seeds {seeds}: with recurrence {with_it}; without {without}."
 
 
 def beside(runs: Sequence[Results]) -> tuple[list[str], list[list[str]], list[bool]]:

@@ -16,6 +16,7 @@ from experiments.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
+INIT, BEST = "training’s lengths", "best length"  # of attention, in the heads of columns
 ENDING = "-lengths"  # of the name of an evaluation, after that of its run
 At = Literal["init", "best"]
 """Attention length of a test loss: training's, or the one with the best validation loss."""
@@ -66,8 +67,13 @@ class Evaluation:
 
 Runs = Mapping[Arm, Sequence[Job]]
 """Trainings of each arm."""
-Evaluations = Mapping[Arm, Sequence[Evaluation]]
-"""Evaluations of the runs of each arm."""
+
+
+class Evaluations(dict[Arm, list[Evaluation]]):
+    """Evaluations of the runs of each arm; one without any is pending."""
+
+    def __missing__(self, arm: Arm) -> list[Evaluation]:
+        raise Pending(arm.title)
 
 
 def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
@@ -87,22 +93,24 @@ def with_evaluations(runs: Runs, setup: Setup) -> list[Job]:
     return [job for arm in runs for run in runs[arm] for job in (run, evaluation_job(arm, run, setup))]
 
 
-def evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
-    """Read the evaluations that are finished; arms without one are left out.
-
-    Raises:
-        Pending: none is.
-    """
-    found: dict[Arm, list[Evaluation]] = {}
+def evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> Evaluations:
+    """Read the evaluations that are finished."""
+    found = Evaluations()
     for arm, of_arm in runs.items():
         for run in of_arm:
             job = evaluation_job(arm, run, setup)
             if outcomes.has(job) and outcomes.has(run):  # its weights may be lost, and the training run again
                 result = outcomes.result(job, "evaluation.json")
                 found.setdefault(arm, []).append(Evaluation(run.seed or 0, outcomes.runs / job.name, result))
-    if not found:
-        raise Pending("no run is evaluated yet")
     return found
+
+
+def trained_words(runs: Runs, outcomes: Outcomes) -> str:
+    """Return corpus, size and length of the trainings in words."""
+    if not any(outcomes.has(run) for of_arm in runs.values() for run in of_arm):
+        return "no training is finished yet."
+    metrics = outcomes.first(run for of_arm in runs.values() for run in of_arm)
+    return f"{metrics['corpus']['name']}, {metrics['parameters']:,} parameters, {metrics['steps']:,} steps."
 
 
 def all_evaluations(outcomes: Outcomes) -> list[list[Evaluation]]:
@@ -128,20 +136,20 @@ def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Ar
 
     return {
         ours("seeds", "seeds"): lambda arm: ", ".join(str(run.seed) for run in evaluated[arm]),
-        ours("init", "test, init", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
-        ours("best", "test, best", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
+        ours("init", f"test loss, {INIT}", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
+        ours("best", f"test loss, {BEST}", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
         **bits_a_byte(evaluated),
-        ours("length", "attention length", "tokens"): length,
-        ours("valid_init", "validation, init", unit): lambda arm: swept(arm, "init"),
-        ours("valid_best", "validation, best", unit): lambda arm: swept(arm, "best"),
+        ours("length", "best attention length", "tokens"): length,
+        ours("valid_init", f"validation loss, {INIT}", unit): lambda arm: swept(arm, "init"),
+        ours("valid_best", f"validation loss, {BEST}", unit): lambda arm: swept(arm, "best"),
     }
 
 
 def bits_a_byte(evaluated: Evaluations) -> dict[Column, Callable[[Arm], Cell]]:
     """Return the column of test losses in bits a byte at training's lengths, where the tokens are subwords."""
-    if not all("bpb" in run.test("init") for runs in evaluated.values() for run in runs):
+    if not evaluated or not all("bpb" in run.test("init") for runs in evaluated.values() for run in runs):
         return {}
-    return {ours("bpb", "test, init", "bits a byte"): lambda arm: loss_cell(evaluated[arm], "bpb")}
+    return {ours("bpb", f"test loss, {INIT}", "bits a byte"): lambda arm: loss_cell(evaluated[arm], "bpb")}
 
 
 def loss_cell(found: Sequence[Evaluation], unit: str, at: At = "init") -> Number:

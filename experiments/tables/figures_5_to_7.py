@@ -23,11 +23,6 @@ from experiments.tables.intervals import Array, of_repeats
 from experiments.tables.main_results import largest_run
 
 TITLE = "Figures 5 to 7: where the heads look"
-PAPER = (
-    "Averaged over the validation text, nearby tokens dominate, and some heads look at the whole memory. A softmax of "
-    "term (a) alone is nearly uniform, one of (b) looks like the whole, and one of (d) prefers near tokens too but is "
-    "flatter."
-)
 NEARLY_UNIFORM = 0.9
 ROWS = {"all": "all terms", "a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
 FIGURES = {
@@ -61,7 +56,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     return Section(
         id="figures_5_to_7",
         title=TITLE,
-        paper=PAPER,
         here=(
             f"Runs: {counts}, of {len(maps['heads'])} heads each, averaged over {maps['queries']:,} tokens of "
             f"{maps['corpus']['name']} ({maps['split']}) that see all {maps['distances']} relative positions. The "
@@ -119,9 +113,9 @@ def shape_table(by_distance: Mapping[str, Mapping[str, Array]]) -> Table:
         rows,
         {
             label("arm", "softmax of"): lambda row: row[0],
-            ours("flatness", "entropy, of the uniform's"): lambda row: _over_heads(row[1], 3),
+            ours("flatness", "entropy", "of the uniform's"): lambda row: _over_heads(row[1], 3),
             ours("distance", "mean distance", "tokens"): lambda row: _over_heads(row[2], 1),
-            ours("unlike", "distance to all terms"): lambda row: _over_heads(row[3], 3),
+            ours("unlike", "distance to all terms", "0 to 1"): lambda row: _over_heads(row[3], 3),
         },
         notes=(
             f"Of the averages over {length} relative positions, rescaled to sum to 1; mean and standard error over "

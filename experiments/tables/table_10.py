@@ -10,19 +10,18 @@ Writes: the table, with the columns of Table 6 and the cost of training, and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from experiments.arms import ON, Arm, kept, memory_of_training, saved_bytes, trainings
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_10
-from experiments.sections import Section, Table, cell, label, ours, paper
+from experiments.sections import Cell, Column, Section, Table, cell, label, ours, paper
 from experiments.tables.differences import Comparisons, percent_of_loss
-from experiments.tables.evaluations import Evaluations, Runs, evaluations, loss_columns, with_evaluations
+from experiments.tables.evaluations import BEST, INIT, Evaluations, Runs, evaluations, loss_columns, with_evaluations
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
-PAPER = (
-    "With the memory of a GPU held equal, segments can be 176 long without recurrence (172 with the half loss) instead "
-    "of 128. Recurrence is still better: 26.77 against 27.98, and 28.33 against 28.83."
-)
 ROWS = {Arm(row.recurrence, loss=row.loss, longer=not row.recurrence): row for row in TABLE_10}
 LONGER = Arm(False, longer=True)
 
@@ -47,44 +46,48 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     return Section(
         id="table_10",
         title=TITLE,
-        paper=PAPER,
         here=(
             f"With recurrence the memory has {memory_of_training(setup)} tokens. Segments without are {longest}. They "
             "read as many tokens in fewer steps."
         ),
-        tables=(_table(runs, evaluated, setup, outcomes),),
+        tables=_tables(runs, evaluated, setup, outcomes),
         differences=(Comparisons(evaluated, outcomes).losses(key, ON, LONGER, "best", theirs),),
     )
 
 
-def _table(runs: Runs, evaluated: Evaluations, setup: Setup, outcomes: Outcomes) -> Table:
-    metrics = {arm: outcomes.metrics(next(filter(outcomes.has, runs[arm]))) for arm in evaluated}
-    configs = {arm: composed(runs[arm][0].overrides) for arm in evaluated}
+def _tables(runs: Runs, evaluated: Evaluations, setup: Setup, outcomes: Outcomes) -> tuple[Table, Table]:
+    """Return the losses, and what training takes."""
+    configs = {arm: composed(runs[arm][0].overrides) for arm in runs}
     on_gpu = setup.profile.accelerator == "gpu"  # a CPU's peak is of the whole process with its libraries
 
-    def megabytes(arm: Arm) -> float:
-        return (metrics[arm]["peak_memory_bytes"] if on_gpu else saved_bytes(configs[arm])) / 2**20
+    def trained(arm: Arm, name: str) -> Cell:
+        return cell(outcomes.first(runs[arm])[name], 0)
 
-    return Table.filled(
-        "table_10",
-        TITLE,
-        {arm.key: arm for arm in evaluated},
-        {
-            label("arm"): lambda arm: arm.title,
-            ours("segment", "segment", "tokens"): lambda arm: cell(configs[arm].data.segment_len, 0),
-            ours("trained", "training", "tokens"): lambda arm: cell(metrics[arm]["tokens"], 0),
-            ours("steps", "training", "steps"): lambda arm: cell(metrics[arm]["steps"], 0),
-            ours("seconds", "training", "s"): lambda arm: cell(metrics[arm]["seconds"], 0),
-            ours("memory", "training, peak memory" if on_gpu else "saved for the backward pass", "MB"): lambda arm: (
-                cell(megabytes(arm), 1)
-            ),
-            **loss_columns(evaluated, outcomes.unit),
-            paper("paper_segment", "segment", "tokens"): lambda arm: cell(ROWS[arm].segment_len, 0),
-            paper("paper_init", "init", "ppl"): lambda arm: cell(ROWS[arm].ppl_init, 2),
-            paper("paper_best", "best", "ppl"): lambda arm: cell(ROWS[arm].ppl_best, 2),
-            paper("paper_length", "attention length", "tokens"): lambda arm: cell(ROWS[arm].attention_length, 0),
-        },
-        notes=("Tokens, steps, seconds and memory of training are those of one run.",),
+    def megabytes(arm: Arm) -> float:
+        return (outcomes.first(runs[arm])["peak_memory_bytes"] if on_gpu else saved_bytes(configs[arm])) / 2**20
+
+    rows = {arm.key: arm for arm in runs}
+    losses: dict[Column, Callable[[Arm], Cell]] = {
+        label("arm"): lambda arm: arm.title,
+        **loss_columns(evaluated, outcomes.unit),
+        paper("paper_init", f"loss, {INIT}", "ppl"): lambda arm: cell(ROWS[arm].ppl_init, 2),
+        paper("paper_best", f"loss, {BEST}", "ppl"): lambda arm: cell(ROWS[arm].ppl_best, 2),
+        paper("paper_length", "best attention length", "tokens"): lambda arm: cell(ROWS[arm].attention_length, 0),
+    }
+    costs: dict[Column, Callable[[Arm], Cell]] = {
+        label("arm"): lambda arm: arm.title,
+        ours("segment", "segment", "tokens"): lambda arm: cell(configs[arm].data.segment_len, 0),
+        ours("trained", "training", "tokens"): partial(trained, name="tokens"),
+        ours("steps", "training", "steps"): partial(trained, name="steps"),
+        ours("seconds", "training", "s"): partial(trained, name="seconds"),
+        ours("memory", "training, peak memory" if on_gpu else "saved for the backward pass", "MB"): lambda arm: cell(
+            megabytes(arm), 1
+        ),
+        paper("paper_segment", "segment", "tokens"): lambda arm: cell(ROWS[arm].segment_len, 0),
+    }
+    return (
+        Table.filled("table_10", TITLE, rows, losses),
+        Table.filled("table_10_costs", "Length of the segments, and what training takes, of one run", rows, costs),
     )
 
 

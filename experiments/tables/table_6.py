@@ -13,33 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 from experiments.arms import ENCODINGS, OFF, ON, Arm, in_precision_of_training, kept, trainings
 from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_6, TABLE_6_STANDARD, table_6
-from experiments.sections import DIGITS, Difference, Figure, Section, Table, cell, label, ours, paper
+from experiments.sections import DIGITS, Difference, Figure, Section, Table, cell, label, ours, paper, unit_words
 from experiments.tables.differences import Comparisons, percent_of_loss
 from experiments.tables.evaluations import (
+    BEST,
+    INIT,
     WINDOWS,
     At,
     Evaluations,
     Runs,
     evaluations,
     loss_columns,
+    trained_words,
     with_evaluations,
 )
 from experiments.tables.main_results import standard_run
 from txl_lightning.reporting.canvas import line_figure
 
 TITLE = "Table 6: recurrence, encoding, loss"
-PAPER = (
-    "On WikiText-103, with 128M parameters and a backpropagation length of 128, recurrence lowers the perplexity from "
-    "29.59 to 27.02, the paper's encoding is better than Shaw's and the absolute ones, and only it gains when the "
-    "attention at evaluation is longer than in training (27.02 to 26.77 at 500). Absolute encodings are listed with "
-    "the half loss alone, because they only work well with it."
-)
 ROWS = {Arm(row.recurrence, row.encoding, row.loss): row for row in TABLE_6}
 SHAW, ABSOLUTE = Arm(True, "shaw"), ("absolute", "al_rfou")
 LOSSES = {encoding: [Arm(False, encoding, loss) for loss in ("full", "random_half", "half")] for encoding in ABSOLUTE}
@@ -59,23 +55,21 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the tables, the differences and the figure."""
     runs = _runs(setup)
     found, unit = evaluations(runs, setup, outcomes), outcomes.unit
-    metrics = outcomes.metrics(next(job for of_arm in runs.values() for job in of_arm if outcomes.has(job)))
-    tables = [_table(found, unit), _losses_table(found, unit)]
+    tables = [_table(found, unit, runs), _losses_table(found, unit, runs)]
     if (standard := standard_run(setup)) and outcomes.has(_standard_evaluation(standard, setup)):
         tables.append(_standard_table(standard, unit, setup, outcomes))
     return Section(
         id="table_6",
         title=TITLE,
-        paper=PAPER,
         here=(
-            f"{metrics['corpus']['name']}, {metrics['parameters']:,} parameters, {metrics['steps']:,} steps. Init: at "
-            "training's lengths, where a token with recurrence sees the memory and its segment so far. Best: at the "
-            "attention length chosen on validation; every token then sees as many, itself included. Rows without "
+            f"{trained_words(runs, outcomes)} At training's lengths a token with recurrence sees the memory and its "
+            "segment so far. Best length: the attention length chosen on validation; every token then sees as many, "
+            "itself included. Rows without "
             f"recurrence are scored in {WINDOWS}, at training's length too. A difference rests on the tokens and seeds "
             "that both of its rows have. The paper's numbers are of validation."
         ),
         tables=tuple(tables),
-        figures=(_lengths_figure(found, metrics, outcomes),),
+        figures=_lengths_figure(found, outcomes),
         differences=tuple(differences(found, outcomes, runs)),
     )
 
@@ -124,27 +118,31 @@ def _gain_in_paper(arm: Arm) -> float:
     return percent_of_loss(row.ppl_init, row.ppl_best)
 
 
-def _table(found: Evaluations, unit: str) -> Table:
+def _table(found: Evaluations, unit: str, planned: Collection[Arm]) -> Table:
     return Table.filled(
         "table_6",
         TITLE,
-        {arm.key: arm for arm in ROWS if arm in found},
+        {arm.key: arm for arm in ROWS if arm in planned},
         {
             label("arm"): lambda arm: arm.title,
             **loss_columns(found, unit),
-            paper("paper_init", "init", "ppl"): lambda arm: cell(ROWS[arm].ppl_init, 2),
-            paper("paper_best", "best", "ppl"): lambda arm: cell(ROWS[arm].ppl_best, 2),
-            paper("paper_length", "attention length", "tokens"): lambda arm: cell(ROWS[arm].attention_length, 0),
+            paper("paper_init", f"loss, {INIT}", "ppl"): lambda arm: cell(ROWS[arm].ppl_init, 2),
+            paper("paper_best", f"loss, {BEST}", "ppl"): lambda arm: cell(ROWS[arm].ppl_best, 2),
+            paper("paper_length", "best attention length", "tokens"): lambda arm: cell(ROWS[arm].attention_length, 0),
         },
-        notes=(_attention_length_note(found, unit),),
+        notes=tuple(
+            f"Best attention length: the shortest whose validation loss is at most {runs[0].sweep['tolerance']} "
+            f"{unit_words(unit)} above the lowest."
+            for runs in list(found.values())[:1]
+        ),
     )
 
 
-def _losses_table(found: Evaluations, unit: str) -> Table:
+def _losses_table(found: Evaluations, unit: str, planned: Collection[Arm]) -> Table:
     return Table.filled(
         "table_6_losses",
         "Loss over all positions, a random half or the last half, without recurrence",
-        {arm.key: arm for arms in LOSSES.values() for arm in arms if arm in found},
+        {arm.key: arm for arms in LOSSES.values() for arm in arms if arm in planned},
         {label("arm"): lambda arm: arm.title, **loss_columns(found, unit)},
         notes=(
             "The random half has as many losses as the last half, drawn for each step, but some have little context.",
@@ -171,30 +169,22 @@ def _standard_table(run: Job, unit: str, setup: Setup, outcomes: Outcomes) -> Ta
         rows,
         {
             label("arm", "attention length"): lambda row: row[0],
-            ours("loss", "validation", unit): lambda row: cell(row[1], DIGITS[unit]),
-            paper("paper", "ppl", "ppl"): lambda row: cell(row[2], 2),
+            ours("loss", "validation loss", unit): lambda row: cell(row[1], DIGITS[unit]),
+            paper("paper", "loss", "ppl"): lambda row: cell(row[2], 2),
         },
     )
 
 
-def _attention_length_note(found: Evaluations, unit: str) -> str:
-    tolerance = next(iter(found.values()))[0].sweep["tolerance"]
-    return f"Attention length: the shortest whose validation loss is at most {tolerance} {unit} above the best."
-
-
-def _lengths_figure(found: Evaluations, metrics: dict[str, Any], outcomes: Outcomes) -> Figure:
+def _lengths_figure(found: Evaluations, outcomes: Outcomes) -> tuple[Figure, ...]:
     curves, unit = {}, outcomes.unit
     for arm in (arm for arm in found if arm in ROWS):
         sweep = found[arm][0].sweep
         losses = {row["attention_length"]: row[unit] for row in (sweep["init"], *sweep["lengths"])}
         curves[arm.title] = [(sorted(losses), [losses[length] for length in sorted(losses)])]
+    if not curves:
+        return ()
     path, png = outcomes.figure("table_6_attention_lengths.png")
-    words = ("attention length at evaluation (tokens)", _loss_axis(metrics, unit), "Loss by attention length")
-    line_figure(path, curves, *words, log_x=True)
-    return Figure(png, "Validation loss by attention length at evaluation, with the same weights; first seed.")
-
-
-def _loss_axis(metrics: dict[str, Any], unit: str) -> str:
-    """Name of the losses and their unit for the axis of a figure."""
-    symbol = "byte" if metrics["corpus"]["level"] == "byte" else "character"
-    return f"validation loss ({'perplexity' if unit == 'ppl' else f'bits per {symbol}'})"
+    level = next(iter(found.values()))[0].found["corpus"]["level"]
+    words = ("attention length at evaluation (tokens)", f"validation loss ({unit_words(unit, level)})")
+    line_figure(path, curves, *words, "Loss by attention length", log_x=True)
+    return (Figure(png, "Validation loss by attention length at evaluation, with the same weights; first seed."),)

@@ -18,18 +18,14 @@ from experiments.arms import OFF, ON, Arm, OtherCorpus, kept, trainings
 from experiments.engine.jobs import RUNS, Job, Outcomes, at_hand, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_7
-from experiments.sections import DIGITS, Section, Table, cell, label, ours, paper
+from experiments.sections import DIGITS, Number, Section, Table, cell, label, ours, paper
 from experiments.tables.differences import Comparisons, percent_of_loss
-from experiments.tables.evaluations import WINDOWS, Runs, evaluations, loss_cell, with_evaluations
+from experiments.tables.evaluations import WINDOWS, Runs, evaluations, loss_cell, trained_words, with_evaluations
 from experiments.tables.main_results import published_experiment
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.files import write_json
 
 TITLE = "Table 7: recurrence without long dependencies"
-PAPER = (
-    "On One Billion Word, whose sentences are shuffled, there is no long dependency to carry. Recurrence still lowers "
-    "the perplexity from 27.1 to 25.2: without it a segment begins in the middle of a sentence that it has not seen."
-)
 ROWS = {Arm(row.recurrence, row.encoding): row for row in TABLE_7}
 SHUFFLED = "shuffled lines"
 SEED = 1  # of the shuffling
@@ -46,18 +42,21 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the differences."""
     runs = _runs(setup)
     found, unit = evaluations(runs, setup, outcomes), outcomes.unit
-    metrics = outcomes.metrics(next(run for of_arm in runs.values() for run in of_arm if outcomes.has(run)))
-    losses = {replace(arm, corpus=None): loss_cell(found[arm], unit) for arm in found}  # by the arm of the paper's row
-    on, off = (replace(arm, corpus=next(iter(runs)).corpus) for arm in (ON, OFF))
+    corpus = next(iter(runs)).corpus
+    on, off = (replace(arm, corpus=corpus) for arm in (ON, OFF))
+
+    def loss(arm: Arm) -> Number:
+        return loss_cell(found[replace(arm, corpus=corpus)], unit)
+
     table = Table.filled(
         "table_7",
         TITLE,
-        {arm.key: arm for arm in losses},
+        {arm.key: arm for arm in ROWS if replace(arm, corpus=corpus) in runs},
         {
             label("arm"): lambda arm: arm.title,
-            ours("loss", "test loss", unit): lambda arm: losses[arm],
-            ours("difference", "above the first row", unit): lambda arm: (
-                cell(losses[arm].value - losses[ON].value, DIGITS[unit]) if ON in losses else None
+            ours("loss", "test loss", unit): loss,
+            ours("difference", "above the first row", unit): lambda arm: cell(
+                loss(arm).value - loss(ON).value, DIGITS[unit]
             ),
             paper("paper", "test loss", "ppl"): lambda arm: cell(ROWS[arm].ppl, 1),
             paper("paper_difference", "above the first row", "ppl"): lambda arm: cell(ROWS[arm].ppl - ROWS[ON].ppl, 1),
@@ -68,20 +67,19 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     return Section(
         id="table_7",
         title=TITLE,
-        paper=PAPER,
         here=(
-            f"{_corpus_in_words(metrics['corpus']['name'], setup)} {metrics['parameters']:,} parameters, "
-            f"{metrics['steps']:,} steps; test loss at training's lengths, without recurrence in {WINDOWS}."
+            f"{_corpus_in_words(setup)} Trained: {trained_words(runs, outcomes)} Test loss at training's lengths, "
+            f"without recurrence in {WINDOWS}."
         ),
         tables=(table,),
         differences=(Comparisons(found, outcomes).losses(key, on, off, "init", theirs),),
     )
 
 
-def _corpus_in_words(name: str, setup: Setup) -> str:
+def _corpus_in_words(setup: Setup) -> str:
     if one_billion_word(setup):
-        return f"The paper's corpus ({name}), whose sentences are in random order."
-    lines = f"The lines of the corpus in random order ({name}), blank ones left out, so that no line helps to predict"
+        return "The paper's corpus, whose sentences are in random order."
+    lines = "The lines of the corpus in random order, blank ones left out, so that no line helps to predict"
     missing = " One Billion Word, the paper's corpus, is not used here." if setup.profile.table_7 else ""
     return f"{lines} the next.{missing}"
 

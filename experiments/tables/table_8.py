@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from experiments.arms import OFF, ON, Arm, in_precision_of_training, kept, training, trainings
+from experiments.claims import TEXTS
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_8
@@ -40,11 +41,6 @@ from experiments.tables.intervals import Interval, seed_spread, student
 from experiments.tables.main_results import standard_run
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
-PAPER = (
-    "At r = 0.1 the effective context of Transformer-XL is 900 words on WikiText-103, that of a QRNN and an LSTM of "
-    "the same budget 500 and 400. In the ablation it is 700, with Shaw's encoding 400, without recurrence 300, and a "
-    "Transformer with absolute positions sees its 128 tokens."
-)
 GROUPS: dict[int, dict[str, Arm]] = {
     1: {"Transformer-XL": ON, "QRNN": Arm(baseline="qrnn"), "LSTM": Arm(baseline="lstm")},
     2: {
@@ -54,7 +50,7 @@ GROUPS: dict[int, dict[str, Arm]] = {
         "Transformer": Arm(False, "al_rfou", "half"),
     },
 }
-LONGEST = "Transformer-XL"
+LONGEST, FRACTIONS = "Transformer-XL", ("0.1", "0.5", "1.0")
 Results: TypeAlias = Mapping[int, Mapping[int, dict[str, Any]]]
 """Contents of `recl.json` by seed, by group."""
 
@@ -72,43 +68,37 @@ def jobs(setup: Setup) -> list[Job]:
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return the table, the differences, and the figures of both groups.
-
-    Raises:
-        Pending: the RECL of no seed is finished.
-    """
-    results = {}
+    """Return the table, the differences, and the figures of both groups."""
+    results: dict[int, dict[int, dict[str, Any]]] = {}
     for group in GROUPS:
         done = {seed: job for seed in _seeds(group, setup) if outcomes.has(job := _recl(group, setup, seed))}
         if done:
             results[group] = {seed: outcomes.result(job, "recl.json") for seed, job in done.items()}
-    if not results:
-        raise Pending("no RECL is measured yet")
-    one = next(iter(next(iter(results.values())).values()))
-    return Section(
-        id="table_8",
-        title=TITLE,
-        paper=PAPER,
-        here=(
+    planned = [(group, name) for group in GROUPS for name in _runs(group, setup, 1)]
+    here = "no RECL is measured yet."
+    for one in [result for by_seed in results.values() for result in by_seed.values()][:1]:
+        here = (
             f"Losses at {one['positions']['number']:,} positions of {one['corpus']['name']} ({one['split']}), in "
             f"{one['positions']['blocks']} blocks over the whole text, each with exactly c tokens of context; "
             f"c grows from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} (the paper's are of "
-            "100 words). Each seed has its own models and its own positions. RECL counts a step wherever single losses "
-            "fall, even if their mean rises; guarded RECL also ends where the model's own mean loss no longer falls, "
-            "over all positions or over those that were hard before. Lengths can be compared within a group only. The "
-            "figures are of the first seed."
-            f"{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
-        ),
-        tables=(_table(results),),
+            "100 words)."
+        )
+    return Section(
+        id="table_8",
+        title=TITLE,
+        here=f"{here} {TEXTS['recl']}{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}",
+        tables=(_table(results, planned, outcomes.unit),),
         figures=tuple(figure for group in GROUPS for figure in _figures(group, setup, outcomes)),
         differences=(
-            *_differences(results, "RECL", "value", "at_least"),
-            *_differences(results, "guarded RECL", "guarded", "guarded_at_least"),
+            *_differences(results, "RECL", "value", "at_least", planned),
+            *_differences(results, "guarded RECL", "guarded", "guarded_at_least", planned),
         ),
     )
 
 
-def _differences(results: Results, title: str, value: str, at_least: str) -> list[Difference]:
+def _differences(
+    results: Results, title: str, value: str, at_least: str, planned: Sequence[tuple[int, str]] = ()
+) -> list[Difference]:
     """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group.
 
     Means over the seeds, with ends by Student's t; the variance between seeds, which have other models and other
@@ -120,6 +110,7 @@ def _differences(results: Results, title: str, value: str, at_least: str) -> lis
         title: kind of RECL, in words.
         value: its name in `recl.json`.
         at_least: name there of whether it may lie beyond the grid.
+        planned: group and name of models, which have a difference without an effect while they have no result.
     """
     lengths = {
         (group, name): {seed: _models(result)[name]["recl"]["0.1"] for seed, result in by_seed.items()}
@@ -134,7 +125,14 @@ def _differences(results: Results, title: str, value: str, at_least: str) -> lis
     spread = seed_spread([[by_seed] for by_seed in longer.values()])
     theirs = {(row.group, row.model): row.recl[0.1] for row in TABLE_8}
     found = []
-    for (group, name), by_seed in longer.items():
+    for group, name in dict.fromkeys([*longer, *(one for one in planned if one[1] != LONGEST)]):
+        paper = 100 * (theirs[group, LONGEST] / theirs[group, name] - 1) if value == "value" else None
+        key = f"recl_order/{row_key(group, GROUPS[group][name])}{'-guarded' * (value == 'guarded')}"
+        words = f"group {group}: {LONGEST} − {name}, {title}"
+        if (group, name) not in longer:
+            found.append(Difference(key, words, "tokens", paper=paper))
+            continue
+        by_seed = longer[group, name]
         own, other = lengths[group, LONGEST].values(), lengths[group, name].values()
         effect, low, high = statistics.mean(by_seed.values()), None, None
         if spread.freedom:
@@ -143,9 +141,6 @@ def _differences(results: Results, title: str, value: str, at_least: str) -> lis
             high = None if any(length[at_least] for length in own) else effect + half
         difference = Interval(effect, low, high)
         in_percent = difference.times(100 / max(1.0, statistics.mean(length[value] for length in other)))
-        paper = 100 * (theirs[group, LONGEST] / theirs[group, name] - 1) if value == "value" else None
-        key = f"recl_order/{row_key(group, GROUPS[group][name])}{'-guarded' * (value == 'guarded')}"
-        words = f"group {group}: {LONGEST} − {name}, {title}"
         found.append(row(key, words, "tokens", difference, in_percent, paper))
     return found
 
@@ -190,40 +185,35 @@ def _figures(group: int, setup: Setup, outcomes: Outcomes) -> tuple[Figure, ...]
     return copied_figures(outcomes, _recl(group, setup, _seeds(group, setup)[0]), captions)
 
 
-def _table(results: Results) -> Table:
+def _table(results: Results, planned: Sequence[tuple[int, str]], unit: str) -> Table:
     """Means over the seeds of RECL by group, model and r, of guarded RECL, and of the loss at the longest context."""
-    one = next(iter(next(iter(results.values())).values()))
-    unit, fractions = one["unit"], sorted(one["models"][0]["recl"])
     theirs = {(row.group, row.model): row.recl for row in TABLE_8}
-    models: dict[str, tuple[int, dict[int, dict[str, Any]]]] = {
-        row_key(group, GROUPS[group][name]): (group, {seed: _models(by_seed[seed])[name] for seed in by_seed})
-        for group, by_seed in results.items()
-        for name in _models(next(iter(by_seed.values())))
-    }
 
-    def here(r: str, value: str, at_least: str, row: tuple[int, dict[int, dict[str, Any]]]) -> Cell:
-        lengths = {seed: model["recl"][r] for seed, model in row[1].items()}
+    def models(row: tuple[int, str]) -> dict[int, dict[str, Any]]:
+        if row[0] not in results:
+            raise Pending(row[1])
+        return {seed: _models(result)[row[1]] for seed, result in results[row[0]].items()}
+
+    def here(r: str, value: str, at_least: str, row: tuple[int, str]) -> Cell:
+        lengths = {seed: model["recl"][r] for seed, model in models(row).items()}
         mean = over_seeds({seed: length[value] for seed, length in lengths.items()}, 0)
         return replace(mean, at_least=any(length[at_least] for length in lengths.values()) or None)
 
-    def first(row: tuple[int, dict[int, dict[str, Any]]]) -> dict[str, Any]:
-        return next(iter(row[1].values()))
-
-    def of_paper(r: str, row: tuple[int, dict[int, dict[str, Any]]]) -> Cell:
-        return cell(theirs[row[0], first(row)["name"]].get(float(r)), 0)
+    def of_paper(r: str, row: tuple[int, str]) -> Cell:
+        return cell(theirs[row][float(r)], 0)
 
     return Table.filled(
         "table_8",
         TITLE,
-        models,
+        {row_key(group, GROUPS[group][name]): (group, name) for group, name in planned},
         {
-            label("arm"): lambda row: f"group {row[0]}: {first(row)['name']}",
-            **{ours(f"r{r}", f"r = {r}", "tokens"): partial(here, r, "value", "at_least") for r in fractions},
-            ours("guarded", "guarded, r = 0.1", "tokens"): partial(here, "0.1", "guarded", "guarded_at_least"),
-            ours("loss", f"loss at {one['contexts'][-1]} tokens", unit): lambda row: over_seeds(
-                {seed: model[unit][-1] for seed, model in row[1].items()}, DIGITS[unit]
+            label("arm"): lambda row: f"group {row[0]}: {row[1]}",
+            **{ours(f"r{r}", f"RECL, r = {r}", "tokens ↑"): partial(here, r, "value", "at_least") for r in FRACTIONS},
+            ours("guarded", "guarded RECL, r = 0.1", "tokens ↑"): partial(here, "0.1", "guarded", "guarded_at_least"),
+            ours("loss", "loss with the longest context", unit): lambda row: over_seeds(
+                {seed: model[unit][-1] for seed, model in models(row).items()}, DIGITS[unit]
             ),
-            ours("limit", "sees at most", "tokens"): lambda row: cell(first(row)["limit"], 0),
-            **{paper(f"paper_r{r}", f"r = {r}", "words"): partial(of_paper, r) for r in fractions},
+            ours("limit", "sees at most", "tokens"): lambda row: cell(next(iter(models(row).values()))["limit"], 0),
+            **{paper(f"paper_r{r}", f"RECL, r = {r}", "words ↑"): partial(of_paper, r) for r in FRACTIONS},
         },
     )

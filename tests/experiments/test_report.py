@@ -9,10 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from experiments.engine.jobs import Job, Outcomes
+from experiments.engine.profiles import PROFILES
 from experiments.report import readme
-from experiments.report.pages import growth, render, side_by_side, summary, write_report
+from experiments.report.pages import (
+    _corpora,
+    growth,
+    introduction,
+    render,
+    side_by_side,
+    summary,
+    table_of,
+    write_report,
+)
 from experiments.report.pictures import draw_effects
-from experiments.sections import cell_text
+from experiments.reproduce import SECTIONS
+from experiments.sections import cell_text, unit_words
 from txl_lightning.errors import UserError
 
 HOSTILE = "<script>alert('x')</script> | *a* `b` [c](d) & \\"
@@ -27,12 +39,14 @@ class Parsed(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
         self.text = ""
         self.feed(page)
         assert not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.attributes += attrs
         self.open += [] if tag in ("meta", "img") else [tag]
         self.text += "\n" if tag in ("tr", "p") else " "
 
@@ -62,9 +76,10 @@ def test_both_pages_show_every_claim_table_and_figure(folder: Path) -> None:
         assert section["title"] in page.text
         for table in section["tables"]:
             assert table["caption"] in page.text
+            columns = sorted(table["columns"], key=lambda column: ("label", "paper", "ours").index(column["of"]))
             for row in table["rows"].values():
-                cells = [cell_text(row.get(column["key"])) for column in table["columns"]]
-                assert "".join(cells).replace(" ", "") in page.text.replace(" ", "")
+                cells = "".join(cell_text(row.get(column["key"])) for column in columns)
+                assert "".join(cells.split()) in "".join(page.text.split())
     for claim in COMMITTED["claims"]:
         for row in claim["rows"]:
             assert f"| {row['title']} | {row['mark']} | " in markdown
@@ -80,6 +95,71 @@ def test_no_text_becomes_markup_and_an_unfinished_report_says_how_to_continue(fo
     assert html.text.count(HOSTILE) == 2
     assert r"\| \*a\* \`b\` [c\](d) &amp; \\" in page.as_markdown()
     assert "To continue: make reproduce" in html.text
+
+
+def test_the_first_screen_has_links_to_all_parts_and_the_losses_of_the_first_pair(folder: Path) -> None:
+    page = Parsed(render(COMMITTED, folder).as_html("title"))
+    links = {value[1:] for name, value in page.attributes if name == "href" and value}
+    anchors = {value for name, value in page.attributes if name == "id" and value}
+    assert links == anchors == {"claims", "differences", "settings", *(f"section-{name}" for name in SECTIONS)}
+    first = page.text.partition("Recurrence helps (1)")[0]
+    for loss in ("27.02", "26.34 ±\xa01.55", "29.59", "30.35 ±\xa01.39"):
+        assert loss in first
+    assert "lower is better" in first
+
+
+def test_every_head_says_the_unit_and_which_way_is_better() -> None:
+    """A head without a unit is that of the seeds; the paper's columns come before ours, where they are in sight."""
+    for table in (table for section in COMMITTED["sections"] for table in section["tables"]):
+        header, _, numbers = table_of(table, "bpe")
+        heads = [head for head, is_number in zip(header, numbers, strict=True) if is_number and head != "here: seeds"]
+        assert len(heads) <= 10
+        assert all(head.endswith(")") for head in heads)
+        assert all("↓" in head for head in heads if "loss" in head)
+        assert all("↑" in head for head in heads if "RECL" in head or "time of vanilla /" in head)
+        assert [head[:5] for head in heads] == sorted((head[:5] for head in heads), reverse=True)
+    assert table_of(COMMITTED["sections"][2]["tables"][0], "byte")[0][1] == "paper: test loss ↓ (perplexity)"
+    assert (unit_words("bpc", "byte"), unit_words("bpc", "char")) == ("bits a byte", "bits a character")
+
+
+def test_a_smoke_run_begins_with_what_its_numbers_are_worth_and_judges_nothing(folder: Path) -> None:
+    profile = PROFILES["smoke"]
+    results = {**COMMITTED, "profile": "smoke", "note": profile.note, "verdicts": profile.verdicts}
+    page = render(results, folder)
+    assert "numbers below say nothing about the paper" in page.html[1]
+    assert not any(sign in page.as_markdown() + page.as_html("title") for sign in "✓✗≈")
+    assert "Recurrence helps" not in page.as_markdown()
+
+
+def test_a_page_of_running_jobs_shows_them_and_loads_itself_again_until_they_are_done(folder: Path) -> None:
+    running = {"a-seed1": "step 200 of 1,800, about 3 min left"}
+    jobs = {
+        "finished": 3,
+        "planned": 7,
+        "time": "12:00",
+        "seconds_left": 600,
+        "running": running,
+        "waiting": ["b", "c"],
+    }
+    write_report({**COMMITTED, "finished": False, "jobs": jobs}, folder)
+    page = Parsed((folder / "report.html").read_text())
+    for words in ("Running: 3 of 7 jobs are finished, about 10 min left.", *running, *running.values(), "b, c"):
+        assert words in page.text
+    assert "2 jobs to come" in page.text
+    assert "has run for" in page.text
+    assert ("http-equiv", "refresh") in page.attributes
+    for ended in ({"finished": False}, {"finished": True}):
+        write_report({**COMMITTED, **ended}, folder)
+        assert ("http-equiv", "refresh") not in Parsed((folder / "report.html").read_text()).attributes
+
+
+@pytest.mark.parametrize(("facts", "words"), [({"by_line": False}, ""), ({"by_line": True}, ", line by line")])
+def test_the_report_says_how_subwords_are_cut(facts: dict[str, bool], words: str, tmp_path: Path) -> None:
+    corpus = {"name": "book", "level": "bpe", "sha256": "ab", **facts}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/metrics.json").write_text(json.dumps({"corpus": {**corpus, "tokens": {"test": 5}}}))
+    assert (found := _corpora([Job("a", "train", (), "x")], Outcomes(tmp_path, tmp_path))) == [corpus]
+    assert f"of book (bpe level{words})" in introduction({**COMMITTED, "corpora": found})
 
 
 def test_what_cannot_be_written_is_one_error(folder: Path) -> None:

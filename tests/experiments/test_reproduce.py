@@ -80,7 +80,17 @@ def test_a_section_makes_a_report_and_nothing_runs_twice(tmp_path: Path, capsys:
     assert results["seconds"]["wall"] > 0
     assert results["seconds"]["training"] == pytest.approx(training, abs=0.1)
     assert len(results["corpora"]) == 1
-    capsys.readouterr()
+    told = capsys.readouterr().err
+    prepared, corpus, jobs, *_, planned = told.partition("report while it runs")[0].splitlines()
+    assert prepared == "preparing: profile smoke: options, and the precision of this machine"
+    assert corpus == "preparing: corpus file: read; the first time it is fetched and encoded, a minute or two"
+    assert jobs == "preparing: jobs of table_7, the first time its text too"
+    assert re.fullmatch(
+        r"profile smoke: 4 jobs, 0 of them finished before, 1 at once, into .*: about \d+ s left", planned
+    )
+    for name, run in results["runs"].items():
+        step = "step 0 of 4, " if run["command"] == "train" else ""
+        assert re.search(rf"^{name}: {step}about \d+ s left$", told, re.MULTILINE)
     before = finished(directory)
     assert reproduce.main(words) == 0
     assert f"4 jobs, {len(results['runs'])} of them finished before" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Plan of a reproduction: its table and estimates, its jobs run once and again after a change."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,12 +9,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from experiments.engine import plan as module
-from experiments.engine.jobs import Job
+from experiments.engine.jobs import Job, composed
 from experiments.engine.plan import Plan, in_order, make_slots
 from experiments.engine.profiles import PROFILES, Setup
 from txl_lightning.distributed.processes import Ended
 from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum
+from txl_lightning.runs.trained import read_checkpoint
 
 JOBS = [
     Job("time", "speed", (), "x", alone=True),
@@ -145,6 +147,29 @@ def test_a_job_with_another_key_starts_again(keys: str, kept: bool, tmp_path: Pa
     plan_of(tmp_path, JOBS[1:2], keys=keys).run()
     assert (tmp_path / "runs/a/half_done").exists() == kept
     assert record(tmp_path, "a")["seconds"] == (4.0 if kept else 2.0)
+
+
+def test_the_next_call_says_which_jobs_were_under_way_and_from_which_step_they_go_on(
+    tmp_path: Path, failing: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing |= {"a": 1, "b": 1}
+    with pytest.raises(UserError):
+        plan_of(tmp_path, JOBS[1:3]).run()
+    for name in "ab":
+        (tmp_path / f"runs/{name}/checkpoints").mkdir()
+    checkpoint = Path(__file__).parents[2] / "old_checkpoint/0.3.0/words.ckpt"
+    shutil.copy(checkpoint, tmp_path / "runs/a/checkpoints/last.ckpt")
+    (tmp_path / "runs/a/validation.jsonl").write_text('{"steps": 4}\n')
+    steps = read_checkpoint(checkpoint).step
+    plan = plan_of(tmp_path, JOBS)
+    monkeypatch.setattr(module, "composed", lambda overrides: composed(("profile=smoke", "trainer.max_steps=60")))
+    _, *lines = plan.summary().splitlines()
+    assert lines == [
+        f"was under way when the last call ended: a goes on from step {steps} of 60",
+        "was under way when the last call ended: b starts again",
+    ]
+    assert plan.steps(JOBS[1]) == (max(steps, 4), 60)
+    assert "step" not in plan_of(tmp_path, JOBS, keys="another ").summary()
 
 
 def test_a_folder_may_have_signs_of_hydras_grammar(tmp_path: Path, failing: dict[str, int]) -> None:

@@ -78,7 +78,7 @@ def test_a_line_for_each_job_that_ends_has_the_time_left_at_the_pace_so_far(caps
     progress = Progress(Jobs(calls, Mock(), Mock(), done={"before"}), lambda job: 60.0, slots=2)
     started(progress, "a", "b")
     progress.show()
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "a: about 60 s left\nb: about 60 s left\n"
     # two that run and two that wait, two at once, and one alone
     assert progress.seconds_left() == pytest.approx(4 * 60 / 2 + 60, abs=1)
     ended(progress, "a", 180.0)
@@ -89,6 +89,29 @@ def test_a_line_for_each_job_that_ends_has_the_time_left_at_the_pace_so_far(caps
     progress.show()
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "a: done in 180 s · 2 of 6 jobs done, about 7 min left · b",
+        "a: done in 3 min · 2 of 6 jobs done, about 7 min left",
         "b failed · 2 of 6 jobs done, about 6 min left",
     ]
+
+
+def test_a_line_for_each_step_of_a_training_has_its_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """One has done 400 steps before; its time left is that of the steps that it still has to do."""
+    steps = {"a": 0, "b": 400}
+    calls: list[Any] = [Call(name) for name in "ab"]
+    progress = Progress(Jobs(calls, Mock(), Mock()), lambda job: 80.0, steps=lambda job: (steps[job.name], 1000))
+    started(progress, "a", "b")
+    progress.show()
+    steps |= {"a": 250, "b": 700}
+    progress.jobs.running[0][1].started -= 20  # the process of both
+    progress.show()
+    progress.show()
+    assert capsys.readouterr().err.splitlines() == [
+        "a: step 0 of 1,000, about 80 s left",
+        "b: step 400 of 1,000, about 48 s left",
+        "a: step 250 of 1,000, about 60 s left",  # 20 s for 250 steps
+        "b: step 700 of 1,000, about 20 s left",  # 20 s for 300 steps
+    ]
+    shown = progress.as_json()
+    assert shown["running"] == {"a": "step 250 of 1,000, about 60 s left", "b": "step 700 of 1,000, about 20 s left"}
+    assert shown["waiting"] == []
+    assert shown["seconds_left"] == pytest.approx(80, abs=1)

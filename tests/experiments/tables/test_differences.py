@@ -10,7 +10,7 @@ from experiments.arms import OFF, ON, Arm, training
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.differences import Comparisons, course, shared_blocks
-from experiments.tables.evaluations import evaluation_job, evaluations
+from experiments.tables.evaluations import Evaluations, evaluation_job, evaluations
 from experiments.tables.table_6 import differences
 from tests.experiments.tables.sample_outcomes import write_outcomes
 from txl_lightning.errors import UserError
@@ -20,7 +20,7 @@ SHAW = Arm(True, "shaw")
 
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
-    return Setup(PROFILES["laptop"], (), tmp_path)
+    return Setup(PROFILES["laptop"], ("data.level=byte",), tmp_path)
 
 
 def write_losses(setup: Setup, starts: dict[Arm, int]) -> tuple[dict[Arm, list[Job]], Outcomes]:
@@ -90,11 +90,14 @@ def test_a_difference_names_its_sides_and_waits_for_both(setup: Setup) -> None:
     ]
     assert [row.effect for row in found] == pytest.approx([0, 0, -0.5 / np.log(2), -0.5 / np.log(2)], abs=1e-9)
     assert (found[0].paper, found[0].unit) == (2.7, "bpc")
-    waiting = Comparisons({ON: compared.evaluated[ON][:1], OFF: compared.evaluated[OFF][1:]}, outcomes)
+    part = Evaluations({ON: compared.evaluated[ON][:1], OFF: compared.evaluated[OFF][1:]})
+    waiting = Comparisons(part, outcomes)
     assert waiting.losses("a", ON, OFF, "init", 2.7).effect is None
     assert waiting.gains("b", SHAW).effect is None
+    nothing = evaluations(runs, setup, Outcomes(setup.runs, setup.figures, outcomes.jobs, frozenset()))
+    assert nothing == {}
     with pytest.raises(Pending):
-        evaluations(runs, setup, Outcomes(setup.runs, setup.figures, outcomes.jobs, frozenset()))
+        nothing[ON]
 
 
 def test_an_effect_is_followed_over_the_validations_of_both_sides(setup: Setup) -> None:

@@ -7,12 +7,13 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments import paper
+from experiments import paper, reproduce
 from experiments.arms import OFF, ON, Arm
 from experiments.claims import CLAIMS, judged
 from experiments.engine.jobs import Outcomes, merge
@@ -134,3 +135,27 @@ def test_shapes_of_attention_by_term() -> None:
     assert {row.key.rpartition("-")[2]: row.effect for row in found} == pytest.approx(
         {"a_uniform": 0.1, "b_unlike_a": 0.75, "b_unlike_d": 0.5, "d_nearer": 1.0, "d_flatter": 0.5}
     )
+
+
+def test_the_papers_numbers_stand_there_before_any_job_has_ended(
+    setup: Setup, sections: dict[str, Section], tmp_path: Path
+) -> None:
+    """In the tables, and in the differences of the claims."""
+    planned = {name: table.jobs(setup) for name, table in SECTIONS.items()}
+    outcomes = Outcomes(tmp_path, tmp_path / "figures", tuple(merge(planned)), frozenset())
+    pending = [reproduce.section(table, name, setup, outcomes) for name, table in SECTIONS.items()]
+    for before, after in zip(pending, sections.values(), strict=True):
+        assert before.title == after.title
+        assert not before.figures
+        tables = {table.id: table for table in before.tables}
+        for table in (table for table in after.tables if any(column.of == "paper" for column in table.columns)):
+            for key, row in table.rows.items():
+                shown = tables[table.id].rows[key]
+                for column in (column for column in table.columns if column.key in shown):
+                    costs = column.key in ("segment", "memory")  # known before
+                    assert shown[column.key] == (None if column.of == "ours" and not costs else row[column.key])
+    claims = {claim["id"]: claim["rows"] for claim in judged(pending)}
+    for claim in judged(list(sections.values())):
+        paper_percents = {row["key"]: row["paper"] for row in claim["rows"] if "paper" in row}
+        assert {row["key"]: row["paper"] for row in claims[claim["id"]] if "paper" in row} == paper_percents
+        assert {row["mark"] for row in claims[claim["id"]]} <= {"–"}
