@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -25,9 +25,10 @@ from txl_lightning.errors import UserError
 from txl_lightning.files import expand
 from txl_lightning.jobs import JobFolder, identity
 from txl_lightning.reporting.machine import gpus, processor
+from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 
-Unit = Literal["bpc", "ppl"]
+Unit = Literal["bpc", "bpb", "ppl"]
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
 PATH_IN_RUNS = re.compile(rf"{RUNS}([^,\]]*)")
 
@@ -197,8 +198,8 @@ def _at_hand(config: str, downloads: str | None) -> bool:
 
 
 def unit_of(metrics: Mapping[str, Any]) -> Unit:
-    """Return the unit of a training's losses: `ppl` for words and subwords, else `bpc` (bits per symbol)."""
-    return "ppl" if metrics["corpus"]["level"] in ("word", "bpe") else "bpc"
+    """Return the unit of a training's losses."""
+    return cast("Unit", loss_unit(metrics["corpus"]["level"]))
 
 
 class Pending(Exception):  # noqa: N818 - not an error: the result comes later

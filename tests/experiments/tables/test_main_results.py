@@ -91,7 +91,7 @@ def test_the_last_rows_of_table_6_stand_beside_the_papers(tmp_path: Path) -> Non
     (job,) = (job for job in planned(setup, "table_6") if job.name == "published-wt103_base-lengths")
     assert "attention_lengths=[300,450,640]" in job.overrides
     sweep = json.loads((setup.runs / job.name / "evaluation.json").read_text())["valid"]["sweep"]
-    losses = {f"{row['attention_length']}": row["bpc"] for row in sweep["lengths"]} | {"init": sweep["init"]["bpc"]}
+    losses = {f"{row['attention_length']}": row["bpb"] for row in sweep["lengths"]} | {"init": sweep["init"]["bpb"]}
     assert {row: number(table.rows[row]["loss"]) for row in table.rows} == losses
     own_corpus = replace(setup, overrides=("data=enwik8", "model=txl_enwik8_base"))
     assert not any(job.name.startswith("published") for job in planned(own_corpus, "table_6"))
