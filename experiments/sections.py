@@ -210,7 +210,7 @@ class Section:
 def unit_words(unit: str, level: str = "") -> str:
     """Return the name of a unit for readers; `level` is that of the tokens, of which `bpc` are bits."""
     symbol = {"byte": "byte", "char": "character", "ids": "token"}.get(level, "symbol")
-    return {"ppl": "perplexity", "bpc": f"bits a {symbol}"}.get(unit, unit)
+    return {"ppl": "perplexity", "bpc": f"bits a {symbol}", "bpb": "bits a byte"}.get(unit, unit)
 
 
 def to_json(part: Any) -> Any:

@@ -29,12 +29,13 @@ except ImportError as error:
 NAME = "Transformer-XL"
 RUNSET_ID = "txl-runs"
 BY_ARM: dict[str, Any] = {"groupby": wr.Config("arm"), "groupby_aggfunc": "mean", "groupby_rangefunc": "stderr"}
-UNITS = {"bpc": "bits per character", "ppl": "perplexity"}
+UNITS = {"bpc": "bits per character", "bpb": "bits per byte", "ppl": "perplexity"}
 LINES = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}  # the columns of `wandb.plot.line_series`
 FRACTIONS = ("0.1", "0.5", "1.0")  # r of hardest positions
 PINNED = (
-    *("config:arm.value", "summary:final/test/bpc", "summary:final/test/ppl", "summary:val/bpc.min"),
-    *("summary:val/ppl.min", "config:memory.value.mem_len", "config:data.value.segment_len"),
+    *("config:arm.value", "summary:final/test/bpc", "summary:final/test/bpb", "summary:final/test/ppl"),
+    *("summary:val/bpc.min", "summary:val/bpb.min", "summary:val/ppl.min"),
+    *("config:memory.value.mem_len", "config:data.value.segment_len"),
     *("config:optimizer.value.lr", "config:seed.value", "summary:final/parameters", "summary:final/tokens"),
 )
 

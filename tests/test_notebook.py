@@ -40,7 +40,7 @@ def test_the_notebook_runs_and_its_pictures_are_of_a_run(tmp_path: Path, monkeyp
         printed = "".join(
             text for cell in notebook["cells"] for out in cell.get("outputs", []) for text in out.get("text", [])
         )
-        bits = dict(re.findall(r"memory=(on|off): (\S+) bits per token after 400 steps", printed))
+        bits = dict(re.findall(r"memory=(on|off): (\S+) bits per character after 400 steps", printed))
         assert float(bits["on"]) <= 1.15 * TEXT.entropy(48) / log(2)
         assert float(bits["off"]) >= 2.9
         assert re.search(r"memory=on: RECL (48|64) .*r = 1.0", printed)

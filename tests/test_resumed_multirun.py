@@ -75,17 +75,17 @@ def test_results_are_sorted_by_loss_with_the_overrides_that_differ(whole: Path) 
     metrics = [json.loads((whole / f"sweep/{job['job']}/metrics.json").read_text()) for job in found["jobs"]]
     assert [job["objective"] for job in found["jobs"]] == sorted(values["val/nll"] for values in metrics)
     assert {job["job"]: job["overrides"] for job in found["jobs"]} == {str(i): {"seed": str(i + 1)} for i in range(3)}
-    shown = ("steps", *(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "bpb")))
+    shown = ("steps", *(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpb")))
     assert [job["metrics"] for job in found["jobs"]] == [{name: values[name] for name in shown} for values in metrics]
     lines = (whole / "sweep/multirun.md").read_text().splitlines()
-    assert lines[0] == "| job | seed | val bpc | test bpc | state |"
+    assert lines[0] == "| job | seed | val bpb | test bpb | state |"
     best = found["jobs"][0]
-    losses = f"{metrics[0]['val/bpc']:.4f} | {metrics[0]['test/bpc']:.4f}"
+    losses = f"{metrics[0]['val/bpb']:.4f} | {metrics[0]['test/bpb']:.4f}"
     assert lines[2] == f"| {best['job']} | {best['overrides']['seed']} | {losses} | finished |"
 
 
 def test_word_pieces_have_bits_per_byte_to_compare_them_with_bytes(tmp_path: Path) -> None:
-    of_bytes = {"val/bpc": 2.0, "val/bpb": 2.0, "test/bpc": 2.0, "test/bpb": 2.0}
+    of_bytes = {"val/bpb": 2.0, "test/bpb": 2.0}
     of_pieces = {"val/ppl": 9.0, "val/bpb": 1.5, "test/ppl": 9.0, "test/bpb": 1.5}
     for number, (level, metrics) in enumerate([("byte", of_bytes), ("bpe", of_pieces)]):
         job = JobFolder(tmp_path / "both" / str(number))
@@ -95,9 +95,9 @@ def test_word_pieces_have_bits_per_byte_to_compare_them_with_bytes(tmp_path: Pat
     table = write_results(tmp_path / "both")
     assert table is not None
     lines = table.read_text().splitlines()
-    assert lines[0] == "| job | data.level | val bpc | val ppl | val bpb | test bpc | test ppl | test bpb | state |"
-    assert lines[2] == "| 1 | bpe | – | 9.0000 | 1.5000 | – | 9.0000 | 1.5000 | finished |"
-    assert lines[3] == "| 0 | byte | 2.0000 | – | 2.0000 | 2.0000 | – | 2.0000 | finished |"
+    assert lines[0] == "| job | data.level | val ppl | val bpb | test ppl | test bpb | state |"
+    assert lines[2] == "| 1 | bpe | 9.0000 | 1.5000 | 9.0000 | 1.5000 | finished |"
+    assert lines[3] == "| 0 | byte | – | 2.0000 | – | 2.0000 | finished |"
     jobs = json.loads((tmp_path / "both/multirun.json").read_text())["jobs"]
     assert [job["metrics"] for job in jobs] == [of_pieces, of_bytes]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -25,9 +25,10 @@ from txl_lightning.errors import UserError
 from txl_lightning.files import expand
 from txl_lightning.jobs import JobFolder, identity
 from txl_lightning.reporting.machine import gpus, processor
+from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 
-Unit = Literal["bpc", "ppl"]
+Unit = Literal["bpc", "bpb", "ppl"]
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
 PATH_IN_RUNS = re.compile(rf"{RUNS}([^,\]]*)")
 
@@ -218,9 +219,9 @@ class Outcomes:
 
     @property
     def unit(self) -> Unit:
-        """Unit of the trainings' losses: `ppl` of words and subwords, else `bpc` (bits a symbol)."""
+        """Unit of the trainings' losses (`loss_unit`)."""
         training = next(job for job in self.jobs if job.command == "train")
-        return "ppl" if composed(training.overrides).data.level in ("word", "bpe") else "bpc"
+        return cast("Unit", loss_unit(composed(training.overrides).data.level))
 
     def has(self, job: Job) -> bool:
         """Return whether a job is finished."""

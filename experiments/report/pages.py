@@ -393,7 +393,7 @@ def rows_of(claim: Mapping[str, Any], level: str = "") -> list[list[str]]:
     for row in claim["rows"]:
         effect, paper, unit = "", row.get("paper"), row.get("unit")
         if "effect" in row:
-            digits = 3 if unit in (None, "bpc") else 2 if unit == "ppl" else 0
+            digits = 3 if unit in (None, "bpc", "bpb") else 2 if unit == "ppl" else 0
             effect = f"{decimal(row['effect'], digits, True)}{f' {unit_words(unit, level)}' if unit else ''}"
             effect += f" {interval(row.get('low'), row.get('high'), digits)}"
         percent = _in_percent(row) if "percent" in row and unit != "%" else ""

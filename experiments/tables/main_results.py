@@ -34,7 +34,7 @@ ARMS = {
     Arm(baseline="qrnn"): "QRNN",
     Arm(baseline="lstm"): "LSTM",
 }
-NEAREST_TABLE = {"bpc": 2, "ppl": 1}  # the paper's table whose corpus has tokens of the same kind
+NEAREST_TABLE = {"bpb": 2, "bpc": 2, "ppl": 1}  # the paper's table whose corpus has tokens of the same kind
 NEAREST_MODEL = {  # rows there of the same kind of model
     (2, ON): "Transformer-XL 12 layers",
     (2, Arm(False, "al_rfou", "half")): "Al-Rfou 12 layers",

@@ -3,9 +3,12 @@
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
@@ -159,14 +162,52 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "size"), [("train.uint8", 100), ("description.json", 20), ("test.uint8", None)])
-def test_a_damaged_cache_is_named(tmp_path: Path, name: str, size: int | None) -> None:
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def to_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.touch()
+
+
+def to_lost_link(path: Path) -> None:
+    shutil.rmtree(path)
+    path.symlink_to("gone")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train.uint8", lambda path: os.truncate(path, 100)),
+        ("train.uint8", lambda path: os.truncate(path, 0)),
+        ("train.uint8", lambda path: path.write_bytes(b"\xff" * path.stat().st_size)),
+        ("test.uint8", Path.unlink),
+        ("test.uint8", to_folder),
+        ("train.uint8", lambda path: path.with_name("other.uint8").write_bytes(b"1")),
+        *(("description.json", partial(Path.write_bytes, data=data)) for data in (b"", b"{", b"[]", b"1", b"\xff")),
+        ("description.json", lambda path: path.write_bytes(b"[" * 100_000)),
+        ("description.json", lambda path: path.write_text(path.read_text().replace("byte", "bite"))),
+        ("description.json", Path.unlink),
+        ("description.json", to_folder),
+        ("", to_file),
+        ("", to_lost_link),
+    ],
+)
+def test_a_damaged_cache_is_made_again_and_that_is_said(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+) -> None:
     listed = files(tmp_path, {"t.txt": "text " * 50})
     corpus_of(listed, tmp_path)
-    (path,) = tmp_path.glob(f"cache/*/{name}")
-    path.unlink() if size is None else os.truncate(path, size)
-    with pytest.raises(UserError, match=rf"t\.txt: data\.cache_dir=.*{path.parent.name} is damaged; delete it"):
-        corpus_of(listed, tmp_path)
+    (folder,) = tmp_path.glob("cache/*")
+    damage(folder / name)
+    for said in (1, 0):
+        after = corpus_of(listed, tmp_path)
+        assert text_of(after) == "text " * 50
+        lines = [f"data.cache_dir={tmp_path}/cache: {folder} is damaged; it is prepared again"] * said
+        assert capsys.readouterr().err.splitlines() == lines
+    assert list((tmp_path / "cache").iterdir()) == [folder]
 
 
 def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from txl_lightning.runs.metrics import loss_metrics, shown_units
+from txl_lightning.runs.metrics import loss_metrics, loss_unit, shown_units, unit_name
 from txl_lightning.training.module import TokenLoss
 
 
@@ -14,7 +14,10 @@ def test_it_counts_beyond_float32() -> None:
     assert (float(loss.nll_sum), loss.tokens, float(loss.n_bytes)) == (2.0**30 + 4, 5, 2.0**24 + 1)
 
 
-def test_bits_per_byte_are_shown_where_they_differ() -> None:
-    assert shown_units(loss_metrics(1.0, "byte", 1.0)) == ["bpc"]
+def test_bits_are_called_after_what_they_are_of() -> None:
+    assert shown_units(loss_metrics(1.0, "byte", 1.0)) == [loss_unit("byte")] == ["bpb"]
+    assert (unit_name("byte"), unit_name("char"), unit_name("ids")) == (
+        *("bits per byte", "bits per character", "perplexity"),
+    )
     assert shown_units(loss_metrics(1.0, "char", 1.5)) == ["bpc", "bpb"]
     assert shown_units({"val/ppl": 2.0, "val/bpb": 1.0}, "val/") == ["ppl", "bpb"]

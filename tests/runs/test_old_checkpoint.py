@@ -3,6 +3,7 @@
 `tests/old_checkpoint/` has a folder for each version, with the last checkpoints (step 15) of runs killed at step 17 of
 30, and in `expected.json` the results of that version: the losses of an uninterrupted run, and the results of
 `txl evaluate` and `txl recl`. They were computed in float32 on another CPU, hence the tolerance.
+Bits per byte have the name of today, `bpb`.
 """
 
 from __future__ import annotations

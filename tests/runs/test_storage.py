@@ -18,6 +18,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.runs.storage import copy_checkpoint, read_file, remove_unused_memory
 from txl_lightning.runs.storage import write_checkpoint as write
 
+OLD = Path(__file__).parents[1] / "old_checkpoint/0.3.0"
 CONTENTS = {"weights": torch.arange(500.0), "step": 3, "nested": {"half": torch.ones(3, dtype=torch.bfloat16)}}
 
 
@@ -33,7 +34,7 @@ def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
         assert contents["step"] == 3
         assert torch.equal(contents["weights"], CONTENTS["weights"])
         assert contents["nested"]["half"].dtype == torch.bfloat16
-    assert [path.name for path in good.parent.iterdir()] == ["a.ckpt"]
+    assert [path.name for path in good.parent.iterdir() if path.name not in ("old", "flipped")] == ["a.ckpt"]
 
 
 @settings(max_examples=150, deadline=None)
@@ -46,6 +47,28 @@ def test_a_flipped_bit_anywhere_is_recognised(good: Path, place: float, bit: int
     with pytest.raises(OptionError):
         read_file(path)
     path.unlink()
+
+
+def test_no_tensor_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saving then costs no more than torch's own: SHA-256 takes as long as `torch.save`."""
+    hashed: list[int] = []
+    digest = Mock(update=lambda data: hashed.append(len(data)), hexdigest=lambda: "0" * 64)
+    monkeypatch.setattr("hashlib.sha256", lambda: digest)
+    write({"weights": torch.arange(1_000_000.0)}, tmp_path / "a")
+    assert 0 < sum(hashed) < 10_000
+    assert read_file(tmp_path / "a")["weights"][-1] == 999_999
+    assert sum(hashed) < 20_000
+
+
+@settings(max_examples=20, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True))
+def test_a_flipped_bit_in_a_checkpoint_of_earlier_versions_is_recognised(good: Path, place: float) -> None:
+    data = bytearray((OLD / "words.ckpt").read_bytes())
+    data[int(place * len(data))] ^= 1
+    (good.parent / "old").write_bytes(data)
+    with pytest.raises(OptionError):
+        read_file(good.parent / "old")
+    assert read_file(OLD / "words.ckpt")["global_step"] == 15
 
 
 @pytest.mark.parametrize("cut", [1, 71, 72, 73, 93, 500, 2500])

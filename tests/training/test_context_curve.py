@@ -46,15 +46,15 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
     assert arm or rows[1]["nll"][7] != pytest.approx(unclamped.nll[7], rel=1e-6)  # distances beyond training
     assert rows[1]["nll_standard_error"] == pytest.approx(expected.standard_error, rel=1e-5)
     assert rows[1]["contexts"] == CONTEXTS
-    assert rows[1]["bpc"] == pytest.approx([nll / math.log(2) for nll in rows[1]["nll"]])
+    assert rows[1]["bpb"] == pytest.approx([nll / math.log(2) for nll in rows[1]["nll"]])
     for r, found in expected.recl.items():
         assert (rows[1]["recl"][str(r)]["value"], rows[1]["recl"][str(r)]["at_least"]) == (found.value, found.at_least)
     assert rows[1]["share_of_gain"] == pytest.approx(expected.gains["share_of_gain"], abs=1e-3)
     csv_rows = csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines())
-    logged = [row for row in csv_rows if row["context/bpc/24"]]
+    logged = [row for row in csv_rows if row["context/bpb/24"]]
     assert [(row["step"], row["tokens"]) for row in logged] == [("6", "192"), ("12", "384")]
     for row, measured in zip(logged, rows, strict=True):
-        shown = {f"context/bpc/{c}": bpc for c, bpc in zip(CONTEXTS, measured["bpc"], strict=True)}
+        shown = {f"context/bpb/{c}": bpb for c, bpb in zip(CONTEXTS, measured["bpb"], strict=True)}
         shown |= {f"context/doublings/{doubling['from']}": doubling["bits"] for doubling in measured["doublings"]}
         shown |= {f"recl/{r}": found["value"] for r, found in measured["recl"].items()}
         shown |= {f"recl/{r}/guarded": found["guarded"] for r, found in measured["recl"].items()}
@@ -62,7 +62,7 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
         assert len(shown) > 16
         assert {name: float(row[name]) for name in shown} == pytest.approx(shown)
     (axes,) = figures["context_curve.png"].axes
-    drawn = {f"{c} tokens": [row["bpc"][i] for row in rows] for i, c in enumerate(CONTEXTS)}
+    drawn = {f"{c} tokens": [row["bpb"][i] for row in rows] for i, c in enumerate(CONTEXTS)}
     assert {name: y for name, (_, y) in curves(axes).items() if y} == drawn
 
 

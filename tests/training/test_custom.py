@@ -39,7 +39,7 @@ def test_callbacks_see_every_step_and_change_neither_losses_nor_memory(tmp_path:
     config = tiny_config(tmp_path)
     config.trainer.callbacks = [
         {"_target_": f"{__name__}.Watcher", "file": f"{tmp_path}/seen"},
-        {"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/bpc", "patience": 100},
+        {"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/bpb", "patience": 100},
     ]
     train(config, tmp_path / "run")
     assert (tmp_path / "seen").read_text() == "12"
@@ -117,7 +117,7 @@ def test_early_stopping_ends_the_run_at_the_validation_that_is_not_better(tmp_pa
 UNFIT = (
     ({"_target_": f"{LIGHTNING}.EMAWeightAveraging"}, "would save other weights than those that the memory comes from"),
     ({"_target_": f"{LIGHTNING}.ModelCheckpoint"}, "is not needed: checkpoint.every_n_steps"),
-    ({"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/loss"}, "must monitor one of val/nll, val/bpc"),
+    ({"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/loss"}, "must monitor one of val/nll, val/bpb"),
     ({"_target_": f"{LIGHTNING}.EarlyStopping", "nosuch": 1}, "EarlyStopping: cannot be made: TypeError: "),
     ({"_target_": "os.mkdir", "path": "made"}, "trainer.callbacks=os.mkdir: is no Lightning Callback"),
     ({"monitor": "val/nll"}, "trainer.callbacks=None: must be {_target_: MODULE.CLASS, …}"),

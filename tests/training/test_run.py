@@ -135,7 +135,7 @@ def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> Non
     first = train(tiny_config(tmp_path, *options), tmp_path / "first")
     resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
     second = train(tiny_config(tmp_path, *options[:-1], "trainer.max_steps=30", resume), tmp_path / "second")
-    assert second["val/bpc"] < first["val/bpc"] < 8.5
+    assert second["val/bpb"] < first["val/bpb"] < 8.5
     trained = load_trained(tmp_path / "second/checkpoints/best.ckpt")
     assert sum(parameter.numel() for parameter in trained.model.parameters()) == second["parameters"]
 

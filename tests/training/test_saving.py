@@ -78,7 +78,7 @@ def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(
     flip(folder / "last.ckpt")
     assert train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), run)["steps"] == 12
     said = capsys.readouterr().err
-    assert f"{folder}/last.ckpt: is damaged: its SHA-256 is not the one stored in the file" in said
+    assert f"{folder}/last.ckpt: is damaged: its checksum is not the one stored in the file" in said
     assert f"resume=auto: resuming from {folder}/previous.ckpt" in said
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 

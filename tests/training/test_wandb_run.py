@@ -20,7 +20,7 @@ from txl_lightning.training.loggers import arm, make_logger, run_name, upload_li
 from txl_lightning.training.run import train
 
 CONTEXTS = ("max_context=8", "every_n_steps=6")
-CURVES = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
+CURVES = ("nll", "bpb", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
 PANELS = [("validation", "val/nll", "val/nll"), ("context_curve", "within_1_percent", "context/within_1_percent")]
 GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.log_every_n_steps=4")
 
@@ -67,13 +67,13 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
         metric.get("name") or metric["glob_name"]: metric["step_metric"]
         for metric in (record["metric"] for record in records(run) if record["type"] == "metric")
     }
-    assert {"train/*", "val/nll", "val/bpc", "val/ppl", "context/*", "recl/*"} <= set(axes)
+    assert {"train/*", "val/nll", "val/bpb", "val/ppl", "context/*", "recl/*"} <= set(axes)
     assert set(axes.values()) == {"tokens"}
     for name in CURVES:
         assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
-    validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpc")]
+    validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpb")]
     assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
-    for name in ("context/bpc/2", "context/bpc/8", "recl/0.1", "recl/1.0"):
+    for name in ("context/bpb/2", "context/bpb/8", "recl/0.1", "recl/1.0"):
         assert [row["tokens"] for row in history(run, name)] == [192, 384], name
     for file, name, panel in PANELS:
         rows = [json.loads(line) for line in (run.parents[2] / f"{file}.jsonl").read_text().splitlines()]
@@ -82,10 +82,10 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
 
 def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, shown: dict[str, Any]) -> None:
     values, metrics = shown["summary"], json.loads((directory / "run/metrics.json").read_text())
-    for name in ("val/nll", "val/bpc"):
+    for name in ("val/nll", "val/bpb"):
         assert values[name] == {"min": min(row[name] for row in history(run, name))}
     assert {name: values[f"final/{name}"] for name in metrics} == metrics
-    assert values["test/bpc"] == metrics["test/bpc"]
+    assert values["test/bpb"] == metrics["test/bpb"]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stre
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity import split_line
 from txl_lightning.measure.scoring import Scoring, SplitScores
+from txl_lightning.runs.metrics import shown_units
 from txl_lightning.runs.threads_and_precision import autocast
 
 RATES = ("lr", "decay", "epsilon")
@@ -86,7 +87,7 @@ class DynamicEvaluation(Scoring):
         rates, lines = ", ".join(f"{name} {self.found[name]:g}" for name in RATES), []
         for split, result in scored.items():
             below = result["dynamic"]["below_static"]
-            unit = "ppl" if "ppl" in below else "bpc"
+            unit = shown_units(below)[0]
             gain, error = below[unit], below["standard_error"][unit]
             ends = [] if error is None else [gain - NORMAL_95 * error, gain + NORMAL_95 * error]
             interval = ", 95 % interval {:.4f} to {:.4f}".format(*ends) if ends else ""

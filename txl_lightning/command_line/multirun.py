@@ -203,14 +203,8 @@ def _option(word: str) -> tuple[str, str]:
     return name.lstrip("+~"), value
 
 
-def _is_shown(name: str, metrics: Mapping[str, float]) -> bool:
-    """Return whether a loss is shown: in its unit, and in bits per byte unless these are bits per character."""
-    bpc = name.replace("/bpb", "/bpc")
-    return name in metrics and not name.endswith("/nll") and (bpc == name or metrics[name] != metrics.get(bpc))
-
-
 def _table(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    losses = [name for name in LOSSES if any(_is_shown(name, entry["metrics"]) for entry in entries)]
+    losses = [name for name in LOSSES if name[-3:] != "nll" and any(name in entry["metrics"] for entry in entries)]
     rows = []
     for entry in entries:
         shown = [f"{entry['metrics'][name]:.4f}" if name in entry["metrics"] else "–" for name in losses]

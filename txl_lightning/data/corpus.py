@@ -91,8 +91,9 @@ class Corpus:
         return {**facts, "unknown": self.unknown} if of_words else facts
 
     def unknown_share(self, split: str) -> str:
-        """Return the share of `<unk>` in a split as words to follow its name; empty if there is none."""
-        return f" with {self.unknown[split]:.1%} <unk>" if self.unknown.get(split) else ""
+        """Return share and number of `<unk>` in a split as words to follow its name; empty if there is none."""
+        share = self.unknown.get(split)
+        return f" with {share:.1%} <unk> ({round(share * len(self.splits[split])):,})" if share else ""
 
 
 def load_corpus(

@@ -42,7 +42,7 @@ CHUNK_BYTES = 1 << 22
 SECONDS_TO_LOCK = 60  # at most, between making a folder and locking it
 HEAD_BYTES = 1 << 16  # that tell the kind of a file
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
-PREPARATION_VERSION, DESCRIPTION = 8, "description.json"
+PREPARATION_VERSION, DESCRIPTION = 9, "description.json"
 PACKAGES = {"sympy": "1.14.0", "networkx": "3.6.1"}  # as in `constraints.txt`; torch needs both
 PACKAGES_CHECKSUM = "9cf24e9700e0a49d0fd0ec4c3e620ab30311cf772b9846100a968ff394086b9f"
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -325,7 +325,8 @@ def cached(
     """Return the memory-mapped arrays and the description in `directory/key`; prepare them first if missing.
 
     The folder gets its name only when it is complete and on disk, so it is either whole or absent. If two processes
-    prepare it at the same time, the first to finish wins and the other one uses that result.
+    prepare it at the same time, the first to finish wins and the other one uses that result. A folder that was damaged
+    since then is prepared again, which is said.
 
     Args:
         directory: folder of all preparations.
@@ -333,39 +334,65 @@ def cached(
         prepare: writes arrays into the folder that it is given, as files NAME.DTYPE, and returns the description.
 
     Raises:
-        UserError: the folder cannot be written (permissions, full disk) or is damaged, or `prepare` raised it.
+        UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
     """
     folder = directory / key
     try:
-        if not folder.is_dir():
-            directory.mkdir(parents=True, exist_ok=True)
-            for left in directory.glob(".*.unfinished"):
-                with suppress(OSError), _locked(left):
-                    if time.time() - left.stat().st_mtime > SECONDS_TO_LOCK:  # it was killed
-                        shutil.rmtree(left)
-            with (
-                tempfile.TemporaryDirectory(prefix=f".{key}.", suffix=".unfinished", dir=directory) as scratch,
-                _locked(Path(scratch)),
-            ):
-                unfinished = Path(scratch, "tokens")
-                unfinished.mkdir()
-                description = prepare(unfinished)
-                write_json(unfinished / DESCRIPTION, {**description, "sizes": _sizes(unfinished)})
-                for path in unfinished.iterdir():
-                    with path.open("rb") as file:
-                        os.fsync(file.fileno())
-                with suppress(OSError):  # another process was faster
-                    unfinished.rename(folder)
-            sync_folder(directory)
-        text, sizes = (folder / DESCRIPTION).read_text(encoding="utf-8"), _sizes(folder)
+        if opened := _opened_cache(folder):
+            return opened
+        if os.path.lexists(folder):
+            notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob(".*.unfinished"):
+            with suppress(OSError), _locked(left):
+                if time.time() - left.stat().st_mtime > SECONDS_TO_LOCK:  # it was killed
+                    shutil.rmtree(left)
+        with (
+            tempfile.TemporaryDirectory(prefix=f".{key}.", suffix=".unfinished", dir=directory) as scratch,
+            _locked(Path(scratch)),
+        ):
+            unfinished = Path(scratch, "tokens")
+            unfinished.mkdir()
+            description = prepare(unfinished)
+            description = {**description, "files": _files(unfinished)}
+            write_json(unfinished / DESCRIPTION, {**description, "checksum": _checksum(description)})
+            for path in unfinished.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            with suppress(OSError):  # of another process that was faster, or a damaged one, which is removed
+                unfinished.rename(folder)
+            if unfinished.exists() and not _opened_cache(folder):
+                folder.rename(Path(scratch, "damaged"))
+                unfinished.rename(folder)
+        sync_folder(directory)
     except OSError as error:
         raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
-    with suppress(json.JSONDecodeError):
-        description = json.loads(text)
-        if description.pop("sizes", None) == sizes:
-            paths = [folder / name for name in sizes]
+    if opened := _opened_cache(folder):
+        return opened
+    raise UserError(f"data.cache_dir={directory}: {folder} is damaged as soon as it is written")
+
+
+def _opened_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """Return arrays and description of a folder; None if it is missing or damaged."""
+    with suppress(OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError):  # of any JSON
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        if description.pop("checksum") == _checksum(description) and description.pop("files") == _files(folder):
+            paths = [path for path in folder.iterdir() if path.name != DESCRIPTION]
             return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in paths}, description
-    raise UserError(f"data.cache_dir={directory}: {folder} is damaged; delete it")
+    return None
+
+
+def _checksum(description: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description).encode()).hexdigest()
+
+
+def _files(folder: Path) -> dict[str, list[int]]:
+    """Return the size of every array, and the CRC-32 of a small one: a large one takes long to read."""
+    sizes = {path: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != DESCRIPTION}
+    return {
+        path.name: [size, zlib.crc32(path.read_bytes()) if size < LARGE_FILE_BYTES else 0]
+        for path, size in sizes.items()
+    }
 
 
 @contextmanager
@@ -386,7 +413,3 @@ def checksum_once(directory: Path, path: Path) -> str:
         return file_checksum(path)
     key = cache_key("checksum", path.resolve(), status.st_size, status.st_mtime_ns)
     return str(cached(directory, key, lambda _: {"sha256": file_checksum(path)})[1]["sha256"])
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != DESCRIPTION}

@@ -28,7 +28,7 @@ from txl_lightning.runs.metrics import loss_unit, shown_units, unit_name
 from txl_lightning.runs.models import beyond
 from txl_lightning.runs.trained import checkpoint_corpus, is_other_text
 
-DIGITS = {"ppl": 2, "bpc": 3}  # printed
+DIGITS = {"ppl": 2, "bpc": 3, "bpb": 3}  # printed
 AtLength = tuple[int | None, Scoring]
 """Attention length, None for a model without one, and the scoring that has it."""
 DYNAMIC = "dynamic_evaluation"  # module of `txl_lightning.beyond`
@@ -39,7 +39,7 @@ REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_
 class Evaluation:
     """Contents of `evaluation.json`, besides an entry for every split.
 
-    An entry has `nll` (nats per token), `bpc` or `ppl`, `bpt` (bits per token) for ids, `bpb` where the bytes are
+    An entry has `nll` (nats per token), `ppl` or `bpc`, `bpt` (bits per token) for ids, `bpb` where the bytes are
     known, `standard_error` of these with `over` (name of a unit) and `units` (how many), `tokens` and `bytes` that are
     scored, `left_out` (tokens that are not, by reason) and `seconds`. By option it also has
 
@@ -184,14 +184,14 @@ def _plan(scoring: Scoring, options: EvaluateOptions) -> list[AtLength]:
 
 def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) -> str:
     """Return one line: loss with its standard error, tokens scored, lengths, and tokens left out."""
-    unit = "ppl" if "ppl" in result else "bpc"
+    unit, *others = shown_units(result)
     error, margin, over = result["standard_error"], "", ""
     if error[unit] is not None:
         margin, over = f" ± {error[unit]:.4f}", f"; ± over {error['units']:,} {error['over']}"
-    others = "".join(f", {name} {result[name]:.4f}" for name in shown_units(result)[1:])
+    more = "".join(f", {name} {result[name]:.4f}" for name in others)
     reasons = ", ".join(f"{n:,} {REASONS[reason]}" for reason, n in result["left_out"].items() if n)
     return (
-        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{others} over "
+        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{more} over "
         f"{result['tokens']:,} tokens of {corpus} ({lengths}; left out: {reasons}{over})"
     )
 
@@ -223,7 +223,7 @@ def _row(at: AtLength, scores: SplitScores) -> dict[str, Any]:
 def sweep_lengths(plan: Sequence[AtLength], scores: SplitScores) -> tuple[dict[str, Any], AtLength]:
     """Score a split at every attention length: at training's, the best, and the shortest within a tolerance of it.
 
-    The tolerance is half of the last digit printed: 0.005 ppl or 0.0005 bpc.
+    The tolerance is half of the last digit printed: 0.005 ppl or 0.0005 bits.
 
     Args:
         plan: lengths to score, training's first.

@@ -11,18 +11,18 @@ import torch
 
 
 def loss_unit(level: str) -> str:
-    """Return the unit of losses: `ppl` for words, ids and the tokens of BPE, `bpc` for characters and bytes.
+    """Return the unit of losses: `ppl` for words, ids and the tokens of BPE, `bpc` for characters, `bpb` for bytes.
 
     Args:
         level: level of the tokens: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
     """
-    return "ppl" if level in ("word", "bpe", "ids", "token") else "bpc"
+    return {"char": "bpc", "byte": "bpb"}.get(level, "ppl")
 
 
 def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -> dict[str, float]:
     """Return the metrics of a mean loss: `nll`, `ppl` or `bpc`, for ids also `bpt`, and `bpb`, which compares levels.
 
-    bpc = bpt = nll / ln 2        bpb = bpc / bytes per token
+    bpc = bpt = nll / ln 2        bpb = nll / ln 2 / bytes per token
     ppl = exp nll (infinite from nll = 700, where float64 nearly overflows)
 
     Args:
@@ -32,7 +32,7 @@ def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -
     """
     bits = nll / math.log(2)
     unit = loss_unit(level)
-    values = {"nll": nll, unit: bits if unit == "bpc" else math.exp(nll) if nll < 700 else math.inf}
+    values = {"nll": nll, unit: bits if unit != "ppl" else math.exp(nll) if nll < 700 else math.inf}
     values |= {"bpt": bits} if level == "ids" else {}
     if not bytes_per_token or math.isnan(bytes_per_token):
         return values
@@ -40,7 +40,7 @@ def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -
 
 
 def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, float | None]:
-    """Convert a standard error in nats to the unit of the level: d bpc = d nll / ln 2, d ppl = ppl · d nll."""
+    """Convert a standard error in nats to the unit of the level: d bpc = d bpb = d nll / ln 2, d ppl = ppl · d nll."""
     values = loss_metrics(nll, level)
     unit = loss_unit(level)
     scale = values["ppl"] if unit == "ppl" else 1 / math.log(2)
@@ -48,10 +48,8 @@ def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, flo
 
 
 def unit_name(level: str) -> str:
-    """Return the unit of losses in words: see `loss_unit`; the bits of a byte-level model are per byte."""
-    if level == "byte":
-        return "bits per byte"
-    return "perplexity" if loss_unit(level) == "ppl" else "bits per character"
+    """Return the unit of losses in words: see `loss_unit`."""
+    return {"char": "bits per character", "byte": "bits per byte"}.get(level, "perplexity")
 
 
 def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -18,19 +19,22 @@ import torch
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import checksum, write_atomically
 
-CHECKSUM_PREFIX = b"sha256="
-COMMENT_LEN = len(CHECKSUM_PREFIX) + 64
+OF_FRAME, OF_FILE = b"frames=", b"sha256="  # before the checksum; the second up to 0.4.0
+COMMENT_LEN = len(OF_FRAME) + 64
 # The end record of a zip archive; its last two bytes are the length of the comment that follows it.
 END_RECORD, END_RECORD_LEN = b"PK\5\6", 22
+LENGTHS_OFFSET = 26  # in the header of a record of a zip archive: lengths of its name and of a further field
 MEMORY = "memory"  # folder beside checkpoints with the memory of several ranks, a file each
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+DAMAGED = "is damaged: its checksum is not the one stored in the file"
 UNREADABLE = "is not a checkpoint, or was cut short (torch cannot read it)"
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None = None) -> None:
     """Write a checkpoint atomically: a reader finds the old file or a new one that torch can open.
 
-    The file is that of `torch.save`, with its own SHA-256 as the comment of the zip archive.
+    The file is that of `torch.save`, with `frame_checksum` as the comment of the zip archive: torch has computed the
+    CRC-32 of every tensor, so that no tensor is hashed again.
 
     Args:
         contents: plain containers and tensors.
@@ -43,35 +47,37 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
     """
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            hashed: Any = HashedFile(file)
+        with temporary.open("w+b") as file:
             try:
-                torch.save(contents, hashed)
+                torch.save(contents, file)
             except RuntimeError as error:  # torch's own, raised while it closes the archive
                 raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
-            assert hashed.end == b"\0\0"
-            # The zip archive's comment, which zip readers ignore; the last two bytes are its length.
-            file.seek(-2, os.SEEK_END)
-            file.write(length := struct.pack("<H", COMMENT_LEN))
-            hashed.digest.update(length)
-            file.write(CHECKSUM_PREFIX + hashed.digest.hexdigest().encode())
+            file.seek(-2, os.SEEK_END)  # the length of the archive's comment, which zip readers ignore
+            file.write(struct.pack("<H", COMMENT_LEN) + b" " * COMMENT_LEN)
+            found = frame_checksum(file)
+            file.seek(-COMMENT_LEN, os.SEEK_END)
+            file.write(OF_FRAME + found)
         torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
 
     write_atomically(path, write, previous)
 
 
-class HashedFile:
-    """File that is hashed while it is written, but for the `end`: two bytes, which `write_checkpoint` writes again."""
+def frame_checksum(file: BinaryIO) -> bytes:
+    """Return the SHA-256 of a checkpoint without the data of its records, in hexadecimal.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest, self.end, self.flush = file, hashlib.sha256(), b"", file.flush
-
-    def write(self, data: memoryview) -> int:
-        """Write and hash a block; the last one has at least two bytes."""
-        self.digest.update(self.end)
-        self.digest.update(data[:-2])
-        self.end = bytes(data[-2:])
-        return self.file.write(data)
+    Among what is hashed are the CRC-32 of the data, so that both together leave no byte unchecked.
+    """
+    digest, end = hashlib.sha256(), 0
+    for record in sorted(ZipFile(file).infolist(), key=lambda record: record.header_offset):
+        file.seek(record.header_offset + LENGTHS_OFFSET)
+        name_len, extra_len = struct.unpack("<HH", file.read(4))
+        start = record.header_offset + LENGTHS_OFFSET + 4 + name_len + extra_len
+        file.seek(end)
+        digest.update(file.read(start - end))
+        end = start + record.compress_size
+    file.seek(end)
+    digest.update(file.read()[:-COMMENT_LEN])
+    return digest.hexdigest().encode()
 
 
 def plain_containers(value: Any) -> Any:
@@ -160,9 +166,11 @@ def read_file(path: str | Path, option: str = "checkpoint") -> Any:
             file.seek(max(0, size - COMMENT_LEN))
             end = file.read()
             file.seek(0)
-            if end.startswith(CHECKSUM_PREFIX):
-                intact = end == CHECKSUM_PREFIX + checksum(file, size - COMMENT_LEN).encode()
-                require(intact, option, path, "is damaged: its SHA-256 is not the one stored in the file")
+            if end.startswith(OF_FRAME):
+                intact = end == OF_FRAME + frame_checksum(file) and ZipFile(file).testzip() is None
+                require(intact, option, path, DAMAGED)
+            elif end.startswith(OF_FILE):
+                require(end == OF_FILE + checksum(file, size - COMMENT_LEN).encode(), option, path, DAMAGED)
             else:
                 has_no_comment = end[-END_RECORD_LEN:].startswith(END_RECORD) and end.endswith(b"\0\0")
                 require(has_no_comment, option, path, UNREADABLE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -61,15 +60,9 @@ def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = 
     if trainer.num_threads is not None or trainer.accelerator != "cpu" or n_processes(trainer) > 1:
         return config
     available = torch.get_num_threads()
-    if resumed is not None:  # null in the record of an earlier version, which used torch's default
-        threads = resumed.trainer.num_threads or available
-        why = f"{_count(threads)}, as before"
-    else:
-        threads = _of_training(config, n_parameters)
-        gain = "more would gain less than 1.6 times" if threads < available else "each pays"
-        why = f"{threads} of {_count(available)}: {gain} at this size"
+    # Null in the record of an earlier version, which used torch's default.
+    threads = resumed.trainer.num_threads or available if resumed else _of_training(config, n_parameters)
     torch.set_num_threads(threads)
-    print(f"trainer.num_threads=null: training with {why}", file=sys.stderr, flush=True)
     return replace(config, trainer=replace(trainer, num_threads=threads))
 
 
@@ -86,10 +79,6 @@ def set_threads(given: int | None, *trained: TrainedModel) -> None:
         torch.set_num_threads(
             max(_of_training(one.config, sum(p.numel() for p in one.model.parameters())) for one in trained)
         )
-
-
-def _count(threads: int) -> str:
-    return f"{threads} CPU thread{'' if threads == 1 else 's'}"
 
 
 def fastest_precision(accelerator: str) -> str:

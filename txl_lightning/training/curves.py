@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import lightning as L
@@ -13,7 +15,6 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
-from tqdm import tqdm
 
 from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config
@@ -33,15 +34,15 @@ from txl_lightning.training.module import LanguageModelModule
 
 
 class TrainingCurves(Callback):
-    """Logs loss, bpc or ppl, learning rate, gradient norm, memory length, tokens/s and peak memory every n steps.
+    """Logs loss, ppl, bpc or bpb, learning rate, gradient norm, memory length, tokens/s and peak memory every n steps.
 
     The loss is the mean over the tokens of all ranks since the last log entry. Nothing is read from a GPU between log
     entries.
 
     Peak memory is that of the rank that needs most.
 
-    Each validation is logged too, and written as a line of `validation.jsonl`: steps, tokens, seconds, nll and bpc or
-    ppl.
+    Each validation is logged too, and written as a line of `validation.jsonl`: steps, tokens, seconds, nll, and ppl,
+    bpc or bpb.
 
     Args:
         directory: run directory.
@@ -138,7 +139,7 @@ RECL_THRESHOLD = 0.01  # of appendix C
 class ContextCurves(Callback):
     """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
 
-    Logs `context/{bpc or ppl}/{c}`, `context/doublings/{c}` (bits from c to 2c), `context/within_1_percent`, `recl/{r}`
+    Logs `context/{unit}/{c}`, `context/doublings/{c}` (bits from c to 2c), `context/within_1_percent`, `recl/{r}`
     and `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
     losses over steps.
     RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
@@ -206,57 +207,60 @@ class ContextCurves(Callback):
             return
         from txl_lightning.reporting.canvas import line_figure  # imports matplotlib
 
-        unit, steps = loss_unit(pl_module.level), [row["steps"] for row in rows]
-        curves = {f"{c} tokens": [(steps, [row[unit][i] for row in rows])] for i, c in enumerate(self.contexts)}
+        level, steps = pl_module.level, [row["steps"] for row in rows]
+        losses = [[loss_metrics(nll, level)[loss_unit(level)] for nll in row["nll"]] for row in rows]
+        curves = {f"{c} tokens": [(steps, [of[i] for of in losses])] for i, c in enumerate(self.contexts)}
         path, title = self.file.path.with_suffix(".png"), "Loss by context, during training"
         with reported(path.name):
-            line_figure(path, curves, "steps", unit_name(pl_module.level), title)
+            line_figure(path, curves, "steps", unit_name(level), title)
 
 
 class ProgressBar(Callback):
-    """Shows steps done, loss, ppl or bpc, bpb, tokens/s and time left: a bar, or ten lines without a terminal."""
+    """Shows steps, time left, loss, the last validation and tokens/s on one line that fits the terminal.
+
+    Without a terminal, and on one that cannot go back to the start of a line (TERM=dumb), it is a new line for every
+    tenth of the steps, and after five minutes without one.
+    """
 
     def __init__(self, curves: TrainingCurves) -> None:
         self.curves = curves
-        self._bar: tqdm | None = None
+        self._started = self._shown = 0.0
+        self._first = 0
+        self._rewrites = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if not trainer.is_global_zero:
-            return
-        options: dict[str, Any] = {"dynamic_ncols": True, "mininterval": 0.5}
-        if not sys.stderr.isatty():
-            every = math.ceil(trainer.max_steps / 10)
-            options = {"file": _Lines(), "mininterval": 0.0, "maxinterval": math.inf, "miniters": every}
-        self._bar = tqdm(total=int(trainer.max_steps), initial=trainer.global_step, unit="step", **options)
+        self._started = self._shown = time.monotonic()
+        self._first = trainer.global_step
+        self._rewrites = trainer.is_global_zero and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(self._text(pl_module.metrics), refresh=False)
-            self._bar.update(trainer.global_step - self._bar.n)
+        step, steps, now = trainer.global_step, trainer.max_steps, time.monotonic()
+        is_due = now - self._shown >= (0.5 if self._rewrites else 300) or step == steps
+        if trainer.is_global_zero and (is_due or (not self._rewrites and step * 10 % steps < 10)):
+            left = timedelta(seconds=round((now - self._started) / (step - self._first) * (steps - step)))
+            self._show(f"{step:,}/{steps:,} steps", f"{left} left", *self._values(pl_module.metrics))
+            self._shown = now
+
+    def _values(self, metrics: dict[str, float]) -> list[str]:
+        latest, validated = self.curves.latest, [f"val/{unit}" for unit in shown_units(metrics, "val/")]
+        shown = [f"{unit} {latest[f'train/{unit}']:.3f}" for unit in shown_units(latest, "train/")[:1]]
+        shown += [f"{name} {metrics[name]:.3f}" for name in validated[:1]]
+        if "train/tokens_per_second" in latest:
+            shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
+        return [*shown, *(f"{name} {metrics[name]:.3f}" for name in validated[1:])]
+
+    def _show(self, *parts: str) -> None:
+        width = get_terminal_size().columns - 1
+        while len(line := ", ".join(parts)) > width and len(parts) > 1:
+            parts = parts[:-1]
+        sys.stderr.write(f"\r{line:<{width}}" if self._rewrites else f"{line}\n")
+        sys.stderr.flush()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        if self._rewrites:
+            self._rewrites = False
+            sys.stderr.write("\n")
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         # Otherwise the error would begin in the middle of the bar's line.
         self.on_train_end(trainer, pl_module)
-
-    def _text(self, metrics: dict[str, float]) -> str:
-        latest = self.curves.latest
-        shown = [f"{name} {latest['train/' + name]:.3f}" for name in ("nll", "bpc", "ppl") if "train/" + name in latest]
-        shown += [f"val/{unit} {metrics[f'val/{unit}']:.3f}" for unit in shown_units(metrics, "val/")]
-        if "train/tokens_per_second" in latest:
-            shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
-        return ", ".join(shown)
-
-
-class _Lines:
-    """Stream for tqdm that writes each state of the bar to stderr, on a line of its own."""
-
-    def write(self, text: str) -> None:
-        if text.strip():
-            sys.stderr.write(f"{text.strip()}\n")
-
-    def flush(self) -> None:
-        sys.stderr.flush()

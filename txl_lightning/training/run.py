@@ -30,6 +30,7 @@ from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, leaving, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json
+from txl_lightning.reporting.machine import cores
 from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.threads_and_precision import resolve_threads
@@ -54,7 +55,14 @@ from txl_lightning.training.checks import (
     resolve_precision,
 )
 from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
-from txl_lightning.training.loggers import custom_callbacks, custom_logger, make_logger, naming_callbacks, upload_line
+from txl_lightning.training.loggers import (
+    arm,
+    custom_callbacks,
+    custom_logger,
+    make_logger,
+    naming_callbacks,
+    upload_line,
+)
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.optimization import learning_rate
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
@@ -84,11 +92,10 @@ def run(options: Config, directory: Path) -> list[str]:
     lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
     if metrics["weights_step"] != metrics["steps"]:
         lines[0] += f", with the weights of step {metrics['weights_step']}, the best on validation"
-    if options.trainer.accelerator == "auto":
-        lines.insert(0, f"trainer.accelerator=auto: trained on {resolve_accelerator(options).trainer.accelerator}")
     if options.logger.name == "wandb" and (line := upload_line(directory)):
         lines.append(line)
-    return lines
+    kept = ", checkpoints/best.ckpt" if options.checkpoint.enabled else ""
+    return [*lines, f"lower is better; metrics.json, config.yaml, curves (validation.jsonl){kept} are in {directory}"]
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
@@ -219,17 +226,31 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
             own_logger.log_hyperparams(plain(config))
         if isinstance(trainer.logger, WandbLogger):
             record["wandb_id"] = trainer.logger.experiment.id
+    ranks.report(*opening_lines(config, corpus, n_parameters))
     return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, resumed)
+
+
+def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str]:
+    """Return the lines that a run begins with: model, data, device and steps."""
+    data, trainer, vocabulary = config.data, config.trainer, corpus.vocabulary
+    splits = [f"{split} {len(tokens):,}{corpus.unknown_share(split)}" for split, tokens in corpus.splits.items()]
+    n_segments = config.memory.gradient_segments + 1
+    segments = f"{data.batch_size:,} streams of {data.segment_len:,} tokens{f' × {n_segments}' * (n_segments > 1)}"
+    devices = f"{n_processes(trainer)} × {trainer.accelerator}" if n_processes(trainer) > 1 else trainer.accelerator
+    tokens = data.batch_size * data.segment_len * n_segments
+    model = f"{config.model.n_layer} layers, {n_parameters:,} parameters; {', '.join(arm(config))}"
+    return [
+        f"model: {config.model.name}, {model}",
+        f"data: {corpus.name}, level {vocabulary.level}, vocabulary {len(vocabulary):,}; tokens: {', '.join(splits)}",
+        f"device: {devices}, precision {trainer.precision}, {torch.get_num_threads()} of {cores()} CPU threads",
+        f"steps: {trainer.max_steps:,}, each of {tokens:,} tokens ({segments})",
+    ]
 
 
 def _choose_precision(config: Config, ranks: Ranks, resumed: Checkpoint | None) -> Config:
     """Return the config with the precision of the resumed run, or the fastest one, in place of `auto`."""
-    is_auto = config.trainer.precision == "auto"
     config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
-    if is_auto:
-        why = "as before" if resumed else "the fastest on this machine"
-        ranks.report(f"trainer.precision=auto: training with {config.trainer.precision}, {why}")
-        check_config(config)
+    check_config(config)
     return config
 
 

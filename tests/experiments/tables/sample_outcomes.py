@@ -43,8 +43,8 @@ def _evaluate(job: Job, random: np.random.Generator) -> dict[str, Any]:
     trained, longer = (64, 128) if lengths else (None, None)  # recurrent networks have no attention length
 
     def scored(length: int | None) -> dict[str, Any]:
-        bpc = 4 + random.random()
-        return {"attention_length": length, "nll": bpc * math.log(2), "bpc": bpc, "ppl": 2**bpc}
+        bpb = 4 + random.random()
+        return {"attention_length": length, "nll": bpb * math.log(2), "bpb": bpb, "ppl": 2**bpb}
 
     swept: dict[str, Any] = {"init": scored(trained), "best": scored(longer), "attention_length": longer}
     swept |= {"lengths": [scored(n) for n in lengths], "tolerance": 0.001}
@@ -65,8 +65,8 @@ def _recl(job: Job, random: np.random.Generator) -> dict[str, Any]:
         for r in ("0.1", "0.5", "1.0"):
             value, guarded = random.integers(8, 64, 2).tolist()
             lengths[r] = {"value": value, "at_least": False, "guarded": guarded, "guarded_at_least": False}
-        models.append({"name": name, "recl": lengths, "limit": 32, "bpc": [2.5, 2.4 + random.random()]})
-    grid = {"unit": "bpc", "contexts": [8, 16], "step": 8, "positions": {"number": 800, "blocks": 30}, "split": "test"}
+        models.append({"name": name, "recl": lengths, "limit": 32, "bpb": [2.5, 2.4 + random.random()]})
+    grid = {"unit": "bpb", "contexts": [8, 16], "step": 8, "positions": {"number": 800, "blocks": 30}, "split": "test"}
     return {"recl.json": {**grid, "corpus": CORPUS, "models": models}}
 
 

@@ -89,7 +89,7 @@ def test_a_difference_names_its_sides_and_waits_for_both(setup: Setup) -> None:
         "gain of longer attention: relative − Shaw (recurrence, full loss)",
     ]
     assert [row.effect for row in found] == pytest.approx([0, 0, -0.5 / np.log(2), -0.5 / np.log(2)], abs=1e-9)
-    assert (found[0].paper, found[0].unit) == (2.7, "bpc")
+    assert (found[0].paper, found[0].unit) == (2.7, "bpb")
     part = Evaluations({ON: compared.evaluated[ON][:1], OFF: compared.evaluated[OFF][1:]})
     waiting = Comparisons(part, outcomes)
     assert waiting.losses("a", ON, OFF, "init", 2.7).effect is None

@@ -53,10 +53,10 @@ def test_every_claim_has_differences(sections: dict[str, Section]) -> None:
 def test_rows_of_table_6(setup: Setup, sections: dict[str, Section]) -> None:
     table, _ = sections["table_6"].tables
     columns: dict[str, Callable[[Any], float]] = {
-        "init": lambda found: found["test"]["selected"]["init"]["bpc"],
-        "best": lambda found: found["test"]["selected"]["best"]["bpc"],
-        "valid_init": lambda found: found["valid"]["sweep"]["init"]["bpc"],
-        "valid_best": lambda found: found["valid"]["sweep"]["best"]["bpc"],
+        "init": lambda found: found["test"]["selected"]["init"]["bpb"],
+        "best": lambda found: found["test"]["selected"]["best"]["bpb"],
+        "valid_init": lambda found: found["valid"]["sweep"]["init"]["bpb"],
+        "valid_best": lambda found: found["valid"]["sweep"]["best"]["bpb"],
     }
     assert len(table.rows) == len(paper.TABLE_6)
     for row in paper.TABLE_6:
@@ -109,7 +109,7 @@ def test_rows_of_table_8(setup: Setup, sections: dict[str, Section]) -> None:
         for r in row.recl:
             assert shown[f"r{r}"].value == statistics.mean(model["recl"][f"{r}"]["value"] for model in found)
             assert shown[f"paper_r{r}"].value == row.recl[r]
-        assert shown["loss"].value == pytest.approx(statistics.mean(model["bpc"][-1] for model in found))
+        assert shown["loss"].value == pytest.approx(statistics.mean(model["bpb"][-1] for model in found))
 
 
 def test_the_speed_up_and_its_growth_are_in_percent_of_ratios_within_a_round() -> None:

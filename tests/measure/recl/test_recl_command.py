@@ -65,7 +65,7 @@ def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns,
     listed = recl(tmp_path / "listed", *models, contexts=[1, 2, 4, 8, 16], bootstrap=0)
     assert (listed["first_context"], listed["step"]) == (1, None)
     page = (tmp_path / "listed/recl.md").read_text()
-    assert "| bpc at 16 tokens | bits 2 → 4 | bits 4 → 8 | bits 8 → 16 | within" in page
+    assert "| bpb at 16 tokens | bits 2 → 4 | bits 4 → 8 | bits 8 → 16 | within" in page
     assert "[" not in page.split("RECL in the group")[1].split("| difference")[0], "no intervals without resamples"
     assert recl(tmp_path / "even", *models, contexts=[4, 8, 12, 16])["step"] == 4
 
@@ -173,4 +173,4 @@ def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path)
         assert (tmp_path / name / "config.yaml").is_file()
         results.append(json.loads((tmp_path / name / "recl.json").read_text())["models"])
     for of_one, of_two in zip(*results, strict=True):
-        np.testing.assert_allclose(of_one["bpc"], of_two["bpc"], rtol=1e-5)
+        np.testing.assert_allclose(of_one["bpb"], of_two["bpb"], rtol=1e-5)

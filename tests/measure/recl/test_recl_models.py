@@ -35,11 +35,11 @@ def test_equal_distributions_of_bytes_and_of_pairs_have_equal_curves_and_recl(pa
     ours, theirs = result["models"]
     np.testing.assert_allclose(ours["nll"], theirs["nll"], rtol=0, atol=1e-12)
     assert [length["value"] for length in ours["recl"].values()] == [r["value"] for r in theirs["recl"].values()]
-    assert (result["context_unit"], result["unit"], result["corpus"]["level"]) == ("byte", "bpc", "byte")
+    assert (result["context_unit"], result["unit"], result["corpus"]["level"]) == ("byte", "bpb", "byte")
     assert [model["checkpoint"] for model in result["models"]] == [PAIRS, PAIR_BYTES]
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     page = (tmp_path / "run/recl.md").read_text()
-    assert "bpc at 16 bytes" in page
+    assert "bpb at 16 bytes" in page
     assert "Contexts are bytes of text, cut to whole tokens" in page
 
 
@@ -164,4 +164,4 @@ class TestHuggingFace:
         result = recl(tmp_path, runs.checkpoint("relative"), **given, context_unit="byte")
         assert [model["kind"] for model in result["models"]][1:] == ["gpt2, Hugging Face", "llama, Hugging Face"]
         for model in result["models"]:
-            assert np.isfinite(model["bpc"]).all()
+            assert np.isfinite(model["bpb"]).all()

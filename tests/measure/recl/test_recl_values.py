@@ -96,7 +96,7 @@ def errors(values_CP: np.ndarray, blocks: np.ndarray) -> list[list[float]]:
 def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) -> None:
     results, positions = measured.results, measured.arrays["positions"]
     stated = {"contexts": CONTEXTS, "fractions": FRACTIONS, "threshold": THRESHOLD, "seed": SEED, "bootstrap": SAMPLES}
-    stated |= {"split": "train", "first_context": 4, "step": 4, "context_unit": "token", "unit": "bpc"}
+    stated |= {"split": "train", "first_context": 4, "step": 4, "context_unit": "token", "unit": "bpb"}
     stated |= {"precision": "32-true", "key_contexts": [4, 16], "key_gain": 2.0, "documents": "respect"}
     assert results.items() >= stated.items()
     checksum = hashlib.sha256(measured.tokens).hexdigest()
@@ -149,8 +149,8 @@ def test_losses_have_means_and_errors_in_both_units(measured: Measured) -> None:
         nll, error = errors(measured.losses[name], measured.blocks)
         np.testing.assert_allclose(model["nll"], nll, rtol=1e-9)
         np.testing.assert_allclose(model["nll_standard_error"], error, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(model["bpc"], np.log2(np.exp(nll)), rtol=1e-9)
-        np.testing.assert_allclose(model["bpc_standard_error"], np.array(error) * np.log2(np.e), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(model["bpb"], np.log2(np.exp(nll)), rtol=1e-9)
+        np.testing.assert_allclose(model["bpb_standard_error"], np.array(error) * np.log2(np.e), rtol=1e-9, atol=1e-12)
         gains = [(4, 8, nll[0] - nll[1]), (8, 16, nll[1] - nll[3])]
         for found, (c, longer, gain) in zip(model["doublings"], gains, strict=True):
             assert (found["from"], found["to"]) == (c, longer)
@@ -213,7 +213,7 @@ def test_differences_are_of_every_two_models(measured: Measured) -> None:
 def test_every_cell_of_the_tables(measured: Measured) -> None:
     expected = []
     for model in measured.results["models"]:
-        values = list(zip(model["bpc"], model["bpc_standard_error"], strict=True))[::3]  # at both ends of the grid
+        values = list(zip(model["bpb"], model["bpb_standard_error"], strict=True))[::3]  # at both ends of the grid
         values += [(found["bits"], found["standard_error"]) for found in model["doublings"]]
         cells = [f"{value:.3f} ± {error:.3f}" for value, error in values]
         limit, within = str(model["limit"] or "–"), str(model["within_1_percent"])
@@ -240,7 +240,7 @@ def test_curves_of_gains_losses_and_differences(measured: Measured) -> None:
             expected["needed for a longer RECL"] = pytest.approx([THRESHOLD * perplexity for perplexity in shortest])
             shown = curves(measured.figures[f"gains_{group}_r{r}.svg"].axes[0])
             assert {name: y for name, (_, y) in shown.items()} == of_wandb[f"gains_{group}_r{r}"][1] == expected
-    losses = {name: (CONTEXTS, measured.model(name)["bpc"]) for name in NAMES}
+    losses = {name: (CONTEXTS, measured.model(name)["bpb"]) for name in NAMES}
     assert curves(measured.figures["contexts.svg"].axes[0]) == losses
     (axes,), one = measured.figures["differences.svg"].axes, measured.results["differences"][0]
     worse, error = -np.array(one["nll"]), np.array(one["nll_standard_error"])
