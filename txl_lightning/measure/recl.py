@@ -24,6 +24,7 @@ from txl_lightning.measure.effective_context import (
     even_contexts,
     relative_effective_context_lengths,
 )
+from txl_lightning.measure.group import GroupText, group_text, load_group, references
 from txl_lightning.measure.loss_by_context import (
     KEY_GAIN,
     context_gains,
@@ -33,7 +34,7 @@ from txl_lightning.measure.loss_by_context import (
     position_blocks,
 )
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_losses
-from txl_lightning.measure.models import GroupText, Member, TokenizedText, checked, group_text, load_group, references
+from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl_report import line_series, write_report
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit

@@ -16,7 +16,7 @@ from tests.measure.recl.small_recl import recl
 from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.models import model_names
+from txl_lightning.measure.group import model_names
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 
