@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from glob import glob
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,14 @@ class GroupText:
         corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and `level`: byte, char,
             word or token; losses are per unit of it.
         of_member: tokens of the text, by name of the model.
+        spell: returns the text of each token (byte) from one position to before another.
         pieces: bounds 0 … n of the pieces of text that models are compared on, in bytes: those at which no tokenizer
             has a token that goes on. None if all have the same tokens.
     """
 
     corpus: dict[str, str]
     of_member: dict[str, TokenizedText]
+    spell: Callable[[int, int], list[str]]
     pieces: Integers | None = None
 
     @property
@@ -153,10 +156,27 @@ def group_text(members: Sequence[Member], options: ReclOptions, split: str) -> G
             member.require(same, allowed)
     if by_bytes:
         pieces = np.append(reduce(np.intersect1d, [text.known_starts for text in texts]), len(content))
-        return GroupText({**corpus, "level": "byte"}, of_member, pieces)
+        return GroupText({**corpus, "level": "byte"}, of_member, _speller(content, np.arange(len(content))), pieces)
     single_bytes = all(len(text.tokens) == text.n_bytes for text in texts)
     levels = [member.trained.vocabulary.level for member in members if member.trained]
-    return GroupText({**corpus, "level": [*levels, "byte" if single_bytes else "token"][0]}, of_member)
+    first, level = texts[0], [*levels, "byte" if single_bytes else "token"][0]
+    spell = _speller_of(members[0], first) if first.starts is None else _speller(content, first.starts)
+    return GroupText({**corpus, "level": level}, of_member, spell)
+
+
+def _speller_of(member: Member, text: TokenizedText) -> Callable[[int, int], list[str]]:
+    return lambda begin, stop: member.spell(np.asarray(text.tokens[begin:stop]))
+
+
+def _speller(content: bytes, starts: Integers) -> Callable[[int, int], list[str]]:
+    """Return a function of two positions: the texts of tokens, by their first bytes; a last token has the character."""
+    bounds = np.append(starts, len(content))
+
+    def spell(begin: int, stop: int) -> list[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return [decoder.decode(content[a:b]) for a, b in pairwise(bounds[begin : stop + 1].tolist())]
+
+    return spell
 
 
 def _encoded_corpus(members: Sequence[Member], options: ReclOptions, split: str) -> GroupText:
@@ -186,7 +206,7 @@ def _encoded_corpus(members: Sequence[Member], options: ReclOptions, split: str)
         own = plain if marked and not respects else corpus.splits[split]
         hides = respects and not marked and len(documents) > 1
         of_member[member.name] = TokenizedText(own, None, len(own), documents if hides else None)
-    return GroupText(first.facts(), of_member)
+    return GroupText(first.facts(), of_member, _speller_of(members[0], of_member[members[0].name]))
 
 
 def _content(members: Sequence[Member], path: Any, split: str) -> tuple[str, bytes]:

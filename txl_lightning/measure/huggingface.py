@@ -127,7 +127,9 @@ def load_huggingface(reference: str, name: str, begin_of_text: bool, tokenizer_o
         return text
 
     kind = f"{model.config.model_type}, Hugging Face"
-    return Member(name, reference, kind, None, reader, tokenize, trained_len=limit, begin_of_text=bos)
+    about: dict[str, Any] = {"trained_len": limit, "begin_of_text": bos}
+    about["spell"] = lambda tokens: tokenizers[0].batch_decode(tokens[:, None])
+    return Member(name, reference, kind, None, reader, tokenize, **about)
 
 
 def _tokenized(tokenizers: list[Any], content: bytes, reference: str) -> TokenizedText:

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import RecurrentModelConfig
-from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, code_points
+from txl_lightning.data.vocabulary import (
+    SENTENCE,
+    StreamDecoder,
+    Vocabulary,
+    close_sentences,
+    code_points,
+    without_marks,
+)
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import file_checksum
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_reader
@@ -118,6 +125,7 @@ class Member:
         clamp_len: larger distances share one position; None for other models than Transformer-XL.
         begin_of_text: token read before every window; None for none.
         option: option that named the model, for errors.
+        spell: returns the text of each token, where the bytes of tokens are unknown.
         one_pass_difference: largest difference in nats that `checked` saw; None where it did not compare.
     """
 
@@ -132,6 +140,7 @@ class Member:
     clamp_len: int | None = None
     begin_of_text: int | None = None
     option: str = OPTION
+    spell: Callable[[np.ndarray], list[str]] = lambda tokens: [str(token) for token in tokens]
     one_pass_difference: float | None = None
 
     def require(self, condition: bool, allowed: str) -> None:
@@ -177,6 +186,7 @@ def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, 
         trained_len=lengths.farthest_distance + 1,
         clamp_len=clamp_len,
         option=option,
+        spell=lambda tokens: [*map(StreamDecoder(trained.vocabulary).feed, without_marks(tokens)[:, None])],
     )
 
 

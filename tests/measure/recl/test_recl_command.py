@@ -38,7 +38,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     figures = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "differences")
     drawn = {f"{figure}.{kind}" for figure in figures for kind in ("svg", "png")}
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"recl.json", "recl.md", "losses.npz", *drawn}
+    assert written == {"recl.json", "recl.md", "recl.html", "losses.npz", *drawn}
 
 
 def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_path: Path) -> None:
