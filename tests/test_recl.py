@@ -23,7 +23,12 @@ TRANSFORMER_XL = """
 from txl_lightning import TransformerXL, TransformerXLConfig, recl
 
 assert all(getattr(recl, name) for name in recl.__all__)
-model = TransformerXL(TransformerXLConfig(8, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8))
+model = TransformerXL(TransformerXLConfig(8, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)).eval()
+contexts = [24, 48, 72, 96, 120]
+models = {"model": model, "function": lambda tokens: model.score(tokens[:, :-1], tokens[:, 1:])[0]}
+results, page = recl.compare(models, text, contexts, 200, texts=text.astype(str))
+np.testing.assert_allclose(*(found["nll"] for found in results["models"]), rtol=1e-5)
+positions, blocks = recl.position_blocks(len(text), 200, contexts)
 assert len(recl.context_curve(model, text, positions, contexts, blocks=blocks).nll) == 5
 """
 ARRAYS = """

@@ -2,7 +2,7 @@
 
     python tests/wheel.py
 
-It trains from ids with an experiment file of the user's, evaluates, and runs the agent.
+It trains from ids with an experiment file of the user's, evaluates, measures RECL, and runs the agent.
 """
 
 import json
@@ -36,6 +36,9 @@ def main() -> None:
     assert json.loads(Path("train/metrics.json").read_text())["steps"] == 3
     txl("evaluate", "checkpoint=train/checkpoints/best.ckpt", "max_segments=4", "splits=[test]")
     assert json.loads(Path("evaluate/evaluation.json").read_text())["test"]["tokens"] > 0
+    grid = ("first_context=8", "step=8", "max_context=16", "n_positions=8")
+    txl("recl", "checkpoints=[train/checkpoints/best.ckpt]", *grid, "logger=none")
+    assert "</html>" in Path("recl/recl.html").read_text()
     subprocess.run([sys.executable, str(AGENT), "--steps", "20"], check=True)
 
 

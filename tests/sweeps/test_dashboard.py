@@ -89,6 +89,7 @@ def test_every_panel_and_column_shows_what_a_command_logs(logged: dict[str, Path
     asked = {re.sub("ppl|bpc", "bpb", key) for key in (*keys_of_panels(), *columns)}
     assert len(asked) >= 23
     assert asked <= there
+    assert summary(logged["recl"])["summary"]["recl/recl"]["_type"] == "html-file"
     config = summary(logged["train"])["config"]
     for name in PINNED:
         if name.startswith("config:"):

@@ -101,7 +101,7 @@ def write_markdown(path: Path, *parts: Table | str) -> list[str]:
 def log_results(
     command: str, results: dict[str, Any], options: Any, directory: Path, curves: Mapping[str, Any] | None = None
 ) -> None:
-    """Log the results of a command as a W&B run, if `logger=wandb`: its JSON as summary, its figures as images.
+    """Log the results of a command as a W&B run, if `logger=wandb`: its JSON as summary, figures and pages as panels.
 
     Args:
         command: name of the command, before the names of all panels.
@@ -111,7 +111,7 @@ def log_results(
         curves: by panel, x, named curves over it, the name of x and a title, to be logged as line series.
     """
     if options.logger.name == "wandb":
-        from txl_lightning.reporting.wandb_panels import log_image, log_line_series, wandb_run
+        from txl_lightning.reporting.wandb_panels import log_file, log_line_series, wandb_run
 
         with wandb_run(directory, options.logger, command, plain(options)) as run:
             run.summary.update(results)
@@ -119,5 +119,6 @@ def log_results(
                 log_line_series(run, f"{command}/{panel}", *series)
             config = directory / "config.yaml"  # older figures are of an earlier command in this folder
             since = config.stat().st_mtime_ns if config.exists() else 0
-            for path in sorted(path for path in directory.glob("*.png") if path.stat().st_mtime_ns >= since):
-                log_image(run, f"{command}/{path.stem}", path)
+            for path in sorted(path for kind in ("png", "html") for path in directory.glob(f"*.{kind}")):
+                if path.stat().st_mtime_ns >= since:
+                    log_file(run, f"{command}/{path.stem}", path)

@@ -58,6 +58,8 @@ class EvaluateOptions:
         per: write a table with the loss of every line, document or token of each split; null for none.
         unit_memory: carried, for the losses of the scores above; or fresh: each line or document is scored as if it
             were alone (protocol=carried), and these are the scores above.
+        unit_context: text, or a symbol of the vocabulary such as <eos>, read before every unit (unit_memory=fresh): the
+            first token of a unit is then scored too; null for none.
         table: format of the table, tsv or parquet.
         data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint.
         max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
@@ -89,6 +91,7 @@ class EvaluateOptions:
     losses: bool = False
     per: str | None = None
     unit_memory: str = "carried"
+    unit_context: str | None = None
     table: str = "tsv"
     data_path: Any = None
     max_segments: int | None = None

@@ -22,7 +22,7 @@ from txl_lightning.measure.commands import (
 )
 from txl_lightning.measure.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
 from txl_lightning.measure.scoring import OF_CARRIED, OF_WINDOW, Scoring, SplitScores, scoring_of
-from txl_lightning.measure.units import FreshUnits, units_of
+from txl_lightning.measure.units import FreshUnits, context_of, units_of
 from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.runs.metrics import loss_unit, shown_units, unit_name
 from txl_lightning.runs.models import beyond
@@ -94,7 +94,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     if options.unit_memory == "fresh":
         alone = {split: np.concatenate(of_split.tokens) for split, of_split in units.items()}
         scoring = replace(scoring, corpus=replace(corpus, splits=alone))
-        scoring = FreshUnits(**vars(scoring), units=units, per=str(options.per))
+        fresh: dict[str, Any] = {"units": units, "per": str(options.per)}
+        scoring = FreshUnits(**vars(scoring), **fresh, before=context_of(trained.vocabulary, options.unit_context))
     shown = scoring if chosen_on is None else scoring.at_training_lengths()
     plan = _plan(scoring, options) or [(None, shown)]
     learning: Any = None
@@ -161,6 +162,7 @@ def _check_options(options: EvaluateOptions) -> None:
         ("unit_memory", options.unit_memory in ("carried", "fresh"), "must be carried or fresh"),
         ("unit_memory", not fresh or per in ("line", "document"), "is for per=line or document"),
         ("unit_memory", not fresh or options.protocol == "carried", "is for protocol=carried"),
+        ("unit_context", fresh or options.unit_context is None, "is for unit_memory=fresh"),
         ("table", options.table in ("tsv", "parquet"), "must be tsv or parquet"),
         ("table", options.table == "tsv" or per is not None, "is for per=line, document or token"),
         ("attention_lengths", per is None or lengths is None, "must be null with per"),

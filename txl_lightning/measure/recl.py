@@ -17,26 +17,23 @@ from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import Stopped, UserError, notice, require
-from txl_lightning.files import write_atomically, write_json
+from txl_lightning.files import write_atomically, write_json, write_text
 from txl_lightning.measure.commands import check_at_least_one, check_common_options, log_results
+from txl_lightning.measure.comparison import group_results
 from txl_lightning.measure.effective_context import (
     check_definition,
     even_contexts,
-    relative_effective_context_lengths,
 )
+from txl_lightning.measure.group import GroupText, group_text, load_group, references
 from txl_lightning.measure.loss_by_context import (
-    KEY_GAIN,
-    context_gains,
-    key_tokens,
-    loss_differences,
-    mean_and_error,
     position_blocks,
 )
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_losses
-from txl_lightning.measure.models import GroupText, Member, TokenizedText, checked, group_text, load_group, references
+from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import ReclOptions
+from txl_lightning.measure.recl_page import page
 from txl_lightning.measure.recl_report import line_series, write_report
-from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
+from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.runs.threads_and_precision import autocast, chosen_precision, set_threads
 from txl_lightning.runs.trained import is_other_text
 
@@ -69,7 +66,7 @@ class Positions:
 
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
-    """Score the models; write `recl.json`, the table and the figures.
+    """Score the models; write `recl.json`, the table, the figures and the page.
 
     Under a launcher (torchrun) the windows are divided over the processes. Only the first one writes and returns lines.
 
@@ -117,6 +114,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     write_atomically(directory / "losses.npz", lambda path: np.savez_compressed(path, **arrays, nll=nll_ICP))
     write_json(directory / "recl.json", results, allow_nan=False)
     lines = write_report(results, directory)
+    write_text(directory / "recl.html", page(results, losses, at.t, at.blocks, at.text.spell))
     log_results("recl", results, options, directory, line_series(results))
     if len(at.t) < asked:
         raise Stopped(f"stopped by SIGINT: {directory}/recl.md has {len(at.t):,} of {asked:,} positions", signal.SIGINT)
@@ -236,68 +234,29 @@ def byte_losses(
 
 def _measure(options: ReclOptions, members: list[Member], losses: dict[str, Array], at: Positions) -> dict[str, Any]:
     """Return the entries of `recl.json`, apart from the seconds."""
-    level, unit = at.text.corpus["level"], loss_unit(at.text.corpus["level"])
     # In bytes a limit of tokens caps the windows, not RECL.
-    in_tokens = at.text.pieces is None
-    labels = dict(zip(losses, options.groups or ["all"] * len(losses), strict=True))
-    groups = {label: [name for name in labels if labels[name] == label] for label in dict.fromkeys(labels.values())}
-    definition: dict[str, Any] = {
-        name: getattr(options, name) for name in ("fractions", "threshold", "bootstrap", "seed")
-    }
-    limits = {one.name: one.reader.limit if in_tokens else None for one in members}
-    lengths: dict[str, Any] = {}
-    for names in groups.values():
-        own = {name: losses[name] for name in names}
-        found = relative_effective_context_lengths(own, at.contexts, limits=limits, blocks=at.blocks, **definition)
-        lengths |= {name: {str(float(r)): vars(length) for r, length in of.items()} for name, of in found.items()}
-    models = []
-    for member in members:
-        losses_CP, trained = losses[member.name], member.trained
-        nll, error = (of_each.tolist() for of_each in mean_and_error(losses_CP, at.blocks))
-        models.append(
-            {
-                "name": member.name,
-                "checkpoint": member.path,
-                "sha256": member.checksum,
-                "step": trained.step if trained else None,
-                "tokens_trained": trained.step * tokens_per_step(trained.config) if trained else None,
-                "kind": member.kind,
-                "begin_of_text": member.begin_of_text,
-                "scoring": "one pass" if member.reader.one_pass else "direct",
-                "one_pass_difference": member.one_pass_difference,
-                "limit": member.reader.limit,
-                "clamp_len": member.clamp_len,
-                "trained_len": member.trained_len,
-                "nll": nll,
-                "nll_standard_error": error,
-                unit: [loss_metrics(value, level)[unit] for value in nll],
-                f"{unit}_standard_error": [errors_by_unit(*pair, level)[unit] for pair in zip(error, nll, strict=True)],
-                **context_gains(losses_CP, at.contexts, at.blocks),
-                "key_tokens": key_tokens(losses_CP, at.t) if in_tokens else None,
-                "group": labels[member.name],
-                "recl": lengths[member.name],
-            }
-        )
-    steps = set(np.diff(at.contexts).tolist())
+    limits = {one.name: one.reader.limit if at.text.pieces is None else None for one in members}
     begins = np.max([of.document_begins(at.t) for of in at.text.of_member.values()], axis=0)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "unit": unit,
-        "contexts": at.contexts,
-        "first_context": at.contexts[0],
-        "step": steps.pop() if len(steps) == 1 else None,
-        **{name: getattr(options, name) for name in ("split", "context_unit", "precision", "documents")},
-        **definition,
-        "key_contexts": [at.contexts[0], at.contexts[-1]],
-        "key_gain": KEY_GAIN,
-        "models": models,
-        "differences": loss_differences(losses, at.blocks),
-        "groups": [{"name": label, "models": names} for label, names in groups.items()],
-        "corpus": at.text.corpus,
-        "positions": {
-            "seed": options.position_seed,
-            "number": len(at.t),
-            "blocks": len(np.unique(at.blocks)),
-            "cut": int((at.t - at.contexts[-1] < begins).sum()),
-        },
-    }
+    given = {name: getattr(options, name) for name in ("context_unit", "fractions", "threshold", "bootstrap", "seed")}
+    unit = loss_unit(at.text.corpus["level"])
+    results = group_results(
+        losses, at.contexts, at.t, at.blocks, unit, labels=options.groups, limits=limits, begins=begins, **given
+    )
+    for model, member in zip(results["models"], members, strict=True):
+        trained = member.trained
+        model |= {
+            "checkpoint": member.path,
+            "sha256": member.checksum,
+            "step": trained.step if trained else None,
+            "tokens_trained": trained.step * tokens_per_step(trained.config) if trained else None,
+            "kind": member.kind,
+            "begin_of_text": member.begin_of_text,
+            "scoring": "one pass" if member.reader.one_pass else "direct",
+            "one_pass_difference": member.one_pass_difference,
+            "limit": member.reader.limit,
+            "clamp_len": member.clamp_len,
+            "trained_len": member.trained_len,
+        }
+    results["positions"]["seed"] = options.position_seed
+    given = {name: getattr(options, name) for name in ("split", "precision", "documents")}
+    return {"schema_version": SCHEMA_VERSION, **results, **given, "corpus": at.text.corpus}

@@ -10,12 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from txl_lightning.measure.commands import Table, write_markdown
+from txl_lightning.measure.commands import write_markdown
+from txl_lightning.measure.recl_page import notes, tables
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend
 from txl_lightning.runs.metrics import unit_name
 
 MOST_TICKS = 12
-LAST_DOUBLINGS = 3  # in the table
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
 
 
@@ -34,13 +34,8 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     Returns:
         Lines to print: the tables and their notes.
     """
-    alone, table_8, differences = _gains(results), _table_8(results), _differences(results)
-    grouped = "; ".join(", ".join(group["models"]) for group in results["groups"])
-    parts: list[Table | str] = ["Loss by context and its gain, without a group:", "", alone, ""]
-    parts += [f"RECL in the group of: {grouped}", "", table_8, ""]
-    parts += [differences, ""] if differences[1] else []
-    parts += _notes(results)
-    lines = write_markdown(directory / "recl.md", *parts)
+    parts: list[Any] = [part for title, *table in tables(results) for part in (title, "", tuple(table), "")]
+    lines = write_markdown(directory / "recl.md", *parts, *notes(results))
     for stem, (title, gains, needed) in _gains_by_file(results).items():
         gain_figure(directory / stem, results, title, gains, needed)
     context_figure(directory / "contexts", results)
@@ -134,82 +129,6 @@ def _context_axis(axes: Axes, results: dict[str, Any]) -> None:
         slant = {"rotation": 40, "ha": "right"}
     axes.set_xticks(ticks, [str(c) for c in ticks], **slant)
     axes.set_xlabel(f"context ({results['context_unit']}s)")
-
-
-def _gains(results: dict[str, Any]) -> Table:
-    """Return what needs no group: losses at both ends of the grid, and what more context gains."""
-    unit, context_unit, contexts = results["unit"], results["context_unit"], results["contexts"]
-    chain = {contexts[0] << k for k in range(32)}
-    rows = []
-    for model in results["models"]:
-        limit = f"{model['limit']} tokens" if model["limit"] and context_unit == "byte" else str(model["limit"] or "–")
-        losses = list(zip(model[unit], model[f"{unit}_standard_error"], strict=True))
-        doublings = [found for found in model["doublings"] if found["from"] in chain][-LAST_DOUBLINGS:]
-        values = [losses[0], losses[-1], *((found["bits"], found["standard_error"]) for found in doublings)]
-        cells = [f"{value:.3f} ± {error:.3f}" for value, error in values]
-        rows.append([model["name"], model["kind"], limit, *cells, str(model["within_1_percent"])])
-    header = ["model", "kind", "sees at most", *(f"{unit} at {c} {context_unit}s" for c in (contexts[0], contexts[-1]))]
-    header += [f"bits {found['from']} → {found['to']}" for found in doublings]
-    return [*header, "within 1 %"], rows
-
-
-def _table_8(results: dict[str, Any]) -> Table:
-    """Return RECL with its interval, and guarded RECL, of every model."""
-    fractions, several = [str(float(r)) for r in results["fractions"]], len(results["groups"]) > 1
-    rows = []
-    for model in results["models"]:
-        of_fractions = [model["recl"][r] for r in fractions]
-        cells = [_bounded(found) for found in of_fractions]
-        if results["bootstrap"]:
-            ends = [(found["low"], _bounded(found, "high", "high_at_least")) for found in of_fractions]
-            cells = [f"{cell} [{low}, {high}]" for cell, (low, high) in zip(cells, ends, strict=True)]
-        cells += [_bounded(found, "guarded", "guarded_at_least") for found in of_fractions]
-        rows.append([model["name"], *([model["group"]] if several else []), *cells])
-    lengths = [*(f"RECL r = {r}" for r in fractions), *(f"guarded r = {r}" for r in fractions)]
-    return ["model", *(["group"] if several else []), *lengths], rows
-
-
-def _bounded(length: dict[str, Any], value: str = "value", at_least: str = "at_least") -> str:
-    return f"{'≥ ' if length[at_least] else ''}{length[value]}"
-
-
-def _differences(results: dict[str, Any]) -> Table:
-    """Return the difference of every two models at the longest context."""
-    longest = f"{results['contexts'][-1]} {results['context_unit']}s"
-    rows = [
-        [f"{one['model']} − {one['minus']}", f"{one['nll'][-1]:+.4f} [{one['low'][-1]:+.4f}, {one['high'][-1]:+.4f}]"]
-        for one in results["differences"]
-    ]
-    return ["difference, paired by position", f"nats at {longest}, 95 % interval"], rows
-
-
-def _notes(results: dict[str, Any]) -> list[str]:
-    """Describe the measurement, its precision and the signs of the table."""
-    contexts, models = results["contexts"], results["models"]
-    corpus, positions, longest = results["corpus"], results["positions"], f"{contexts[-1]} {results['context_unit']}s"
-    key = {model["name"]: found for model in models if (found := model["key_tokens"])}
-    shares = ", ".join(f"{name} {found['share']:.1%} ({found['share_of_rises']:.1%})" for name, found in key.items())
-    own = {one["name"]: nats for one in models if one["scoring"] == "direct" and (nats := one["one_pass_difference"])}
-    a, b = results["key_contexts"]
-    notes: dict[str, Any] = {
-        f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
-        f"spread evenly over the text; ± over blocks. A step from a context of the grid to the next counts if its "
-        f"relative gain is at least {results['threshold']:.3g}.": True,
-        f"Within 1 %: the first context whose loss is at most 1 % above that at {longest}. Sees at most: the positions "
-        "that a model has or was trained with.": True,
-        "Contexts are bytes of text, cut to whole tokens; losses are per byte of the pieces of text that all "
-        "tokenizers have in common.": results["context_unit"] == "byte",
-        f"{positions['cut']:,} positions have fewer than {longest} of context, because their document is shorter "
-        "(documents=respect).": positions["cut"],
-        f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks. ≥: steps still counted at "
-        f"{longest}, where the grid ends (max_context).": results["bootstrap"],
-        "Guarded: a step must also lower the model's own mean loss, over all and over hard positions.": True,
-        f"Key tokens, whose loss falls (rises) by more than {results['key_gain']:g} nats from {a} to {b} tokens: "
-        f"{shares}.": key,
-    }
-    for name, nats in own.items():
-        notes[f"{name} is read in windows of exactly c tokens: one pass differs by up to {nats:.3g} nats."] = True
-    return [note for note, applies in notes.items() if applies]
 
 
 def _gains_by_file(results: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[float]], list[float]]]:

@@ -109,6 +109,21 @@ def units_of(trained: TrainedModel, corpus: Corpus, split: str, options: Evaluat
     return Units(texts, tokens, np.cumsum([0, *map(len, tokens)]), closing)
 
 
+def context_of(vocabulary: Vocabulary, context: str | None) -> np.ndarray:
+    """Return the tokens of a text to read before units, none without a text; of a symbol of the vocabulary its number.
+
+    Raises:
+        OptionError: the text has no token, or units begin with `<S>` anyway.
+    """
+    if context is None:
+        return np.zeros(0, np.int64)
+    require(not vocabulary.starts_sentences, "unit_context", context, f"must be null: sentences begin with {SENTENCE}")
+    number = vocabulary.numbers.get(context)
+    tokens = vocabulary.encode(context.encode()) if number is None else [number]
+    require(len(tokens) > 0, "unit_context", context, "has no token of the vocabulary")
+    return np.asarray(tokens, dtype=np.int64)
+
+
 def _report_missing(vocabulary: Vocabulary, content: bytes, name: str) -> None:
     if vocabulary.level in ("byte", "char") and vocabulary.symbols:
         counts = Counter(content.decode("utf-8" if vocabulary.level == "char" else "latin-1"))
@@ -126,19 +141,28 @@ class FreshUnits(Scoring):
     Args:
         units: of every split.
         per: name of a unit.
+        before: tokens read before every unit, K: its first token is then scored too.
     """
 
     units: dict[str, Units] = field(default_factory=dict, kw_only=True)
     per: str = field(default="", kw_only=True)
+    before: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), kw_only=True)
 
     @torch.no_grad()
     def score(self, split: str) -> TokenLosses:
         started, model, units, given = time.perf_counter(), self.model(), self.units[split], self.evaluation
         T, lengths, most = given.segment_len, self.model_lengths(), given.max_segments
-        texts = [torch.from_numpy(np.append(of_unit, units.closing).astype(np.int64)) for of_unit in units.tokens]
-        firsts_U, targets_U = units.bounds[:-1], np.array([max(0, len(text) - 1) for text in texts])
-        require(bool(targets_U.any()), "per", self.per, f"no {self.per} of {split} has two tokens, to score the second")
-        n_U = targets_U * (firsts_U < (np.inf if most is None else most * T * given.batch_size))
+        texts = [
+            torch.from_numpy(np.concatenate([self.before, of_unit, units.closing]).astype(np.int64))
+            for of_unit in units.tokens
+        ]
+        K, unscored = len(self.before), max(0, len(self.before) - 1)  # the first targets are of the context
+        firsts_U, targets_U = units.bounds[:-1] - K, np.array([max(unscored, len(text) - 1) for text in texts])
+        scored_U = targets_U - unscored
+        targets_U *= scored_U > 0
+        allowed = f"no {self.per} of {split} has two tokens, to score the second: unit_context= scores the first"
+        require(bool(targets_U.any()), "per", self.per, allowed)
+        n_U = targets_U * (firsts_U + K < (np.inf if most is None else most * T * given.batch_size))
         nll_P = torch.zeros(int(units.bounds[-1]) + len(units.closing), dtype=torch.float64)
         scored_P = torch.zeros(len(nll_P), dtype=torch.bool)
         for members in _batches(n_U, T + (lengths.memory or 0), model.takes_lengths):
@@ -156,19 +180,20 @@ class FreshUnits(Scoring):
                 segment = text_BT[:, begin:stop], text_BT[:, start + 1 : stop + 1]
                 nll_BT, memory = model.score(*segment, memory, *unequal)
                 places_T = torch.arange(start, stop)
-                real_BT = places_T < n_B[:, None]
+                real_BT = (places_T >= unscored) & (places_T < n_B[:, None])
                 at = (first_B[:, None] + 1 + places_T)[real_BT]
                 nll_P[at], scored_P[at] = nll_BT.cpu().double()[real_BT], True
         positions = scored_P.nonzero().squeeze(1).numpy()
-        left_out = {"first_of_streams": len(nll_P) - int(targets_U.sum()), "trimmed": 0}
-        left_out["max_segments"] = int(targets_U.sum() - n_U.sum())
+        left_out = {"first_of_streams": len(nll_P) - int(scored_U.sum()), "trimmed": 0}
+        left_out["max_segments"] = int((scored_U * (n_U == 0)).sum())
         return TokenLosses(nll_P.numpy()[positions], positions, left_out, time.perf_counter() - started)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "batch_size": None, "fresh_for": self.per}
+        return {**super().settings(), "batch_size": None, "fresh_for": self.per, "unit_context": self.before.tolist()}
 
     def description(self) -> str:
-        return f"{super().description().rpartition(', ')[0]}, each {self.per} {self.streams_start}"
+        after = f", after {len(self.before)} tokens of unit_context" if len(self.before) else ""
+        return f"{super().description().rpartition(', ')[0]}, each {self.per} {self.streams_start}{after}"
 
 
 def _batches(n_U: np.ndarray, longest: int, together: bool) -> Iterator[np.ndarray]:

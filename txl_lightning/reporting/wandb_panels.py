@@ -80,6 +80,7 @@ def log_line_series(
     run.log({panel: wandb.plot.line_series(xs=list(x), ys=ys, keys=list(curves), title=title, xname=x_name)})
 
 
-def log_image(run: wandb.Run, panel: str, path: Path) -> None:
-    """Log an image file."""
-    run.log({panel: wandb.Image(str(path))})
+def log_file(run: wandb.Run, panel: str, path: Path) -> None:
+    """Log an image, or a page of HTML as it is: links stay on the page."""
+    html = path.suffix == ".html"
+    run.log({panel: wandb.Html(str(path), inject=False) if html else wandb.Image(str(path))})

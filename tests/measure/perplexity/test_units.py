@@ -22,6 +22,7 @@ from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.perplexity import run
 from txl_lightning.measure.scoring import SplitScores
 from txl_lightning.model.language_model import ScoringModel
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 PAIRS = ("data.level=bpe", "data.vocab_size=270", "trainer.max_steps=1")
@@ -116,6 +117,43 @@ def test_a_line_from_a_fresh_memory_has_the_losses_of_it_as_a_text(runs: SmallRu
         alone = evaluated(runs, kind, tmp_path, f"{line}\n", name="alone", batch_size=1)["whole"]
         assert alone["tokens"] == int(tokens)
         assert float(nats) == pytest.approx(alone["nll"] * alone["tokens"], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["relative", "characters", "absolute", "words", "lstm", "pairs"])
+def test_every_token_of_a_line_is_scored_after_a_context(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
+    """As in a text that begins with the context; a line of one token has a score."""
+    context, lines = "line 7\nis ", ["the square of 7 is 49", "7", "square"]
+    options: dict[str, Any] = {"per": "line", "unit_memory": "fresh", "unit_context": context}
+    content = "".join(f"{line}\n" for line in lines)
+    rows = evaluated(runs, kind, tmp_path, content, **options)["whole"]["rows"]
+    n_context = len(load_trained(checkpoint_of(runs, kind)).vocabulary.encode(context.encode()))
+    for line, row in zip(lines, rows, strict=True):
+        vocabulary = load_trained(checkpoint_of(runs, kind)).vocabulary
+        n_tokens = len(vocabulary.encode(f"{line}\n".encode()))
+        assert int(row["tokens"]) == n_tokens
+        if len(vocabulary.encode(f"{context}{line}\n".encode())) != n_context + n_tokens:
+            continue  # subwords, or words, across the end of the context
+        alone = evaluated(runs, kind, tmp_path, f"{context}{line}\n", name="alone", per="token", batch_size=1)
+        expected = sum(float(token["nats"]) for token in alone["whole"]["rows"][n_context:])
+        assert float(row["nats"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_symbol_is_a_context(runs: SmallRuns, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"per": "line", "unit_memory": "fresh"}
+    named, typed = (
+        evaluated(runs, "words", tmp_path, "the square\n7\n", **options, unit_context=context)
+        for context in ("<eos>", "\n")
+    )
+    assert named["whole"]["rows"] == typed["whole"]["rows"]
+    assert [row["tokens"] for row in named["whole"]["rows"]] == ["3", "2"]
+    for kind, context, words in (("words", "", "has no token"), ("sentences", "7", "must be null: sentences begin")):
+        with pytest.raises(OptionError, match=f"unit_context={context}: {words}"):
+            evaluated(runs, kind, tmp_path, "the square\n", **options, unit_context=context)
+
+
+def test_a_text_too_short_for_the_streams_names_the_option(runs: SmallRuns, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"batch_size=.*at least 2 are needed: batch_size=1"):
+        evaluated(runs, "relative", tmp_path, "7")
 
 
 def test_documents_from_a_fresh_memory_are_files_and_lines_that_begin_them(runs: SmallRuns, tmp_path: Path) -> None:

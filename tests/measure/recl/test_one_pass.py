@@ -11,8 +11,9 @@ import torch
 
 from tests.measure.recl.small_recl import recl
 from tests.measure.recl.tiny_huggingface import TEXT, VOCABULARY, random_model, save_tiny
+from txl_lightning.measure.huggingface import load_huggingface
 from txl_lightning.measure.losses import window_losses
-from txl_lightning.measure.models import TokenizedText, checked, load_huggingface
+from txl_lightning.measure.models import TokenizedText, checked
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [

@@ -16,7 +16,7 @@ from tests.measure.recl.small_recl import recl
 from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.models import model_names
+from txl_lightning.measure.group import model_names
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 
@@ -38,7 +38,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     figures = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "differences")
     drawn = {f"{figure}.{kind}" for figure in figures for kind in ("svg", "png")}
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"recl.json", "recl.md", "losses.npz", *drawn}
+    assert written == {"recl.json", "recl.md", "recl.html", "losses.npz", *drawn}
 
 
 def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_path: Path) -> None:
