@@ -128,7 +128,7 @@ def test_a_model_has_the_same_losses_and_gradients(options: dict[str, Any]) -> N
 SIZES = {"enwik8 base": (8, 22, 512, 1024, 64), "wt103 base": (10, 60, 150, 300, 41)}  # H, B, T, K, E
 
 
-@pytest.mark.parametrize(("sizes", "scores_written"), [("enwik8 base", 0.7), ("wt103 base", 1.3)])
+@pytest.mark.parametrize(("sizes", "scores_written"), [("enwik8 base", 0.42), ("wt103 base", 0.95)])
 def test_launches_and_bytes_of_a_layer(sizes: str, scores_written: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `tests/gpu_path/test_attention.py` counts them for torch's kernel: no kernel writes scores."""
     H, B, T, K, E = SIZES[sizes]
