@@ -7,16 +7,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRANSFORMERS := .venv-transformers
 HF := .venv-hf
+TRITON := .venv-triton
 SITE := .venv-site
 WHEEL := .venv-wheel
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf lint format audit bench docs dist clean
+.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf test-triton lint format audit bench docs dist clean
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
-	@echo "make test | test-all | test-pythons | test-isa | test-hf | lint | format | clean"
+	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-triton | lint | format | clean"
 	@echo "make audit   known vulnerabilities of the pinned versions, from PyPI"
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
@@ -58,6 +59,11 @@ test-isa: test-avx2
 test-hf: $(HF)/.ready
 	$(HF)/bin/python -m pytest tests/measure/recl/test_huggingface.py tests/measure/recl/test_recl_models.py tests/docs/test_commands.py
 
+# The Triton kernel without a GPU: in Triton's interpreter, and as machine code by its compiler. torch for the CPU comes
+# without Triton; this is the version that torch 2.13 for CUDA asks for.
+test-triton: $(TRITON)/.ready
+	TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest -n 2 --dist worksteal tests/model/kernels/test_relative.py tests/model/kernels/test_relative_compiled.py
+
 # What the oldest supported Python lacks: names and arguments; mypy finds methods, ruff syntax. `long`, of Python 2, is also a
 # method of tensors. Files that mix it with Python 3 would be left out without --ignore.
 OLDEST := --target=3.10- --violations --quiet --no-tips --ignore --exclude long
@@ -86,6 +92,12 @@ $(HF)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(HF)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(HF)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(HF)/bin/python $(PIP) --no-deps --constraint constraints.txt transformers tokenizers regex typer shellingham annotated-doc
+	touch $@
+
+$(TRITON)/.ready: $(READY)
+	$(PYTHON) -m venv --clear $(TRITON)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(TRITON)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(TRITON)/bin/python $(PIP) --no-deps 'triton==3.7.1'
 	touch $@
 
 # Known vulnerabilities of the pinned versions, from PyPI. Not in the tests: it needs the network.
@@ -133,4 +145,4 @@ dist:
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(SITE) $(WHEEL) $(AUDIT) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(TRITON) $(SITE) $(WHEEL) $(AUDIT) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Show what a GPU does with this project, in less than ten minutes: its tests, speeds, and a training.
+# Show what a GPU does with this project, in seven minutes: speeds, the most deciding first, then its tests.
 #   benchmarks/gpu.sh                    on one GPU; TXL_DATA: folder with enwik8 (otherwise the source code of Python)
 #   benchmarks/gpu.sh --dry-run          the same parts on the CPU, at tiny sizes
 set -euo pipefail

@@ -1,13 +1,18 @@
-"""Show what a GPU does with this project, in ten minutes (`benchmarks/gpu.sh`): the most deciding parts first.
+"""Show what a GPU does with this project, in seven minutes (`benchmarks/gpu.sh`): the most deciding parts first.
 
-    products    the product of positions with 1024, 1025 and 1032 distances
-    tests       the tests that need a GPU
-    attention   the score of the paper as written and the kernel of GPUs: time, distance of gradients from float32
-    enwik8      30 steps of the paper's base model, with the 15 kernels that take most time; `-32`: in float32
-    compiled    the same through torch.compile, with the number of graphs and recompilations
-    wt103       30 steps of the base model with its adaptive softmax, also compiled
-    lstm        30 steps of an LSTM
+    compiled    30 steps of enwik8 base through torch.compile, with the number of graphs and breaks
+    graph       the same, replayed as CUDA graphs (`trainer.graph`)
+    attention   the scores as written, torch's kernel and ours: forward, forward and backward, distance of the
+                gradients from those of float32
+    relative    as `graph`, with our kernel (`trainer.kernel=relative`)
+    wt103-graph, wt103-relative, wt103-compiled   the base model with its adaptive softmax
+    others      ours, Hugging Face's class and x-transformers in turns at the size of enwik8 base, where `make bench`
+                made their environment
+    pairs       with and without recurrence, the laptop's and the night's sizes: tokens/s of `txl train`
     resume      a training that is killed and resumed: equal to one that was not?
+    tests       the tests that need a GPU
+    enwik8, wt103, enwik8-32, lstm   uncompiled, with the 15 kernels that take most time; `-32`: in float32
+    products    the product of positions with 1024, 1025 and 1032 distances
     training    a training in the time that is left, with its curve
 
 Each part is a process with a limit and a log. `summary.json` has its result as soon as it ends, so that a session that
@@ -35,7 +40,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from benchmarks.bench import ROOT
+from benchmarks.bench import CASES, ROOT
 from txl_lightning import Memory
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
@@ -46,7 +51,9 @@ from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.models import make_model
+from txl_lightning.training.graph import OnePlace
 from txl_lightning.training.module import compiled as compile_score
+from txl_lightning.training.module import use_relative_kernel
 from txl_lightning.training.optimization import make_optimizer
 
 GRACE_SECONDS = 30  # for a stopped part to save and end
@@ -97,15 +104,25 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
         "as written": as_written,
         "kernel": lambda *x: fused.attend(*x, visible, none),
     }
+    if device == "cuda":  # torch for the CPU comes without Triton
+        from txl_lightning.model.kernels import relative
+
+        kernels["relative"] = lambda *x: relative.attend(*x, visible, none)
     exact, half, found = gradients(as_written, torch.float32), torch.float32 if tiny else torch.bfloat16, {}
     for name, kernel in kernels.items():
         pairs = zip(gradients(kernel, half), exact, strict=True)
         far = max(float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
-        found[name] = {"ms": 1e3 * timed(lambda k=kernel: gradients(k, half), 2 if tiny else 20), "distance": far}  # type: ignore[misc]
+        n, inputs = 2 if tiny else 20, [leaf.detach().to(half) for leaf in leaves]
+        forward = timed(lambda k=kernel, x=inputs: k(*x), n)  # type: ignore[misc]
+        both = timed(lambda k=kernel: gradients(k, half), n)  # type: ignore[misc]
+        found[name] = {"forward_ms": 1e3 * forward, "ms": 1e3 * both, "distance": far}
+        print(name, found[name], flush=True)
     return found
 
 
-def steps(device: str, tiny: bool, options: tuple[str, ...], compiled: bool = False, V: int = 205) -> dict[str, Any]:
+def steps(
+    device: str, tiny: bool, options: tuple[str, ...], compiled: bool = False, V: int = 205, graph: bool = False
+) -> dict[str, Any]:
     """Tokens/s of 30 training steps on random tokens, peak memory, and the kernels or graphs."""
     if tiny:
         options = (*options, "data.batch_size=2", "data.segment_len=8", f"model.cutoffs={[20, 40] if V > 205 else []}")
@@ -117,7 +134,10 @@ def steps(device: str, tiny: bool, options: tuple[str, ...], compiled: bool = Fa
     half = config.trainer.precision == "bf16-mixed"
     optimizer, schedule = make_optimizer(model, config.optimizer, 1000, fused=True)
     B, T, backend = config.data.batch_size, config.data.segment_len, "inductor" if device == "cuda" else "aot_eager"
-    score = compile_score(model.score, backend) if compiled else model.score
+    place = OnePlace() if graph else None
+    score = compile_score(model.score, backend, graph and device == "cuda") if compiled or graph else model.score
+    if config.trainer.kernel == "relative" and device == "cuda":
+        use_relative_kernel(model)
     window = random_tokens((0, *config.model.cutoffs, V), (B, T + 1))
     moved, state = window.to(device), model.start_memory(B, static=True)
     if isinstance(state, Memory):  # full from the first step on: a training does not compile before
@@ -126,19 +146,22 @@ def steps(device: str, tiny: bool, options: tuple[str, ...], compiled: bool = Fa
 
     def step() -> None:
         nonlocal state
+        optimizer.zero_grad()
+        if place is not None:
+            torch.compiler.cudagraph_mark_step_begin()
+            state = place.put(state)
         with torch.autocast(device, torch.bfloat16, enabled=half):
             nll_BT, state = score(moved[:, :-1], moved[:, 1:], state, **known)
         nll_BT.mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         optimizer.step()
         schedule.step()
-        optimizer.zero_grad()
 
     seconds = timed(step, 2 if tiny else 30)
     found: dict[str, Any] = {"tokens_per_second": B * T / seconds, "ms": 1e3 * seconds}
     if device == "cuda":
         found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
-    if compiled:
+    if compiled or graph:
         stats = torch._dynamo.utils.counters
         return {**found, "graphs": stats["stats"]["unique_graphs"], "breaks": dict(stats["graph_break"])}
     with torch.profiler.profile() as profiler:
@@ -169,6 +192,32 @@ def resume(output: Path, device: str) -> dict[str, Any]:
     return {"val/nll": losses, "equal": losses[0] == losses[1]}
 
 
+def others(output: Path, device: str, tiny: bool) -> dict[str, Any]:
+    """Return tokens/s of each implementation and precision, in turns; ours alone without `make bench`'s environment."""
+    name, words = "tiny" if tiny else "gpu", [sys.executable, "-m", "benchmarks.bench", "--device", device]
+    file = output / "turns.json"
+    subprocess.run([*words, "--only", name, "--rounds", "1" if tiny else "5", "--output", file], cwd=ROOT, check=True)
+    case = CASES[name]
+    tokens = case.steps * case.batch_size * case.segment
+    return {title: tokens / median(seconds) for title, seconds in json.loads(file.read_text())[name].items()}
+
+
+def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
+    """Return tokens/s of trainings with and without recurrence, without validation; the text is that of Python."""
+    found = {}
+    for profile in ("laptop", "night"):
+        for memory in ("carried", "off"):
+            folder = output / f"{profile}-{memory}"
+            words = [f"profile={profile}", "data=python-stdlib", f"trainer={'gpu' if device == 'cuda' else 'cpu'}"]
+            words += [*(["memory=off"] if memory == "off" else []), f"trainer.max_steps={3 if tiny else 300}"]
+            words += ["trainer.val_max_segments=1", "evaluation.max_segments=1", "logger=none"]
+            command = [sys.executable, "-m", "txl_lightning.cli", "train", *words, f"hydra.run.dir={folder}"]
+            subprocess.run([*command, "trainer.progress_bar=false"], cwd=ROOT, check=True)
+            metrics = json.loads((folder / "metrics.json").read_text())
+            found[folder.name] = metrics["tokens"] / metrics["seconds"]
+    return found
+
+
 def partial_run(words: list[str]) -> Callable[[Path], list[str]]:
     """Return a function of the run directory that gives the command."""
     return lambda folder: [*words, f"hydra.run.dir={folder}"]
@@ -192,8 +241,17 @@ def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/devices"]
     last = [*train_words(device, dry_run), f"hydra.run.dir={output / 'training'}"]
     last += ["trainer.max_steps=20"] if dry_run else ["trainer.max_steps=3000", "trainer.val_every_n_steps=500"]
-    limits = {"products": 40, "tests": 100, "attention": 40, "enwik8": 60, "wt103": 60, "compiled": 120}
-    limits |= {"wt103-compiled": 180, "enwik8-32": 40, "lstm": 40, "resume": 120, "training": 10_000}
+    limits = {
+        "compiled": 90,
+        "graph": 90,
+        "attention": 60,
+        "relative": 90,
+        "wt103-graph": 120,
+        "others": 60,
+        "pairs": 60,
+    }
+    limits |= {"wt103-relative": 120, "wt103-compiled": 120, "resume": 120, "tests": 100, "enwik8": 60, "wt103": 60}
+    limits |= {"enwik8-32": 40, "lstm": 40, "products": 40, "training": 10_000}
     for name, limit in limits.items():
         words = {"tests": pytest, "training": last}.get(name, [*own, name])
         left = min(limit, started + seconds - GRACE_SECONDS - time.monotonic())
@@ -232,7 +290,7 @@ def main() -> int:
     """Run the session or one part; return 1 if a part failed, 2 without a GPU."""
     parser = argparse.ArgumentParser("benchmarks/gpu.sh", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, help="folder of the results; default: outputs/gpu-DATE-TIME")
-    parser.add_argument("--minutes", type=float, default=9.5, help="time for everything")
+    parser.add_argument("--minutes", type=float, default=7, help="time for everything")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--part", help="run one part alone")
     options = parser.parse_args()
@@ -251,6 +309,12 @@ def main() -> int:
         "attention": lambda: attention_alone(*place),
         "enwik8": lambda: steps(*place, ENWIK8),
         "compiled": lambda: steps(*place, ENWIK8, compiled=True),
+        "graph": lambda: steps(*place, ENWIK8, graph=True),
+        "relative": lambda: steps(*place, (*ENWIK8, "trainer.kernel=relative"), graph=True),
+        "wt103-graph": lambda: steps(*place, WT103, V=267_735, graph=True),
+        "wt103-relative": lambda: steps(*place, (*WT103, "trainer.kernel=relative"), V=267_735, graph=True),
+        "others": lambda: others(output, *place),
+        "pairs": lambda: pairs(output, *place),
         "wt103": lambda: steps(*place, WT103, V=267_735),
         "wt103-compiled": lambda: steps(*place, WT103, compiled=True, V=267_735),
         "enwik8-32": lambda: steps(*place, (*ENWIK8, "trainer.precision=32-true")),

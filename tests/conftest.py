@@ -1,13 +1,19 @@
 """One thread, checked shapes, reproducible examples, signals as a terminal has them."""
 
 import signal
+from pathlib import Path
 
 import jaxtyping
 import torch
 from hypothesis import settings
 
-# Before the package is imported anywhere: from here on every annotated shape of the model is checked.
-jaxtyping.install_import_hook("txl_lightning.model", "beartype.beartype")
+# Before the package is imported anywhere: from here on every annotated shape of the model is checked. Not in Triton's
+# kernels, which are compiled from their source with the names around it.
+PACKAGE = Path(__file__).parents[1] / "txl_lightning"
+CHECKED = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.glob("model/**/*.py")]
+jaxtyping.install_import_hook(
+    [".".join(path.parts) for path in CHECKED if path.name != "relative"], "beartype.beartype"
+)
 
 torch.set_num_threads(1)
 

@@ -27,6 +27,10 @@ BAD = f"""
 {TRAIN} trainer.precision=bf16                           | trainer.precision=bf16: must be one of
 {TRAIN} trainer.precision=16-mixed                       | trainer.precision=16-mixed: needs a GPU
 {TRAIN} trainer.accelerator=tpu                          | trainer.accelerator=tpu: must be one of
+{TRAIN} trainer.kernel=flash                             | trainer.kernel=flash: must be one of sdpa, relative
+{TRAIN} trainer.kernel=relative                          | trainer.kernel=relative: needs trainer.accelerator=gpu
+{TRAIN} trainer.kernel=relative model=lstm               | trainer.kernel=relative: must be sdpa: model=lstm has no
+{TRAIN} trainer.kernel=relative beyond=memory_tokens     | trainer.kernel=relative: must be sdpa with beyond
 {TRAIN} trainer.callbacks=3                              | trainer.callbacks=3
 {TRAIN} 'trainer.callbacks=[EarlyStopping]'              | trainer.callbacks=EarlyStopping: must be
 {TRAIN} 'trainer.callbacks=[{{_target_: a.B}}]'          | trainer.callbacks=a.B: cannot be made

@@ -238,7 +238,9 @@ class TrainerConfig:
     `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
     `devices` processes on each of `num_nodes` machines share the global batch. `stream_groups` accumulates gradients
     over that many groups of each process's streams. `num_threads` null means as many CPU threads as this size pays
-    for, stated in `config.yaml`. `val_every_n_steps` null validates at the end of every epoch, and
+    for, stated in `config.yaml`. `compile` compiles the forward and backward pass, and `graph` lets a GPU replay them;
+    `kernel` is that of attention on a GPU, sdpa (torch's) or relative (ours, in Triton). Neither `graph` nor `relative`
+    was run on a GPU yet. `val_every_n_steps` null validates at the end of every epoch, and
     the last step of a run is always validated. `callbacks` lists callbacks of Lightning, each with its class as
     `_target_` and the arguments of the class.
     """
@@ -251,6 +253,8 @@ class TrainerConfig:
     precision: str = "32-true"
     num_threads: int | None = None
     compile: bool = False
+    graph: bool = False
+    kernel: str = "sdpa"
     log_every_n_steps: int = 50
     val_every_n_steps: int | None = None
     val_max_segments: int | None = None

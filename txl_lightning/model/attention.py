@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -62,7 +63,12 @@ class Attention(nn.Module):
 
     Args:
         config: sizes, terms and dropout.
+
+    Attributes:
+        kernel: one of `model.kernels` in place of that of the device; None for none.
     """
+
+    kernel: Callable[..., Tensor] | None = None
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
@@ -135,7 +141,7 @@ class Attention(nn.Module):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax_j(A_i) value_j for all heads, computed by the kernel of the device."""
-        kernel = cpu.attend if cpu.is_eager_on_cpu(q_HBTE) else fused.attend
+        kernel = self.kernel or (cpu.attend if cpu.is_eager_on_cpu(q_HBTE) else fused.attend)
         parts = kv_PHBKE.unbind()  # P = 1: no term reads the keys
         q_HBTE, k_HBKE = _rotated(q_HBTE, parts[0], positions)
         r_HSE, bias_HS = self.distance_vectors(positions), positions.bias_HS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from operator import attrgetter
 
 import torch
@@ -24,10 +25,12 @@ from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.runs.models import architecture
 from txl_lightning.runs.threads_and_precision import fastest_precision
+from txl_lightning.training.graph import why_no_graph
 from txl_lightning.training.optimization import check_optimizer
 
 ACCELERATORS = ("auto", "cpu", "gpu", "mps")
 LOSSES = ("full", "half", "random_half")
+KERNELS = ("sdpa", "relative")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
@@ -97,9 +100,18 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
         ("memory.gradient_segments", not (k and recurrent), longer),
         ("loss", config.loss in LOSSES, f"must be one of {', '.join(LOSSES)}"),
         ("trainer.precision", precision in PRECISIONS, f"must be one of {', '.join(PRECISIONS)}"),
+        ("trainer.kernel", trainer.kernel in KERNELS, f"must be one of {', '.join(KERNELS)}"),
         ("trainer.accelerator", accelerator in ACCELERATORS, f"must be one of {', '.join(ACCELERATORS)}"),
         ("trainer.accelerator", accelerator != "gpu" or n_gpus >= trainer.devices, visible),
     ]
+    if trainer.kernel == "relative":
+        rules += [
+            ("trainer.kernel", not recurrent, f"must be sdpa: model={config.model.name} has no attention"),
+            ("trainer.kernel", not config.beyond, "must be sdpa with beyond: a variant may attend in its own way"),
+            ("trainer.kernel", accelerator in ("gpu", "auto"), "needs trainer.accelerator=gpu"),
+            ("trainer.kernel", precision != "64-true", "computes in float32 at most: trainer.precision=32-true"),
+            ("trainer.kernel", find_spec("triton") is not None, "needs Triton, which torch for CUDA brings"),
+        ]
     if accelerator == "cpu":
         rules += [("trainer.precision", precision != "16-mixed", "needs a GPU (bf16-mixed works without one)")]
     if accelerator == "mps":
@@ -144,6 +156,7 @@ def options_without_effect(config: Config) -> list[str]:
         ("encoding", encoding.name, "relative", no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
         ("data.document_start", data.document_start, None, never_reset),
+        ("trainer.graph", "true" if config.trainer.graph else None, None, why_no_graph(config)),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
     )
     return [

@@ -21,6 +21,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.model.attention import Attention
 from txl_lightning.model.baselines import LSTMLayer
 from txl_lightning.model.checkpoints.contents import CheckpointError, check
 from txl_lightning.model.embedding import TokenSoftmax
@@ -31,6 +32,7 @@ from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.models import Model, State
 from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
 from txl_lightning.runs.trained import load_trained
+from txl_lightning.training.graph import OnePlace, why_no_graph
 from txl_lightning.training.optimization import make_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
@@ -180,14 +182,29 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
     return slice(T // 2 if loss == "half" else 0, T)
 
 
-def compiled(score: Any, backend: str = "inductor") -> Any:
-    """Return a compiled function whose backward pass is without autocast, as `manual_backward` runs it."""
+def compiled(score: Any, backend: str = "inductor", graph: bool = False) -> Any:
+    """Return a compiled function whose backward pass is without autocast, as `manual_backward` runs it.
+
+    Args:
+        score: the function.
+        backend: of torch.compile.
+        graph: whether a GPU replays it (`training.graph`).
+    """
     options: Any = torch._functorch.config
     options.backward_pass_autocast = "off"  # read when the function is first called
     # Here, since as a decorator it imports torch._dynamo, which takes as long as torch.
     for owner, method in UNCOMPILED:
         setattr(owner, method, torch.compiler.disable(getattr(owner, method)))
-    return torch.compile(score, backend=backend)
+    return torch.compile(score, backend=backend, mode="reduce-overhead" if graph else None)
+
+
+def use_relative_kernel(model: Any) -> None:
+    """Let the attentions of a model compute by the Triton kernel, also in its evaluation."""
+    from txl_lightning.model.kernels import relative  # here: it needs Triton, which torch for the CPU lacks
+
+    for attention in model.modules():
+        if isinstance(attention, Attention):
+            attention.kernel = relative.attend
 
 
 class TokenLoss(Metric):
@@ -266,7 +283,11 @@ class LanguageModelModule(L.LightningModule):
         self.losses = {"val": TokenLoss(), "test": TokenLoss()}
         self._longest_segment = 0
         self.scales_gradients = config.trainer.precision == "16-mixed"
-        self.score: Any = compiled(model.score) if config.trainer.compile else model.score
+        self.one_place = OnePlace() if config.trainer.graph and why_no_graph(config) is None else None
+        graph = self.one_place is not None
+        self.score: Any = compiled(model.score, graph=graph) if config.trainer.compile else model.score
+        if config.trainer.kernel == "relative":
+            use_relative_kernel(model)
         self.loss = self.gradient_norm = torch.zeros(())
         self.share_of_batch = 1.0
         self.finite = torch.tensor(True)
@@ -316,7 +337,8 @@ class LanguageModelModule(L.LightningModule):
             memories.append(replace(after, first_column=rank_first + first))  # a memory that starts here counts from 0
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
                 self.manual_backward(loss * self.share_of_batch)
-        self.training_memory.store_after(batch, join_streams(memories))
+        after = join_streams(memories)
+        self.training_memory.store_after(batch, after if self.one_place is None else self.one_place.put(after))
         self.loss = torch.stack(losses).sum()
 
     def _score(self, batch: Batch, memory: Any) -> tuple[Tensor, Any]:
@@ -352,8 +374,11 @@ class LanguageModelModule(L.LightningModule):
     def _memory_before(self, batch: Batch) -> Any:
         """Return the memory before a training segment, on its device; None at the start of an epoch."""
         memory, model = self.training_memory.load_for(batch), cast("Any", self.model)
+        if self.one_place is not None:
+            torch.compiler.cudagraph_mark_step_begin()
         if memory is not None:
-            return memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
+            memory = memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
+            return memory if self.one_place is None else self.one_place.put(memory)
         return model.start_memory(batch.tokens.shape[0], static=True) if self.config.trainer.compile else None
 
     def _scorer_for(self, batch: Batch, memory: Any) -> Any:

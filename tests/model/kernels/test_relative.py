@@ -1,0 +1,163 @@
+"""The Triton kernel beside the scores of section 3.3, in Triton's interpreter or on a GPU: `make test-triton`.
+
+The interpreter multiplies the bits of bfloat16 as integers (findings/triton_interpreter_bf16.sh): there 16 bits are
+float16. That a GPU runs the same it cannot show; `test_relative_compiled.py` shows that the kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.gpu_path.counting import Launches
+from tests.model.kernels.test_kernels import DEVICE, PROBLEMS, Problem, plain
+from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning.model.attention import Attention, scores
+from txl_lightning.model.layers import Dropout
+from txl_lightning.model.positions import VisibleKeys
+
+triton = pytest.importorskip("triton", reason="Triton has an environment of its own: make test-triton")
+tl = triton.language
+if DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("without a GPU it needs TRITON_INTERPRET=1: make test-triton", allow_module_level=True)
+
+from txl_lightning.model.kernels import relative  # noqa: E402
+
+SMALL = {"B": 2, "H": 2}
+FURTHER = [
+    Problem(E=41, T=17, M=16, filled=16, B=1, H=1),
+    Problem(E=64, T=33, M=31, filled=31, B=1, H=1),
+    Problem(E=130, T=5, M=4, filled=4, B=1, H=1),
+    Problem(T=16, M=16, filled=16, **SMALL),
+    Problem(T=15, M=17, filled=17, **SMALL),
+    Problem(T=3, M=90, filled=40, attention_len=20, **SMALL),
+    Problem(T=70, M=2, filled=2, attention_len=5, B=1, H=2),
+    Problem("abd", T=20, M=18, filled=18, table=True, documents=True, **SMALL),
+    Problem("ac", T=30, M=18, filled=5, attention_len=7, documents=True, **SMALL),
+    Problem("bd", T=2, M=0, filled=0, B=3, H=1),
+]
+CASES = [*(replace(problem, B=1 + problem.documents, H=2) for problem in PROBLEMS), *FURTHER]
+
+
+@pytest.fixture(autouse=True)
+def _tiles_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tiles at sizes that the interpreter can do."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(relative, "tile_of", lambda *_: 16)
+
+
+@pytest.mark.parametrize("problem", CASES, ids=str)
+def test_heads_and_all_gradients_are_those_of_the_scores(problem: Problem) -> None:
+    expected = problem.run(plain, torch.float64)
+    found = problem.run(relative.attend, torch.float32)
+    torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_sixteen_bits_are_as_near_as_the_scores_in_sixteen_bits() -> None:
+    problem, half = Problem(T=20, filled=13, **SMALL), torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    exact, ours, theirs = (
+        problem.run(*way) for way in ((plain, torch.float64), (relative.attend, half), (plain, half))
+    )
+    for name, x in exact.items():
+        assert (ours[name] - x).norm() <= 1.1 * (theirs[name] - x).norm(), name
+
+
+@triton.jit
+def _kept_everywhere(seed, out, K, p, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    hb, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    places = (hb * ROWS + i) * COLUMNS + j
+    tl.store(out + places, relative._kept(seed, hb, i, j, K, p).to(tl.float32))
+
+
+@pytest.mark.parametrize("terms", ["abcd", "ac"])
+def test_dropout_is_a_function_of_seed_and_place_in_both_passes(terms: str) -> None:
+    problem, p = Problem(terms, T=21, M=19, filled=19, **SMALL), 0.3
+    torch.manual_seed(5)
+    seed = torch.randint(1 << 62, (1,), device=DEVICE)
+    n = problem.H * problem.B
+    kept = torch.empty(n, 32, 64, device=DEVICE)
+    _kept_everywhere[(n,)](seed, kept, problem.M + problem.T, p, 32, 64)
+    kept = kept[:, : problem.T, : problem.T + problem.M].unflatten(0, (problem.H, problem.B))
+    assert abs(kept.mean().item() - (1 - p)) < 0.03
+    assert not torch.equal(kept[0, 0], kept[0, 1])
+
+    def with_dropout(values_HBKE: Tensor, visible: VisibleKeys, dropout: Dropout, **of_scores: Any) -> Tensor:
+        weights = (scores(**of_scores) + visible.mask_TK).softmax(-1)
+        return (weights * kept.to(weights.dtype) / (1 - p)) @ values_HBKE
+
+    def kernel(**arguments: Any) -> Tensor:
+        torch.manual_seed(5)
+        return relative.attend(**{**arguments, "dropout": Dropout(p)})
+
+    expected, found = problem.run(with_dropout, torch.float64), problem.run(kernel, torch.float32)
+    torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_queries_that_see_later_keys_are_refused() -> None:
+    problem = Problem(**SMALL)
+    with pytest.raises(ValueError, match="causal masks"):
+        problem.run(lambda **x: relative.attend(**{**x, "visible": x["visible"]._replace(causal=False)}), torch.float32)
+
+
+@pytest.mark.parametrize("options", [{}, {"encoding": "shaw", "table_len": 5}, {"memory_reset": "document"}], ids=str)
+def test_a_model_has_the_same_losses_and_gradients(options: dict[str, Any]) -> None:
+    """Through its projections, whose queries are no contiguous tensor, and with a memory that fills."""
+    model, results = tiny_model(mem_len=9, **options).float().to(DEVICE), []
+    stream = random_stream(2, 13).to(DEVICE)
+    stream[1, 3] = -1 - stream[1, 3] if options.get("memory_reset") else stream[1, 3]
+    for kernel in (None, relative.attend):
+        for attention in model.modules():
+            if isinstance(attention, Attention):
+                attention.kernel = kernel
+        memory = model.start_memory(2)
+        losses = []
+        for tokens_BT, targets_BT in zip(stream[:, :-1].split(6, 1), stream[:, 1:].split(6, 1), strict=True):
+            nll_BT, memory = model.score(tokens_BT, targets_BT, memory)
+            losses.append(nll_BT)
+        found = torch.autograd.grad(torch.cat(losses).mean(), list(model.parameters()), materialize_grads=True)
+        results.append([torch.cat(losses), *found])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+SIZES = {"enwik8 base": (8, 22, 512, 1024, 64), "wt103 base": (10, 60, 150, 300, 41)}  # H, B, T, K, E
+
+
+@pytest.mark.parametrize(("sizes", "scores_written"), [("enwik8 base", 0.42), ("wt103 base", 0.95)])
+def test_launches_and_bytes_of_a_layer(sizes: str, scores_written: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `tests/gpu_path/test_attention.py` counts them for torch's kernel: no kernel writes scores."""
+    H, B, T, K, E = SIZES[sizes]
+    kernels: Counter[str] = Counter()
+    written = 0
+
+    def recorded(name: str) -> Any:
+        names = getattr(relative, name).arg_names
+
+        def launch(*arguments: Any, **_: Any) -> None:
+            nonlocal written
+            kernels[name] += 1
+            results = dict(zip(names, arguments, strict=False))
+            own = {"_forward": ("heads", "log_sums"), "_backward_of_queries": ("deltas",)}.get(name, ())
+            written += sum(
+                x.nbytes for key, x in results.items() if x is not None and (key in own or key.endswith("grad"))
+            )
+
+        return defaultdict(lambda: launch)  # by grid
+
+    for name in ("_forward", "_backward_of_queries", "_backward_of_keys", "_backward_of_distances"):
+        monkeypatch.setattr(relative, name, recorded(name))
+    shapes = [(H, B, T, E), (H, B, K, E), (H, B, K, E), (H, K + 1, E), (H, E), (H, E)]
+    q, k, values, r, u, v = (torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes)
+    with Launches() as counted:
+        arguments = (q, k, values, r, u, v, None, None, None, 0.0, "abcd")
+        heads, log_sums = relative._attended(*arguments)
+        relative._gradients(*arguments, heads, log_sums, torch.empty_like(heads), True)
+    assert kernels == dict.fromkeys(kernels, 1)
+    assert len(kernels) == 4
+    assert counted.n == 3, counted.by_name  # sums of the parts of r, u and v
+    assert written + counted.written <= scores_written * 2 * H * B * T * K

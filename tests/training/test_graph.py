@@ -1,0 +1,110 @@
+"""A replayed step on the CPU: the memory stays in one place, the numbers are the same, and who forbids it is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.small_run import bare_module, tiny_config
+from txl_lightning import TransformerXL, TransformerXLConfig
+from txl_lightning.config.schemas import Config
+from txl_lightning.data.streams import Batch
+from txl_lightning.training.checks import options_without_effect
+from txl_lightning.training.graph import OnePlace, why_no_graph
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.run import train
+
+SIZES = {"vocab_size": 11, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "mem_len": 6}
+
+
+def trained(one_place: OnePlace | None, steps: int = 8) -> tuple[list[Tensor], list[int]]:
+    """Losses, gradients' norms and weights, and the address of the memory after each step."""
+    torch.manual_seed(3)
+    model = TransformerXL(TransformerXLConfig(**SIZES, dropout=0.2, attention_dropout=0.2)).train()  # type: ignore[arg-type]
+    module, numbers, places = bare_module(model, compile=True), [], []
+    module.score, module.one_place = model.score, one_place  # uncompiled: the numbers are those of the same operations
+    (optimizer,), (schedule,) = module.configure_optimizers()
+    tokens = torch.randint(11, (3, 4 * steps + 1))
+    for number in range(steps):
+        window = tokens[:, 4 * number : 4 * number + 5]
+        optimizer.zero_grad()
+        module.add_gradients(Batch(window[:, :-1], window[:, 1:], number))
+        module.on_before_optimizer_step(optimizer)
+        numbers += [module.loss, module.gradient_norm.detach(), torch.tensor(optimizer.param_groups[0]["lr"])]
+        optimizer.step()
+        schedule.step()
+        places.append(module.training_memory.memory.states.data_ptr())
+    return [*numbers, module.training_memory.memory.states, *model.parameters()], places
+
+
+def test_steps_with_the_memory_in_one_place_are_the_same_to_the_bit() -> None:
+    """Dropout, the learning rate and the memory move on from step to step."""
+    (without, _), (with_place, places) = trained(None), trained(OnePlace())
+    assert all(torch.equal(one, other) for one, other in zip(without, with_place, strict=True))
+    assert len(set(places)) == 1
+    assert len({float(loss) for loss in with_place[:24:3]}) == 8
+
+
+def test_what_a_replay_overwrites_is_no_memory() -> None:
+    """A memory of a checkpoint is put where the graph reads it, and one of another shape elsewhere."""
+    model = TransformerXL(TransformerXLConfig(**SIZES))  # type: ignore[arg-type]
+    place, memory = OnePlace(), model.start_memory(3, static=True)
+    kept = place.put(memory)
+    result = replace(memory, states=memory.states + 1)
+    assert place.put(result).states is kept.states
+    result.states.zero_()
+    assert (kept.states == 1).all()
+    assert place.put(kept).states is kept.states
+    assert place.put(model.start_memory(2, static=True)).batch_size == 2
+
+
+COMPILED = ("trainer.compile=true", "trainer.graph=true", "trainer.accelerator=gpu")
+CALLBACK = "trainer.callbacks=[{_target_: lightning.pytorch.callbacks.Timer}]"
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "trainer.compile=true": ("trainer.compile=false",),
+    "trainer.accelerator=gpu": ("trainer.accelerator=cpu",),
+    "trainer.callbacks": (CALLBACK,),
+    "trainer.stream_groups": ("trainer.stream_groups=2",),
+    "memory.gradient_segments": ("memory.gradient_segments=1",),
+    "several processes": ("trainer.devices=2",),
+}
+
+
+def config_of(directory: Path, *words: str) -> Config:
+    return tiny_config(directory, *COMPILED, *words)
+
+
+@pytest.mark.parametrize("reason", FORBIDDEN)
+def test_one_line_says_what_forbids_the_graph(reason: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, *FORBIDDEN[reason])
+    (line,) = [line for line in options_without_effect(config) if line.startswith("trainer.graph=true has no effect")]
+    assert reason in line
+
+
+def test_nothing_forbids_the_graph_of_a_compiled_step_on_a_gpu(tmp_path: Path) -> None:
+    assert why_no_graph(config_of(tmp_path)) is None
+    assert options_without_effect(config_of(tmp_path)) == []
+    assert options_without_effect(tiny_config(tmp_path)) == []
+
+
+def test_a_run_whose_step_is_replayed_trains_saves_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU torch does not capture: the run shows that everything around it works."""
+    made = LanguageModelModule.__init__
+
+    def with_place(module: LanguageModelModule, *args: Any, **options: Any) -> None:
+        made(module, *args, **options)
+        module.one_place = OnePlace() if module.config.trainer.graph else None
+
+    monkeypatch.setattr(LanguageModelModule, "__init__", with_place)
+    losses = []
+    for words in ((), ("trainer.graph=true",)):
+        for max_steps, resume in ((6, ()), (9, ("resume=auto",))):
+            config = tiny_config(tmp_path, f"trainer.max_steps={max_steps}", "model.dropout=0.1", *words, *resume)
+            found = train(config, tmp_path / f"run{len(words)}")
+        losses.append({name: value for name, value in found.items() if "nll" in name})
+    assert losses[0] == losses[1] != {}
