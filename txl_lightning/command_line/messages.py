@@ -113,7 +113,7 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
         if not name or not (CONF / name).is_dir():
             continue
         is_experiment = name == "experiment"
-        if value.startswith("[") and not is_experiment:  # Hydra would merge the choices
+        if value.startswith("[") and name not in ("experiment", "logger"):  # Hydra would merge the choices
             one = f"takes one choice; several need -m (a multirun): {name}={value.strip('[]')}"
             raise UserError(f"{word}: {one}")
         of_another = value.startswith("published/") != (command.name == "evaluate")

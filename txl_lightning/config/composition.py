@@ -10,7 +10,6 @@ from txl_lightning.config.schemas import (
     Config,
     DataConfig,
     EncodingConfig,
-    LightningLoggerConfig,
     LoggerConfig,
     MemoryConfig,
     OptimizerConfig,
@@ -31,7 +30,6 @@ def register_schemas() -> None:
     store.store(name="train_schema", node=Config)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
     store.store(group="encoding", name="table_schema", node=TableEncodingConfig)
-    store.store(group="logger", name="lightning_schema", node=LightningLoggerConfig)
     for corpus, options in OWN_OPTIONS.items():
         store.store(group="data", name=f"{corpus}_schema", node=options(seed=II("seed")))
     for group, node in {
