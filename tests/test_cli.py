@@ -91,10 +91,6 @@ def files(directory: Path) -> None:
         (["train", "hydra.searchpath=conf"], "hydra.searchpath must be a list of strings. Got: conf"),
         (["train", "--config-name=nosuch"], "Cannot find primary config 'nosuch'"),
         (
-            ["train", "--shell-completion", "install=bash"],
-            "--shell-completion: is not supported",
-        ),
-        (
             ["train", "--experimental-rerun=a.pickle"],
             "--experimental-rerun=a.pickle: is not supported, reading this file",
         ),

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from txl_lightning.config.composition import compose
     from txl_lightning.model import (
         CachedTransformerXL,
         Encoding,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     )
     from txl_lightning.runs.trained import load_trained
     from txl_lightning.training.module import LanguageModelModule
+    from txl_lightning.training.run import train
 
 __version__ = "0.4.0"
 __all__ = [
@@ -31,11 +33,18 @@ __all__ = [
     "TransformerXL",
     "TransformerXLConfig",
     "__version__",
+    "compose",
     "generate",
     "load_trained",
     "register_encoding",
+    "train",
 ]
-OUTSIDE_THE_MODEL = {"load_trained": "runs.trained", "LanguageModelModule": "training.module"}
+OUTSIDE_THE_MODEL = {
+    "compose": "config.composition",
+    "load_trained": "runs.trained",
+    "LanguageModelModule": "training.module",
+    "train": "training.run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -113,6 +113,13 @@ def main() -> None:
     if "--version" in words or words[0] == "env":
         show(environment() if words[0] == "env" else f"txl_lightning {__version__}")
         sys.exit(0)
+    if words[0] == "-sc":  # Hydra's script, which completes options, knows no commands
+        program, _, line = os.environ.get("COMP_LINE", "txl train ").partition(" ")
+        name, space, rest = line.lstrip().partition(" ")
+        if not space or name not in COMMANDS:
+            show(" ".join(COMMANDS))
+            sys.exit(0)
+        words, os.environ["COMP_LINE"] = [name, *words], f"{program} {rest}"
     if words[0] not in COMMANDS:
         print(f"txl: unknown command {words[0]!r}: must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)

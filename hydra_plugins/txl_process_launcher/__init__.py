@@ -26,7 +26,7 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.command_line.multirun import (
@@ -39,7 +39,7 @@ from txl_lightning.command_line.multirun import (
     write_results,
 )
 from txl_lightning.distributed.processes import Ended, JobProcess
-from txl_lightning.errors import MOST, check_count, require
+from txl_lightning.errors import MOST, check_count, notice, require
 from txl_lightning.jobs import JobFolder, Jobs, choose_folders, identity, of_text, refuse_another_text
 from txl_lightning.reporting.machine import cores
 
@@ -86,7 +86,8 @@ class ProcessLauncher(Launcher):
             check_count(f"hydra.launcher.{option}", value)
         self.is_grid = str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
         if self.is_grid:  # the sweeper makes a list of all jobs
-            words = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+            typed: Any = OmegaConf.to_container(config.hydra.overrides.task)  # ${hydra:job.num} has no value yet
+            words = OverridesParser.create().parse_overrides(typed)
             words = [word for word in words if isinstance(word.value(), (ChoiceSweep, RangeSweep))]
             lengths = [len(list(islice(word.sweep_iterator(), MOST["jobs"] + 1))) for word in words]
             longest = words[lengths.index(max(lengths))].input_line if words else ""
@@ -152,6 +153,8 @@ class ProcessLauncher(Launcher):
             with open_dict(config):
                 config.hydra.job.id = config.hydra.job.num = number
             HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
+            if "/" in (dirname := config.hydra.job.override_dirname) and dirname in str(config.hydra.sweep.subdir):
+                notice(f"hydra.sweep.subdir has a value with a slash: folders of jobs are nested, as {dirname}")
             options: dict[str, Any] = {"number": number}
             with suppress(OmegaConfBaseException):  # an option that cannot be resolved: the job itself will say which
                 options = identity(config)

@@ -41,7 +41,7 @@ def _check_devices(*lists: list[Tensor], found_inf: Tensor | None = None, **opti
 def prepared(arm: str, **options: Any) -> tuple[LanguageModelModule, torch.optim.Optimizer]:
     """A module on meta with a full memory before segment 1, and its optimizer."""
     module = bare_module(make(arm), **options).to("meta")
-    ((made,), _) = module.configure_optimizers()
+    made = module.configure_optimizers()["optimizer"]
     module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]
     memory = module.model.start_memory(B, static=True)
     if isinstance(memory, Memory):

@@ -36,7 +36,7 @@ def train(arm: str) -> int | str:
     name, _, n = arm.partition("/")
     module: LanguageModelModule = bare_module(make(name), stream_groups=int(n or 1))
     module.score = compiled(module.model.score, backend="aot_eager")
-    (optimizer,), _ = module.configure_optimizers()
+    optimizer = module.configure_optimizers()["optimizer"]
     module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]
     memory = module.model.start_memory(B, static=True)
     if isinstance(memory, Memory):

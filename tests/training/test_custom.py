@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import csv
 import json
+import signal
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -19,8 +20,9 @@ from tests.in_process import run_txl
 from tests.training.small_run import stored_memory, tiny_config, trained
 from txl_lightning.command_line.hydra_app import literal
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.errors import UserError
-from txl_lightning.training.run import train
+from txl_lightning.data.streams import Batch
+from txl_lightning.errors import Stopped, UserError
+from txl_lightning.training.run import run, train
 
 LIGHTNING = "lightning.pytorch.callbacks"
 
@@ -107,11 +109,34 @@ def test_a_callback_that_raises_is_named(tmp_path: Path, hook: str, error: str) 
     assert not (tmp_path / "run/metrics.json").exists()
 
 
-def test_early_stopping_ends_the_run_at_the_validation_that_is_not_better(tmp_path: Path) -> None:
+STOPPING = {"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/nll", "min_delta": 100, "patience": 1}
+
+
+def test_early_stopping_ends_the_run_which_keeps_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_config(tmp_path, "trainer.max_steps=40")
-    given = {"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/nll", "min_delta": 100, "patience": 1}
-    config.trainer.callbacks = [given]
-    assert train(config, tmp_path / "run")["steps"] == 10  # the second of those every 5 steps
+    config.trainer.callbacks = [STOPPING]
+    (line, *_) = run(config, tmp_path / "run")
+    why = "EarlyStopping (Monitored metric val/nll did not improve in the last 1 records. Best score: "
+    assert f" after 10 steps, ended by {why}" in line  # the second of those every 5 steps
+    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert metrics["ended_by"].startswith(why)
+    config.resume = "auto"
+    again, of_this_session = train(config, tmp_path / "run"), ("seconds", "peak_memory_bytes")
+    assert {n: again[n] for n in again if n not in of_this_session} == {
+        n: metrics[n] for n in metrics if n not in of_this_session
+    }
+    assert "ended this run, which is evaluated again; resume=CHECKPOINT trains on" in capsys.readouterr().err
+    config.trainer.callbacks = [{**STOPPING, "patience": 4}]
+    config.resume = str(tmp_path / "run/checkpoints/last.ckpt")
+    assert train(config, tmp_path / "run")["steps"] == 25  # one bad validation before, and three more
+
+
+def test_a_timer_ends_the_run_and_says_so(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "trainer.max_steps=40")
+    config.trainer.callbacks = [{"_target_": f"{LIGHTNING}.Timer", "duration": {"milliseconds": 1}}]
+    metrics = train(config, tmp_path / "run")
+    assert metrics["ended_by"] == "Timer"
+    assert 0 < metrics["steps"] < 40
 
 
 UNFIT = (
@@ -121,6 +146,14 @@ UNFIT = (
     ({"_target_": f"{LIGHTNING}.EarlyStopping", "nosuch": 1}, "EarlyStopping: cannot be made: TypeError: "),
     ({"_target_": "os.mkdir", "path": "made"}, "trainer.callbacks=os.mkdir: is no Lightning Callback"),
     ({"monitor": "val/nll"}, "trainer.callbacks=None: must be {_target_: MODULE.CLASS, …}"),
+    ({"_target_": f"{LIGHTNING}.BackboneFinetuning"}, "would add groups to the optimizer"),
+    ({"_target_": f"{LIGHTNING}.SpikeDetection"}, "cannot load the state that it saves"),
+    ({"_target_": f"{LIGHTNING}.BasePredictionWriter"}, "has no effect: a training predicts nothing"),
+    ({"_target_": f"{LIGHTNING}.LambdaCallback", "on_fit_end": "print"}, "on_fit_end is no function: {_target_: hydra"),
+    (
+        {"_target_": "pytorch_lightning.callbacks.Timer"},
+        "it is of pytorch_lightning, here Lightning is lightning.pytorch",
+    ),
     ({"_target_": f"{LIGHTNING}.LearningRateMonitor"}, "trainer.callbacks: Lightning says: Cannot use `Learning"),
 )
 
@@ -137,6 +170,76 @@ def test_unfit_callbacks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "made").exists()
 
 
+def size_of(batch: Batch) -> int:
+    """Function of a callback's options."""
+    return len(batch.tokens)
+
+
+WATCHING: tuple[dict[str, Any], ...] = (
+    *({"_target_": f"{LIGHTNING}.{name}"} for name in ("LearningRateMonitor", "DeviceStatsMonitor")),
+    {
+        "_target_": f"{LIGHTNING}.ThroughputMonitor",
+        "batch_size_fn": {"_target_": "hydra.utils.get_method", "path": f"{__name__}.size_of"},
+        "window_size": 2,
+    },
+    {
+        "_target_": f"{LIGHTNING}.LambdaCallback",
+        "on_train_batch_end": {"_target_": f"{__name__}.Noting", "file": "FILE"},
+    },
+)
+
+
+class Noting:
+    """Object within a callback's options: writes the losses that Lightning hands to callbacks."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def __call__(self, trainer: L.Trainer, module: Any, outputs: Any, *batch: Any) -> None:
+        assert not outputs["loss"].requires_grad  # a graph would keep the memory before the step alive
+        assert torch.equal(outputs["loss"], module.loss)
+        with Path(self.file).open("a") as file:
+            file.write(f"{float(outputs['loss'])}\n")
+
+
+@pytest.mark.filterwarnings("ignore:When using the `ThroughputMonitor`")  # which counts no FLOPs here
+@pytest.mark.parametrize("devices", [1, 2])
+def test_callbacks_that_watch_change_no_bit_also_after_a_stop(tmp_path: Path, devices: int) -> None:
+    """All of them, with two loggers, stopped by a signal at step 7 and resumed, on one and on two ranks."""
+    words = (f"trainer.devices={devices}", "trainer.log_every_n_steps=3")
+    config = tiny_config(tmp_path, *words, "logger=csv")
+    config.logger.each["second"] = {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "second"}
+    watching = json.loads(json.dumps(WATCHING).replace("FILE", f"{tmp_path}/seen"))
+    config.trainer.callbacks = [*watching, {"_target_": f"{__name__}.Stopper", "step": 7}]
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "run")
+    config.trainer.callbacks, config.resume = watching, "auto"
+    ours, theirs = train(config, tmp_path / "run"), json.loads((trained(*words) / "run/metrics.json").read_text())
+    assert {n: ours[n] for n in ours if "nll" in n} == {n: theirs[n] for n in theirs if "nll" in n}
+    last = "checkpoints/last.ckpt"
+    of_ours, of_theirs = (stored_memory(run / last) for run in (tmp_path / "run", trained(*words) / "run"))
+    assert torch.equal(of_ours.states, of_theirs.states)  # type: ignore[attr-defined]
+    assert len((tmp_path / "seen").read_text().split()) == 12 * devices
+    for file in ("metrics.csv", "second/metrics.csv"):
+        with (tmp_path / "run" / file).open() as rows:
+            read = list(csv.DictReader(rows))
+        assert [row["step"] for row in read if row["train/nll"]] == ["3", "6", "9", "12"]  # those before the stop too
+        rates = [(row["step"], float(row["lr-Adam"])) for row in read if row["lr-Adam"]]
+        assert [step for step, _ in rates] == ["2", "5", "8", "11"]
+        assert all(rate > 0 for _, rate in rates)
+
+
+class Stopper(Callback):
+    """Sends SIGTERM to its process after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step and trainer.is_global_zero:
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_another_logger_gets_the_curves_and_the_configuration(tmp_path: Path) -> None:
     target = "logger._target_=lightning.pytorch.loggers.CSVLogger"
     config = tiny_config(tmp_path, "logger=lightning", target, "trainer.log_every_n_steps=4")
@@ -147,8 +250,9 @@ def test_another_logger_gets_the_curves_and_the_configuration(tmp_path: Path) ->
     assert [row["step"] for row in rows if row["val/nll"]] == ["5", "10", "12"]
     assert "max_steps: 12" in (tmp_path / "run/lightning_logs/hparams.yaml").read_text()
     config.logger.arguments = {"save_dir": str(tmp_path / "there"), "name": "mine"}
-    train(config, tmp_path / "second")
-    assert (tmp_path / "there/mine/metrics.csv").is_file()
+    for version, folder in enumerate(("second", "third")):  # in one place for both, where neither replaces the other
+        train(config, tmp_path / folder)
+        assert (tmp_path / f"there/mine/version_{version}/metrics.csv").is_file()
 
 
 def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +268,9 @@ def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(tmp_path: Path, mon
 
 def test_variables_of_wandb_are_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (LoggerConfig().project, LoggerConfig().mode) == ("txl_lightning", "offline")
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    monkeypatch.setenv("WANDB_TAGS", "a,b")
+    assert (LoggerConfig().tags, LoggerConfig().mode) == (["a", "b"], "disabled")
     for name in ("PROJECT", "MODE", "RUN_GROUP"):
         monkeypatch.setenv(f"WANDB_{name}", f"my-{name.lower()}")
     shown = run_txl("train", "logger.group=typed", "--help", directory=tmp_path).out

@@ -13,10 +13,10 @@ from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.reporting.wandb_panels import start_run
+from txl_lightning.reporting.wandb_panels import start_run, wandb_run
 from txl_lightning.runs.trained import Checkpoint, load_trained
 from txl_lightning.training import loggers
-from txl_lightning.training.loggers import arm, make_logger, run_name, upload_line
+from txl_lightning.training.loggers import arm, run_name, start_loggers, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("max_context=8", "every_n_steps=6")
@@ -114,6 +114,25 @@ def test_a_file_that_a_full_disk_cut_is_told(tmp_path: Path, run: Path, monkeypa
         assert upload_line(tmp_path) == f"offline run of Weights & Biases: {copy} was cut off, as by a full disk"
 
 
+def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several with one id an upload would keep the last."""
+    monkeypatch.setenv("WANDB_RUN_ID", "given")
+    monkeypatch.setenv("WANDB_JOB_TYPE", "ci")
+    wandb.teardown()  # it reads its variables once in a process
+    for steps, mode in ((12, None), (14, "auto"), (16, "auto")):
+        config = tiny_config(tmp_path, "logger=wandb", f"trainer.max_steps={steps}")
+        config.resume = mode
+        train(config, tmp_path / "run")
+    with wandb_run(tmp_path / "evaluated", LoggerConfig("wandb", mode="offline"), "evaluate", {}):
+        pass
+    ids = [file.stem.removeprefix("run-") for file in sorted(run_files(tmp_path / "run"))]
+    (evaluated,) = run_files(tmp_path / "evaluated")
+    assert ids[0] == "given"
+    assert len({*ids, evaluated.stem.removeprefix("run-")}) == 4
+    (record,) = (record["run"] for record in records(run_files(tmp_path / "run")[0]) if record["type"] == "run")
+    assert record["job_type"] == "ci"
+
+
 @pytest.mark.parametrize("mode", ["online", "offline"])
 @pytest.mark.parametrize("earlier", ["online", "offline"])
 def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, earlier: str) -> None:
@@ -123,7 +142,8 @@ def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: pytest.Monkey
     config = tiny_config(tmp_path, f"logger.mode={earlier}")
     resumed = Checkpoint(tmp_path, "resume", contents, config, Vocabulary("byte"), {})
     expected = "abc" if mode == earlier == "online" else None
-    assert make_logger(tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}"), tmp_path, resumed, 1) == expected
+    now = tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}")
+    assert start_loggers(now, tmp_path, resumed, {}, 1) == [expected]
 
 
 @pytest.mark.parametrize(

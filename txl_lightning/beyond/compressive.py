@@ -61,7 +61,7 @@ class CompressiveConfig(TransformerXLConfig):
         return self.mem_len + (self.compressed_len if self.compresses else 0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CompressiveMemory(Memory):
     """Compressed states of the far past, then the layers' inputs of the near past (Rae et al. 2019, §3).
 

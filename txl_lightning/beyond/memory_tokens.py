@@ -48,7 +48,7 @@ class MemoryTokensConfig(TransformerXLConfig):
         return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenMemory(Memory):
     """Memory of states and memory tokens.
 

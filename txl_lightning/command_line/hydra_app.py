@@ -179,6 +179,10 @@ class HydraTask:
         multirun, directory = settings.mode == RunMode.MULTIRUN, Path(settings.runtime.output_dir)
         if multirun and OmegaConf.select(config, "logger.group", default="") is None:
             config.logger.group = multirun_name(settings.sweep.dir)
+        if multirun and (given := os.environ.pop("WANDB_RUN_ID", None)):
+            notice(f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own")
+        if not multirun and settings.sweeper.get("params"):
+            notice("hydra.sweeper.params has no effect without -m: this is one run")
         folder = JobFolder(directory)
         # SLURM starts the task of a job once for each rank; convert writes elsewhere.
         writes = os.environ.get("SLURM_PROCID", "0") == "0" and command.directory != "none"

@@ -9,6 +9,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import NoReturn, get_type_hints
 
 from hydra._internal.utils import get_args_parser
@@ -30,6 +31,7 @@ OF_LIBRARIES = {
     "Only one of --run": "",
     "Invalid defaults list": "",
     "provider=hydra.searchpath": "",
+    "Config group override must be": "; quote them: {memory: 'on,off'}, of which YAML makes true and false",
     "in defaults : ": '; for YAML on and off are true and false, quote them: override /memory: "off"',
 }
 OF_LIGHTNING = {  # names of Lightning's Trainer, and what to use here
@@ -48,7 +50,13 @@ OF_LIGHTNING = {  # names of Lightning's Trainer, and what to use here
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the user can act on an error; any other error is a defect and is shown with its traceback."""
-    return isinstance(error, EXPECTED) or any(text in str(error) for text in OF_LIBRARIES)
+    return isinstance(error, EXPECTED) or any(text in str(error) for text in OF_LIBRARIES) or bool(_plugin(error))
+
+
+def _plugin(error: BaseException) -> str | None:
+    """Return the name of the Hydra plugin whose import raised an error; None if none did."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "_scan_all_plugins"]
+    return frames[0].f_locals["modname"] if frames else None
 
 
 def one_line(error: BaseException, schema: type) -> str:
@@ -58,6 +66,9 @@ def one_line(error: BaseException, schema: type) -> str:
         error: of one of Hydra or OmegaConf the first line of its cause is shown too.
         schema: dataclass of the command's options, to suggest names from.
     """
+    if plugin := _plugin(error):
+        why = f"{type(error).__name__}: {_first_line(error)}"
+        return f"{plugin}: this plugin of Hydra cannot be imported, uninstall or upgrade it ({why})"
     if isinstance(error, OSError) and error.filename:
         return _unusable_file(str(error.filename), error.strerror)
     if isinstance(error, OSError) and error.errno is not None:  # a full disk
@@ -84,14 +95,12 @@ def read_flags(words: Sequence[str]) -> Namespace:
     """Parse words as Hydra does, overrides on both sides of a flag too, and refuse two flags.
 
     Raises:
-        UserError: a flag is not known, or it is `--experimental-rerun` or `--shell-completion`.
+        UserError: a flag is not known, or it is `--experimental-rerun`.
     """
     given = hydra_parser().parse_intermixed_args(words)
     if given.experimental_rerun is not None:
         rerun = f"--experimental-rerun={given.experimental_rerun}"
         raise UserError(f"{rerun}: is not supported, reading this file can run code; repeat the overrides instead")
-    if given.shell_completion:
-        raise UserError("--shell-completion: is not supported, since Hydra would complete `txl` without its command")
     return given
 
 
@@ -108,12 +117,12 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
             refuse_names_of_ours(word)
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
-        if word.startswith("+"):
+        if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
             raise UserError(f"{word}: options cannot be added{suggestion(name.lstrip('+'), command.schema)}")
         if not name or not (CONF / name).is_dir():
             continue
         is_experiment = name == "experiment"
-        if value.startswith("[") and not is_experiment:  # Hydra would merge the choices
+        if value.startswith("[") and name not in ("experiment", "logger"):  # Hydra would merge the choices
             one = f"takes one choice; several need -m (a multirun): {name}={value.strip('[]')}"
             raise UserError(f"{word}: {one}")
         of_another = value.startswith("published/") != (command.name == "evaluate")

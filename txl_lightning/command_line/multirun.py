@@ -187,6 +187,7 @@ def write_results(directory: Path) -> Path | None:
             "objective": job.value,
             "metrics": {name: metrics[name] for name in ("steps", *LOSSES) if name in metrics},
         }
+        entry |= {"ended_by": metrics["ended_by"]} if "ended_by" in metrics else {}
         entries.append({**entry, "error": error} if entry["state"] == "failed" else entry)
     entries.sort(key=lambda entry: (entry["objective"] is None, entry["objective"]))
     try:
@@ -208,5 +209,6 @@ def _table(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     rows = []
     for entry in entries:
         shown = [f"{entry['metrics'][name]:.4f}" if name in entry["metrics"] else "–" for name in losses]
-        rows.append([entry["job"], *(entry["overrides"].get(name, "–") for name in names), *shown, entry["state"]])
+        by = f" at step {entry['metrics']['steps']} by {entry['ended_by']}" if "ended_by" in entry else ""
+        rows.append([entry["job"], *(entry["overrides"].get(name, "–") for name in names), *shown, entry["state"] + by])
     return markdown_table(["job", *names, *(name.replace("/", " ") for name in losses), "state"], rows)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, OmegaConf
 
 from txl_lightning.config.schemas import (
+    CONF,
     OWN_OPTIONS,
     Config,
     DataConfig,
     EncodingConfig,
-    LightningLoggerConfig,
     LoggerConfig,
     MemoryConfig,
     OptimizerConfig,
@@ -18,6 +21,7 @@ from txl_lightning.config.schemas import (
     TableEncodingConfig,
     TrainerConfig,
     TransformerXLModelConfig,
+    typed,
 )
 from txl_lightning.files import new_directory
 
@@ -31,7 +35,6 @@ def register_schemas() -> None:
     store.store(name="train_schema", node=Config)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
     store.store(group="encoding", name="table_schema", node=TableEncodingConfig)
-    store.store(group="logger", name="lightning_schema", node=LightningLoggerConfig)
     for corpus, options in OWN_OPTIONS.items():
         store.store(group="data", name=f"{corpus}_schema", node=options(seed=II("seed")))
     for group, node in {
@@ -44,6 +47,17 @@ def register_schemas() -> None:
         "logger": LoggerConfig,
     }.items():
         store.store(group=group, name="schema", node=node)
+
+
+def compose(*overrides: str) -> Any:
+    """Return the config that `txl train OVERRIDES` trains, for notebooks: `training.run.train(config, directory)`.
+
+    Raises:
+        HydraException: an override is not usable.
+    """
+    register_schemas()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return typed(hydra.compose("config", overrides=list(overrides)))
 
 
 def register_command(name: str, schema: type) -> None:

@@ -291,31 +291,41 @@ def _of_wandb(variable: str, default: str | None) -> Any:
     return field(default_factory=lambda: os.environ.get(variable) or default)
 
 
+def _tags_of_wandb() -> list[str]:
+    return [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag]
+
+
+def _mode_of_wandb() -> str:
+    disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
+    return os.environ.get("WANDB_MODE") or ("disabled" if disabled else "offline")
+
+
 @dataclass
 class LoggerConfig:
-    """Group `logger`: destination of the curves; `project` and those after it are for W&B.
+    """Group `logger`: destination of the curves; `project`, `mode`, `group` and `tags` are for W&B.
 
-    Project, mode and group have the defaults WANDB_PROJECT, WANDB_MODE and WANDB_RUN_GROUP. `group` null is named
+    These have the defaults WANDB_PROJECT, WANDB_MODE, WANDB_RUN_GROUP and WANDB_TAGS. `group` null is named
     after the multirun, a run is named by WANDB_NAME or after the model and its lengths; `tags` are added to the tags of
-    the model.
+    the model. `_target_` is the class of `logger=lightning`, and `arguments` is a mapping with the arguments of a
+    logger of Lightning; its `save_dir` is the run directory if none is given.
+
+    `each` has an entry for every logger, so that Hydra joins `logger=[wandb,csv]`: null, or `_target_` and arguments
+    of a logger of Lightning.
     """
 
     name: str = MISSING
     project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
-    mode: str = _of_wandb("WANDB_MODE", "offline")
+    mode: str = field(default_factory=_mode_of_wandb)
     group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
-    tags: list[str] = field(default_factory=list)
-
-
-@dataclass
-class LightningLoggerConfig(LoggerConfig):
-    """Group `logger` for a logger of Lightning: its class `_target_`, and a mapping with its `arguments`.
-
-    `save_dir` is the run directory if it is not among the arguments.
-    """
-
+    tags: list[str] = field(default_factory=_tags_of_wandb)
     _target_: str | None = None
     arguments: Any = None
+    each: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the loggers."""
+        return tuple(self.each) if len(self.each) > 1 else (self.name,)
 
 
 @dataclass
@@ -356,7 +366,9 @@ def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
     Raises:
         OptionError: the name or the mode is not allowed.
     """
-    require(logger.name in names, "logger", logger.name, f"must be {' or '.join(names)}")
+    for name in logger.names:
+        made = "lightning" in names and isinstance(logger.each.get(name), Mapping)
+        require(name in names or made, "logger", name, f"must be {' or '.join(names)}")
     allowed = "must be offline, online or disabled (default: the variable WANDB_MODE)"
     require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
@@ -471,8 +483,6 @@ def from_plain(values: Any) -> Config:
     config.data = data_class(values["data"].get("name"))
     if "table_len" in (values.get("encoding") or ()):
         config.encoding = TableEncodingConfig
-    if "_target_" in (values.get("logger") or ()):
-        config.logger = LightningLoggerConfig
     others = {f.name for kind in OWN_OPTIONS.values() for f in fields(kind)} - set(config.data)
     values["data"] = {name: value for name, value in values["data"].items() if name not in others}
     try:

@@ -110,7 +110,7 @@ def log_results(
         directory: folder of the command.
         curves: by panel, x, named curves over it, the name of x and a title, to be logged as line series.
     """
-    if options.logger.name == "wandb":
+    if "wandb" in options.logger.names:
         from txl_lightning.reporting.wandb_panels import log_file, log_line_series, wandb_run
 
         with wandb_run(directory, options.logger, command, plain(options)) as run:

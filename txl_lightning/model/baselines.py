@@ -174,7 +174,7 @@ def _scan(f: Tensor, u: Tensor) -> Tensor:
 LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn": QRNNLayer}
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecurrentState(CarriedState):
     """State of all layers between two segments: a value without gradient, like `Memory`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -35,6 +36,7 @@ class ScoringModel:
     """Inputs, and losses and distributions from hidden states, by a model's `embedding` and `softmax`."""
 
     takes_lengths = False  # whether a call takes `lengths_B`
+    _fabric: Any = None  # set by Lightning Fabric, whose precision covers calls only and not other methods
 
     def embed(
         self: Any,
@@ -87,11 +89,14 @@ class ScoringModel:
         if T_targets > T:
             raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
         options = {} if lengths_B is None else {"lengths_B": lengths_B}
-        hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets, **options)
-        if lengths_B is None:
-            return self.losses(hidden_BTD, targets_BT, known_targets_BT), memory
-        padding_BT = padding(lengths_B, *tokens_BT.shape)[:, T - T_targets :]
-        return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(padding_BT, 0.0), memory
+        if self._fabric is not None:
+            memory = self._fabric._precision.convert_input(memory)  # private
+        with nullcontext() if self._fabric is None else self._fabric.autocast():
+            hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets, **options)
+            if lengths_B is None:
+                return self.losses(hidden_BTD, targets_BT, known_targets_BT), memory
+            padding_BT = padding(lengths_B, *tokens_BT.shape)[:, T - T_targets :]
+            return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(padding_BT, 0.0), memory
 
     def losses(
         self: Any,

@@ -15,14 +15,15 @@ from txl_lightning.model.positions import shift, states_of_document
 State = TypeVar("State", bound="CarriedState")
 
 
-@dataclass(frozen=True)
+@dataclass
 class CarriedState:
     """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B].
 
     They carry no gradient from one training step to the next.
 
-    It is a value: a model returns a new one. It must not become a registered buffer:
-    DDP would overwrite it with that of rank 0, and weight averaging would average it.
+    It is a value: a model returns a new one and changes none. (Not a frozen dataclass: Lightning Fabric sets the fields
+    of a copy.) It must not become a registered buffer: DDP would overwrite it with that of rank 0, and weight averaging
+    would average it.
 
     Args:
         first_column: index of the first stream in the global batch; named as in checkpoints.
@@ -120,7 +121,7 @@ def after_reset(memory: Any, done_B: Bool[Tensor, " B"], device: torch.device) -
     return states_B.masked_fill(_one_each(done_B, memory.batch_size).to(device), -1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Memory(CarriedState):
     """Inputs of the layers at earlier tokens (paper §3.2).
 

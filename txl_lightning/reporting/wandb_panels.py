@@ -10,9 +10,10 @@ from typing import Any
 
 import wandb
 from pydantic import ValidationError  # of W&B's settings
+from wandb.sdk.lib.runid import generate_id
 
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.errors import OptionError
+from txl_lightning.errors import OptionError, notice
 
 
 def start_run(
@@ -24,21 +25,32 @@ def start_run(
     name: str | None = None,
     tags: Sequence[str] = (),
     run_id: str | None = None,
+    takes_given_id: bool = False,
 ) -> wandb.Run:
     """Start a run whose files lie in `directory`.
 
     Args:
         directory: run directory of the command.
         logger: project, group, tags and mode.
-        job_type: name of the command.
+        job_type: name of the command, if the variable WANDB_JOB_TYPE has none.
         config: configuration to show beside the run.
         name: name of the run, if the variable WANDB_NAME has none; None lets W&B choose one.
         tags: tags besides those of the logger.
         run_id: id of a run to resume; None starts a new one.
+        takes_given_id: whether a new run has the id of the variable WANDB_RUN_ID, which an online training always
+            takes. Of several offline runs with one id an upload would keep the last only.
 
     Raises:
         OptionError: W&B refuses the run (online without a key, no server, a wrong name), or one of its variables.
     """
+    given = os.environ.get("WANDB_RUN_ID")
+    if given and not takes_given_id and not (job_type == "train" and logger.mode == "online"):
+        notice(f"WANDB_RUN_ID={given} is of another run or session: this one gets an id of its own")
+        run_id, given = generate_id(), None
+    elif given:
+        run_id = given
+    if os.environ.get("WANDB_DIR"):
+        notice(f"WANDB_DIR={os.environ['WANDB_DIR']} has no effect: the files of W&B are in {directory}/wandb")
     try:
         return wandb.init(
             dir=directory,
@@ -46,7 +58,7 @@ def start_run(
             group=logger.group,
             name=os.environ.get("WANDB_NAME") or name,
             tags=list(dict.fromkeys((*logger.tags, *tags))),
-            job_type=job_type,
+            job_type=os.environ.get("WANDB_JOB_TYPE") or job_type,
             mode=logger.mode,  # type: ignore[arg-type]
             id=run_id,
             resume=None if run_id is None else "allow",

@@ -127,7 +127,7 @@ def _checked(contents: Any) -> tuple[Config, Vocabulary, dict[str, torch.Tensor]
     record = contents.get("txl_lightning") if isinstance(contents, dict) else None
     if not isinstance(record, dict) or not {"config", "vocabulary"} <= set(record):
         raise UserError("is not a checkpoint of txl train")
-    kinds = {"corpus": str, "wandb_id": str, "vocabulary_given": bool}
+    kinds = {"corpus": str, "wandb_id": str, "vocabulary_given": bool, "ended_by": str, "logger_ids": {}}
     like = {name: kind for name, kind in kinds.items() if record.get(name) is not None}
     check(contents, {"state_dict": {}, "global_step": 0, "txl_lightning": like})
     named_files(contents)

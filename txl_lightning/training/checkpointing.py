@@ -165,7 +165,8 @@ class Checkpoints(Callback):
                     del part[name]
                     advice = f"a checkpoint holds numbers, text, tensors, lists and dictionaries, not {error}"
                     notice(f"trainer.callbacks: the state {name} is left out of every checkpoint: {advice}")
-        checkpoint["txl_lightning"] = self.record
+        ended_by = cast("Any", trainer).ended_by
+        checkpoint["txl_lightning"] = {**self.record, "ended_by": ended_by} if ended_by else self.record
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Copy the best checkpoint of a resumed run here; remove weights of steps that this run has yet to do."""
@@ -433,7 +434,8 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
     Raises:
         OptionError: something is missing or different, or a file of memory is damaged.
     """
-    (optimizer,), (schedule,) = module.configure_optimizers()
+    made = module.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
     groups, schedules, plugin = optimizer.state_dict()["param_groups"], schedule.state_dict(), trainer.precision_plugin
     changing: Any = [{name: group[name] for name in ("lr", "initial_lr")} for group in groups]
     scheduled = {name: schedules[name] for name in ("base_lrs", "last_epoch", "_last_lr")}

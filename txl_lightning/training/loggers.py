@@ -1,4 +1,4 @@
-"""Destinations of the curves: JSON Lines, `metrics.csv`, Weights & Biases, and loggers and callbacks of Lightning."""
+"""Destinations of the curves: JSON Lines, `metrics.csv`, Weights & Biases, and loggers of Lightning."""
 
 from __future__ import annotations
 
@@ -11,30 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
-from inspect import signature
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 import lightning as L
-from lightning.pytorch import callbacks as of_lightning
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.encoding_kinds import kind_named
-from txl_lightning.config.schemas import (
-    Config,
-    LightningLoggerConfig,
-    RecurrentModelConfig,
-    TransformerXLModelConfig,
-    plain,
-)
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
+from txl_lightning.errors import require
 from txl_lightning.files import write_text
-from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import Checkpoint
+from txl_lightning.training.callbacks import make
 
 
 @contextmanager
@@ -104,9 +92,9 @@ def parsed(
     return [line for line, _ in kept], [row for _, row in kept]
 
 
-def csv_logger(directory: Path, step: int) -> CSVLogger:
-    """Return the logger of `metrics.csv`, with the rows up to `step` that an earlier session wrote."""
-    path, rows = directory / "metrics.csv", list[dict[str, str]]()
+def keep_rows(logger: CSVLogger, step: int) -> None:
+    """Let a logger of a resumed run continue its file, with the rows up to `step`: Lightning starts an empty one."""
+    path, rows = Path(logger.log_dir) / "metrics.csv", list[dict[str, str]]()
     if step and path.exists():
         head, *lines = path.read_text("utf-8", "replace").splitlines(keepends=True) or [""]
         names = next(csv.reader([head]), [])
@@ -115,10 +103,8 @@ def csv_logger(directory: Path, step: int) -> CSVLogger:
             return dict(zip(names, next(csv.reader([line])), strict=True))
 
         _, rows = parsed(path, lines, parse, lambda row: int(row["step"]) <= step, first=2)
-    logger = CSVLogger(save_dir=directory, name=None, version="")
-    logger.experiment.metrics = rows  # private in Lightning, which starts an empty file
+    logger.experiment.metrics = rows  # private
     logger.save()
-    return logger
 
 
 def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
@@ -129,93 +115,6 @@ def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
             logger.save()
 
 
-UNFIT = {  # and what to use
-    "WeightAveraging": "would save other weights than those that the memory comes from",
-    "StochasticWeightAveraging": "would end with other weights than those that the memory comes from",
-    "Checkpoint": "is not needed: checkpoint.every_n_steps, checkpoint.keep_every_n_steps",
-    "ProgressBar": "is not needed: trainer.progress_bar",
-    "GradientAccumulationScheduler": "is not needed: trainer.stream_groups",
-    "BatchSizeFinder": "would train steps that the memory keeps: set data.batch_size",
-    "LearningRateFinder": "would train steps that the memory keeps: txl train -m optimizer.lr=1e-3,2e-3",
-    "ModelPruning": "would rename weights, so that no checkpoint could be read",
-}
-
-
-def custom_callbacks(config: Config) -> list[Callback]:
-    """Return the callbacks of `trainer.callbacks`.
-
-    Raises:
-        OptionError: one cannot be made, does not fit, or monitors something else than a loss of validation.
-    """
-    made: list[Callback] = []
-    monitored = [f"val/{name}" for name in loss_metrics(0.0, config.data.level)]
-    for given in config.trainer.callbacks:
-        callback = _make(given, "trainer.callbacks", Callback)
-        shown, monitor = f"[{given}]", getattr(callback, "monitor", None)
-        for name, reason in UNFIT.items():
-            require(not isinstance(callback, getattr(of_lightning, name)), "trainer.callbacks", shown, reason)
-        allowed = f"must monitor one of {', '.join(monitored)}"
-        require(monitor is None or monitor in monitored, "trainer.callbacks", shown, allowed)
-        made.append(callback)
-    return made
-
-
-def custom_logger(logger: LightningLoggerConfig, directory: Path) -> Logger:
-    """Return the logger of Lightning that the group names.
-
-    Raises:
-        OptionError: it cannot be made.
-    """
-    target, arguments = logger._target_, logger.arguments or {}
-    require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
-    return _make({**arguments, "_target_": target}, "logger._target_", Logger, save_dir=directory, version="")
-
-
-def _make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
-    """Return an object of the class `given["_target_"]`; `defaults` are arguments that it has if it takes them."""
-    shown = given.get("_target_") if isinstance(given, Mapping) else given
-    require(isinstance(given, Mapping) and "." in str(shown), option, shown, "must be {_target_: MODULE.CLASS, …}")
-    module, _, name = str(shown).rpartition(".")
-    try:
-        target = getattr(import_module(module), name)
-        require(
-            isinstance(target, type) and issubclass(target, kind), option, shown, f"is no Lightning {kind.__name__}"
-        )
-        taken = signature(target).parameters
-        arguments = {name: value for name, value in defaults.items() if name in taken}
-        return target(**{**arguments, **{name: value for name, value in given.items() if name != "_target_"}})
-    except OptionError:
-        raise
-    except (Exception, SystemExit) as error:  # of anybody's class
-        line = (str(error).splitlines() or [""])[0]
-        raise OptionError(option, shown, f"cannot be made: {type(error).__name__}: {line}") from error
-
-
-@contextmanager
-def naming_callbacks() -> Iterator[None]:
-    """Name the custom callback that ended a run, and where: a run without results never ends with status 0.
-
-    Raises:
-        UserError: it raised an error, or its code, or that of a custom logger, SystemExit or KeyboardInterrupt.
-    """
-    try:
-        yield
-    except (UserError, MisconfigurationException):
-        raise
-    except (Exception, SystemExit) as error:
-        interrupted = isinstance(error.__context__, KeyboardInterrupt)  # of which Lightning makes SystemExit
-        raised: Any = error.__context__ if interrupted else error
-        who = where = ""
-        for frame, line in walk_tb(raised.__traceback__):
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, Callback) and not type(owner).__module__.startswith("txl_lightning."):
-                who, where = type(owner).__name__, f" ({frame.f_code.co_filename}, line {line})"
-        if not who and isinstance(error, Exception):
-            raise
-        text = " ".join([who or "code of others", "raised", type(raised).__name__, *str(raised).splitlines()[:1]])
-        raise UserError(f"trainer.callbacks: {text}{where}") from error
-
-
 SECONDS_TO_WRITE = 20.0
 
 
@@ -224,18 +123,57 @@ def continues_in(directory: Path, checkpoint: Path | None) -> bool:
     return checkpoint is not None and checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
-def make_logger(config: Config, directory: Path, resumed: Checkpoint | None, n_parameters: int) -> Logger | None:
-    """Return the logger that the config names; None for none.
+CLASSES: dict[str, dict[str, Any]] = {
+    "csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": None},
+    "tensorboard": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger"},
+}
+IDS = ("run_id", "run_hash")  # arguments of loggers that continue a run: MLflow's, Aim's
+
+
+def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | None) -> dict[str, Logger]:
+    """Return the loggers of Lightning that the group names, W&B's apart.
+
+    A logger whose class takes a name for the run gets ours. It continues its run when the same logger resumes in the
+    same directory, if its class takes an id.
+
+    Raises:
+        OptionError: one cannot be made.
+    """
+    group, made = config.logger, dict[str, Logger]()
+    names = [name for name in group.names if name not in ("wandb", "none")]
+    arguments, same = group.arguments or {}, resumed is not None and resumed.config.logger == group
+    require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
+    require(not arguments or len(names) == 1, "logger.arguments", arguments, "is of one logger: use logger.each")
+    for name in names:
+        given = {**(group.each.get(name) or CLASSES.get(name, {"_target_": group._target_})), **arguments}
+        folders = {"save_dir": directory, "dir": directory / name, "logdir": directory / name}
+        defaults = {**folders, "run_name": run_name(config)} | ({} if "save_dir" in given else {"version": ""})
+        if resumed and same and continues_in(directory, resumed.path):
+            defaults |= dict.fromkeys(IDS, resumed.record.get("logger_ids", {}).get(name))
+        made[name] = make(given, "logger._target_", Logger, defaults, named={"project": ("name", "experiment_name")})
+    return made
+
+
+def start_loggers(
+    config: Config, directory: Path, resumed: Checkpoint | None, made: Mapping[str, Logger], n_parameters: int
+) -> list[Logger]:
+    """Start the loggers in the order of the group, `made` and W&B's; no resumed one writes over an earlier session.
 
     A resumed run continues its W&B run if both are online. Offline every session is a run of its own: of two folders
     with one id an upload would keep the second only.
     """
-    if config.logger.name == "csv":
-        return csv_logger(directory, resumed.step if resumed else 0)
-    if config.logger.name != "wandb":
-        return None
+    for name, logger in made.items():
+        if isinstance(logger, CSVLogger):
+            keep_rows(logger, resumed.step if resumed else 0)
+        if name != "csv":
+            logger.log_hyperparams(plain(config))
     online = resumed is not None and config.logger.mode == resumed.config.logger.mode == "online"
-    return start_wandb(config, directory, n_parameters, resumed.record.get("wandb_id") if resumed and online else None)
+    run_id = resumed.record.get("wandb_id") if resumed and online else None
+    return [
+        start_wandb(config, directory, n_parameters, resumed, run_id) if name == "wandb" else made[name]
+        for name in config.logger.names
+        if name != "none"
+    ]
 
 
 def upload_line(directory: Path) -> str | None:
@@ -273,13 +211,16 @@ CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.mi
 }
 
 
-def start_wandb(config: Config, directory: Path, n_parameters: int, run_id: str | None) -> WandbLogger:
+def start_wandb(
+    config: Config, directory: Path, n_parameters: int, resumed: Checkpoint | None, run_id: str | None
+) -> WandbLogger:
     """Start a W&B run with the whole config, in group `logger.group` and tagged by arm; curves are over `tokens`.
 
     Args:
         config: config of the run.
         directory: run directory.
         n_parameters: number of trained parameters.
+        resumed: checkpoint of the session before; None for the first.
         run_id: id of an online W&B run to continue; None for a new one.
 
     Raises:
@@ -289,7 +230,8 @@ def start_wandb(config: Config, directory: Path, n_parameters: int, run_id: str 
 
     words = arm(config)
     recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)}
-    run = start_run(directory, config.logger, "train", recorded, name=run_name(config), tags=words, run_id=run_id)
+    given: dict[str, Any] = {"name": run_name(config), "tags": words, "takes_given_id": resumed is None}
+    run = start_run(directory, config.logger, "train", recorded, run_id=run_id, **given)
     for metric, summary in CURVES.items():
         run.define_metric(metric, step_metric="tokens", summary=summary)
     return WandbLogger(experiment=run)

@@ -303,14 +303,19 @@ class LanguageModelModule(L.LightningModule):
         module = cls(trained.model.train(), trained.config, trained.vocabulary, lengths, **kwargs)
         return module if map_location is None else module.to(map_location)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Do one step: gradients, clipping (`on_before_optimizer_step`, called by `step`), weights, learning rate."""
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Do one step: gradients, clipping (`on_before_optimizer_step`, called by `step`), weights, learning rate.
+
+        Returns:
+            The loss of this rank's streams, without its graph, for callbacks.
+        """
         optimizer, schedule = cast("Any", self.optimizers()), cast("Any", self.lr_schedulers())
         optimizer.zero_grad()
         self.add_gradients(batch)
         with torch.autocast(self.device.type, enabled=False):  # Lightning has it on in the whole `training_step`
             optimizer.step()  # calls `on_before_optimizer_step` first
         schedule.step()
+        return self.loss
 
     def add_gradients(self, batch: Batch) -> None:
         """Add the gradients of the loss of a segment, or of all segments of a step, and store the memory after it.
@@ -411,7 +416,7 @@ class LanguageModelModule(L.LightningModule):
         optimizer, schedule = make_optimizer(
             self.model, self.config.optimizer, max_steps, fused=not self.scales_gradients
         )
-        return [optimizer], [schedule]
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Let a validation follow the last step too: its interval need not divide the number of steps."""

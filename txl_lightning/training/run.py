@@ -17,11 +17,12 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.lengths import evaluation_lengths, in_windows, training_lengths
-from txl_lightning.config.schemas import WITHOUT_PATH, Config, LightningLoggerConfig, from_plain, plain, stored
+from txl_lightning.config.schemas import WITHOUT_PATH, Config, from_plain, plain, stored
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
@@ -35,6 +36,7 @@ from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.threads_and_precision import resolve_threads
 from txl_lightning.runs.trained import Checkpoint, read_checkpoint
+from txl_lightning.training.callbacks import Trainer, custom_callbacks, naming_callbacks, options_win
 from txl_lightning.training.checkpointing import (
     Checkpoints,
     DurableCheckpoints,
@@ -55,14 +57,7 @@ from txl_lightning.training.checks import (
     resolve_precision,
 )
 from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
-from txl_lightning.training.loggers import (
-    arm,
-    custom_callbacks,
-    custom_logger,
-    make_logger,
-    naming_callbacks,
-    upload_line,
-)
+from txl_lightning.training.loggers import arm, lightning_loggers, start_loggers, upload_line
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.optimization import learning_rate
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
@@ -89,10 +84,11 @@ def run(options: Config, directory: Path) -> list[str]:
     shown = [f"{key} {metrics[key]:.4f}" for key in units]
     unknown = metrics["corpus"].get("unknown", {})
     shown += [f"{share:.1%} of {split} <unk>" for split, share in unknown.items() if any(unknown.values())]
-    lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
+    ended = f", ended by {metrics['ended_by']}" if "ended_by" in metrics else ""
+    lines = [f"{', '.join(shown)} after {metrics['steps']} steps{ended}"]
     if metrics["weights_step"] != metrics["steps"]:
         lines[0] += f", with the weights of step {metrics['weights_step']}, the best on validation"
-    if options.logger.name == "wandb" and (line := upload_line(directory)):
+    if "wandb" in options.logger.names and (line := upload_line(directory)):
         lines.append(line)
     kept = ", checkpoints/best.ckpt" if options.checkpoint.enabled else ""
     return [*lines, f"lower is better; metrics.json, config.yaml, curves (validation.jsonl){kept} are in {directory}"]
@@ -136,6 +132,7 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
         fit(run)
         metrics = {
             "steps": run.trainer.global_step,
+            **({"ended_by": run.ended_by} if run.ended_by else {}),
             "tokens": run.curves.tokens,
             "seconds": round(run.curves.seconds, 2),
             "peak_memory_bytes": ranks.largest(peak_memory(run.trainer.strategy.root_device)),
@@ -148,9 +145,10 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
                 raise UserError(f"{name}={value} after {metrics['steps']} steps: training diverged; lower optimizer.lr")
         if ranks.rank == 0:
             write_json(run.directory / "metrics.json", metrics, allow_nan=False)
-            if isinstance(run.trainer.logger, WandbLogger):  # `final/val/nll` is of the best weights on the whole split
-                run.trainer.logger.experiment.summary.update({f"final/{name}": x for name, x in metrics.items()})
-                run.trainer.logger.experiment.finish()
+            for logger in run.trainer.loggers:
+                if isinstance(logger, WandbLogger):  # `final/val/nll` is of the best weights on the whole split
+                    logger.experiment.summary.update({f"final/{name}": x for name, x in metrics.items()})
+                    logger.experiment.finish()
     return metrics
 
 
@@ -162,10 +160,20 @@ class TrainingRun:
     directory: Path
     data: StreamsDataModule
     module: LanguageModelModule
-    trainer: L.Trainer
+    trainer: Trainer
     curves: TrainingCurves
     checkpoints: Checkpoints | None
     resumed: Checkpoint | None
+
+    @property
+    def ended_by(self) -> str | None:
+        """Callback that ended the training, now or before it resumed; None if none did."""
+        return self.trainer.ended_by or _ended_before(self.config, self.resumed)
+
+
+def _ended_before(config: Config, resumed: Checkpoint | None) -> str | None:
+    """Return the callback that ended the run which `resume=auto` finds; another `resume` trains on."""
+    return resumed.record.get("ended_by") if resumed and config.resume == "auto" else None
 
 
 def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
@@ -179,8 +187,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     resumed = find_checkpoint(config, directory, ranks)
     config = _choose_precision(config, ranks, resumed)
     own_callbacks = custom_callbacks(config)  # before the corpus, whose preparation may take long
-    of_lightning = isinstance(config.logger, LightningLoggerConfig) and ranks.rank == 0
-    own_logger = custom_logger(config.logger, directory) if of_lightning else None  # type: ignore[arg-type]
+    made = lightning_loggers(config, directory, resumed) if ranks.rank == 0 else {}
     L.seed_everything(config.seed, verbose=False)
     initial = None
     if resumed is None and config.initial_weights is not None:
@@ -201,6 +208,8 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         "corpus": corpus.checksum,
         "wandb_id": None,
     }
+    if ended := _ended_before(config, resumed):
+        ranks.report(f"resume=auto: {ended} ended this run, which is evaluated again; resume=CHECKPOINT trains on")
     curves = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks)
     checkpoints = None
     if config.checkpoint.enabled:
@@ -219,13 +228,14 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], resumed)
     if resumed is not None:
         check_state(resumed, trainer, module, data)
+        options_win(own_callbacks, resumed.contents["callbacks"])
+    trainer.loggers = [DummyLogger() for name in config.logger.names if name != "none"]  # rank 0 alone writes
     if ranks.rank == 0:
         prepare_directory(config, directory, resumed, corpus.vocabulary.tokenizer)
-        trainer.logger = own_logger or make_logger(config, directory, resumed, n_parameters)
-        if own_logger is not None:
-            own_logger.log_hyperparams(plain(config))
-        if isinstance(trainer.logger, WandbLogger):
-            record["wandb_id"] = trainer.logger.experiment.id
+        trainer.loggers = start_loggers(config, directory, resumed, made, n_parameters)
+        record["logger_ids"] = {name: str(logger.version) for name, logger in made.items()}
+        if wandb := next((logger for logger in trainer.loggers if isinstance(logger, WandbLogger)), None):
+            record["wandb_id"] = wandb.experiment.id
     ranks.report(*opening_lines(config, corpus, n_parameters))
     return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, resumed)
 
@@ -340,19 +350,19 @@ def _require_room(config: Config, vocab_size: int) -> None:
     require_room(architecture(config, vocab_size), 4 * copies)
 
 
-def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], resumed: Checkpoint | None) -> L.Trainer:
+def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], resumed: Checkpoint | None) -> Trainer:
     options = config.trainer
     n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
     gpus = [torch.device("cuda", rank % n_visible) for rank in range(options.devices)]
     several = DDPStrategy(parallel_devices=gpus if options.accelerator == "gpu" else None)
-    trainer = L.Trainer(
+    trainer = Trainer(
         accelerator=options.accelerator,
         devices=min(options.devices, n_visible),
         num_nodes=options.num_nodes,
         strategy=several if n_processes(options) > 1 else "auto",
         plugins=[DurableCheckpoints(resumed.contents if resumed else None), environment() or LightningEnvironment()],
         precision=options.precision,  # type: ignore[arg-type]
-        max_steps=options.max_steps,
+        max_steps=resumed.step if resumed and _ended_before(config, resumed) else options.max_steps,
         val_check_interval=options.val_every_n_steps,
         check_val_every_n_epoch=None if options.val_every_n_steps else 1,
         limit_val_batches=in_windows(config).trainer.val_max_segments,

@@ -1,0 +1,99 @@
+"""Words and files of Hydra's own: completion, settings, sweeps in files, plugins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.in_process import run_txl
+from tests.training.small_run import TEXT, TINY
+
+ROOT = Path(__file__).parents[1]
+SMALL = (*TINY, "data.path=text.txt", "data.cache_dir=cache", "trainer.max_steps=2")
+COMPLETE = """
+eval "$(txl train -sc install=bash)"
+complete -p txl
+while read -r COMP_LINE; do
+    COMP_POINT=${#COMP_LINE}; words=($COMP_LINE); COMP_CWORD=$((${#words[@]} - 1))
+    hydra_bash_completion
+    echo "${COMPREPLY[@]}"
+done
+"""
+
+
+def txl(directory: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    (directory / "text.txt").write_text(TEXT)
+    flags, options = [word for word in words if "=" not in word], [word for word in words if "=" in word]
+    program = [sys.executable, "-m", "txl_lightning.cli", "train", *flags, *SMALL, *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(program, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_bash_completes_commands_options_groups_and_values(tmp_path: Path) -> None:
+    program = tmp_path / "txl"
+    start = "import sys; sys.argv[0] = 'txl'; from txl_lightning.cli import main; main()"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -c "{start}" "$@"\n')
+    program.chmod(0o755)
+    lines = {
+        "txl eva": "evaluate",
+        "txl train encoding=r": "encoding=relative encoding=rope",
+        "txl train seed=1 optimizer.l": "optimizer.lr=",
+        "txl train enco": "encoding. encoding=",
+        "txl convert source_f": "source_format=",
+    }
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    typed = "".join(f"{line}\n" for line in lines)
+    done = subprocess.run(["bash", "-c", COMPLETE], env=path, input=typed, capture_output=True, text=True, timeout=300)
+    registered, *completed = done.stdout.splitlines()
+    assert registered.endswith("-F hydra_bash_completion txl")
+    assert completed == list(lines.values())
+
+
+def test_a_multirun_knows_the_number_of_a_job_and_names_nested_folders(tmp_path: Path) -> None:
+    nested = "hydra.sweep.subdir=${hydra.job.override_dirname}"
+    short = [word.split("=")[0] for word in SMALL if not word.startswith("data.path")]
+    left_out = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(short)}]"
+    words = ("seed=${hydra:job.num}", "memory=on,off", "data.path=./text.txt", nested, left_out)
+    done = txl(tmp_path, "-m", *words, "hydra.sweep.dir=sweep")
+    assert done.returncode == 0, done.stderr
+    assert "hydra.sweep.subdir has a value with a slash: folders of jobs are nested" in done.stderr
+    seeds = [line for path in (tmp_path / "sweep").rglob("config.yaml") for line in path.read_text().splitlines()]
+    assert {"seed: 0", "seed: 1"} < set(seeds)
+
+
+@pytest.mark.parametrize(
+    ("params", "words", "said"),
+    [
+        ("{memory: off}", ("-m", "hydra.sweep.dir=sweep"), "Got bool; quote them: {memory: 'on,off'}"),
+        ("{seed: '1,2'}", ("hydra.run.dir=run",), "hydra.sweeper.params has no effect without -m: this is one run"),
+    ],
+)
+def test_sweeps_in_files(tmp_path: Path, params: str, words: tuple[str, ...], said: str) -> None:
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    sweeper = f"# @package _global_\nhydra: {{sweeper: {{params: {params}}}}}\n"
+    (tmp_path / "mine/experiment/mine.yaml").write_text(sweeper)
+    done = txl(tmp_path, "--config-dir=mine", "experiment=mine", *words)
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_settings_of_hydra_can_be_added(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    callback = "+hydra.callbacks.log={_target_: hydra.experimental.callbacks.LogJobReturnCallback}"
+    done = run_txl(
+        "train", *SMALL, "+hydra.job.env_set={MINE: here}", callback, "hydra.run.dir=run", directory=tmp_path
+    )
+    assert done.status == 0, done.err
+    assert "Succeeded with return value" in done.out + done.err
+
+
+def test_a_plugin_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "hydra_plugins/broken").mkdir(parents=True)
+    (tmp_path / "hydra_plugins/broken/__init__.py").write_text("raise ValueError('mutable default')\n")
+    done = txl(tmp_path, "hydra.run.dir=run", PYTHONPATH=f"{ROOT}:{tmp_path}")
+    reason = "this plugin of Hydra cannot be imported, uninstall or upgrade it (ValueError: mutable default)"
+    assert (done.returncode, done.stderr) == (2, f"txl train: hydra_plugins.broken: {reason}\n")
