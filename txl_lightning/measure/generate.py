@@ -71,6 +71,7 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     stops = _stops(options.stop, vocabulary)
     repeated = [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)]
     sampling = {name: getattr(options, name) for name in ("n_tokens", "top_k", "top_p", "temperature")}
+    as_given = {name: getattr(options, name) for name in ("stop", "n_samples", "seed")}
     seeds = [options.seed + sample for _ in prompts for sample in range(options.n_samples)]
     resets = trained.config.memory.reset == "document" and vocabulary.starts_sentences
     reading: dict[str, Any] = {
@@ -95,13 +96,7 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         **({"prompts": entries} if options.prompts or options.prompt_file or len(prompts) > 1 else entries[0]),
-        "options": {
-            **sampling,
-            "stop": options.stop,
-            "n_samples": options.n_samples,
-            "seed": options.seed,
-            "precision": precision,
-        },
+        "options": {**sampling, **as_given, "precision": precision},
         "context": context,
         "prompt_seconds": round(times[1] - times[0], 4),
         "tokens_per_second": speed,
