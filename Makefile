@@ -12,9 +12,10 @@ SITE := .venv-site
 WHEEL := .venv-wheel
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf test-triton lint format audit bench docs dist clean
+.PHONY: help install reproduce test test-all test-pythons test-avx2 test-isa test-hf test-triton lint format audit bench docs dist clean
 
 help:
+	@echo "make install   everything into .venv; then: source .venv/bin/activate"
 	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
 	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-triton | lint | format | clean"
@@ -28,6 +29,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python $(PIP) $$(grep '^torch==' constraints.txt)
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+install: $(READY)
 
 reproduce: $(READY)
 	$(BIN)/python -m experiments.reproduce --profile $(PROFILE) $(ARGS)

@@ -97,7 +97,7 @@ def files(directory: Path) -> None:
         (["train", "--cfg"], "argument --cfg/-c: expected one argument (--hydra-help lists the flags)"),
         (
             ["train", "data=file", "data.level=byte", "data.path=short.txt", "trainer.precision=32-true"],
-            "27 tokens, shorter than one segment",
+            "a target need 1,040; data.batch_size=1 data.segment_len=26 fits",
         ),
         (
             ["train", "data=recall", "resume=old"],

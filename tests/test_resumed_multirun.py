@@ -42,7 +42,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("whole")
     done = txl(directory, "seed=1,2,3")
     assert done.status == 0, done.err
-    assert done.out.splitlines()[-1] == str(directory / "sweep/multirun.md")
+    path = directory / "sweep/multirun.md"
+    assert done.out.endswith(f"{path.read_text()}{path}\n")
     return directory
 
 

@@ -185,7 +185,7 @@ def test_evaluation_reads_the_texts_own_order_every_time_and_nearly_all_of_it() 
     [
         ((0, 4), "batch_size=0"),
         ((2, 0), "segment_len=0"),
-        ((13, 4), "gives 1 of 25|too few of 5 sentences .25 tokens. .* segment of 4"),
+        ((13, 4), "=13: must be at most 12: the text has 25 tokens|too few of 5 sentences .25 tokens. .* segment of 4"),
         ((1, 4, 0, 0, 2), "at least the 2 processes"),
     ],
 )

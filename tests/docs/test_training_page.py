@@ -1,5 +1,6 @@
 """The code of docs/training.md, in its order, and its module in a trainer that stops and resumes."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests.docs.pages import ROOT, blocks
+from tests.training.small_run import trained
 from txl_lightning import CachedTransformerXL
 
 PAGE = ROOT / "docs/training.md"
@@ -28,6 +30,7 @@ def check_beam_search(names: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec", "ignore:The '.*_dataloader' does not have many workers")
 def test_the_code_of_the_page_runs_and_its_module_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained() / "run", tmp_path / "runs/first")
     names: dict[str, Any] = {}
     with torch.random.fork_rng():
         for code in blocks(PAGE, "python"):

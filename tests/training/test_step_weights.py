@@ -1,5 +1,6 @@
 """Weights kept every n steps: which, and what opens them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,19 @@ def test_weights_of_steps_that_are_not_this_runs_are_removed(tmp_path: Path) -> 
     assert kept(run) == ["step12.ckpt", "step16.ckpt", "step4.ckpt", "step8.ckpt", "step_mine.ckpt"]
     train(tiny_config(tmp_path, "trainer.max_steps=3", "evaluation.max_segments=2", "resume=replace"), run)
     assert kept(run) == ["step_mine.ckpt"]
+
+
+def test_the_best_checkpoints_are_kept_also_by_a_run_that_resumes(tmp_path: Path) -> None:
+    best = ("checkpoint.keep_best=2", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
+    train(tiny_config(tmp_path, *best), tmp_path / "whole")
+    train(tiny_config(tmp_path, *best, "trainer.max_steps=9", "optimizer.schedule=constant"), tmp_path / "half")
+    train(tiny_config(tmp_path, *best, "resume=auto", "optimizer.schedule=constant"), tmp_path / "half")
+    rows = [json.loads(line) for line in (tmp_path / "whole/validation.jsonl").read_text().splitlines()]
+    steps = sorted(row["steps"] for row in sorted(rows, key=lambda row: row["val/nll"])[:2])
+    assert len(rows) == 4
+    for run in ("whole", "half"):
+        folder = tmp_path / run / "checkpoints"
+        found = {path.name: read_file(path)["global_step"] for path in folder.glob("best-*.ckpt")}
+        assert found == {f"best-{step}.ckpt": step for step in steps}
+    train(tiny_config(tmp_path, *best[1:], "resume=replace"), tmp_path / "half")
+    assert not list((tmp_path / "half/checkpoints").glob("best-*.ckpt"))

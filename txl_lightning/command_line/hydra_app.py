@@ -95,7 +95,7 @@ def _run(command: Command, words: list[str], wants_traceback: bool) -> None:
         finally:  # the results of a multirun also if it failed or was interrupted
             sys.argv = arguments
             if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
-                print(table)
+                show(f"{table.read_text()}{table}")
 
 
 def options_help(command: Command, overrides: list[str]) -> str:

@@ -23,7 +23,13 @@ COUNTS = (  # at least 1, or null where that has a meaning
     *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
     *("trainer.stream_groups", "trainer.num_threads", "trainer.log_every_n_steps"),
     *("trainer.val_every_n_steps", "trainer.val_max_segments", "checkpoint.every_n_steps"),
-    *("checkpoint.keep_every_n_steps", "evaluation.batch_size", "evaluation.segment_len", "evaluation.max_segments"),
+    *(
+        "checkpoint.keep_every_n_steps",
+        "checkpoint.keep_best",
+        "evaluation.batch_size",
+        "evaluation.segment_len",
+        "evaluation.max_segments",
+    ),
 )
 
 WITHOUT_PATH = (None, "auto", "replace")  # values of `resume` that name no checkpoint
@@ -267,12 +273,13 @@ class CheckpointConfig:
     """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
 
     Every `keep_every_n_steps` steps (null: never) the weights are kept in `step{N}.ckpt`, for measurements over
-    training.
+    training. The `keep_best` best checkpoints by validation loss (null: `best.ckpt` alone) are kept as `best-{N}.ckpt`.
     """
 
     enabled: bool = True
     every_n_steps: int = 500
     keep_every_n_steps: int | None = None
+    keep_best: int | None = None
 
 
 @dataclass

@@ -8,7 +8,7 @@ from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.streams import Batch, Streams, streams_of
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import require
+from txl_lightning.errors import UserError, require
 
 
 class StreamsDataModule(L.LightningDataModule):
@@ -46,10 +46,12 @@ class StreamsDataModule(L.LightningDataModule):
             several = len(self.corpus.documents["train"]) > 1
             require(several, "data.document_start", data.document_start, f"{allowed}least two documents")
         n_tokens, needed = len(self.corpus.splits["train"]), data.batch_size * (data.segment_len + 1)
-        allowed = f"the training split of {self.corpus.name} has {n_tokens} tokens, shorter than one segment per "
-        allowed += f"stream: needs batch_size x (segment_len + 1) = {needed}"
-        option = "segment_len" if data.segment_len >= n_tokens else "batch_size"
-        require(n_tokens >= needed, f"data.{option}", getattr(data, option), allowed)
+        if n_tokens < needed:
+            most = n_tokens // (data.segment_len + 1)
+            helps = f"data.batch_size={most}" if most else f"data.batch_size=1 data.segment_len={n_tokens - 1}"
+            streams = f"{data.batch_size} streams of a segment of {data.segment_len} tokens and a target"
+            short = f"the training split has {n_tokens:,} tokens, and {streams} need {needed:,}"
+            raise UserError(f"{self.corpus.name} is short: {short}; {helps} fits")
         for split in SPLITS:
             self.streams(split)
 

@@ -104,8 +104,6 @@ class Streams:
         require(self.segment_len >= 1, "segment_len", self.segment_len, "must be an integer >= 1")
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
         require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
-        allowed = f"gives 0 of {len(self.tokens)} tokens per stream; at least 2 are needed: batch_size=1"
-        require(self.batch_size <= len(self.tokens), "batch_size", self.batch_size, allowed)
         self.own = np.arange(*part_of_streams(self.batch_size, self.rank, self.world_size))
         self.position = self._start = 0
         self.targets_per_stream = self._measure()
@@ -117,7 +115,8 @@ class Streams:
             OptionError: it is too short.
         """
         self.text_len, stream_len = len(self.tokens), len(self.tokens) // self.batch_size
-        allowed = f"gives {stream_len} of {self.text_len} tokens per stream; at least 2 are needed: batch_size=1"
+        most = f"must be at most {self.text_len // 2}"
+        allowed = f"{most}: the text has {self.text_len} tokens, and a stream needs 2"
         require(stream_len >= 2, "batch_size", self.batch_size, allowed)
         start = 0 if self.seed is None else int(np.random.default_rng(self.seed).integers(self.text_len))
         self.stream_starts = start + np.arange(self.batch_size) * stream_len

@@ -258,7 +258,8 @@ class GenerateOptions:
         context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
         position: position in the split of the first of these tokens; null for a random one.
         split: train, valid or test, for `context`; null for test, or for the whole of another text (`data_path`).
-        n_tokens: tokens to generate.
+        n_tokens: tokens to generate, at most.
+        stop: texts or token ids, or one of them: a sample ends with the token that completes one; null for none.
         n_samples: samples to generate of every prompt.
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
@@ -284,6 +285,7 @@ class GenerateOptions:
     position: int | None = None
     split: str | None = None
     n_tokens: int = 500
+    stop: Any = None
     n_samples: int = 1
     top_k: int | None = 40
     top_p: float = 1.0

@@ -168,6 +168,7 @@ def notes(results: dict[str, Any]) -> list[str]:
         "(documents=respect).": positions["cut"],
         f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks. ≥: steps still counted at "
         f"{longest}, where the grid ends (max_context).": results["bootstrap"],
+        "RECL at r is of the share r of positions that are hardest; r = 1.0 is of all.": True,
         "Guarded: a step must also lower the model's own mean loss, over all and over hard positions.": True,
         f"Key tokens, whose loss falls (rises) by more than {results['key_gain']:g} nats from {a} to {b} tokens: "
         f"{shares}.": key,

@@ -36,7 +36,7 @@ from txl_lightning.config.schemas import (
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.files import new_folder, write_json
+from txl_lightning.files import new_folder, write_json, write_text
 from txl_lightning.model.checkpoints import (
     from_huggingface,
     from_original,
@@ -84,7 +84,8 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     vocabulary = _given_vocabulary(options) if options.target_format == "txl" else None
     if source_format == "txl":
         recurrent = "is a recurrent model; the other formats hold Transformer-XLs only"
-        model: Any = load_trained(source, "source").model
+        trained = load_trained(source, "source")
+        model: Any = trained.model
         require(isinstance(model, TransformerXL), "source", source, recurrent)
     elif source_format == "tensorflow":
         model, segment_len = _read_tensorflow(source, lengths)
@@ -102,7 +103,17 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         except SafetensorError as error:  # of a full disk too
             raise OSError(errno.EIO, str(error)) from error
         write_json(folder / CONFIG, config)
+        if source_format == "txl" and options.target_format == "huggingface":
+            _write_vocabulary(trained.vocabulary, folder)
     return [str(target)]
+
+
+def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
+    """Write `tokenizer.json` of subwords or `vocab.json` of symbols; bytes are their own numbers."""
+    if vocabulary.tokenizer:
+        write_text(folder / "tokenizer.json", vocabulary.tokenizer)
+    elif vocabulary.symbols:
+        write_json(folder / VOCABULARIES[0], vocabulary.numbers, ensure_ascii=False)
 
 
 def _read_model(source: str, source_format: str) -> TransformerXL:

@@ -37,7 +37,7 @@ from txl_lightning.training.loggers import continues_in, reported
 from txl_lightning.training.module import MemoryHolder, steps_of
 from txl_lightning.training.optimization import MuonWithAdam
 
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+LAST, PREVIOUS, BEST, BEST_OF = "last.ckpt", "previous.ckpt", "best.ckpt", "best-*.ckpt"
 
 # A resumed run must have the options of the checkpoint's run, those of its validations too, whose losses it compares,
 # but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
@@ -69,6 +69,8 @@ class Checkpoints(Callback):
     that validation. A failed write is reported and training continues; those of the last validation are tried again at
     the end, where they must succeed.
 
+    `best-{N}.ckpt` are the `checkpoint.keep_best` best checkpoints, of step N each: links, as `best.ckpt` is.
+
     `step{N}.ckpt` is written every `checkpoint.keep_every_n_steps`: weights, config and vocabulary, enough for every
     evaluation. A run cannot resume from them. Those of steps that a run has yet to do are removed at its start.
 
@@ -84,6 +86,7 @@ class Checkpoints(Callback):
 
     Attributes:
         best: nll and step of the best validation so far; infinite and -1 before the first.
+        kept: nll of the validations whose checkpoints are kept, by step.
         saved_step: step of the last checkpoint; -1 if there is none.
     """
 
@@ -100,6 +103,7 @@ class Checkpoints(Callback):
         self.resumed_from = resumed_from = resumed.path if resumed else None
         self.saved_step = resumed.step if resumed else -1
         self.best: dict[str, Any] = NO_BEST
+        self.kept: dict[int, float] = {}
         is_last = resumed_from is not None and resumed_from.name == LAST
         self.last_is_good = is_last and continues_in(directory.parent, resumed_from)
         self.incomplete = False  # whether a write failed at the last validation
@@ -171,8 +175,8 @@ class Checkpoints(Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Copy the best checkpoint of a resumed run here; remove weights of steps that this run has yet to do."""
         if self.ranks.rank == 0:
-            for path in (*self.directory.glob(f"{PART}*"), *self.directory.glob("step*.ckpt")):
-                number = path.stem.removeprefix("step")
+            for path in (path for kind in (f"{PART}*", "step*.ckpt", BEST_OF) for path in self.directory.glob(kind)):
+                number = path.stem.removeprefix("step").removeprefix("best-")
                 if path.name.startswith(PART) or (number.isdecimal() and int(number) > self.saved_step):
                     path.unlink(missing_ok=True)
         if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best(pl_module)):
@@ -210,12 +214,16 @@ class Checkpoints(Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        before, nll = self.best, pl_module.metrics["val/nll"]
+        before, nll, step = self.best, pl_module.metrics["val/nll"], trainer.global_step
+        by_loss = sorted({**self.kept, step: nll}.items(), key=lambda item: item[1])
+        self.kept = dict(by_loss[: self.options.keep_best or 0])
         if nll < before["nll"]:
-            self.best = {"nll": nll, "step": trainer.global_step}
+            self.best = {"nll": nll, "step": step}
         kept = self.save(trainer)
         if kept and self.best is not before:
             kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.directory / LAST))
+        if kept and self.ranks.rank == 0 and self.kept:
+            self._keep_best(step)
         self.incomplete = not kept
         if not kept:
             self.best = before
@@ -239,11 +247,22 @@ class Checkpoints(Callback):
             return True
         return False
 
+    def _keep_best(self, step: int) -> None:
+        """Keep the checkpoint of a validation if it is one of the best, and remove those that no longer are."""
+        names = {of_step: BEST_OF.replace("*", str(of_step)) for of_step in self.kept}
+        with reported(BEST_OF):
+            for path in self.directory.glob(BEST_OF):
+                if path.name not in names.values():
+                    path.unlink()
+            if step in names:
+                copy_checkpoint(self.directory / LAST, self.directory / names[step])
+
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
+        return {"best": self.best, "kept": self.kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"] if state_dict.get("best_counts", True) else NO_BEST
+        self.kept = state_dict.get("kept", {})
 
 
 class DurableCheckpoints(TorchCheckpointIO):

@@ -152,7 +152,7 @@ def test_a_symbol_is_a_context(runs: SmallRuns, tmp_path: Path) -> None:
 
 
 def test_a_text_too_short_for_the_streams_names_the_option(runs: SmallRuns, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"batch_size=.*at least 2 are needed: batch_size=1"):
+    with pytest.raises(OptionError, match=r"batch_size=.*must be at most .* a stream needs 2"):
         evaluated(runs, "relative", tmp_path, "7")
 
 

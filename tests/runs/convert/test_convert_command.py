@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from tests.training.small_run import tiny_config
 from txl_lightning.config.composition import register_command, register_schemas
 from txl_lightning.config.schemas import CONF
+from txl_lightning.data.subwords import train_byte_pairs
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model.checkpoints.contents import CheckpointError
 from txl_lightning.runs import ConvertOptions
@@ -68,7 +70,8 @@ def convert(place: Path, tmp_path: Path) -> Convert:
 @pytest.mark.parametrize("family", ["original", "huggingface"])
 def test_there_and_back_again_is_the_same_model(convert: Convert, source: Path, family: str) -> None:
     there = convert(source, "txl", "there", family)
-    assert {path.name for path in there.iterdir()} == {"model.safetensors", "config.json"}
+    vocabulary = {"vocab.json"} if family == "huggingface" and load_trained(source).vocabulary.symbols else set()
+    assert {path.name for path in there.iterdir()} == {"model.safetensors", "config.json"} | vocabulary
     back = convert(there, family, "back.ckpt", "txl")
     first, second = load_trained(source), load_trained(back)
     assert first.model.config == second.model.config
@@ -131,3 +134,19 @@ def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Pa
     back = convert(convert(source, "txl", "there", "original"), "original", "back.ckpt", "txl")
     config = load_trained(back).model.config
     assert replace(config, dropout=0.0) == replace(load_trained(source).model.config, dropout=0.0)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "files"),
+    [
+        (Vocabulary("word", ("<unk>", "<eos>", "café")), {"vocab.json": '"café": 2'}),
+        (Vocabulary.of_tokenizer(train_byte_pairs(["a text of words, " * 9], 260, least=256)), {"tokenizer.json": "{"}),
+        (Vocabulary("byte"), {}),
+    ],
+)
+def test_the_vocabulary_is_written_beside_the_model(
+    vocabulary: Vocabulary, files: dict[str, str], tmp_path: Path
+) -> None:
+    command._write_vocabulary(vocabulary, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(files)
+    assert all(text in (tmp_path / name).read_text() for name, text in files.items())
