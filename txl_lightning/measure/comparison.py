@@ -83,10 +83,7 @@ def group_results(
     labels: Sequence[str] | None = None,
     limits: Mapping[str, int | None] | None = None,
     begins: Integers | int = 0,
-    fractions: Sequence[float] = (0.1, 0.5, 1.0),
-    threshold: float = 0.01,
-    bootstrap: int = 1000,
-    seed: int = 1,
+    **definition: Any,
 ) -> dict[str, Any]:
     """Return the entries of `recl.json` that follow from losses.
 
@@ -100,14 +97,11 @@ def group_results(
         labels: group of each model; None for one group of all.
         limits: tokens that each model can see.
         begins: first token that the context of each position may have, [P].
-        fractions: see `relative_effective_context_lengths`, as for the next three.
-        threshold: smallest relative gain that counts.
-        bootstrap: resamples.
-        seed: of the resampling.
+        definition: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
     """
     label_of = dict(zip(losses, labels or ["all"] * len(losses), strict=True))
     groups = {label: [name for name in losses if label_of[name] == label] for label in dict.fromkeys(label_of.values())}
-    definition: dict[str, Any] = {"fractions": fractions, "threshold": threshold, "bootstrap": bootstrap, "seed": seed}
+    definition = dict[str, Any](fractions=[0.1, 0.5, 1.0], threshold=0.01, bootstrap=1000, seed=1) | definition
     lengths: dict[str, Any] = {}
     for names in groups.values():
         own = {name: losses[name] for name in names}
