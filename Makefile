@@ -15,7 +15,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 .PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf test-triton lint format audit bench docs dist clean
 
 help:
-	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
+	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu_short|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
 	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-triton | lint | format | clean"
 	@echo "make audit   known vulnerabilities of the pinned versions, from PyPI"
