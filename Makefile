@@ -16,7 +16,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 
 help:
 	@echo "make install   everything into .venv; then: source .venv/bin/activate"
-	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
+	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu_short|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
 	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-triton | lint | format | clean"
 	@echo "make audit   known vulnerabilities of the pinned versions, from PyPI"

@@ -30,7 +30,7 @@ ALL_EXPERIMENTS = sorted(
 PUBLISHED = [name for name in ALL_EXPERIMENTS if name.startswith("published/")]
 EXPERIMENTS = [name for name in ALL_EXPERIMENTS if name not in PUBLISHED]
 OF_THE_PAPER = [name for name in EXPERIMENTS if name.startswith("paper/")]
-PROFILES = ["smoke", "laptop", "night", "gpu", "paper"]
+PROFILES = ["smoke", "laptop", "night", "gpu_short", "gpu", "paper"]
 WIKITEXT, BYTES = 267_735, 205
 
 

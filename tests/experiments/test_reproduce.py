@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +18,8 @@ import pytest
 from experiments import reproduce
 from experiments.arms import OFF, ON
 from experiments.engine.jobs import Job
-from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan
+from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan, tokens_read
+from experiments.engine.profiles import PROFILES
 from tests import wandb_files
 from tests.experiments.tables.sample_outcomes import small_corpus
 from txl_lightning.jobs import JobFolder
@@ -140,6 +142,30 @@ def test_a_plan_needs_no_corpus_and_writes_nothing(
     assert "needs: " in plan
     assert "TXL_DATA: enwik8_base, text8_base, lm1b_base_paper\n" in plan
     assert not list(tmp_path.iterdir())
+
+
+def test_table_6_on_a_gpu_is_planned_for_twenty_minutes(tmp_path: Path) -> None:
+    where = ["--profile", "gpu_short", "--only", "table_6", "--directory", str(tmp_path), f"data.cache_dir={tmp_path}"]
+    planned = reproduce.plan(reproduce.parse([*where, "--plan"]))
+    tokens = [tokens_read(job) for job in planned.jobs if job.command == "train"]
+    assert len(tokens) == 13
+    assert min(tokens) >= 40_000_000
+    assert sum(map(planned.seconds, planned.jobs)) <= 20 * 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_table_6_on_a_gpu_runs_at_tiny_sizes_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = PROFILES["gpu_short"]
+    evaluate = ("batch_size=2", "max_segments=2", "sweep_tokens=200")
+    monkeypatch.setitem(PROFILES, "gpu_short", replace(profile, evaluate=evaluate, attention_lengths=(8, 12)))
+    tiny = ["trainer=cpu", "model=txl_smoke", "data.batch_size=4", "data.segment_len=8", "trainer.max_steps=4"]
+    tiny += ["trainer.val_every_n_steps=4", "optimizer.warmup_steps=1", "evaluation.batch_size=2"]
+    where = ["--profile", "gpu_short", "--only", "table_6", "--directory", str(tmp_path / "r"), "--logger", "none"]
+    assert reproduce.main([*where, *small_corpus(tmp_path), *tiny]) == 0
+    results = json.loads((tmp_path / "r/results.json").read_text())
+    assert results["finished"]
+    assert "pending" not in json.dumps(results["sections"])
 
 
 def test_what_decides_a_claim_soonest_has_the_first_rank() -> None:

@@ -405,19 +405,9 @@ def _numbers_of(q: Tensor, k: Tensor, mask: Tensor | None, p: float) -> tuple[tu
     return (*q.stride()[:3], *k.stride()[:3], mask_b, H, B, T, K, E**-0.5, p), first
 
 
-def _attended(
-    q: Tensor,
-    k: Tensor,
-    values: Tensor,
-    r: Tensor | None,
-    u: Tensor | None,
-    v: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    p: float,
-    terms: str,
-) -> tuple[Tensor, Tensor]:
+def _attended(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Return the heads, and the logarithms of the sums, from what GIVEN names, p and the terms."""
+    q, k, values, r, u, v, bias, mask, seed, p, terms = inputs
     (H, B, T, _), fixed = q.shape, _constants_for(q, r, bias, terms)
     heads, log_sums = _empty_heads(q), q.new_empty((H, B, T), dtype=torch.float32)
     numbers, first = _numbers_of(q, k, mask, p)
@@ -433,24 +423,9 @@ def _empty_heads(q: Tensor) -> Tensor:
     return q.new_empty(B, T, H, E).permute(2, 0, 1, 3)
 
 
-def _gradients(
-    q: Tensor,
-    k: Tensor,
-    values: Tensor,
-    r: Tensor | None,
-    u: Tensor | None,
-    v: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    p: float,
-    terms: str,
-    heads: Tensor,
-    log_sums: Tensor,
-    output: Tensor,
-    of_distances: bool,
-) -> list[Tensor]:
+def _gradients(*inputs: Any) -> list[Tensor]:
     """Return the gradients of q, k, values, r, u, v and bias from `output`, that of the heads; empty for none."""
+    q, k, values, r, u, v, bias, mask, seed, p, terms, heads, log_sums, output, of_distances = inputs
     (H, B, T, E), K, fixed = q.shape, k.shape[2], _constants_for(q, r, bias, terms)
     numbers, first = _numbers_of(q, k, mask, p)
     if output.stride() != heads.stride():
@@ -487,11 +462,9 @@ GIVEN = "Tensor q, Tensor k, Tensor values, Tensor? r, Tensor? u, Tensor? v, Ten
 _attention = torch.library.custom_op(
     "txl::relative_attention", _attended, mutates_args=(), schema=f"({GIVEN}, float p, str terms) -> (Tensor, Tensor)"
 )
+KEPT = "Tensor heads, Tensor log_sums, Tensor output, bool of_distances"
 _attention_backward = torch.library.custom_op(
-    "txl::relative_attention_backward",
-    _gradients,
-    mutates_args=(),
-    schema=f"({GIVEN}, float p, str terms, Tensor heads, Tensor log_sums, Tensor output, bool of_distances)->Tensor[]",
+    "txl::relative_backward", _gradients, mutates_args=(), schema=f"({GIVEN}, float p, str terms, {KEPT}) -> Tensor[]"
 )
 
 
