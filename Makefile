@@ -7,16 +7,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRANSFORMERS := .venv-transformers
 HF := .venv-hf
+CROSSINGS := .venv-crossings
 SITE := .venv-site
 WHEEL := .venv-wheel
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf lint format audit bench docs dist clean
+.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf test-crossings lint format audit bench docs dist clean
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
-	@echo "make test | test-all | test-pythons | test-isa | test-hf | lint | format | clean"
+	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-crossings | lint | format | clean"
 	@echo "make audit   known vulnerabilities of the pinned versions, from PyPI"
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
@@ -58,6 +59,10 @@ test-isa: test-avx2
 test-hf: $(HF)/.ready
 	$(HF)/bin/python -m pytest tests/measure/recl/test_huggingface.py tests/measure/recl/test_recl_models.py tests/docs/test_commands.py
 
+# Libraries around a training that no extra brings: loggers and launchers.
+test-crossings: $(CROSSINGS)/.ready
+	$(CROSSINGS)/bin/python -m pytest tests/crossings
+
 # What the oldest supported Python lacks: names and arguments; mypy finds methods, ruff syntax. `long`, of Python 2, is also a
 # method of tensors. Files that mix it with Python 3 would be left out without --ignore.
 OLDEST := --target=3.10- --violations --quiet --no-tips --ignore --exclude long
@@ -86,6 +91,13 @@ $(HF)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(HF)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(HF)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(HF)/bin/python $(PIP) --no-deps --constraint constraints.txt transformers tokenizers regex typer shellingham annotated-doc
+	touch $@
+
+$(CROSSINGS)/.ready: $(READY)
+	$(PYTHON) -m venv --clear $(CROSSINGS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(CROSSINGS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(CROSSINGS)/bin/python $(PIP) --constraint constraints.txt mlflow-skinny==3.17.2 alembic sqlalchemy flask
+	$(CROSSINGS)/bin/python $(PIP) --no-deps hydra-joblib-launcher==1.2.0 joblib==1.6.0
 	touch $@
 
 # Known vulnerabilities of the pinned versions, from PyPI. Not in the tests: it needs the network.
@@ -133,4 +145,4 @@ dist:
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(SITE) $(WHEEL) $(AUDIT) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(CROSSINGS) $(SITE) $(WHEEL) $(AUDIT) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
