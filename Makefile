@@ -59,7 +59,7 @@ test-isa: test-avx2
 test-hf: $(HF)/.ready
 	$(HF)/bin/python -m pytest tests/measure/recl/test_huggingface.py tests/measure/recl/test_recl_models.py tests/docs/test_commands.py
 
-# Libraries around a training that no extra brings: loggers and launchers.
+# Loggers that no extra brings.
 test-crossings: $(CROSSINGS)/.ready
 	$(CROSSINGS)/bin/python -m pytest tests/crossings
 
@@ -97,7 +97,6 @@ $(CROSSINGS)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(CROSSINGS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(CROSSINGS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(CROSSINGS)/bin/python $(PIP) --constraint constraints.txt mlflow-skinny==3.17.2 alembic sqlalchemy flask
-	$(CROSSINGS)/bin/python $(PIP) --no-deps hydra-joblib-launcher==1.2.0 joblib==1.6.0
 	touch $@
 
 # Known vulnerabilities of the pinned versions, from PyPI. Not in the tests: it needs the network.

@@ -3,12 +3,10 @@
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.in_process import run_txl
-from tests.training.small_run import TEXT, TINY, tiny_config, trained
+from tests.training.small_run import tiny_config, trained
 from txl_lightning.training.run import train
 
 
@@ -28,15 +26,3 @@ def test_mlflow_names_the_run_and_continues_it(tmp_path: Path) -> None:
         steps = [step for (step,) in store.execute("select step from metrics where key = 'train/nll' order by step")]
     assert name == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
     assert steps == [4, 8, 12, 16, 20]
-
-
-@pytest.mark.parametrize("launcher", [("joblib", "hydra.launcher.n_jobs=2"), ("submitit_local", "seed=1")])
-def test_another_launcher_gives_the_table_and_keeps_finished_jobs(tmp_path: Path, launcher: Any) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs make test-crossings")
-    (tmp_path / "text.txt").write_text(TEXT)
-    words = (*TINY, "data.path=text.txt", "data.cache_dir=cache", "memory=on,off", "hydra.sweep.dir=sweep")
-    for _ in range(2):
-        done = run_txl("train", "-m", *words, f"hydra/launcher={launcher[0]}", launcher[1], directory=tmp_path)
-        assert done.status == 0, done.err
-    jobs = json.loads((tmp_path / "sweep/multirun.json").read_text())["jobs"]
-    assert [job["state"] for job in jobs] == ["finished", "finished"]
