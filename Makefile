@@ -8,17 +8,18 @@ READY := $(VENV)/.ready
 TRANSFORMERS := .venv-transformers
 HF := .venv-hf
 TRITON := .venv-triton
+CROSSINGS := .venv-crossings
 SITE := .venv-site
 WHEEL := .venv-wheel
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help install reproduce test test-all test-pythons test-avx2 test-isa test-hf test-triton lint format audit bench docs dist clean
+.PHONY: help install reproduce test test-all test-pythons test-avx2 test-isa test-hf test-triton test-crossings lint format audit bench docs dist clean
 
 help:
 	@echo "make install   everything into .venv; then: source .venv/bin/activate"
 	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu_short|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
-	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-triton | lint | format | clean"
+	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-triton | test-crossings | lint | format | clean"
 	@echo "make audit   known vulnerabilities of the pinned versions, from PyPI"
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
@@ -66,6 +67,9 @@ test-hf: $(HF)/.ready
 # without Triton; this is the version that torch 2.13 for CUDA asks for.
 test-triton: $(TRITON)/.ready
 	TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest -n 2 --dist worksteal tests/model/kernels/test_relative.py tests/model/kernels/test_relative_compiled.py
+# Loggers that no extra brings.
+test-crossings: $(CROSSINGS)/.ready
+	$(CROSSINGS)/bin/python -m pytest tests/crossings
 
 # What the oldest supported Python lacks: names and arguments; mypy finds methods, ruff syntax. `long`, of Python 2, is also a
 # method of tensors. Files that mix it with Python 3 would be left out without --ignore.
@@ -101,6 +105,10 @@ $(TRITON)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(TRITON)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(TRITON)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(TRITON)/bin/python $(PIP) --no-deps 'triton==3.7.1'
+$(CROSSINGS)/.ready: $(READY)
+	$(PYTHON) -m venv --clear $(CROSSINGS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(CROSSINGS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(CROSSINGS)/bin/python $(PIP) --constraint constraints.txt mlflow-skinny==3.17.2 alembic sqlalchemy flask
 	touch $@
 
 # Known vulnerabilities of the pinned versions, from PyPI. Not in the tests: it needs the network.
@@ -148,4 +156,4 @@ dist:
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(TRITON) $(SITE) $(WHEEL) $(AUDIT) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(TRITON) $(CROSSINGS) $(SITE) $(WHEEL) $(AUDIT) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -162,10 +162,11 @@ def start_loggers(
     A resumed run continues its W&B run if both are online. Offline every session is a run of its own: of two folders
     with one id an upload would keep the second only.
     """
+    ids = resumed.record.get("logger_ids", {}) if resumed else {}
     for name, logger in made.items():
         if isinstance(logger, CSVLogger):
             keep_rows(logger, resumed.step if resumed else 0)
-        if name != "csv":
+        if name != "csv" and str(logger.version or None) != ids.get(name):  # MLflow refuses other values in one run
             logger.log_hyperparams(plain(config))
     online = resumed is not None and config.logger.mode == resumed.config.logger.mode == "online"
     run_id = resumed.record.get("wandb_id") if resumed and online else None
