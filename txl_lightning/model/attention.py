@@ -167,12 +167,13 @@ def attend_plainly(operands: Operands, dropout: nn.Module) -> Float[Tensor, "H B
 def attend_fused(operands: Operands, p: float = 0.0) -> Float[Tensor, "H B T E"]:
     """Return what `attend_plainly` does, by torch's kernel: (b), (d) and the mask are its bias, p is the dropout's."""
     values_HBKE, visible = operands.values_HBKE, operands.visible
-    content_HBTE, position_HBTK = content_and_position(*operands.of_scores, not visible.causal)
+    q, k, r, u, v, bias, terms = operands.of_scores
+    content_HBTE, position_HBTK = content_and_position(q, k, r, u, v, bias, terms, wraps=not visible.causal)
     # In one type: a sum of two types would convert all scores.
     added = visible.mask_TK.to((values_HBKE if position_HBTK is None else position_HBTK).dtype)
     added = added if position_HBTK is None else position_HBTK + added
     added_HBTK = added.expand(*content_HBTE.shape[:3], -1)
-    return fused.attend(content_HBTE, operands.k_HBKE, values_HBKE, added_HBTK, p)
+    return fused.attend(content_HBTE, k, values_HBKE, added_HBTK, p)
 
 
 def _in_blocks(way: Callable[..., Tensor], operands: Operands, size: int, *arguments: nn.Module) -> Tensor:
@@ -283,11 +284,10 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax_j(A_i) value_j for all heads."""
         parts = kv_PHBKE.unbind()  # P = 1: no term reads the keys
-        of_scores = self.of_scores(q_HBTE, parts[0], positions, self.terms)
+        q, k, r, u, v, bias, terms = self.of_scores(q_HBTE, parts[0], positions, self.terms)
         if self.kernel is not None:
-            *vectors, bias_HS, terms = of_scores
-            return self.kernel(*vectors, parts[-1], visible, self.dropout, bias_HS, terms)
-        return attend(Operands(*of_scores, parts[-1], visible), self.dropout)
+            return self.kernel(q, k, r, u, v, parts[-1], visible, self.dropout, bias, terms)
+        return attend(Operands(q, k, r, u, v, bias, terms, parts[-1], visible), self.dropout)
 
     def of_scores(self, q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions, terms: str) -> Any:
         """Return the arguments of `scores`: queries and keys rotated if the encoding rotates them."""
