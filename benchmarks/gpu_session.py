@@ -46,8 +46,6 @@ from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
 from txl_lightning.files import write_json
 from txl_lightning.model import attention
-from txl_lightning.model.kernels import fused
-from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.models import make_model
@@ -91,7 +89,7 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
     shapes = ((H, B, T, E), (H, B, 2 * T, E), (H, 2 * T + 1, E), (H, E), (H, E), (H, B, 2 * T, E))
     leaves = [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
     mask_TK = torch.full((T, 2 * T), -math.inf, device=device).triu(T + 1)
-    visible, none = VisibleKeys(mask_TK, sees_memory=True), Dropout(0.0)
+    visible = VisibleKeys(mask_TK, sees_memory=True)
 
     def as_written(*x: Tensor) -> Tensor:
         return (attention.scores(*x[:5]) + mask_TK.to(x[0].dtype)).softmax(-1) @ x[5]
@@ -102,7 +100,7 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
 
     kernels: dict[str, Callable[..., Tensor]] = {
         "as written": as_written,
-        "kernel": lambda *x: fused.attend(*x, visible, none),
+        "kernel": lambda *x: attention.attend_fused(attention.Operands(*x[:5], None, "abcd", x[5], visible)),
     }
     if device == "cuda":  # torch for the CPU comes without Triton
         from txl_lightning.model.kernels import relative

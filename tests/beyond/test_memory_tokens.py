@@ -15,9 +15,8 @@ from tests.model.test_reference import CLOSE, Reference, learned_alone
 from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tiny_model
 from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL, TokenMemory, from_original
 from txl_lightning.errors import OptionError
-from txl_lightning.model import CachedTransformerXL, generate_all
+from txl_lightning.model import CachedTransformerXL, attention, generate_all
 from txl_lightning.model.checkpoints import CheckpointError, named_views, to_original
-from txl_lightning.model.kernels import cpu, fused
 from txl_lightning.model.positions import sinusoid
 
 FILES = sorted((Path(__file__).parent.parent / "reference/rmt").glob("*.safetensors"))
@@ -37,8 +36,8 @@ def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
     """Tolerances of a comparison with the authors' code, which rounds all logits to float32: here too, or not."""
     if request.param == "float64":
         return {"rtol": 0, "atol": 5e-8}
-    exact = cpu._scores
-    monkeypatch.setattr(cpu, "_scores", lambda factors: exact(factors).float().double())
+    exact = attention.scores
+    monkeypatch.setattr(attention, "scores", lambda *args: exact(*args).float().double())
     return {"rtol": 0, "atol": 1e-12}
 
 
@@ -171,8 +170,8 @@ def test_long_segments_on_the_cpu_equal_the_fused_kernel(
 ) -> None:
     """Blocks of queries would hide the later keys that memory tokens see."""
     stream, found = random_stream(2, 301), []
-    for attend in (cpu.attend, fused.attend):
-        monkeypatch.setattr(cpu, "attend", attend)
+    for on_cpu in (True, False):
+        monkeypatch.setattr(attention, "is_eager_on_cpu", lambda tensor, on_cpu=on_cpu: on_cpu)
         model = tokens_model(n_tokens=70, mem_len=5, **options)
         losses, _ = score_segments(model, stream, 150)
         losses.mean().backward()

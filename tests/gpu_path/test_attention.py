@@ -14,8 +14,8 @@ from tests.devices.arms import ARMS, make, tokens, unread_clusters
 from tests.gpu_path.counting import Launches
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning import TransformerXL, TransformerXLConfig
+from txl_lightning.model.attention import Operands, attend_fused
 from txl_lightning.model.kernels import fused
-from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.training.module import compiled
 
@@ -55,7 +55,9 @@ def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     shapes = [(H, B, T, E), (H, B, K, E), (H, K + 1, E), (H, E), (H, E), (H, B, K, E)]
     inputs = [torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
     mask = torch.empty((B, T, K) if documents else (T, K), device="meta", dtype=torch.bfloat16)
-    heads_HBTE = fused.attend(*inputs, VisibleKeys(mask, sees_memory=True), Dropout(dropout))
+    *of_scores, values_HBKE = inputs
+    operands = Operands(*of_scores, None, "abcd", values_HBKE, VisibleKeys(mask, sees_memory=True))  # type: ignore[arg-type]
+    heads_HBTE = attend_fused(operands, dropout)
     assert heads_HBTE.shape == (H, B, T, E)
     heads_HBTE.backward(torch.empty_like(heads_HBTE))
 

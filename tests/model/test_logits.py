@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.measure.attention import AttentionInputs, attention_inputs
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.kernels import cpu
 
 MODELS = {
     "relative": {},
@@ -37,13 +36,13 @@ def caught(**options: object) -> list[tuple[Attention, AttentionInputs]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_the_terms_add_up_to_what_forward_takes_the_softmax_of(name, monkeypatch):
     """Up to rounding, where the key is visible."""
-    seen, used = caught(**MODELS[name]), []
+    seen, used, softmax = caught(**MODELS[name]), [], Tensor.softmax
 
-    def kept(logits: Tensor, read_by: nn.Module) -> Tensor:
+    def kept(logits: Tensor, dim: int) -> Tensor:
         used.append(logits)
-        return logits.softmax(-1)
+        return softmax(logits, dim)
 
-    monkeypatch.setattr(cpu, "softmax", kept)
+    monkeypatch.setattr(Tensor, "softmax", kept)
     for attention, inputs in seen:
         whole = attention.logits(*inputs)
         hidden = torch.isinf(inputs.visible.mask_TK).expand_as(whole)
@@ -52,4 +51,4 @@ def test_logits_of_the_terms_add_up_to_what_forward_takes_the_softmax_of(name, m
         for logits in (whole, *singles):
             assert torch.equal(torch.isinf(logits), hidden)
         attention(*inputs)
-        torch.testing.assert_close(whole.flatten(0, 1), used.pop(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(whole, used.pop(), rtol=0, atol=1e-12)

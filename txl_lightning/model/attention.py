@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.kernels import cpu, fused
+from txl_lightning.model.kernels import fused
+from txl_lightning.model.kernels.fused import is_eager_on_cpu
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
+
+# Queries of a block in training: larger blocks need more RAM and compute more logits of hidden keys, smaller ones need
+# more calls.
+BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
+# Without a gradient nothing is computed twice, so smaller blocks pay. Scores of some of the heads have this many bytes.
+QUERIES_AT_ONCE = 64
+SCORES_BYTES_AT_ONCE = 1 << 22
+PRECISE = (torch.float32, torch.float64)
 
 
 def scores(
@@ -30,8 +42,6 @@ def scores(
         A_ij = (q_i·k_j + u·k_j + q_i·r_{i-j} + v·r_{i-j}) / sqrt(E)
                   (a)      (c)       (b)          (d)
 
-    Every kernel (`model.kernels`) takes these arguments and is compared with this function.
-
     Args:
         q_HBTE: queries W_q h.
         k_HBKE: keys W_{k,E} h.
@@ -42,14 +52,146 @@ def scores(
         bias_HS: biases of the distances, in place of v·r_s; None for none.
         terms: whether (a) and (b) are among them.
     """
-    zeros, (H, _, K, E) = k_HBKE.new_zeros, k_HBKE.shape
-    u, v = (zeros(H, 1, 1, E) if x is None else x[:, None, None] for x in (u_HE, v_HE))
-    r_HSE, bias_HS = zeros(H, K + 1, E) if r_HSE is None else r_HSE, zeros(H, K + 1) if bias_HS is None else bias_HS
+    content_HBTE, position_HBTK = content_and_position(q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, bias_HS, terms)
+    content_HBTK = content_HBTE @ k_HBKE.mT
+    return content_HBTK if position_HBTK is None else content_HBTK.add_(position_HBTK)
 
-    content_HBTK = torch.einsum("hbte,hbke->hbtk", q_HBTE * ("a" in terms) + u, k_HBKE)
-    by_distance_HBTS = torch.einsum("hbte,hse->hbts", q_HBTE * ("b" in terms) + v, r_HSE) + bias_HS[:, None, None]
-    position_HBTK = relative_shift(by_distance_HBTS.flatten(0, 1)).unflatten(0, q_HBTE.shape[:2])
-    return (content_HBTK + position_HBTK) / math.sqrt(E)
+
+def content_and_position(
+    q_HBTE: Float[Tensor, "H B T E"],
+    k_HBKE: Float[Tensor, "H B K E"],
+    r_HSE: Float[Tensor, "H S E"] | None,
+    u_HE: Float[Tensor, "H E"] | None,
+    v_HE: Float[Tensor, "H E"] | None,
+    bias_HS: Float[Tensor, "H S"] | None = None,
+    terms: str = "abcd",
+    wraps: bool = False,
+) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "H B_or_1 T K"] | None]:
+    """Return (q_i + u) / sqrt(E), whose products with the keys are (a) + (c), and (b) + (d) by key; None without both.
+
+    Arguments as for `scores`. Entries of keys after a query are those of other distances (`relative_shift`): `wraps`
+    says that they are read, so that the distances must not be padded for a GPU.
+    """
+    (H, _, T, E), K = q_HBTE.shape, k_HBKE.shape[2]
+    # Queries and biases are scaled, which are smaller than the scores.
+    q, u, v, bias = (None if x is None else x * E**-0.5 for x in (q_HBTE, u_HE, v_HE, bias_HS))
+    content = _sum(q if "a" in terms else None, u)
+    content_HBTE = q_HBTE.new_zeros(1).expand_as(q_HBTE) if content is None else content.expand_as(q_HBTE)
+    position = None if r_HSE is None else _sum(q if "b" in terms else None, v)
+    by_distance = None if bias is None else bias[:, None]
+    if position is not None and r_HSE is not None:
+        padding = 0 if wraps or by_distance is not None else fused.missing(K + 1, r_HSE)
+        r_HSE = F.pad(r_HSE, (0, fused.missing(E, r_HSE), 0, padding))
+        # All streams' queries are rows of one product per head, as r is the same for all.
+        of_position = fused.aligned(position).flatten(1, 2) @ r_HSE.mT
+        by_distance = of_position if by_distance is None else of_position.add_(by_distance)
+    if by_distance is None:
+        return content_HBTE, None
+    if by_distance.shape[1] == 1:
+        by_distance = by_distance.expand(-1, T, -1).contiguous()
+    position_XTK = relative_shift(by_distance.view(-1, T, by_distance.shape[2]), K)
+    return content_HBTE, position_XTK.unflatten(0, (H, -1))
+
+
+def _sum(q_HBTE: Tensor | None, bias_HE: Tensor | None) -> Tensor | None:
+    bias_H11E = None if bias_HE is None else bias_HE[:, None, None]
+    return bias_H11E if q_HBTE is None else q_HBTE if bias_H11E is None else q_HBTE + bias_H11E
+
+
+class Operands(NamedTuple):
+    """Arguments of `scores`, values and visible keys, of some queries and heads."""
+
+    q_HBTE: Tensor
+    k_HBKE: Tensor
+    r_HSE: Tensor | None
+    u_HE: Tensor | None
+    v_HE: Tensor | None
+    bias_HS: Tensor | None
+    terms: str
+    values_HBKE: Tensor
+    visible: VisibleKeys
+
+    @property
+    def of_scores(self) -> Any:
+        """Arguments of `scores`."""
+        return self[:7]
+
+    def part(self, queries: slice, heads: slice = slice(None)) -> Operands:
+        """Keep some queries and heads, and the keys up to that of the last of these queries."""
+        q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, bias_HS, terms, values_HBKE, visible = self
+        n_keys = k_HBKE.shape[2] - q_HBTE.shape[2] + queries.stop
+        k_HBKE, values_HBKE = (x[heads, :, :n_keys] for x in (k_HBKE, values_HBKE))
+        u_HE, v_HE = (None if x is None else x[heads] for x in (u_HE, v_HE))
+        r_HSE, bias_HS = (None if x is None else x[heads, -n_keys - 1 :] for x in (r_HSE, bias_HS))
+        visible = visible.part(queries, n_keys)
+        return Operands(q_HBTE[heads, :, queries], k_HBKE, r_HSE, u_HE, v_HE, bias_HS, terms, values_HBKE, visible)
+
+
+def attend(operands: Operands, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    """Return Σ_j softmax_j(A_i) value_j over the visible keys j, with dropout of the probabilities.
+
+    On the CPU in blocks of queries, which leave out the keys after all of their queries, or in evaluation in groups of
+    heads, whose scores stay in the caches; elsewhere, and where queries are few, by torch's kernel (BENCHMARKS.md,
+    "Attention in blocks of queries").
+    """
+    T, K, dtype, visible = *operands.visible.mask_TK.shape[-2:], operands.values_HBKE.dtype, operands.visible
+    drops: Any = dropout.p if dropout.training else 0.0
+    if not is_eager_on_cpu(operands.q_HBTE):
+        return attend_fused(operands, drops)
+    if torch.is_grad_enabled() or drops:
+        size = BLOCK.get(dtype, T) if visible.causal else T
+        if size >= T or dtype == torch.bfloat16:
+            return _in_blocks(attend_plainly, operands, size, dropout)
+        # Computed again in the backward pass instead of stored: costs less than the keys that are left out save.
+        again = partial(checkpoint, attend_plainly, use_reentrant=False, preserve_rng_state=drops > 0)
+        return _in_blocks(again, operands, size, dropout)
+    if visible.places:
+        heads_HBTE = operands.values_HBKE.new_zeros(operands.q_HBTE.shape)
+        for place in visible.places:
+            heads_HBTE[:, :, place, None] = attend_fused(operands.part(slice(place, place + 1)))
+        return heads_HBTE
+    # With mostly memory few keys can be left out. Queries that see later keys are one block.
+    size = QUERIES_AT_ONCE if K < 4 * T and visible.causal else max(1, T)
+    if min(size, T) > QUERIES_AT_ONCE and dtype in PRECISE:
+        return _by_heads(operands, dropout)
+    return _in_blocks(attend_fused, operands, size)
+
+
+def attend_plainly(operands: Operands, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    """Return dropout(softmax(A + mask)) · values."""
+    scores_HBTK, values_HBKE = scores(*operands.of_scores), operands.values_HBKE
+    logits_HBTK = scores_HBTK.add_(operands.visible.mask_TK.to(scores_HBTK.dtype))
+    return dropout(logits_HBTK.softmax(-1)).to(values_HBKE.dtype) @ values_HBKE
+
+
+def attend_fused(operands: Operands, p: float = 0.0) -> Float[Tensor, "H B T E"]:
+    """Return what `attend_plainly` does, by torch's kernel: (b), (d) and the mask are its bias, p is the dropout's."""
+    values_HBKE, visible = operands.values_HBKE, operands.visible
+    q, k, r, u, v, bias, terms = operands.of_scores
+    content_HBTE, position_HBTK = content_and_position(q, k, r, u, v, bias, terms, wraps=not visible.causal)
+    # In one type: a sum of two types would convert all scores.
+    added = visible.mask_TK.to((values_HBKE if position_HBTK is None else position_HBTK).dtype)
+    added = added if position_HBTK is None else position_HBTK + added
+    added_HBTK = added.expand(*content_HBTE.shape[:3], -1)
+    return fused.attend(content_HBTE, k, values_HBKE, added_HBTK, p)
+
+
+def _in_blocks(way: Callable[..., Tensor], operands: Operands, size: int, *arguments: nn.Module) -> Tensor:
+    """Attend from one block of queries after another."""
+    T = operands.q_HBTE.shape[2]
+    if size >= T:
+        return way(operands, *arguments)
+    parts = [operands.part(slice(first, min(first + size, T))) for first in range(0, T, size)]
+    return torch.cat([way(part, *arguments) for part in parts], dim=2)
+
+
+def _by_heads(operands: Operands, dropout: nn.Module) -> Tensor:
+    """Attend with a group of heads after another."""
+    H, B, T, _ = operands.q_HBTE.shape
+    bytes_of_head = B * T * operands.k_HBKE.shape[2] * operands.values_HBKE.element_size()
+    n = max(SCORES_BYTES_AT_ONCE // bytes_of_head, torch.get_num_threads() // B, 1)
+    parts = [operands.part(slice(0, T), slice(first, first + n)) for first in range(0, H, n)]
+    return torch.cat([attend_plainly(part, dropout) for part in parts])
 
 
 class Attention(nn.Module):
@@ -140,13 +282,19 @@ class Attention(nn.Module):
         positions: LayerPositions,
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
-        """Return Σ_j softmax_j(A_i) value_j for all heads, computed by the kernel of the device."""
-        kernel = self.kernel or (cpu.attend if cpu.is_eager_on_cpu(q_HBTE) else fused.attend)
+        """Return Σ_j softmax_j(A_i) value_j for all heads."""
         parts = kv_PHBKE.unbind()  # P = 1: no term reads the keys
-        q_HBTE, k_HBKE = _rotated(q_HBTE, parts[0], positions)
-        r_HSE, bias_HS = self.distance_vectors(positions), positions.bias_HS
-        vectors = (q_HBTE, k_HBKE, r_HSE, positions.u_HE, positions.v_HE)
-        return kernel(*vectors, parts[-1], visible, self.dropout, bias_HS, self.terms)
+        q, k, r, u, v, bias, terms = self.of_scores(q_HBTE, parts[0], positions, self.terms)
+        if self.kernel is not None:
+            return self.kernel(q, k, r, u, v, parts[-1], visible, self.dropout, bias, terms)
+        return attend(Operands(q, k, r, u, v, bias, terms, parts[-1], visible), self.dropout)
+
+    def of_scores(self, q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions, terms: str) -> Any:
+        """Return the arguments of `scores`: queries and keys rotated if the encoding rotates them."""
+        if positions.rotation_2SE is not None:
+            q_HBTE, k_HBKE = (rotate(x, positions.rotation_2SE) for x in (q_HBTE, k_HBKE))
+        r_HSE, u_HE, v_HE, bias_HS = self.distance_vectors(positions), positions.u_HE, positions.v_HE, positions.bias_HS
+        return q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, bias_HS, terms
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances K, …, 0; None if no term reads them."""
@@ -196,14 +344,4 @@ class Attention(nn.Module):
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        q_HBTE, k_HBKE = _rotated(q_HBTE, k_HBKE, positions)
-        given = positions.of_terms(terms)
-        vectors = (q_HBTE, k_HBKE, self.distance_vectors(given), given.u_HE, given.v_HE)
-        return scores(*vectors, given.bias_HS, terms) + visible.mask_TK
-
-
-def _rotated(q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys by their positions, if the encoding does."""
-    if positions.rotation_2SE is None:
-        return q_HBTE, k_HBKE
-    return rotate(q_HBTE, positions.rotation_2SE), rotate(k_HBKE, positions.rotation_2SE)
+        return scores(*self.of_scores(q_HBTE, k_HBKE, positions.of_terms(terms), terms)) + visible.mask_TK

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from txl_lightning.config.architecture import Architecture
 from txl_lightning.errors import OptionError
-from txl_lightning.model.kernels.cpu import is_eager_on_cpu
-from txl_lightning.model.kernels.fused import aligned, aligned_product
+from txl_lightning.model.kernels.fused import aligned, aligned_product, is_eager_on_cpu
 from txl_lightning.model.layers import draw_normal
 
 ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.model.kernels.cpu import has_hooks, is_eager_on_cpu
-from txl_lightning.model.kernels.fused import Linear, aligned_product
+from txl_lightning.model.kernels.fused import Linear, is_eager_on_cpu
 
 LEVELS = 1 << 16  # of a random number of dropout
 WEIGHT_STD = 0.02
@@ -33,19 +29,9 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
 
-    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
-        """Drop elements of `x`, or of relu(x), in training; return them all in evaluation.
-
-        Args:
-            x: with `relu` it is overwritten, and the backward pass keeps nothing but the result.
-            relu: whether relu comes first.
-        """
-        drops = self.training and self.p > 0.0
-        if relu and drops and is_eager_on_cpu(x):
-            dropped: Tensor = _DroppedRelu.apply(x, self._factors(x), x.new_tensor(self._scale))
-            return dropped
-        x = F.relu(x, inplace=True) if relu else x
-        if not drops:
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop elements of `x` in training; return them all in evaluation."""
+        if not (self.training and self.p > 0.0):
             return x
         return x * self._factors(x) if is_eager_on_cpu(x) else F.dropout(x, self.p)
 
@@ -69,47 +55,17 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-class _DroppedRelu(torch.autograd.Function):
-    """relu(x) times factors. A positive result has the gradient `scale`, every other one zero."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factors: Tensor, scale: Tensor) -> Tensor:
-        result = x.relu_().mul_(factors)
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(result)
-        ctx.scale = scale  # in the type of the factors
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (result,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(gradients[0], result, 0).mul_(ctx.scale), None, None
-
-
 class FeedForward(nn.Sequential):
     """Position-wise Linear - ReLU - Linear with dropout after the ReLU and at the end."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(
             Linear(config.d_model, config.d_inner),
-            nn.ReLU(inplace=True),
+            nn.ReLU(),
             Dropout(config.dropout),
             Linear(config.d_inner, config.d_model),
             Dropout(config.dropout),
         )
-
-    def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Compute the output of every position from its input."""
-        expand, _, inner_dropout, contract, dropout = self
-        # As one matrix, whose product is no view: written in place, a view would cost its gradient a copy.
-        hidden = hidden_BTD.flatten(0, 1)
-        if not torch.compiler.is_compiling() and (has_hooks(expand) or has_hooks(inner_dropout)):
-            inner = inner_dropout(F.relu(expand(hidden)))  # hooks may keep what would be overwritten
-        else:  # columns of zeros, which relu and dropout leave as they are, instead of a copy without them
-            inner = aligned_product(hidden, expand.weight, expand.bias) if type(expand) is Linear else expand(hidden)
-            inner = inner_dropout(inner, relu=True)
-        output: Tensor = dropout(contract(inner).unflatten(0, hidden_BTD.shape[:2]))
-        return output
 
 
 def draw_normal(tensor: Tensor, mean: float, std: float) -> None:

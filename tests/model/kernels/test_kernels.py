@@ -1,8 +1,8 @@
-"""Every kernel beside the scores of section 3.3: outputs and gradients, for all terms and lengths."""
+"""Every way of attention beside the formula of section 3.3: outputs and gradients, for all terms and lengths."""
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny_model import SUBSETS, tiny_model
-from txl_lightning.model.attention import scores
-from txl_lightning.model.kernels import cpu, fused
+from txl_lightning.model import attention
+from txl_lightning.model.attention import Operands, attend, attend_fused, attend_plainly
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
+Way = Callable[[Operands], Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -58,21 +59,38 @@ class Problem:
             mask_TK = torch.stack([mask_TK, mask_TK + hidden])
         return VisibleKeys(mask_TK, self.filled == self.M and self.attention_len is None)
 
-    def run(self, attend: Callable[..., Tensor], dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
-        """The output of a kernel, and the gradients of all its inputs by name."""
+    def run(
+        self, attend: Callable[[Operands], Tensor], dtype: torch.dtype, gradients: bool = True
+    ) -> dict[str, Tensor]:
+        """The output of a way of attention, and the gradients of all its inputs by name."""
         inputs = self.inputs(dtype, gradients)
-        arguments = {**dict.fromkeys(("r_HSE", "u_HE", "v_HE")), **inputs}
+        absent: dict[str, Any] = dict.fromkeys(("r_HSE", "u_HE", "v_HE", "bias_HS"))
+        operands = Operands(**absent | inputs, terms=self.terms, visible=self.visible(inputs["q_HBTE"]))
         with torch.set_grad_enabled(gradients):
-            output = attend(**arguments, visible=self.visible(inputs["q_HBTE"]), dropout=Dropout(0.0), terms=self.terms)
+            output = attend(operands)
         if not gradients:
             return {"output": output}
         found = torch.autograd.grad(output, list(inputs.values()), output.detach().cos(), materialize_grads=True)
         return {"output": output, **dict(zip(inputs, found, strict=True))}
 
 
-def plain(values_HBKE: Tensor, visible: VisibleKeys, dropout: Dropout, **of_scores: Any) -> Tensor:
-    """The judge of all kernels."""
-    return (scores(**of_scores) + visible.mask_TK).softmax(-1) @ values_HBKE
+def judge(operands: Operands) -> Tensor:
+    """Softmax of the sum of the four terms, each by its formula; r by the distance of each pair."""
+    q, k, r, u, v, bias, terms, values, visible = operands
+    (T, E), K = q.shape[2:], k.shape[2]
+    distance_TK = (K - T + torch.arange(T)[:, None] - torch.arange(K)).clamp(min=0).to(q.device)
+    A = torch.zeros((), dtype=q.dtype, device=q.device)
+    if "a" in terms:
+        A = A + torch.einsum("hbte,hbke->hbtk", q, k)
+    if u is not None:
+        A = A + torch.einsum("he,hbke->hbk", u, k)[:, :, None]
+    if r is not None and "b" in terms:
+        A = A + torch.einsum("hbte,htke->hbtk", q, r[:, K - distance_TK])
+    if r is not None and v is not None:
+        A = A + torch.einsum("he,htke->htk", v, r[:, K - distance_TK])[:, None]
+    if bias is not None:
+        A = A + bias[:, None, K - distance_TK]
+    return (A / math.sqrt(E) + visible.mask_TK).softmax(-1).expand(*q.shape[:3], K) @ values
 
 
 PROBLEMS = [
@@ -88,28 +106,27 @@ PROBLEMS = [
     Problem(documents=True),
     Problem("ac", documents=True),
 ]
-WAYS = {  # kernel, whether it has gradients, constants of `cpu`
-    "cpu": (cpu.attend, True, {}),
-    "cpu, blocks of queries": (cpu.attend, True, {"BLOCK": {torch.float64: 8}}),
-    "cpu, without gradient": (cpu.attend, False, {}),
-    "cpu, no gradient, in blocks": (cpu.attend, False, {"QUERIES_AT_ONCE": 4, "SCORES_BYTES_AT_ONCE": 1}),
-    "fused": (fused.attend, True, {}),
-    "fused, without gradient": (fused.attend, False, {}),
+NONE = Dropout(0.0)
+WAYS: dict[str, tuple[Way, bool, dict[str, Any]]] = {
+    # function, whether it has gradients, constants of `attention`
+    "plain": (lambda x: attend_plainly(x, NONE), True, {}),
+    "chosen": (lambda x: attend(x, NONE), True, {}),
+    "in blocks": (lambda x: attend(x, NONE), True, {"BLOCK": {torch.float64: 8}}),
+    "without gradient": (lambda x: attend(x, NONE), False, {}),
+    "without gradient, in parts": (lambda x: attend(x, NONE), False, {"QUERIES_AT_ONCE": 4, "SCORES_BYTES_AT_ONCE": 1}),
+    "torch's kernel": (attend_fused, True, {}),
+    "torch's kernel, without gradient": (attend_fused, False, {}),
 }
-CASES = [
-    pytest.param(way, problem, id=f"{way}: {problem}")
-    for way, problem in itertools.product(WAYS, PROBLEMS)
-    if DEVICE == "cpu" or not way.startswith("cpu")
-]
 
 
-@pytest.mark.parametrize(("way", "problem"), CASES)
-def test_every_kernel_is_the_softmax_of_the_scores(way: str, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_is_the_softmax_of_the_scores(way: str, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     attend, gradients, constants = WAYS[way]
     dtype = torch.float32 if DEVICE == "cuda" else torch.float64  # for torch's efficient kernel
-    expected = problem.run(plain, torch.float64, gradients)
+    expected = problem.run(judge, torch.float64, gradients)
     for name, value in constants.items():
-        monkeypatch.setattr(cpu, name, value)
+        monkeypatch.setattr(attention, name, value)
     found = problem.run(attend, dtype, gradients)
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if DEVICE == "cuda" else {"rtol": 1e-11, "atol": 1e-11}
     torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, **tolerance)
@@ -118,20 +135,33 @@ def test_every_kernel_is_the_softmax_of_the_scores(way: str, problem: Problem, m
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are for the CPU")
 @pytest.mark.parametrize("gradients", [True, False])
 def test_blocks_in_bfloat16(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = Problem().run(plain, torch.bfloat16, gradients)
-    monkeypatch.setattr(cpu, "BLOCK", {torch.bfloat16: 8})
-    monkeypatch.setattr(cpu, "QUERIES_AT_ONCE", 4)
-    found = Problem().run(cpu.attend, torch.bfloat16, gradients)
+    expected = Problem().run(judge, torch.bfloat16, gradients)
+    monkeypatch.setattr(attention, "BLOCK", {torch.bfloat16: 8})
+    monkeypatch.setattr(attention, "QUERIES_AT_ONCE", 4)
+    found = Problem().run(lambda x: attend(x, NONE), torch.bfloat16, gradients)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0.05, atol=0.05 * value.abs().max().item())
 
 
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_the_kernel_is_that_of_the_device(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_the_scores_that_are_read_are_the_scores_that_run(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training step on the CPU takes A_ij from `scores`; a long evaluation too, others share its two parts."""
     called = []
-    for name, module in (("fused", fused), ("cpu", cpu)):
-        kernel = module.attend
-        monkeypatch.setattr(module, "attend", lambda *args, n=name, k=kernel: called.append(n) or k(*args))
-    monkeypatch.setattr(cpu, "is_eager_on_cpu", lambda tensor: on_cpu)
+    for name in ("scores", "content_and_position"):
+        kept = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *args, n=name, f=kept, **kw: called.append(n) or f(*args, **kw))
+    model = tiny_model(n_layer=1, mem_len=400).train(training)
+    with torch.set_grad_enabled(training):
+        memory = model(torch.zeros(1, 400, dtype=torch.int64))[1]
+        called.clear()
+        model(torch.zeros(1, 80, dtype=torch.int64), memory)
+    assert called == ["scores", "content_and_position"]
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_torchs_kernel_computes_elsewhere(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, kept = [], attention.attend_fused
+    monkeypatch.setattr(attention, "attend_fused", lambda *args: called.append(1) or kept(*args))
+    monkeypatch.setattr(attention, "is_eager_on_cpu", lambda tensor: on_cpu)
     tiny_model(n_layer=1)(torch.zeros(1, 3, dtype=torch.int64))
-    assert called == ["cpu" if on_cpu else "fused"]
+    assert called == [1] * (not on_cpu)

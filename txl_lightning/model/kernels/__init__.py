@@ -1,6 +1,5 @@
-"""Attention kernels: Σ_j softmax_j(A_i) value_j, for the same arguments as `attention.scores`.
+"""Attention kernels: Σ_j softmax_j(A_i) value_j.
 
-cpu       in parts that stay in the caches: on a CPU, unless compiled
-fused     torch's scaled_dot_product_attention: everywhere else
+fused     torch's scaled_dot_product_attention, with (b), (d) and the mask as its bias: on a GPU, and when compiled
 relative  one Triton kernel for all of it, which stores no score: with trainer.kernel=relative
 """
