@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -97,3 +98,21 @@ def test_a_plugin_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -
     done = txl(tmp_path, "hydra.run.dir=run", PYTHONPATH=f"{ROOT}:{tmp_path}")
     reason = "this plugin of Hydra cannot be imported, uninstall or upgrade it (ValueError: mutable default)"
     assert (done.returncode, done.stderr) == (2, f"txl train: hydra_plugins.broken: {reason}\n")
+
+
+def test_a_multirun_has_its_loggers_its_own_ids_and_the_ends_that_callbacks_bring(tmp_path: Path) -> None:
+    timer = "trainer.callbacks=[{_target_: lightning.pytorch.callbacks.Timer, duration: {seconds: 0}}]"
+    given = {"WANDB_RUN_ID": "one", "WANDB_MODE": "offline", "WANDB_DIR": "elsewhere"}
+    words = ("seed=1,2", "logger=[csv,wandb]", timer, "hydra.sweep.dir=sweep")
+    done = txl(tmp_path, "-m", *words, **given)
+    assert done.returncode == 0, done.stderr
+    assert "WANDB_RUN_ID=one is one id, and a multirun has several runs: each gets its own" in done.stderr
+    assert "WANDB_DIR=elsewhere has no effect" in done.stderr
+    assert not (tmp_path / "elsewhere").exists()
+    files = [path.name for path in (tmp_path / "sweep").rglob("run-*.wandb")]
+    assert len(set(files)) == 2
+    assert "run-one.wandb" not in files
+    assert len([*(tmp_path / "sweep").rglob("metrics.csv")]) == 2
+    results = json.loads((tmp_path / "sweep/multirun.json").read_text())
+    assert [job["ended_by"] for job in results["jobs"]] == ["Timer", "Timer"]
+    assert (tmp_path / "sweep/multirun.md").read_text().count("by Timer") == 2

@@ -127,7 +127,6 @@ CLASSES: dict[str, dict[str, Any]] = {
     "csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": None},
     "tensorboard": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger"},
 }
-IDS = ("run_id", "run_hash")  # arguments of loggers that continue a run: MLflow's, Aim's
 
 
 def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | None) -> dict[str, Logger]:
@@ -149,7 +148,7 @@ def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | Non
         folders = {"save_dir": directory, "dir": directory / name, "logdir": directory / name}
         defaults = {**folders, "run_name": run_name(config)} | ({} if "save_dir" in given else {"version": ""})
         if resumed and same and continues_in(directory, resumed.path):
-            defaults |= dict.fromkeys(IDS, resumed.record.get("logger_ids", {}).get(name))
+            defaults["run_id"] = resumed.record.get("logger_ids", {}).get(name)  # an argument of MLflow's
         made[name] = make(given, "logger._target_", Logger, defaults, named={"project": ("name", "experiment_name")})
     return made
 
