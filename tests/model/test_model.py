@@ -1,7 +1,5 @@
 """Losses, initialization and dropout of the model."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
@@ -45,22 +43,6 @@ def test_dropout_scales_by_the_rate_it_really_has(p, level):
     assert output.eq(0).sum().item() == pytest.approx(expected, abs=5 * (expected / scale) ** 0.5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.75])
-def test_dropout_of_relu_is_both_and_keeps_its_result_alone(dtype, p):
-    x = torch.randn(33, 7, dtype=dtype, requires_grad=True)
-    cotangent, dropout = torch.randn(33, 7, dtype=dtype), Dropout(p)
-    found, saved = [], []
-    for function in (lambda y: dropout(torch.relu(y)), partial(dropout, relu=True)):
-        torch.manual_seed(3)
-        saved.clear()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
-            output = function(x * 1)
-        found.append((output, *torch.autograd.grad(output, x, cotangent)))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-    assert saved == [found[1][0].data_ptr()]
-
-
 def test_dropout_is_at_the_papers_sites():
     model = tiny_model(dropout=0.2, attention_dropout=0.3, mem_len=4, n_layer=2)
     B, T, M, N = 2, 3, 4, 2
@@ -70,6 +52,6 @@ def test_dropout_is_at_the_papers_sites():
         if isinstance(module, Dropout):
             module.register_forward_hook(lambda module, _, output: sites.append((module.p, tuple(output.shape))))
     model(random_stream(B, T), model.start_memory(B, static=True))
-    attention = [(0.3, (H * B, T, M + T)), (0.2, (B, T, D))]
-    feed_forward = [(0.2, (B * T, d_inner)), (0.2, (B, T, D))]
+    attention = [(0.3, (H, B, T, M + T)), (0.2, (B, T, D))]
+    feed_forward = [(0.2, (B, T, d_inner)), (0.2, (B, T, D))]
     assert sites == [(0.2, (B, T, D)), (0.2, (M + T + 1, D)), *(N * (attention + feed_forward)), (0.2, (B, T, D))]
