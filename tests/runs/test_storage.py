@@ -49,6 +49,17 @@ def test_a_flipped_bit_anywhere_is_recognised(good: Path, place: float, bit: int
     path.unlink()
 
 
+def test_a_damaged_directory_of_a_checkpoint_is_no_error_of_the_disk(good: Path) -> None:
+    """Its offset, before the comment and that one's length, leads to a place before the file's begin."""
+    data = bytearray(good.read_bytes())
+    for place in range(len(data) - 110, len(data) - 71):
+        flipped = bytes(byte ^ 64 * (i == place) for i, byte in enumerate(data))
+        (good.parent / "flipped").write_bytes(flipped)
+        with pytest.raises(OptionError, match=r"is damaged|is not a checkpoint"):
+            read_file(good.parent / "flipped")
+    (good.parent / "flipped").unlink()
+
+
 def test_no_tensor_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving then costs no more than torch's own: SHA-256 takes as long as `torch.save`."""
     hashed: list[int] = []

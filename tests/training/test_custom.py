@@ -125,7 +125,12 @@ def test_early_stopping_ends_the_run_which_keeps_its_end(tmp_path: Path, capsys:
     assert {n: again[n] for n in again if n not in of_this_session} == {
         n: metrics[n] for n in metrics if n not in of_this_session
     }
-    assert "ended this run, which is evaluated again; resume=CHECKPOINT trains on" in capsys.readouterr().err
+    config.trainer.max_steps = 60
+    train(config, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.count("ended this run, which is evaluated again; resume=CHECKPOINT trains on") == 2
+    assert "the learning rate jumps" not in said  # nothing is trained
+    config.trainer.max_steps = 40
     config.trainer.callbacks = [{**STOPPING, "patience": 4}]
     config.resume = str(tmp_path / "run/checkpoints/last.ckpt")
     assert train(config, tmp_path / "run")["steps"] == 25  # one bad validation before, and three more

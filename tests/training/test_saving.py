@@ -83,6 +83,19 @@ def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 
 
+def test_a_run_without_a_readable_checkpoint_is_not_replaced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        data = path.read_bytes()
+        path.unlink()  # two are links to one file
+        path.write_bytes(data[:-1])
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    refused = "no checkpoint of its run can be read: choose another hydra.run.dir=FOLDER"
+    with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {refused}$"):
+        train(tiny_config(run.parent, *OPTIONS, "resume=auto"), run)
+    assert f"{run}/checkpoints/last.ckpt: is not a checkpoint, or was cut short" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 def test_a_finished_run_is_replaced_by_a_word(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -177,7 +178,7 @@ def read_file(path: str | Path, option: str = "checkpoint") -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except OptionError:
         raise
-    except OSError as error:
-        raise OptionError(option, path, str(error)) from error
+    except OSError as error:  # the first one from a place before the file's begin, as a damaged directory names it
+        raise OptionError(option, path, DAMAGED if error.errno == errno.EINVAL else str(error)) from error
     except Exception as error:  # torch's errors for files of other kinds have no common base class
         raise OptionError(option, path, UNREADABLE) from error

@@ -57,6 +57,7 @@ NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model tha
     *LENGTHS,
     "vocab_size",
 }
+ANOTHER = "choose another hydra.run.dir=FOLDER"
 NO_BEST: dict[str, Any] = {"nll": math.inf, "step": -1}  # before the first validation
 
 
@@ -351,13 +352,18 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> Checkpoint
     """Return the checkpoint that `resume` names; None to start from scratch.
 
     `auto` means the last good checkpoint of the run directory. Rank 0 chooses it and reports the choice.
+
+    Raises:
+        OptionError: a checkpoint cannot be read; with `auto`, none of several, so that no run is replaced unasked.
     """
     path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
     if config.resume == "auto":
         folder = directory / "checkpoints"
         path, damaged = ranks.first(last_good(folder) if ranks.rank == 0 else (None, []))
-        start = "starting from scratch" if damaged else f"no checkpoint in {folder}, starting from scratch"
-        ranks.report(*damaged, f"resume=auto: {start if path is None else f'resuming from {path}'}")
+        start = f"no checkpoint in {folder}, starting from scratch" if path is None else f"resuming from {path}"
+        readable = path is not None or not damaged
+        ranks.report(*damaged, *[f"resume=auto: {start}"] * readable)
+        require(readable, "hydra.run.dir", directory, f"no checkpoint of its run can be read: {ANOTHER}")
     return None if path is None else read_checkpoint(path, option="resume")
 
 
@@ -392,10 +398,9 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
     if continues_in(directory, path) or (config.resume == "auto" and saved):
         return
-    other = "choose another hydra.run.dir=FOLDER"
-    unfinished = f"holds an unfinished run: continue it with resume=auto, or {other}"
+    unfinished = f"holds an unfinished run: continue it with resume=auto, or {ANOTHER}"
     require(finished or not saved, "hydra.run.dir", directory, unfinished)
-    replaced = f"holds a finished run: {other}, or replace it with resume=replace"
+    replaced = f"holds a finished run: {ANOTHER}, or replace it with resume=replace"
     require(config.resume == "replace" or not finished, "hydra.run.dir", directory, replaced)
 
 

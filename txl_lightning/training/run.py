@@ -334,7 +334,7 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
             nothing = "nothing to train, the run is evaluated again"
             ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
         before, now = (learning_rate(config.optimizer, done, n) for n in (found.config.trainer.max_steps, max_steps))
-        if done < max_steps and now != before:
+        if done < max_steps and now != before and not _ended_before(config, found):
             jumps = f"the learning rate jumps from {before:.2g} to {now:.2g}, the schedule's of {max_steps} steps"
             ranks.report(f"trainer.max_steps={max_steps}: after the {done} steps of resume={found.path} {jumps}")
     elif found is not None:
