@@ -28,7 +28,7 @@ RESERVED_GROUPS = ("logger", "hydra", "profile")
 ATTENTION_OPTIONS = tuple(f"evaluation.{name}" for name in ("mem_len", "ext_len", "same_length", "clamp_len"))
 PLACES = ("data.root", "data.cache_dir")
 CORPUS_OPTIONS = (
-    *("data", "data.path", "data.level", "data.fractions", "data.prefix", "data.newlines"),
+    *("data", "data.path", "data.level", "data.fractions", "data.newlines"),
     *("data.dtype", "data.names", "data.vocab_size"),
 )
 STEP = 8  # tokens by which `longest_segment` grows

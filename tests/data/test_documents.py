@@ -11,6 +11,7 @@ from tests.data.helpers import corpus_of, files, text_of
 from txl_lightning.config.schemas import CONF, EvaluationConfig, Lm1bData
 from txl_lightning.data.corpus import SPLITS, Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError
 
@@ -67,9 +68,10 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path: Path, name
     assert len(corpus.documents["train"]) in (36, 37)  # the text before the first heading is one too
 
 
-def test_the_sentences_of_lm1b_are_documents(tmp_path: Path) -> None:
-    files(tmp_path, {"lm1b/heldout-1.tokens": "the cat sat\na dog\n" * 40})
-    config = Lm1bData("lm1b", "word", root=str(tmp_path), prefix=True, cache_dir=str(tmp_path / "cache"))
+def test_the_sentences_of_lm1b_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PUBLISHED, "lm1b", {})
+    files(tmp_path, {f"lm1b/{split}.txt": "the cat sat\na dog\n" * 40 for split in SPLITS})
+    config = Lm1bData("lm1b", "word", root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
     config.batch_size, config.segment_len = 2, 7
     module = StreamsDataModule(config, EvaluationConfig(batch_size=2, segment_len=7), marked=True)
     assert (np.asarray(module.corpus.splits["valid"]) < 0).sum() == len(module.corpus.sentences["valid"]) > 2

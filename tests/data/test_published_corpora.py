@@ -1,9 +1,8 @@
-"""Corpora of the paper in every layout of a data folder and from real files; downloads."""
+"""Corpora of the paper in every layout of a data folder; downloads."""
 
 import hashlib
 import io
 import lzma
-import os
 import shutil
 import socket
 import tracemalloc
@@ -78,22 +77,15 @@ TEXT8 = (b" ab" * 334)[:1000]
 WORDS = b" = A = \n\n the cat <unk> the \n"
 SIX_WORDS = ("<eos>", "=", "the", "A", "cat", "<unk>")
 WORD_TOKENS = ["= A = <eos> <eos> the cat <unk> the <eos>"] * 3
-PREFIX = {f"wikitext-103/wiki.{split}.tokens": WORDS for split in ("valid", "test")}
-PREFIX["wikitext-103/wiki.train.prefix.tokens"] = WORDS + b" the cat"
-CUT_WORDS = [f"{WORD_TOKENS[0]} the cat <eos>", *WORD_TOKENS[1:]]
-CUT_SYMBOLS = ("<eos>", "the", "=", "cat", "A", "<unk>")
-COUNTS = {"wikitext-103/train-word-counts.txt": b"the 500000\n= 9\nA 8\ncat 7\ndog 7\nmadeupword0000 0\n"}
-COUNTED_WORDS = ("<eos>", "the", "<unk>", "=", "A", "cat", "dog")
 SHARDS = {f"lm1b/1b/training/news.en-{i:05d}-of-00100": b"the cat\nthe dog sat\n\n" for i in range(1, 100)}
 HELD_OUT = {"lm1b/1b/held-out/news.en.heldout-00000-of-00050": b"a dog sat\nthe cat\n"}
-SOME = dict(list(SHARDS.items())[:2]) | HELD_OUT
 LISTED = {"lm1b/1b_word_vocab.txt": b"<S>\n<UNK>\ncat\na\nb\nc\n"}
 SIX_OF_LM1B, LISTED_SYMBOLS = ("<S>", "<UNK>", "the", "cat", "dog", "sat"), ("<S>", "<UNK>", "cat", "a", "b", "c")
 STARTS = [" ".join(["<S> the cat <S> the dog sat"] * 99), *["<S> <UNK> dog sat <S> the cat"] * 2]
 BOTH = [" ".join(["<S> the cat <S> <S> the dog sat <S>"] * 99), *["<S> <UNK> dog sat <S> <S> the cat <S>"] * 2]
 ONE_FILE = split_files("lm1b/{}.txt", [b"the cat dog sat\n" * 3, b"a\n", b"the\n"])
 WHOLE = [" ".join(["<S> the cat dog sat"] * 3), "<S> <UNK>", "<S> the"]
-LISTED_TOKENS = [" ".join(["<S> <UNK> cat <S> <UNK> <UNK> <UNK>"] * 2), *["<S> a <UNK> <UNK> <S> <UNK> cat"] * 2]
+LISTED_TOKENS = [" ".join(["<S> <UNK> cat <S> <UNK> <UNK> <UNK>"] * 99), *["<S> a <UNK> <UNK> <S> <UNK> cat"] * 2]
 LEVELS = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "char"}
 WIKIPEDIA_TXT = "wikipedia-2015/wikipedia-2015.txt"
 WIKIPEDIA = ("wikipedia-2015", ("<unk>", " ", "a", "b"), latin(in_splits(TEXT8)))
@@ -102,9 +94,7 @@ Layout = tuple[str, dict[str, bytes], Expected, dict[str, Any]]
 LAYOUTS: list[Layout] = [
     ("enwik8", {"enwik8/enwik8": ENWIK8}, KEPT, {"newlines": "kept"}),
     ("enwik8", {"enwik8/train.txt": b"-"} | split_files("enwik8/{}.txt.raw", in_splits(ENWIK8)), DROPPED, {}),
-    ("enwik8", {"enwik8/enwik8.prefix": ENWIK8}, ("enwik8.prefix, newlines dropped", *DROPPED[1:]), {"prefix": True}),
     ("text8", {"text8/text8": TEXT8}, ("text8", " ab", latin(in_splits(TEXT8))), {}),
-    ("text8", {"text8/text8.prefix": TEXT8}, ("text8.prefix", " ab", latin(in_splits(TEXT8))), {"prefix": True}),
     ("wikipedia-2015", {WIKIPEDIA_TXT: TEXT8}, WIKIPEDIA, {}),
     ("wikipedia-2015", {f"{WIKIPEDIA_TXT}.xz": lzma.compress(TEXT8)}, WIKIPEDIA, {}),
     *(
@@ -112,12 +102,10 @@ LAYOUTS: list[Layout] = [
         for name in ("wikitext-2", "wikitext-103", "ptb")
         for pattern in ("{}.txt", "ptb.{}.txt" if name == "ptb" else "wiki.{}.tokens")
     ),
-    ("wikitext-103", PREFIX, ("wikitext-103.prefix", CUT_SYMBOLS, CUT_WORDS), {"prefix": True}),
-    ("wikitext-103", PREFIX | COUNTS, ("wikitext-103.prefix", COUNTED_WORDS, CUT_WORDS), {"prefix": True}),
     ("lm1b", SHARDS | HELD_OUT, ("lm1b", SIX_OF_LM1B, STARTS), {}),
     ("lm1b", SHARDS | HELD_OUT, ("lm1b, <S> at both ends", SIX_OF_LM1B, BOTH), {"sentence_marks": "both"}),
     ("lm1b", ONE_FILE, ("lm1b", SIX_OF_LM1B, WHOLE), {}),
-    ("lm1b", SOME | LISTED, ("lm1b.prefix", LISTED_SYMBOLS, LISTED_TOKENS), {"prefix": True}),
+    ("lm1b", SHARDS | HELD_OUT | LISTED, ("lm1b", LISTED_SYMBOLS, LISTED_TOKENS), {}),
 ]
 
 
@@ -152,6 +140,7 @@ def test_every_layout_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch, g
         ("wikitext-2", [WORDS, WORDS * 2, WORDS], r"wikitext-2: .* has 20 \(valid\) where 10 are published"),
         ("wikitext-2", [WORDS.replace(b"cat", b"the"), WORDS, WORDS], r"has 5 \(vocabulary\) where 6 are published"),
         ("enwik8", {"enwik8/enwik8": ENWIK8[:-1]}, "enwik8 has 999 bytes where 1,000 are published"),
+        ("lm1b", dict([*SHARDS.items()][1:]) | HELD_OUT, "data=lm1b: the download in .*lm1b is not complete"),
         ("enwik8", {"enwik8/train.txt": b"-"}, "data=enwik8: the download in .*enwik8 is not complete"),
         ("wikipedia-2015", {f"{WIKIPEDIA_TXT}.xz": lzma.compress(b"a b" * 99)[:-20]}, "txt.xz: cannot be read"),
     ],
@@ -161,18 +150,6 @@ def test_a_corpus_that_is_not_the_published_one_is_refused(root: Path, name: str
     with pytest.raises(UserError, match=words):
         load(root, name, LEVELS.get(name, "word"))
     assert list((root.parent / "cache").glob("*")) == []
-
-
-def test_a_prefix_is_used_only_on_request(root: Path) -> None:
-    pieces = {"lm1b/heldout-00010-00011.tokens": b"the cat sat\nthe dog sat\nthe end\n" * 20}
-    files(root, {"enwik8/enwik8.prefix": ENWIK8, **PREFIX, **pieces})
-    for name in ("enwik8", "wikitext-103", "lm1b"):
-        with pytest.raises(OptionError, match=rf"data={name}: .* only a part of it: data.prefix=true uses that"):
-            load(root, name, LEVELS.get(name, "word"))
-    assert len(load(root, "lm1b", "word", prefix=True).documents["test"]) == 3
-    for name, words in {"ptb": "must be false for data=ptb", "text8": "needs text8.prefix in .*text8"}.items():
-        with pytest.raises(OptionError, match=f"data.prefix=True: {words}"):
-            load(root, name, LEVELS.get(name, "word"), prefix=True)
 
 
 def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
@@ -201,23 +178,6 @@ def test_memory_does_not_grow_with_the_text(root: Path, monkeypatch: pytest.Monk
         tracemalloc.stop()
     assert peaks[0] < 16 << 20
     assert peaks[1] < peaks[0] + (1 << 19)
-
-
-ROOT = Path(os.environ.get("TXL_DATA", "nowhere"))
-
-
-def real(tmp_path: Path, needs: str, name: str, **options: bool) -> Corpus:
-    if not (ROOT / needs).is_file():
-        pytest.skip(f"{needs} is not in TXL_DATA")
-    return load_corpus(DataConfig(name=name, level="word", cache_dir=str(tmp_path), **options))
-
-
-def test_wikitext_103_evaluates_with_the_vocabulary_of_the_whole_training_split(tmp_path: Path) -> None:
-    corpus = real(tmp_path, "wikitext-103/wiki.train.prefix.tokens", "wikitext-103", prefix=True)
-    # Its place in the published vocabulary: 441,959 times, after "is" and before "his".
-    assert (len(corpus.vocabulary), corpus.vocabulary.numbers["<unk>"]) == (267_735, 24)
-    assert [len(corpus.splits[split]) for split in ("valid", "test")] == [217_646, 245_569]
-    assert sum(corpus.splits["test"] == 24) == 2_492, "no word of the true splits is unknown but <unk> itself"
 
 
 CONTENT = b"some text\n" * 1000

@@ -6,12 +6,15 @@ import pytest
 
 from tests.measure.kept_figures import Figures, kept_figures
 from tests.measure.small_runs import SmallRuns
+from txl_lightning.data.published_corpora import PUBLISHED
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> SmallRuns:
-    """Short runs of every kind of model, on one text."""
-    return SmallRuns(tmp_path_factory.mktemp("runs"))
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallRuns]:
+    """Short runs of every kind of model, on one text; an lm1b of some sentences is accepted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PUBLISHED, "lm1b, <S> at both ends", {})
+        yield SmallRuns(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ KINDS = {
     "relative": ["memory=on"],
     "documents": ["memory=on", "memory.reset=document", "data.document_start='^line'"],
     "sentences": [
-        *("data.name=lm1b", "data.level=word", "data.prefix=true", "data.sentence_marks=both", "memory=on"),
+        *("data.name=lm1b", "data.level=word", "data.sentence_marks=both", "memory=on"),
         *("memory.reset=document", "trainer.max_steps=80", "trainer.val_every_n_steps=80", "optimizer.lr=0.01"),
     ],
     "characters": ["data.level=char"],
@@ -29,7 +29,6 @@ KINDS = {
     "tokens_states": ["beyond=memory_tokens", "beyond.n_tokens=3", "encoding=shaw"],
     "qrnn": ["model=qrnn", "model.d_model=16"],
 }
-SENTENCES = "heldout-1.tokens"  # file of lm1b
 ELSEWHERE = "elsewhere"  # a run on another text
 
 
@@ -52,8 +51,9 @@ class SmallRuns:
             config = tiny_config(place, *steps, *KINDS.get(kind, []))
             if config.data.name == "lm1b":
                 (place / "lm1b").mkdir()
-                lines = (f"the cat sat {'still ' * (i % 3)}\n" for i in range(300))
-                (place / "lm1b" / SENTENCES).write_text("".join(lines))
+                for split, n_lines in (("train", 270), ("valid", 15), ("test", 15)):
+                    lines = (f"the cat sat {'still ' * (i % 3)}\n" for i in range(n_lines))
+                    (place / f"lm1b/{split}.txt").write_text("".join(lines))
                 config.data.root = str(place)
             train(config, directory)
         return directory

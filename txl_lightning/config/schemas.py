@@ -95,7 +95,7 @@ class DataConfig:
     """Group `data`: the corpus, its level, and the training streams.
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
-    that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
+    that a checkpoint finds its corpus on another machine.
     `seed`, in `conf/` that of the run, orders the sentences of lm1b, and with `random_start` draws where the training
     streams of other corpora begin; they wrap around the end of the split. Where a vocabulary is made from the text,
     symbols that occur less often in training than `min_count` are `<unk>` (null: 2 for words, 1 for characters). With
@@ -110,7 +110,6 @@ class DataConfig:
     tokenizer: str | None = None
     min_count: int | None = None
     root: str | None = None
-    prefix: bool = False
     seed: int = 1
     random_start: bool = False
     document_start: str | None = None
@@ -447,6 +446,7 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: the
     **dict.fromkeys(("memory.write_tokens", "memory.tokens_see_states", "evaluation.compressed_len")),
     "memory.first": (0,),
     "data.bytes": None,
+    "data.prefix": (False,),
     "evaluation.first": (None, 0),
     **dict.fromkeys(("logger.artifacts", "logger.run_name", "new_vocabulary")),
     "encoding.interpolation": (1.0,),

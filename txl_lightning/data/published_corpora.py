@@ -11,7 +11,7 @@ import tempfile
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,13 +33,6 @@ from txl_lightning.data.sources import (
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import expand
 
-# Files of a part of a corpus, for `data.prefix`.
-PREFIXES = {
-    "enwik8": "enwik8.prefix",
-    "text8": "text8.prefix",
-    "wikitext-103": "wiki.train.prefix.tokens, wiki.valid.tokens and wiki.test.tokens",
-    "lm1b": "some of the shards, with those that are held out, or heldout-*.tokens",
-}
 SHARDS_OF_LM1B, TRAIN_SHARDS_OF_LM1B = ("news.en-?????-of-00100", "news.en.heldout-00000-of-00050"), 99
 SECONDS_TO_ANSWER = 15
 DAMAGED = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, zlib.error, EOFError)  # an archive
@@ -111,10 +104,10 @@ def _hundred_mb(config: DataConfig, make_vocabulary: MakeVocabulary, way: str = 
     """Read the 10^8 bytes in one file, or in the three `.raw` files of the original's scripts."""
     folder = _folder(config, config.name)
 
-    def find(prefix: bool) -> Parts | None:
-        path = folder / f"{config.name}{'.prefix' * prefix}"
-        if prefix or not path.is_file():
-            return cut_file(path) if path.is_file() else _files(folder, "{}.txt.raw")
+    def find() -> Parts | None:
+        path = folder / config.name
+        if not path.is_file():
+            return _files(folder, "{}.txt.raw")
         size, cuts = path.stat().st_size, [0, *accumulate(CHARACTERS.values())]
         if size != cuts[-1]:
             raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
@@ -124,27 +117,16 @@ def _hundred_mb(config: DataConfig, make_vocabulary: MakeVocabulary, way: str = 
 
 
 def wikitext(config: DataConfig) -> Source:
-    """WikiText-103 and WikiText-2: words and `<eos>`, the vocabulary from the training split.
-
-    With `data.prefix` WikiText-103 trains on the beginning of its training split and evaluates on the whole other
-    splits; the vocabulary comes from `train-word-counts.txt` if that file is present.
-    """
+    """WikiText-103 and WikiText-2: words and `<eos>`, the vocabulary from the training split."""
     folder = _folder(config, config.name)
-
-    def find(prefix: bool) -> Parts | None:
-        train = ("train.prefix", *SPLITS[1:])
-        return _files(folder, "wiki.{}.tokens", names=train) if prefix else _files(folder, "wiki.{}.tokens", "{}.txt")
-
-    parts, counts = _find(config, folder, find), folder / "train-word-counts.txt"
-    if config.prefix and counts.is_file():
-        return _source(config, parts, vocabulary.words_of_count_file, listed=counts)
+    parts = _find(config, folder, lambda: _files(folder, "wiki.{}.tokens", "{}.txt"))
     return _source(config, parts, vocabulary.words)
 
 
 def ptb(config: DataConfig) -> Source:
     """Penn Treebank as Mikolov prepared it: 10,000 words with `<eos>`."""
     folder = _folder(config, "penn", "ptb")
-    parts = _find(config, folder, lambda _: _files(folder, "{}.txt", "ptb.{}.txt"))
+    parts = _find(config, folder, lambda: _files(folder, "{}.txt", "ptb.{}.txt"))
     return _source(config, parts, vocabulary.words)
 
 
@@ -152,21 +134,17 @@ def lm1b(config: Lm1bData) -> Source:
     """One Billion Word benchmark: shuffled sentences, each begins with `<S>`; validation and test are the same text.
 
     The vocabulary is `1b_word_vocab.txt` if that file is present, otherwise the words that occur at least three times
-    in training (the rule that made that file). `data.prefix` allows some of the training shards, or held-out shards
-    only (cut into splits). `data.sentence_marks=both` has `<S>` at the ends of sentences too, as the TensorFlow code:
-    the end of a sentence and the start of the next one are then two tokens.
+    in training (the rule that made that file). `data.sentence_marks=both` has `<S>` at the ends of sentences too, as
+    the TensorFlow code: the end of a sentence and the start of the next one are then two tokens.
     """
     marks, allowed = config.sentence_marks, "must be start or both (as in the TensorFlow code)"
     require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
     folder = _folder(config, "one-billion-words", "lm1b")
 
-    def find(prefix: bool) -> Parts | None:
+    def find() -> Parts | None:
         train, held_out = ([Part(path) for path in sorted(folder.glob(f"**/{name}"))] for name in SHARDS_OF_LM1B)
-        if held_out and (prefix or len(train) == TRAIN_SHARDS_OF_LM1B):
+        if held_out and len(train) == TRAIN_SHARDS_OF_LM1B:
             return {"train": train, "valid": held_out, "test": held_out}
-        cut = [cut_file(path, alignment="line") for path in sorted(folder.glob("heldout-*.tokens"))]
-        if prefix and cut:
-            return {split: [part for of_file in cut for part in of_file[split]] for split in SPLITS}
         return _files(folder, "{}.txt")
 
     parts, listed = _find(config, folder, find), folder / "1b_word_vocab.txt"
@@ -180,7 +158,7 @@ def wikipedia_2015(config: DataConfig) -> Source:
     """Plain text of Wikipedia articles of 2015 (`<doc …>` lines between them), of about enwik8's size: 90/5/5 %."""
     folder = _folder(config, "wikipedia-2015")
 
-    def find(_: bool) -> Parts | None:
+    def find() -> Parts | None:
         paths = [path for end in ("", ".xz") if (path := folder / f"wikipedia-2015.txt{end}").is_file()]
         return cut_file(paths[0], alignment=ALIGNMENT[config.level]) if paths else None
 
@@ -190,11 +168,8 @@ def wikipedia_2015(config: DataConfig) -> Source:
 def _source(
     config: DataConfig, parts: Parts, make_vocabulary: MakeVocabulary, way: str = "", listed: Path | None = None
 ) -> Source:
-    """Return the source of a corpus under its own name; a part of it has no published sizes."""
-    published = {} if config.prefix else PUBLISHED.get(f"{config.name}{way}", {})
-    name = f"{config.name}{'.prefix' * config.prefix}{way}"
-    of_list = (Part(listed),) if listed else ()
-    return Source(name, parts, make_vocabulary, of_list, published, CUTOFFS.get(config.name, ()))
+    name, of_list = f"{config.name}{way}", (Part(listed),) if listed else ()
+    return Source(name, parts, make_vocabulary, of_list, PUBLISHED.get(name, {}), CUTOFFS.get(config.name, ()))
 
 
 def _folder(config: DataConfig, *names: str) -> Path:
@@ -212,38 +187,32 @@ def _folder(config: DataConfig, *names: str) -> Path:
     return next((root / name for name in names if (root / name).is_dir()), root / names[-1])
 
 
-def _files(folder: Path, *patterns: str, names: Sequence[str] = SPLITS) -> Parts | None:
+def _files(folder: Path, *patterns: str) -> Parts | None:
     """Return the files of the three splits by the first pattern that has all; `{}` stands for the split's name."""
     for pattern in patterns:
-        paths = [folder / pattern.format(name) for name in names]
+        paths = [folder / pattern.format(split) for split in SPLITS]
         if all(path.is_file() for path in paths):
             return by_split(map(Part, paths))
     return None
 
 
-def _find(config: DataConfig, folder: Path, find: Callable[[bool], Parts | None]) -> Parts:
-    """Return the files of a corpus, which is downloaded if it is missing, or with `data.prefix` those of its part.
+def _find(config: DataConfig, folder: Path, find: Callable[[], Parts | None]) -> Parts:
+    """Return the files of a corpus, which is downloaded if it is missing.
 
     Args:
         config: group `data`.
         folder: folder of the corpus.
-        find: returns the files of the corpus, or of its part if its argument is true, if they are there.
+        find: returns the files of the corpus, if they are there.
 
     Raises:
-        OptionError: `data.prefix` is needed, is not for this corpus, or its files are missing.
         UserError: the corpus cannot be downloaded.
     """
-    name, prefix = config.name, config.prefix
-    require(not prefix or name in PREFIXES, "data.prefix", prefix, f"must be false for data={name}")
-    parts = find(prefix)
+    parts = find()
     if parts is None:
-        require(not prefix, "data.prefix", prefix, f"needs {PREFIXES.get(name)} in {folder}")
-        there = f"{folder} has only a part of it: data.prefix=true uses that, under its own name"
-        require(find(True) is None, "data", name, there)
-        fetch(name, folder)
-        parts = find(False)
+        fetch(config.name, folder)
+        parts = find()
     if parts is None:
-        raise UserError(f"data={name}: the download in {folder} is not complete")
+        raise UserError(f"data={config.name}: the download in {folder} is not complete")
     return parts
 
 

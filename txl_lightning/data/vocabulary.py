@@ -25,9 +25,6 @@ END_OF_LINE = "<eos>"
 SENTENCE, UNKNOWN_OF_LM1B = "<S>", "<UNK>"
 # Rarer words of the One Billion Word benchmark are <UNK>.
 LEAST_COUNT_OF_LM1B = 3
-# Count of <unk> in WikiText-103, which its list of word counts lacks.
-UNKNOWN_IN_WIKITEXT_103 = 441_959
-PADDING = "madeupword"
 # Share of rare words and mean bytes of a word: beyond these white space does not divide a text of enough words.
 MOST_UNKNOWN, LONGEST_WORD, ENOUGH_WORDS = 0.5, 30, 10_000
 
@@ -450,17 +447,6 @@ def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
     counts = _counted(text.split() for text in _lines(chunks)).most_common()
     frequent = (word for word, count in counts if count >= LEAST_COUNT_OF_LM1B)
     return Vocabulary("word", tuple(dict.fromkeys((SENTENCE, UNKNOWN_OF_LM1B, *frequent))))
-
-
-def words_of_count_file(chunks: Iterable[bytes]) -> Vocabulary:
-    """Read WikiText-103's vocabulary from a list with a word and its count on every line, most frequent first.
-
-    The list has neither `<eos>` nor `<unk>`, and ends with padding words that never occur.
-    """
-    lines = [line.rpartition(" ") for text in _lines(chunks) for line in text.removesuffix("\n").split("\n")]
-    listed = [word for word, _, count in lines if not (word.startswith(PADDING) and count == "0")]
-    place = sum(int(count) >= UNKNOWN_IN_WIKITEXT_103 for _, _, count in lines)
-    return Vocabulary("word", (END_OF_LINE, *listed[:place], UNKNOWN, *listed[place:]))
 
 
 def words_of_list(chunks: Iterable[bytes]) -> Vocabulary:

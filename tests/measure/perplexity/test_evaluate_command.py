@@ -11,7 +11,7 @@ import torch
 
 from tests.covering import product_of
 from tests.measure.perplexity.scored import result
-from tests.measure.small_runs import SENTENCES, SmallRuns
+from tests.measure.small_runs import SmallRuns
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import SPLITS, load_corpus
@@ -134,7 +134,7 @@ def test_another_text_is_read_in_the_checkpoints_vocabulary(runs: SmallRuns, tmp
 
 def test_a_text_for_a_model_of_sentences_has_the_marks_of_its_corpus(runs: SmallRuns, tmp_path: Path) -> None:
     checkpoint = runs.checkpoint("sentences")
-    trained, path = load_trained(checkpoint), str(runs.folder / "lm1b" / SENTENCES)
+    trained, path = load_trained(checkpoint), {split: str(runs.folder / f"lm1b/{split}.txt") for split in SPLITS}
     own, given = (checkpoint_corpus(trained, checkpoint, data_path) for data_path in (None, path))
     vocabulary = own.vocabulary
     assert vocabulary.decode(without_marks(own.splits["test"])).count("\n\nthe cat sat") > 10
