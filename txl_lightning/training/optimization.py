@@ -171,11 +171,9 @@ class MuonWithAdam(torch.optim.Optimizer):
 def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
     """Return about U Vᵀ of each matrix U S Vᵀ, by five steps of Newton and Schulz's iteration of fifth degree.
 
-        X ← X / |X|        X ← a X + (b X Xᵀ + c (X Xᵀ)²) X = P X,    P = a I + b G + c G²,    G = X Xᵀ
+        X ← X / |X|        X ← a X + (b G + c G²) X,    G = X Xᵀ
 
-    In bfloat16 the products are those of `torch.optim.Muon`. In float32 matrices of at least twice as many columns as
-    rows are multiplied by all P at once: G ← P G P gives the next P without X. The result is the same up to rounding,
-    which this form enlarges, so it is not used with TensorFloat-32.
+    In bfloat16 the products are those of `torch.optim.Muon`.
 
     Args:
         matrices_NAB: N matrices with no more rows than columns.
@@ -183,27 +181,10 @@ def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
     a, b, c = COEFFICIENTS
     norms = torch.stack(torch._foreach_norm(matrices_NAB.unbind()))
     X = matrices_NAB / norms.clamp(min=EPS)[:, None, None]
-    exact = X.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    if exact and X.shape[2] >= 2 * X.shape[1]:
-        gram = X @ X.mT
-        product = P = _polynomial(gram)
-        for _ in range(STEPS - 1):
-            gram = P @ gram @ P
-            P = _polynomial(gram)
-            product = P @ product
-        return product @ X
     for _ in range(STEPS):
         gram = X @ X.mT
         X = torch.baddbmm(X, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
     return X
-
-
-def _polynomial(gram_NAA: Tensor) -> Tensor:
-    """Return P = a I + b G + c G²; the P of all steps are symmetric and commute."""
-    a, b, c = COEFFICIENTS
-    P = torch.baddbmm(gram_NAA, gram_NAA, gram_NAA, beta=b, alpha=c)
-    P.diagonal(dim1=1, dim2=2).add_(a)
-    return P
 
 
 def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
