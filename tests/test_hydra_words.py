@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 from tests.in_process import run_txl
 from tests.training.small_run import TEXT, TINY
+from txl_lightning import compose
 
 ROOT = Path(__file__).parents[1]
 SMALL = (*TINY, "data.path=text.txt", "data.cache_dir=cache", "trainer.max_steps=2")
@@ -64,6 +67,8 @@ def test_a_multirun_knows_the_number_of_a_job_and_names_nested_folders(tmp_path:
     assert "hydra.sweep.subdir has a value with a slash: folders of jobs are nested" in done.stderr
     seeds = [line for path in (tmp_path / "sweep").rglob("config.yaml") for line in path.read_text().splitlines()]
     assert {"seed: 0", "seed: 1"} < set(seeds)
+    jobs = json.loads((tmp_path / "sweep/multirun.json").read_text())["jobs"]
+    assert {(job["overrides"]["seed"], job["overrides"]["memory"]) for job in jobs} == {("0", "on"), ("1", "off")}
 
 
 @pytest.mark.parametrize(
@@ -116,3 +121,9 @@ def test_a_multirun_has_its_loggers_its_own_ids_and_the_ends_that_callbacks_brin
     results = json.loads((tmp_path / "sweep/multirun.json").read_text())
     assert [job["ended_by"] for job in results["jobs"]] == ["Timer", "Timer"]
     assert (tmp_path / "sweep/multirun.md").read_text().count("by Timer") == 2
+
+
+def test_a_config_is_composed_within_a_program_that_has_a_hydra_of_its_own() -> None:
+    with hydra.initialize(config_path=None, version_base="1.3"):
+        own = GlobalHydra.instance().hydra
+        assert (compose("seed=3").seed, GlobalHydra.instance().hydra) == (3, own)

@@ -37,3 +37,5 @@ def test_score_has_the_precision_of_a_call(precision: Any) -> None:
     nll.mean().backward()
     assert types == 2 * [torch.float32 if precision == "32-true" else torch.bfloat16]
     assert memory.filled == 9
+    hidden, _ = wrapped(TOKENS)
+    torch.testing.assert_close(model.log_probabilities(hidden).exp().sum(-1), torch.ones(2, 9))

@@ -174,7 +174,7 @@ def write_results(directory: Path) -> Path | None:
     jobs = job_folders(directory)
     if not jobs:
         return None
-    typed = [dict(_option(word) for word in job.record.get("overrides", ())) for job in jobs]
+    typed = [_options(job.record) for job in jobs]
     all_names = dict.fromkeys(name for words in typed for name in words)
     names = [name for name in all_names if len({words.get(name) for words in typed}) > 1]  # those that differ
     entries = []
@@ -199,9 +199,12 @@ def write_results(directory: Path) -> Path | None:
     return directory / TABLE_FILE
 
 
-def _option(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    return name.lstrip("+~"), value
+def _options(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the overrides of a job by name, with the values that interpolations have in it."""
+    options = record.get("options", {})
+    words = (word.partition("=") for word in record.get("overrides", ()))
+    typed = {name.lstrip("+~"): value for name, _, value in words}
+    return {name: str(options.get(name, value)) if value.startswith("$") else value for name, value in typed.items()}
 
 
 def _table(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:

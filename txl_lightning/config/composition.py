@@ -6,6 +6,7 @@ from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import II, OmegaConf
 
 from txl_lightning.config.schemas import (
@@ -56,8 +57,13 @@ def compose(*overrides: str) -> Any:
         HydraException: an override is not usable.
     """
     register_schemas()
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return typed(hydra.compose("config", overrides=list(overrides)))
+    kept = GlobalHydra.instance().hydra  # of a program with a Hydra of its own
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return typed(hydra.compose("config", overrides=list(overrides)))
+    finally:
+        GlobalHydra.instance().hydra = kept
 
 
 def register_command(name: str, schema: type) -> None:

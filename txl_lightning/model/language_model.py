@@ -110,6 +110,8 @@ class ScoringModel:
 
     def log_probabilities(self: Any, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
+        if self._fabric is not None:  # whose calls return float32 in every precision
+            hidden_BTD = hidden_BTD.to(next(self.parameters()).dtype)
         log_probabilities_BTV: Tensor = self.softmax.log_probabilities(hidden_BTD, self.embedding)
         return log_probabilities_BTV
 

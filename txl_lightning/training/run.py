@@ -94,7 +94,7 @@ def run(options: Config, directory: Path) -> list[str]:
     return [*lines, f"lower is better; metrics.json, config.yaml, curves (validation.jsonl){kept} are in {directory}"]
 
 
-def train(config: Config, directory: Path) -> dict[str, Any]:
+def train(config: Config, directory: Path | str) -> dict[str, Any]:
     """Train one model and evaluate its best weights on the validation and the test split.
 
     Writes `config.yaml`, `validation.jsonl`, `metrics.json`, `checkpoints/last.ckpt`, `previous.ckpt` and
@@ -109,7 +109,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
             loss at the end is not finite.
         Stopped: a signal ended the run; the message names the checkpoint, if one was written.
     """
-    config = resolve_accelerator(config)
+    config, directory = resolve_accelerator(config), Path(directory)
     check_config(config)
     refuse_to_replace(config, directory)
     _require_room(config, max(getattr(config.model, "cutoffs", ()), default=0) + 1)  # before the corpus is prepared
@@ -248,9 +248,9 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
     segments = f"{data.batch_size:,} streams of {data.segment_len:,} tokens{f' × {n_segments}' * (n_segments > 1)}"
     devices = f"{n_processes(trainer)} × {trainer.accelerator}" if n_processes(trainer) > 1 else trainer.accelerator
     tokens = data.batch_size * data.segment_len * n_segments
-    model = f"{config.model.n_layer} layers, {n_parameters:,} parameters; {', '.join(arm(config))}"
+    layers = f"{config.model.n_layer} layer{'s' * (config.model.n_layer != 1)}"
     return [
-        f"model: {config.model.name}, {model}",
+        f"model: {config.model.name}, {layers}, {n_parameters:,} parameters; {', '.join(arm(config))}",
         f"data: {corpus.name}, level {vocabulary.level}, vocabulary {len(vocabulary):,}; tokens: {', '.join(splits)}",
         f"device: {devices}, precision {trainer.precision}, {torch.get_num_threads()} of {cores()} CPU threads",
         f"steps: {trainer.max_steps:,}, each of {tokens:,} tokens ({segments})",
