@@ -23,7 +23,7 @@ from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.published_corpora import ADDRESSES, CHECKSUMS, PUBLISHED, REVISION, WIKITEXT, fetch
 from txl_lightning.data.streams import ShuffledStreams
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import UserError
 
 SIZES = {"train": 900, "valid": 50, "test": 50}
 EACH_10 = dict.fromkeys(SPLITS, 10)
