@@ -82,7 +82,7 @@ def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path, capsys:
     corpus = corpus_of(listed, tmp_path, level="word")
     assert corpus.vocabulary.decode(corpus.splits["train"][:10]) == "to be or not to be or not <unk>\n"
     assert corpus.unknown == corpus.facts()["unknown"] == {"train": 1 / 37, "valid": 1 / 4, "test": 1 / 3}
-    assert corpus.unknown_share("test") == " with 33.3% <unk>"
+    assert corpus.unknown_share("test") == " with 33.3% <unk> (5)"
     assert "never trained" not in capsys.readouterr().err
     untrained = corpus_of(listed, tmp_path, level="word", min_count=1)
     assert untrained.unknown == {"train": 0, "valid": 1 / 4, "test": 1 / 3}

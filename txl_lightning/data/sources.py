@@ -389,10 +389,15 @@ def _checksum(description: dict[str, Any]) -> str:
 def _files(folder: Path) -> dict[str, list[int]]:
     """Return the size of every array, and the CRC-32 of a small one: a large one takes long to read."""
     sizes = {path: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != DESCRIPTION}
-    return {
-        path.name: [size, zlib.crc32(path.read_bytes()) if size < LARGE_FILE_BYTES else 0]
-        for path, size in sizes.items()
-    }
+    return {path.name: [size, _crc32(path) if size < LARGE_FILE_BYTES else 0] for path, size in sizes.items()}
+
+
+def _crc32(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            found = zlib.crc32(block, found)
+    return found
 
 
 @contextmanager
