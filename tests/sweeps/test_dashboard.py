@@ -86,7 +86,7 @@ def test_every_panel_and_column_shows_what_a_command_logs(logged: dict[str, Path
         for name, value in summary(run)["summary"].items():
             there |= {name, *(f"{name}.{inner}" for inner in value)} if isinstance(value, dict) else {name}
     columns = [name.removeprefix("summary:") for name in PINNED if name.startswith("summary:")]
-    asked = {re.sub("ppl|bpc", "bpb", key) for key in (*keys_of_panels(), *columns)}
+    asked = {re.sub("ppl|bpb", "bpc", key) for key in (*keys_of_panels(), *columns)}
     assert len(asked) >= 23
     assert asked <= there
     assert summary(logged["recl"])["summary"]["recl/recl"]["_type"] == "html-file"
