@@ -67,6 +67,7 @@ test-hf: $(HF)/.ready
 # without Triton; this is the version that torch 2.13 for CUDA asks for.
 test-triton: $(TRITON)/.ready
 	TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest -n 2 --dist worksteal tests/model/kernels/test_relative.py tests/model/kernels/test_relative_compiled.py
+
 # Loggers that no extra brings.
 test-crossings: $(CROSSINGS)/.ready
 	$(CROSSINGS)/bin/python -m pytest tests/crossings
@@ -105,6 +106,8 @@ $(TRITON)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(TRITON)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(TRITON)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(TRITON)/bin/python $(PIP) --no-deps 'triton==3.7.1'
+	touch $@
+
 $(CROSSINGS)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(CROSSINGS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(CROSSINGS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth

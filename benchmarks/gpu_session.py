@@ -46,6 +46,7 @@ from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
 from txl_lightning.files import write_json
 from txl_lightning.model import attention
+from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.models import make_model
@@ -102,10 +103,10 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
         "as written": as_written,
         "kernel": lambda *x: attention.attend_fused(attention.Operands(*x[:5], None, "abcd", x[5], visible)),
     }
-    if device == "cuda":  # torch for the CPU comes without Triton
+    if device == "cuda" or os.environ.get("TRITON_INTERPRET"):  # torch for the CPU comes without Triton
         from txl_lightning.model.kernels import relative
 
-        kernels["relative"] = lambda *x: relative.attend(*x, visible, none)
+        kernels["relative"] = lambda *x: relative.attend(*x, visible, Dropout(0.0))
     exact, half, found = gradients(as_written, torch.float32), torch.float32 if tiny else torch.bfloat16, {}
     for name, kernel in kernels.items():
         pairs = zip(gradients(kernel, half), exact, strict=True)

@@ -37,7 +37,7 @@ class Case:
     def compile(self, name: str) -> tuple[int, int]:
         """Return bytes of shared memory and of the stack of each thread, to which registers are spilled."""
         kernel, absent = getattr(relative, name), set() if self.everything else OPTIONAL
-        constants = relative.constants(TYPES[self.dtype], self.E, "abcd", True, self.gpu >= 90)
+        constants = relative.constants(TYPES[self.dtype], self.E, "abcd", self.gpu >= 90)
         options = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
         constants |= dict.fromkeys(absent & set(kernel.arg_names))
         constants = {key: value for key, value in constants.items() if key in kernel.arg_names}

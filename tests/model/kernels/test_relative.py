@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_session import attention_alone
 from tests.gpu_path.counting import Launches
-from tests.model.kernels.test_kernels import DEVICE, PROBLEMS, Problem, plain
+from tests.model.kernels.test_kernels import DEVICE, NONE, PROBLEMS, Problem
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.model.attention import Attention, scores
+from txl_lightning.model.attention import Attention, Operands, attend_plainly, scores
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.positions import VisibleKeys
 
 triton = pytest.importorskip("triton", reason="Triton has an environment of its own: make test-triton")
 tl = triton.language
@@ -52,20 +52,29 @@ def _tiles_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(relative, "tile_of", lambda *_: 16)
 
 
+def plain(x: Operands) -> Tensor:
+    return attend_plainly(x, NONE)
+
+
+def kernel(x: Operands, p: float = 0.0) -> Tensor:
+    return relative.attend(
+        x.q_HBTE, x.k_HBKE, x.r_HSE, x.u_HE, x.v_HE, x.values_HBKE, x.visible, Dropout(p), x.bias_HS, x.terms
+    )
+
+
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_heads_and_all_gradients_are_those_of_the_scores(problem: Problem) -> None:
     expected = problem.run(plain, torch.float64)
-    found = problem.run(relative.attend, torch.float32)
+    found = problem.run(kernel, torch.float32)
     torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_sixteen_bits_are_as_near_as_the_scores_in_sixteen_bits() -> None:
     problem, half = Problem(T=20, filled=13, **SMALL), torch.bfloat16 if DEVICE == "cuda" else torch.float16
-    exact, ours, theirs = (
-        problem.run(*way) for way in ((plain, torch.float64), (relative.attend, half), (plain, half))
-    )
-    for name, x in exact.items():
-        assert (ours[name] - x).norm() <= 1.1 * (theirs[name] - x).norm(), name
+    exact, ours, theirs = (problem.run(*way) for way in ((plain, torch.float64), (kernel, half), (plain, half)))
+    far, as_far = (torch.stack([(found[name] - x).norm() for name, x in exact.items()]) for found in (ours, theirs))
+    assert (far <= 1.5 * as_far).all(), (far, as_far)  # a single gradient of one draw varies by a third
+    assert far.norm() <= 1.1 * as_far.norm()
 
 
 @triton.jit
@@ -87,22 +96,22 @@ def test_dropout_is_a_function_of_seed_and_place_in_both_passes(terms: str) -> N
     assert abs(kept.mean().item() - (1 - p)) < 0.03
     assert not torch.equal(kept[0, 0], kept[0, 1])
 
-    def with_dropout(values_HBKE: Tensor, visible: VisibleKeys, dropout: Dropout, **of_scores: Any) -> Tensor:
-        weights = (scores(**of_scores) + visible.mask_TK).softmax(-1)
-        return (weights * kept.to(weights.dtype) / (1 - p)) @ values_HBKE
+    def with_dropout(x: Operands) -> Tensor:
+        weights = (scores(*x.of_scores) + x.visible.mask_TK).softmax(-1)
+        return (weights * kept.to(weights.dtype) / (1 - p)) @ x.values_HBKE
 
-    def kernel(**arguments: Any) -> Tensor:
+    def seeded(x: Operands) -> Tensor:
         torch.manual_seed(5)
-        return relative.attend(**{**arguments, "dropout": Dropout(p)})
+        return kernel(x, p)
 
-    expected, found = problem.run(with_dropout, torch.float64), problem.run(kernel, torch.float32)
+    expected, found = problem.run(with_dropout, torch.float64), problem.run(seeded, torch.float32)
     torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_queries_that_see_later_keys_are_refused() -> None:
     problem = Problem(**SMALL)
     with pytest.raises(ValueError, match="causal masks"):
-        problem.run(lambda **x: relative.attend(**{**x, "visible": x["visible"]._replace(causal=False)}), torch.float32)
+        problem.run(lambda x: kernel(x._replace(visible=x.visible._replace(causal=False))), torch.float32)
 
 
 @pytest.mark.parametrize("options", [{}, {"encoding": "shaw", "table_len": 5}, {"memory_reset": "document"}], ids=str)
@@ -123,6 +132,12 @@ def test_a_model_has_the_same_losses_and_gradients(options: dict[str, Any]) -> N
         found = torch.autograd.grad(torch.cat(losses).mean(), list(model.parameters()), materialize_grads=True)
         results.append([torch.cat(losses), *found])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+def test_the_session_on_a_gpu_measures_the_kernel() -> None:
+    found = attention_alone(DEVICE, tiny=True)
+    assert found["relative"]["distance"] < 1e-3
+    assert found["relative"]["ms"] > 0
 
 
 SIZES = {"enwik8 base": (8, 22, 512, 1024, 64), "wt103 base": (10, 60, 150, 300, 41)}  # H, B, T, K, E

@@ -87,14 +87,15 @@ def _product(x, y, PRECISION: tl.constexpr):
 
 @triton.jit
 def _by_distance(
-    position, r, bias, first, S, PRECISION: tl.constexpr, E: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+    position, r, bias, h, first, S,
+    PRECISION: tl.constexpr, E: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Return terms (b) and (d) of a tile of queries, for the BLOCK distances from row `first` of r on."""
     scores = tl.zeros((BLOCK, BLOCK), tl.float32)
     if r is not None:
-        scores += _product(position, tl.trans(_rows(r, first, S, E, E, WIDTH, BLOCK)), PRECISION)
+        scores += _product(position, tl.trans(_rows(r + h * S * E, first, S, E, E, WIDTH, BLOCK)), PRECISION)
     if bias is not None:
-        scores += _numbers(bias, first, S, BLOCK)[None, :]
+        scores += _numbers(bias + h * S, first, S, BLOCK)[None, :]
     return scores
 
 
@@ -112,11 +113,11 @@ def _is_later(BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _sees(i, j, T, K, mask):
-    """Return whether query i may attend to key j."""
+def _sees(i, j, T, K, mask, of_stream):
+    """Return whether query i may attend to key j; `of_stream` is where the stream's mask begins."""
     inside = (i < T) & (j >= 0) & (j <= K - T + i)
     if mask is not None:
-        inside &= tl.load(mask + i * K + j, mask=inside, other=-1.0) == 0.0
+        inside &= tl.load(mask + of_stream + i * K + j, mask=inside, other=-1.0) == 0.0
     return inside
 
 
@@ -130,37 +131,32 @@ def _kept(seed, hb, i, j, K, p):
 def _forward(
     q, k, values, r, u, v, bias, mask, first, seed, heads, log_sums,
     q_h, q_b, q_t, k_h, k_b, k_t, mask_b, H, B, T, K, scale, p,
-    READ_A: tl.constexpr, READ_B: tl.constexpr, RELATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    READ_A: tl.constexpr, READ_B: tl.constexpr, PRECISION: tl.constexpr,
     E: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Heads [B, T, H, E] and `log_sums` [H, B, T] of a tile of queries of one matrix (h, b)."""
     i0, hb, S = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64), K + 1
     h, b = hb // B, hb % B
     k, values = k + h * k_h + b * k_b, values + h * k_h + b * k_b
-    r = r + h * S * E if r is not None else None
-    bias = bias + h * S if bias is not None else None
-    mask = mask + b * mask_b if mask is not None else None
-    i = i0 + tl.arange(0, BLOCK)[:, None]
+    places = i0 + tl.arange(0, BLOCK)
+    i = places[:, None]
     query = _rows(q + h * q_h + b * q_b, i0, T, q_t, E, WIDTH, BLOCK)
     content, position = _with_vector(query, u, h, READ_A, E, WIDTH), _with_vector(query, v, h, READ_B, E, WIDTH)
 
     begin, end = 0, tl.minimum(K, K - T + i0 + BLOCK)
     if first is not None:
-        places = i0 + tl.arange(0, BLOCK)
         begin = tl.min(tl.load(first + b * T + places, mask=places < T, other=K)) // BLOCK * BLOCK
-    earlier = tl.zeros((BLOCK, BLOCK), tl.float32)
-    if RELATIVE:
-        earlier = _by_distance(position, r, bias, T + begin - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
+    earlier = _by_distance(position, r, bias, h, T + begin - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
     top, total = tl.full((BLOCK,), -float("inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
     sums = tl.zeros((BLOCK, WIDTH), tl.float32)
     for j0 in range(begin, end, BLOCK):
         j = j0 + tl.arange(0, BLOCK)[None, :]
         scores = _product(content, tl.trans(_rows(k, j0, K, k_t, E, WIDTH, BLOCK)), PRECISION)
-        if RELATIVE:
-            later = _by_distance(position, r, bias, T + j0 - i0, S, PRECISION, E, WIDTH, BLOCK)
+        if r is not None or bias is not None:
+            later = _by_distance(position, r, bias, h, T + j0 - i0, S, PRECISION, E, WIDTH, BLOCK)
             scores += _turned(tl.where(_is_later(BLOCK), later, earlier), False, BLOCK)
             earlier = later
-        scores = tl.where(_sees(i, j, T, K, mask), scores * (scale * LOG2_E), -float("inf"))
+        scores = tl.where(_sees(i, j, T, K, mask, b * mask_b), scores * (scale * LOG2_E), -float("inf"))
         highest = tl.maximum(top, tl.max(scores, 1))
         finite = tl.where(highest == -float("inf"), 0.0, highest)
         weights, decay = tl.exp2(scores - finite[:, None]), tl.exp2(top - finite)
@@ -172,12 +168,11 @@ def _forward(
 
     total = tl.where(total > 0.0, total, 1.0)
     _write(heads + (b * T * H + h) * E, sums / total[:, None], i0, T, H * E, E, WIDTH, BLOCK)
-    places = i0 + tl.arange(0, BLOCK)
     tl.store(log_sums + hb * T + places, top + tl.log2(total), mask=places < T)
 
 
 @triton.jit
-def _gradient_of_scores(scores, of_weights, seed, hb, i, j, T, K, mask, log_sum, delta, scale, p):
+def _gradient_of_scores(scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p):
     """Return the weights behind dropout and the gradient of the scores.
 
         P = exp(A/sqrt(E)) / Σ        dA = P ∘ (Z ∘ (dY · valueᵀ) - delta)        delta_i = Σ_e dY_ie Y_ie
@@ -185,7 +180,7 @@ def _gradient_of_scores(scores, of_weights, seed, hb, i, j, T, K, mask, log_sum,
     Z is what dropout multiplies the weights with. `of_weights` is dY · valueᵀ. A factor 1/sqrt(E) is left out.
     """
     exponents = scores * (scale * LOG2_E) - log_sum[:, None]
-    weights = tl.exp2(tl.where(_sees(i, j, T, K, mask), exponents, -float("inf")))
+    weights = tl.exp2(tl.where(sees, exponents, -float("inf")))
     dropped = weights
     if seed is not None:
         factor = tl.where(_kept(seed, hb, i, j, K, p), 1.0 / (1.0 - p), 0.0)
@@ -197,7 +192,7 @@ def _gradient_of_scores(scores, of_weights, seed, hb, i, j, T, K, mask, log_sum,
 def _backward_of_queries(
     q, k, values, r, u, v, bias, mask, first, seed, heads, log_sums, output, deltas, q_grad, u_grad, v_grad,
     q_h, q_b, q_t, k_h, k_b, k_t, mask_b, H, B, T, K, scale, p,
-    READ_A: tl.constexpr, READ_B: tl.constexpr, RELATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    READ_A: tl.constexpr, READ_B: tl.constexpr, PRECISION: tl.constexpr,
     E: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries, its part of those of u and v, and `deltas`, which the other passes read.
@@ -207,9 +202,6 @@ def _backward_of_queries(
     i0, hb, S = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64), K + 1
     h, b = hb // B, hb % B
     k, values = k + h * k_h + b * k_b, values + h * k_h + b * k_b
-    r = r + h * S * E if r is not None else None
-    bias = bias + h * S if bias is not None else None
-    mask = mask + b * mask_b if mask is not None else None
     i, of_matrix = i0 + tl.arange(0, BLOCK)[:, None], (b * T * H + h) * E
     query = _rows(q + h * q_h + b * q_b, i0, T, q_t, E, WIDTH, BLOCK)
     content, position = _with_vector(query, u, h, READ_A, E, WIDTH), _with_vector(query, v, h, READ_B, E, WIDTH)
@@ -222,38 +214,33 @@ def _backward_of_queries(
     begin, end = 0, tl.minimum(K, K - T + i0 + BLOCK)
     if first is not None:
         begin = tl.min(tl.load(first + b * T + places, mask=places < T, other=K)) // BLOCK * BLOCK
-    earlier = tl.zeros((BLOCK, BLOCK), tl.float32)
-    if RELATIVE:
-        earlier = _by_distance(position, r, bias, T + begin - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
+    earlier = _by_distance(position, r, bias, h, T + begin - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
     waiting = tl.zeros((BLOCK, BLOCK), tl.float32)
     by_content, by_position = tl.zeros((BLOCK, WIDTH), tl.float32), tl.zeros((BLOCK, WIDTH), tl.float32)
     for j0 in range(begin, end, BLOCK):
         j, key = j0 + tl.arange(0, BLOCK)[None, :], _rows(k, j0, K, k_t, E, WIDTH, BLOCK)
         scores = _product(content, tl.trans(key), PRECISION)
-        if RELATIVE:
-            later = _by_distance(position, r, bias, T + j0 - i0, S, PRECISION, E, WIDTH, BLOCK)
+        if r is not None or bias is not None:
+            later = _by_distance(position, r, bias, h, T + j0 - i0, S, PRECISION, E, WIDTH, BLOCK)
             scores += _turned(tl.where(_is_later(BLOCK), later, earlier), False, BLOCK)
             earlier = later
         value = _rows(values, j0, K, k_t, E, WIDTH, BLOCK)
         of_weights = _product(out, tl.trans(value), PRECISION)
-        _, gradient = _gradient_of_scores(scores, of_weights, seed, hb, i, j, T, K, mask, log_sum, delta, scale, p)
+        sees = _sees(i, j, T, K, mask, b * mask_b)
+        _, gradient = _gradient_of_scores(scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p)
         by_content += _product(gradient.to(key.dtype), key, PRECISION)
         if r is not None:
             turned = _turned(gradient, True, BLOCK)
             waiting += tl.where(_is_later(BLOCK), 0.0, turned)
-            distances = _rows(r, T + j0 - i0 - BLOCK, S, E, E, WIDTH, BLOCK)
+            distances = _rows(r + h * S * E, T + j0 - i0 - BLOCK, S, E, E, WIDTH, BLOCK)
             by_position += _product(waiting.to(key.dtype), distances, PRECISION)
             waiting = tl.where(_is_later(BLOCK), turned, 0.0)
     if r is not None:
         last = T - i0 + begin + (end - begin - 1) // BLOCK * BLOCK
-        by_position += _product(waiting.to(query.dtype), _rows(r, last, S, E, E, WIDTH, BLOCK), PRECISION)
+        by_position += _product(waiting.to(query.dtype), _rows(r + h * S * E, last, S, E, E, WIDTH, BLOCK), PRECISION)
 
     by_content, by_position = by_content * scale, by_position * scale
-    q_sums = tl.zeros((BLOCK, WIDTH), tl.float32)
-    if READ_A:
-        q_sums += by_content
-    if READ_B:
-        q_sums += by_position
+    q_sums = tl.where(READ_A, by_content, 0.0) + tl.where(READ_B, by_position, 0.0)
     _write(q_grad + hb * T * E, q_sums, i0, T, E, E, WIDTH, BLOCK)
     columns, part = tl.arange(0, WIDTH), (hb * tl.num_programs(0) + tl.program_id(0)) * E
     if u_grad is not None:
@@ -266,16 +253,13 @@ def _backward_of_queries(
 def _backward_of_keys(
     q, k, values, r, u, v, bias, mask, first, seed, log_sums, output, deltas, k_grad, values_grad,
     q_h, q_b, q_t, k_h, k_b, k_t, mask_b, H, B, T, K, scale, p,
-    READ_A: tl.constexpr, READ_B: tl.constexpr, RELATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    READ_A: tl.constexpr, READ_B: tl.constexpr, PRECISION: tl.constexpr,
     E: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and of their values: [H, B, K, E]."""
     j0, hb, S = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64), K + 1
     h, b = hb // B, hb % B
     q, output = q + h * q_h + b * q_b, output + (b * T * H + h) * E
-    r = r + h * S * E if r is not None else None
-    bias = bias + h * S if bias is not None else None
-    mask = mask + b * mask_b if mask is not None else None
     j = j0 + tl.arange(0, BLOCK)[None, :]
     key = _rows(k + h * k_h + b * k_b, j0, K, k_t, E, WIDTH, BLOCK)
     value = _rows(values + h * k_h + b * k_b, j0, K, k_t, E, WIDTH, BLOCK)
@@ -292,16 +276,15 @@ def _backward_of_keys(
         i, query = i0 + tl.arange(0, BLOCK)[:, None], _rows(q, i0, T, q_t, E, WIDTH, BLOCK)
         content, position = _with_vector(query, u, h, READ_A, E, WIDTH), _with_vector(query, v, h, READ_B, E, WIDTH)
         scores = _product(content, tl.trans(key), PRECISION)
-        if RELATIVE:
-            later = _by_distance(position, r, bias, T + j0 - i0, S, PRECISION, E, WIDTH, BLOCK)
-            earlier = _by_distance(position, r, bias, T + j0 - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
+        if r is not None or bias is not None:
+            later = _by_distance(position, r, bias, h, T + j0 - i0, S, PRECISION, E, WIDTH, BLOCK)
+            earlier = _by_distance(position, r, bias, h, T + j0 - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
             scores += _turned(tl.where(_is_later(BLOCK), later, earlier), False, BLOCK)
         out = _rows(output, i0, T, H * E, E, WIDTH, BLOCK)
         log_sum, delta = _numbers(log_sums + hb * T, i0, T, BLOCK), _numbers(deltas + hb * T, i0, T, BLOCK)
         of_weights = _product(out, tl.trans(value), PRECISION)
-        weights, gradient = _gradient_of_scores(
-            scores, of_weights, seed, hb, i, j, T, K, mask, log_sum, delta, scale, p
-        )
+        sees = _sees(i, j, T, K, mask, b * mask_b)
+        weights, gradient = _gradient_of_scores(scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p)
         by_value += _product(tl.trans(weights.to(out.dtype)), out, PRECISION)
         by_key += _product(tl.trans(gradient.to(query.dtype)), content, PRECISION)
     _write(k_grad + hb * K * E, by_key * scale, j0, K, E, E, WIDTH, BLOCK)
@@ -322,8 +305,6 @@ def _backward_of_distances(
     """
     shift, S = (tl.program_id(0) - tl.cdiv(T, BLOCK)) * BLOCK, K + 1
     h, group = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    r = r + h * S * E if r is not None else None
-    bias = bias + h * S if bias is not None else None
     x, y = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     by_r, by_bias = tl.zeros((BLOCK, WIDTH), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for b in range(group, B, tl.num_programs(2)):
@@ -335,13 +316,12 @@ def _backward_of_distances(
             content, position = _with_vector(query, u, h, READ_A, E, WIDTH), _with_vector(query, v, h, READ_B, E, WIDTH)
             out = _rows(output + (b * T * H + h) * E, i0, T, H * E, E, WIDTH, BLOCK)
             scores = _of_both(content, k + of_keys, j0, K, k_t, PRECISION, E, WIDTH, BLOCK)
-            scores += _turned(_by_distance(position, r, bias, T + shift, S, PRECISION, E, WIDTH, BLOCK), False, BLOCK)
+            by_distance = _by_distance(position, r, bias, h, T + shift, S, PRECISION, E, WIDTH, BLOCK)
+            scores += _turned(by_distance, False, BLOCK)
             of_weights = _of_both(out, values + of_keys, j0, K, k_t, PRECISION, E, WIDTH, BLOCK)
             log_sum, delta = _numbers(log_sums + hb * T, i0, T, BLOCK), _numbers(deltas + hb * T, i0, T, BLOCK)
-            of_mask = mask + b * mask_b if mask is not None else None
-            _, gradient = _gradient_of_scores(
-                scores, of_weights, seed, hb, i, j, T, K, of_mask, log_sum, delta, scale, p
-            )
+            sees = _sees(i, j, T, K, mask, b * mask_b)
+            _, gradient = _gradient_of_scores(scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p)
             gradient = _turned(gradient, True, BLOCK)
             by_bias += tl.sum(gradient, 0)
             if r_grad is not None:
@@ -368,21 +348,19 @@ def tile_of(dtype: torch.dtype, E: int, is_hopper: bool) -> int:
     return 64 if is_hopper else 32
 
 
-def constants(dtype: torch.dtype, E: int, terms: str, relative: bool, is_hopper: bool) -> dict[str, Any]:
+def constants(dtype: torch.dtype, E: int, terms: str, is_hopper: bool) -> dict[str, Any]:
     """Return what the kernels are compiled for.
 
     Args:
         dtype: of queries, keys, values and r.
         E: numbers of a head.
         terms: whether (a) and (b) are among them.
-        relative: whether there is r or a bias.
         is_hopper: whether the GPU is of compute capability 9.0 or later.
     """
     n = tile_of(dtype, E, is_hopper)
     return {
         "READ_A": "a" in terms,
         "READ_B": "b" in terms,
-        "RELATIVE": relative,
         "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
         "E": E,
         "WIDTH": max(16, triton.next_power_of_2(E)),
@@ -392,9 +370,9 @@ def constants(dtype: torch.dtype, E: int, terms: str, relative: bool, is_hopper:
     }
 
 
-def _constants_for(q: Tensor, r: Tensor | None, bias: Tensor | None, terms: str) -> dict[str, Any]:
+def _constants_for(q: Tensor, terms: str) -> dict[str, Any]:
     is_hopper = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (9, 0)
-    return constants(q.dtype, q.shape[-1], terms, r is not None or bias is not None, is_hopper)
+    return constants(q.dtype, q.shape[-1], terms, is_hopper)
 
 
 def _numbers_of(q: Tensor, k: Tensor, mask: Tensor | None, p: float) -> tuple[tuple[Any, ...], Tensor | None]:
@@ -408,7 +386,7 @@ def _numbers_of(q: Tensor, k: Tensor, mask: Tensor | None, p: float) -> tuple[tu
 def _attended(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Return the heads, and the logarithms of the sums, from what GIVEN names, p and the terms."""
     q, k, values, r, u, v, bias, mask, seed, p, terms = inputs
-    (H, B, T, _), fixed = q.shape, _constants_for(q, r, bias, terms)
+    (H, B, T, _), fixed = q.shape, _constants_for(q, terms)
     heads, log_sums = _empty_heads(q), q.new_empty((H, B, T), dtype=torch.float32)
     numbers, first = _numbers_of(q, k, mask, p)
     _forward[triton.cdiv(T, fixed["BLOCK"]), H * B](
@@ -426,7 +404,7 @@ def _empty_heads(q: Tensor) -> Tensor:
 def _gradients(*inputs: Any) -> list[Tensor]:
     """Return the gradients of q, k, values, r, u, v and bias from `output`, that of the heads; empty for none."""
     q, k, values, r, u, v, bias, mask, seed, p, terms, heads, log_sums, output, of_distances = inputs
-    (H, B, T, E), K, fixed = q.shape, k.shape[2], _constants_for(q, r, bias, terms)
+    (H, B, T, E), K, fixed = q.shape, k.shape[2], _constants_for(q, terms)
     numbers, first = _numbers_of(q, k, mask, p)
     if output.stride() != heads.stride():
         output = torch.empty_like(heads).copy_(output)
@@ -439,19 +417,13 @@ def _gradients(*inputs: Any) -> list[Tensor]:
 
     q_grad, k_grad, values_grad = (x.new_empty(x.shape) for x in (q, k, values))
     u_grad, v_grad = (parts(x, H, B * n_tiles, E) for x in (u, v))
-    given, kept, deltas = (q, k, values, r, u, v, bias, mask), (log_sums, output), torch.empty_like(log_sums)
-    _backward_of_queries[n_tiles, H * B](
-        *given, first, seed, heads, *kept, deltas, q_grad, u_grad, v_grad, *numbers, **fixed
-    )
-    _backward_of_keys[triton.cdiv(K, n), H * B](
-        *given, first, seed, *kept, deltas, k_grad, values_grad, *numbers, **fixed
-    )
+    given, kept = (q, k, values, r, u, v, bias, mask), (log_sums, output, torch.empty_like(log_sums))
+    _backward_of_queries[n_tiles, H * B](*given, first, seed, heads, *kept, q_grad, u_grad, v_grad, *numbers, **fixed)
+    _backward_of_keys[triton.cdiv(K, n), H * B](*given, first, seed, *kept, k_grad, values_grad, *numbers, **fixed)
     r_grad = bias_grad = None
-    if of_distances and fixed.pop("RELATIVE"):
+    if of_distances:
         r_grad, bias_grad = parts(r, groups, H, K + 1, E), parts(bias, groups, H, K + 1)
-        _backward_of_distances[n_distances, H, groups](
-            *given, seed, *kept, deltas, r_grad, bias_grad, *numbers, **fixed
-        )
+        _backward_of_distances[n_distances, H, groups](*given, seed, *kept, r_grad, bias_grad, *numbers, **fixed)
     sums = zip((r, u, v, bias), (r_grad, u_grad, v_grad, bias_grad), (0, 1, 1, 0), strict=True)
     of_vectors = [q.new_empty(0) if x is None or y is None else y.sum(axis, dtype=x.dtype) for x, y, axis in sums]
     return [q_grad, k_grad, values_grad, *of_vectors]
