@@ -28,6 +28,7 @@ def test_two_segments_give_the_losses_of_the_bare_model(name: str) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "32-true"])
 def test_score_has_the_precision_of_a_call(precision: Any) -> None:
+    """By the private `_fabric` and its `_precision`."""
     model: Any = tiny_model(n_layer=1, mem_len=9).float()
     wrapped: Any = Fabric(accelerator="cpu", devices=1, precision=precision).setup_module(model)
     types = []
