@@ -35,8 +35,8 @@ def test_a_training_without_checkpoints_fails_and_completes_later(tmp_path: Path
         f"could not write the checkpoint of step 6: [Errno 27] File too large: '{folder}/last.ckpt'; there is none yet"
     )
     assert said.count(line) == 2  # tried again
-    end = "the checkpoints of the last step, 6, could not be written; to continue, repeat the command with resume=auto"
-    assert said[-1] == f"txl train: {folder}: {end}"
+    end = f"to continue, repeat the command with hydra.run.dir={tmp_path / 'run'} resume=auto"
+    assert said[-1] == f"txl train: {folder}: the checkpoints of the last step, 6, could not be written; {end}"
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run/metrics.json").exists()
     done = start_module(tmp_path, "txl_lightning.cli", *given, "resume=auto").finish()

@@ -15,8 +15,9 @@ import pytest
 import torch
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
+from tests.in_process import run_txl
 from tests.training.recorded_run import complete, start
-from tests.training.small_run import patch_module, poison, tiny_config
+from tests.training.small_run import TINY, patch_module, poison, tiny_config
 from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.files import PART
 from txl_lightning.runs.storage import read_file
@@ -43,6 +44,11 @@ def test_what_is_not_finite_ends_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.isfinite(saved["training_memory"]["memory"]["states"]).all()
 
 
+def to_continue(directory: Path) -> str:
+    """Return the end of the line of a stopped run; no `resume=PATH` is allowed after the last step."""
+    return f"; to continue, repeat the command with hydra.run.dir={directory}/run resume=auto"
+
+
 def send(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *pauses: float) -> None:
     """Let the process get a signal in step 7, again after each pause."""
 
@@ -58,7 +64,7 @@ def send(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *pauses: float
 def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     send(monkeypatch, signal.SIGTERM)
-    words = r"stopped by SIGTERM after step 7; to continue, repeat the command with resume=.*/last.ckpt$"
+    words = rf"stopped by SIGTERM after step 7{to_continue(tmp_path)}$"
     with pytest.raises(Stopped, match=words) as stopped:
         train(tiny_config(tmp_path), tmp_path / "run")
     assert stopped.value.signum == signal.SIGTERM
@@ -66,6 +72,21 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, mo
     assert {number: signal.getsignal(number) for number in before} == before
     with pytest.raises(Stopped, match=r"stopped by SIGTERM after step 7$"):
         train(tiny_config(tmp_path, "checkpoint.enabled=false"), tmp_path / "b")
+
+
+def test_a_run_that_is_stopped_after_its_last_step_continues_as_its_line_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tiny_config(tmp_path).data.path  # type: ignore[attr-defined]
+    words = [*TINY, f"data.path={text}", f"data.cache_dir={tmp_path}/cache", "trainer.max_steps=7"]
+    with monkeypatch.context() as patch:
+        send(patch, signal.SIGTERM)
+        done = run_txl("train", *words, directory=tmp_path)  # without hydra.run.dir
+    assert done.status == 128 + signal.SIGTERM
+    before, _, named = done.err.rstrip().rpartition("; to continue, repeat the command with ")
+    assert before.endswith("txl train: stopped by SIGTERM after step 7")
+    assert run_txl("train", *words, *named.split(), directory=tmp_path).status == 0
+    assert len(list(tmp_path.glob("outputs/*/*/metrics.json"))) == len(list(tmp_path.glob("outputs/*/*"))) == 1
 
 
 def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +105,7 @@ def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch
 def test_the_final_test_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     with monkeypatch.context() as patch:
         patch_module(patch, "test_step", before=lambda module: os.kill(os.getpid(), number))
-        with pytest.raises(Stopped, match=f"stopped by {number.name}$"):
+        with pytest.raises(Stopped, match=f"stopped by {number.name}{to_continue(tmp_path)}$"):
             train(tiny_config(tmp_path), tmp_path / "run")
     assert not (tmp_path / "run/metrics.json").exists()
     assert train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")["steps"] == 12
@@ -99,7 +120,7 @@ def test_a_signal_while_a_checkpoint_is_read_is_no_damage(tmp_path: Path, monkey
         return load(*arguments, **options)
 
     monkeypatch.setattr(torch, "load", signalled)
-    with pytest.raises(Stopped, match=r"^stopped by SIGTERM$"):  # reads the best weights
+    with pytest.raises(Stopped, match=rf"^stopped by SIGTERM{to_continue(tmp_path)}$"):  # reads the best weights
         train(tiny_config(tmp_path), tmp_path / "run")
     with pytest.raises(Stopped, match=r"^stopped by SIGTERM$"):  # not the one before
         train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")
@@ -107,7 +128,7 @@ def test_a_signal_while_a_checkpoint_is_read_is_no_damage(tmp_path: Path, monkey
 
 def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     send(monkeypatch, signal.SIGINT, 0.0, 1.2)  # within a second it counts as the same Ctrl-C
-    with pytest.raises(Stopped, match=r"stopped by SIGINT$"):
+    with pytest.raises(Stopped, match=rf"stopped by SIGINT{to_continue(tmp_path)}$"):
         train(tiny_config(tmp_path), tmp_path / "run")
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 5
 

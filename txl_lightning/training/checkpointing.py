@@ -115,6 +115,11 @@ class Checkpoints(Callback):
         return self.directory / LAST if self.last_is_good else self.resumed_from
 
     @property
+    def to_continue(self) -> str:
+        """How to continue the run, wherever it was stopped: after its last step no `resume=PATH` is allowed."""
+        return f"to continue, repeat the command with hydra.run.dir={self.directory.parent} resume=auto"
+
+    @property
     def best_path(self) -> Path | None:
         """Path of the best checkpoint; None before the first validation."""
         return self.directory / BEST if self.best["step"] >= 0 else None
@@ -239,7 +244,7 @@ class Checkpoints(Callback):
             self.on_validation_end(trainer, trainer.lightning_module)
         if self.incomplete:
             end = f"the checkpoints of the last step, {trainer.global_step}, could not be written"
-            raise UserError(f"{self.directory}: {end}; to continue, repeat the command with resume=auto")
+            raise UserError(f"{self.directory}: {end}; {self.to_continue}")
 
     def _copy_best(self, source: Path) -> bool:
         with reported(BEST):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,12 +38,14 @@ class StopSignals:
     Attributes:
         signum: first signal received; 0 without one.
         training: whether steps are being trained: a signal is then noted, and `CleanStop` ends the run after a step.
+        to_continue: returns the end of the message, how to continue the run.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.signum = 0
         self.training = False
+        self.to_continue: Callable[[], str] = str
         self._received_at = 0.0
         self._handlers = ExitStack()
 
@@ -54,7 +57,8 @@ class StopSignals:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self._handlers.close()
         if isinstance(error, SignalError):
-            raise Stopped(f"stopped by {signal.Signals(error.args[0]).name}", error.args[0]) from None
+            name = signal.Signals(error.args[0]).name
+            raise Stopped(f"stopped by {name}{self.to_continue()}", error.args[0]) from None
 
     def _handle(self, signum: int, frame: Any) -> None:
         again = signum == self.signum == signal.SIGINT
@@ -103,7 +107,7 @@ class CleanStop(Callback):
         self.agreed = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.signals.training = True
+        self.signals.training, self.signals.to_continue = True, self._to_continue
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.signals.training = False
@@ -129,10 +133,12 @@ class CleanStop(Callback):
                 self._stop(trainer)
 
     def _stop(self, trainer: L.Trainer) -> None:
-        step, saved = trainer.global_step, ""
-        if self.checkpoints is not None and self.checkpoints.saved_step == step:
-            saved = f"; to continue, repeat the command with resume={self.checkpoints.newest}"
-        raise Stopped(f"stopped by {signal.Signals(self.agreed).name} after step {step}{saved}", self.agreed)
+        by = f"stopped by {signal.Signals(self.agreed).name} after step {trainer.global_step}"
+        raise Stopped(by + self._to_continue(), self.agreed)
+
+    def _to_continue(self) -> str:
+        kept = self.checkpoints
+        return f"; {kept.to_continue}" if kept is not None and kept.saved_step >= 0 else ""
 
 
 class FiniteLoss(Callback):
