@@ -28,7 +28,7 @@ ROWS = (
         "evaluate checkpoint=PATH",
         module="txl_lightning.measure.perplexity",
         options="txl_lightning.measure.options.EvaluateOptions",
-        summary="loss of a checkpoint (nll, ppl, bpc or bpb) at any lengths; sweep of attention lengths",
+        summary="loss of a checkpoint (nll, ppl, bpc, bpb), any lengths; sweep of attention lengths",
     ),
     Command(
         "recl checkpoints=[A,B,…]",
