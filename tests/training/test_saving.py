@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import resource
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tests.training.small_run import patch_module, tiny_config, trained
@@ -19,6 +23,7 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training import checkpointing
 from txl_lightning.training.checkpointing import Checkpoints, DurableCheckpoints, last_good
+from txl_lightning.training.loggers import CurveFile, keep_rows
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -285,3 +290,53 @@ def test_lines_of_something_else_leave_the_curves_of_a_resumed_run(
     assert said in capsys.readouterr().err
     assert path.read_bytes().startswith(before)
     assert path.read_bytes().count(b"\n") == n_lines + (1 if name == "validation.jsonl" else 3)
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_or_a_kill_at_the_start_loses_no_row_of_metrics_csv(tmp_path: Path) -> None:
+    def started(step: int) -> CSVLogger:
+        logger = CSVLogger(tmp_path, name=None, version="")
+        keep_rows(logger, step)
+        return logger
+
+    def log(logger: CSVLogger, step: int, **values: float) -> None:
+        logger.log_metrics(values, step)
+        logger.save()
+
+    first, path = started(0), tmp_path / "metrics.csv"
+    for step in (1, 2, 3):
+        log(first, step, loss=step / 8)
+    assert first.experiment is first._experiment
+    before = path.read_text()
+    with no_file_beyond(len(before) - 1):
+        again = started(3)
+    assert path.read_text() == before
+    with no_file_beyond(len(before) + 2):
+        for step, values in ((4, {"loss": 0.5}), (5, {"val": 0.25})):
+            with pytest.raises(OSError, match=r"File too large|No space left"):
+                log(again, step, **values)
+            assert path.read_text() == before
+    log(again, 6, loss=0.75)
+    rows = [(row["step"], row["loss"], row["val"]) for row in csv.DictReader(path.read_text().splitlines())]
+    assert rows[3:] == [("4", "0.5", ""), ("5", "", "0.25"), ("6", "0.75", "")]
+    log(started(5), 6, loss=1.0)
+    assert path.read_text().splitlines()[-2:] == [",5,0.25", "1.0,6,"]
+
+
+def test_lines_that_found_no_room_are_written_with_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = CurveFile(tmp_path / "validation.jsonl")
+    for step, size in ((1, 1000), (2, 20), (3, 20), (4, 1000)):
+        with no_file_beyond(size):
+            file.append({"steps": step})
+    assert file.path.read_text() == "".join(f'{{"steps": {step}}}\n' for step in (1, 2, 3, 4))
+    assert capsys.readouterr().err.count("could not write validation.jsonl: [Errno 2") == 2

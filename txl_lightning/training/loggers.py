@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
-import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
 from txl_lightning.errors import require
-from txl_lightning.files import write_text
+from txl_lightning.files import append_text, write_text
 from txl_lightning.runs.trained import Checkpoint
 from txl_lightning.training.callbacks import make
 
@@ -37,11 +37,11 @@ def reported(what: str) -> Iterator[None]:
 class CurveFile:
     """Lines of JSON, each with the number of `steps` after which it was measured.
 
-    A failed write is reported on stderr and does not end the training.
+    A failed write is reported on stderr and does not end the training; the next one repeats it.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.unwritten = path, ""
 
     def keep_until(self, step: int) -> None:
         """Drop later lines: a run resumed at `step` in the same directory measures them again."""
@@ -49,7 +49,7 @@ class CurveFile:
 
     def keep(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
         """Drop the lines whose row does not meet a condition, or that hold none; return the other rows."""
-        text = self.path.read_text("utf-8", "replace") if self.path.exists() else ""
+        text = text_of(self.path)
         kept, rows = parsed(self.path, text.splitlines(keepends=True), json.loads, condition)
         if (kept_text := "".join(kept)) != text:
             with reported(self.path.name):
@@ -57,13 +57,16 @@ class CurveFile:
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
-        """Append one whole line, or nothing if the disk is full."""
-        line = f"{json.dumps(row)}\n".encode()
-        with reported(self.path.name), self.path.open("ab", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            if file.write(line) < len(line):
-                file.truncate(end)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        """Append one whole line, after those for which the disk was full."""
+        self.unwritten += f"{json.dumps(row)}\n"
+        with reported(self.path.name):
+            append_text(self.path, self.unwritten)
+            self.unwritten = ""
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a curve file; empty if there is none."""
+    return path.read_text("utf-8", "replace") if path.exists() else ""
 
 
 def parsed(
@@ -92,19 +95,46 @@ def parsed(
     return [line for line, _ in kept], [row for _, row in kept]
 
 
+class Rows(ExperimentWriter):
+    """Lightning's writer of `metrics.csv`, which keeps rows of earlier sessions, and whole ones on a full disk."""
+
+    def _check_log_dir_exists(self) -> None:
+        """Leave the file, which Lightning's removes."""
+
+    def save(self) -> None:
+        """Append the new rows, below another header if they have new columns: all of them, or none."""
+        path, names = Path(self.metrics_file_path), sorted({*self.metrics_keys}.union(*self.metrics))
+        text = StringIO()
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        if names != self.metrics_keys:
+            writer.writeheader()
+            writer.writerows(csv.DictReader(text_of(path).splitlines(keepends=True)))
+        writer.writerows(self.metrics)
+        (append_text if names == self.metrics_keys else write_text)(path, text.getvalue())
+        self.metrics, self.metrics_keys = [], names
+
+
 def keep_rows(logger: CSVLogger, step: int) -> None:
     """Let a logger of a resumed run continue its file, with the rows up to `step`: Lightning starts an empty one."""
-    path, rows = Path(logger.log_dir) / "metrics.csv", list[dict[str, str]]()
-    if step and path.exists():
-        head, *lines = path.read_text("utf-8", "replace").splitlines(keepends=True) or [""]
-        names = next(csv.reader([head]), [])
+    if "://" in logger.log_dir:
+        return
+    rows = logger._experiment = Rows(logger.log_dir)  # private
+    path = Path(rows.metrics_file_path)
+    text = text_of(path)
+    head, *lines = text.splitlines(keepends=True) or [""]
+    names = next(csv.reader([head]), [])
 
-        def parse(line: str) -> dict[str, str]:
-            return dict(zip(names, next(csv.reader([line])), strict=True))
+    def parse(line: str) -> dict[str, str]:
+        return dict(zip(names, next(csv.reader([line])), strict=True))
 
-        _, rows = parsed(path, lines, parse, lambda row: int(row["step"]) <= step, first=2)
-    logger.experiment.metrics = rows  # private
-    logger.save()
+    kept, _ = parsed(path, lines, parse, lambda row: int(row["step"]) <= step, first=2) if step else ([], [])
+    if not kept:
+        path.unlink(missing_ok=True)
+    else:
+        rows.metrics_keys = names
+        if (kept_text := "".join([head, *kept])) != text:
+            with reported(path.name):
+                write_text(path, kept_text)
 
 
 def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
