@@ -28,7 +28,8 @@ def trained(one_place: OnePlace | None, steps: int = 8) -> tuple[list[Tensor], l
     model = TransformerXL(TransformerXLConfig(**SIZES, dropout=0.2, attention_dropout=0.2)).train()  # type: ignore[arg-type]
     module, numbers, places = bare_module(model, compile=True), [], []
     module.score, module.one_place = model.score, one_place  # uncompiled: the numbers are those of the same operations
-    (optimizer,), (schedule,) = module.configure_optimizers()
+    made = module.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
     tokens = torch.randint(11, (3, 4 * steps + 1))
     for number in range(steps):
         window = tokens[:, 4 * number : 4 * number + 5]
