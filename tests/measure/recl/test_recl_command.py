@@ -15,6 +15,7 @@ from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
 from tests.measure.recl.small_recl import recl
 from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
 from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.group import model_names
 from txl_lightning.runs.storage import write_checkpoint
@@ -70,7 +71,10 @@ def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns,
     assert recl(tmp_path / "even", *models, contexts=[4, 8, 12, 16])["step"] == 4
 
 
-def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
+def test_models_with_other_sentence_marks_are_refused(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PUBLISHED, "lm1b", {})  # of another size
     other = read_checkpoint(runs.checkpoint("sentences")).contents
     other["txl_lightning"]["config"]["data"]["sentence_marks"] = "start"
     write_checkpoint(other, tmp_path / "other.ckpt")
