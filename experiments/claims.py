@@ -41,7 +41,7 @@ CLAIMS = tuple(Claim(**claim) for claim in TEXTS["claims"])
 FINDINGS: dict[str, str] = TEXTS["sections"]
 """Finding of the paper by section of the report."""
 UNITS: str = TEXTS["units"]
-"""What the numbers of the report mean."""
+"""Meaning of the numbers in the report."""
 
 
 def mark(row: Difference) -> str:

@@ -1,4 +1,4 @@
-"""What a person sees of a training: four lines, its progress on any terminal, and one line at the end."""
+"""Output of a training: four lines, its progress on any terminal, and one line at the end."""
 
 import re
 from pathlib import Path

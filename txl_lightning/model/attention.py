@@ -80,8 +80,9 @@ def content_and_position(
     position = None if r_HSE is None else _sum(q if "b" in terms else None, v)
     by_distance = None if bias is None else bias[:, None]
     if position is not None and r_HSE is not None:
-        padding = 0 if wraps or by_distance is not None else fused.missing(K + 1, r_HSE)
-        r_HSE = F.pad(r_HSE, (0, fused.missing(E, r_HSE), 0, padding))
+        of_heads, padding = fused.missing(E, r_HSE), fused.missing(K + 1, r_HSE)
+        padding = 0 if wraps or by_distance is not None else padding
+        r_HSE = F.pad(r_HSE, (0, of_heads, 0, padding)) if of_heads or padding else r_HSE  # pads of zero would copy
         # All streams' queries are rows of one product per head, as r is the same for all.
         of_position = fused.aligned(position).flatten(1, 2) @ r_HSE.mT
         by_distance = of_position if by_distance is None else of_position.add_(by_distance)
