@@ -38,8 +38,8 @@ BAD = f"""
 {TRAIN} logger=lightning logger._target_=a.B logger.arguments=3 | logger.arguments=3: must be
 {TRAIN} logger.mode=onlin                                | logger.mode=onlin: must be offline, online or disabled
 {TRAIN} logger=mlflow                                    | logger=mlflow: must be one of
-{TRAIN} data.segment_len=100000000                       | data.segment_len=100000000
-{TRAIN} data.batch_size=100000000                        | data.batch_size=100000000
+{TRAIN} data.segment_len=100000000                       | data.segment_len=359999 fits
+{TRAIN} data.batch_size=100000000                        | data.batch_size=10909 fits
 {TRAIN} data.n_tokens=100000000000000                    | data.n_tokens=100000000000000: needs at least
 {TRAIN} data=nosuch                                      | data=nosuch: must be one of
 {TRAIN} data.path=text.txt                               | data.path=text.txt: no such option, it is of data=file
@@ -74,7 +74,7 @@ BAD = f"""
 {TRAIN} -m hydra.sweep.dir=sweep seed=1,2 hydra.launcher.threads=100000 | hydra.launcher.threads=100000
 {TRAIN} -m hydra.sweep.dir=sweep seed=1,2 hydra.launcher.max_parallel=0 | hydra.launcher.max_parallel=0
 evaluate checkpoint=CKPT num_threads=100000              | num_threads=100000: must be at most
-evaluate checkpoint=CKPT batch_size=1000000000           | batch_size=1000000000: gives 0 of
+evaluate checkpoint=CKPT batch_size=1000000000           | batch_size=1000000000: must be at most 49
 evaluate checkpoint=CKPT data_path=nosuch.txt            | data_path=nosuch.txt
 evaluate checkpoint=CKPT logger=tensorboard              | logger=tensorboard: must be wandb or none
 recl checkpoints=[CKPT] logger=none max_context=1000000000 | max_context=1000000000: gives
