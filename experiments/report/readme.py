@@ -13,17 +13,8 @@ from typing import Any
 
 from experiments.arms import OFF, ON
 from experiments.claims import UNITS
-from experiments.report.pages import (
-    RULE,
-    SCALES,
-    claims_table,
-    introduction,
-    level_of,
-    render,
-    summary,
-    table_of,
-)
-from experiments.report.pictures import CAPTION, PNG
+from experiments.report.pages import RULE, SCALES, claims_table, introduction, level_of, render, table_of
+from experiments.report.pictures import PNG
 from experiments.sections import cell_text, unit_words
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
@@ -45,11 +36,10 @@ def parts(runs: Sequence[Results]) -> dict[str, str]:
     first, tables = runs[0], [_table_6(results) for results in runs]
     alt = "Effect of each claim by tokens of training"
     front = [
-        *(verdict(run, table) for run, table in zip(runs, tables, strict=True)),
+        f'<img src="{RESULTS}/{first["profile"]}/{PNG}" width="760" alt="{alt}">',
         markdown_table(*beside(runs)).rstrip("\n"),
-        f"{RULE} ± is the standard error over seeds; an effect compares the same seeds. {first['note']}",
-        f'<img src="{RESULTS}/{first["profile"]}/{PNG}" width="860" alt="{alt}">',
-        CAPTION,
+        f"{RULE} ± is the standard error over seeds; an effect compares the same seeds.",
+        "\n".join(opening(run, table) for run, table in zip(runs, tables, strict=True)),
     ]
     details = [
         f"{run['title']}. {run['note']} {UNITS}\n\n" + markdown_table(*table_of(table, level_of(run)))
@@ -63,10 +53,9 @@ def _table_6(results: Results) -> Mapping[str, Any]:
     return next(table for table in tables if table["id"] == "table_6")
 
 
-def verdict(results: Results, table_6: Mapping[str, Any]) -> str:
-    """Return what was run, the test losses of its first pair, and a list of what holds."""
-    opening = f"**{results['profile'].capitalize()}.** {results['title']}. {introduction(results)} {pair(table_6)}"
-    return "\n".join([opening + "\n", *(f"- {sentence}" for sentence in summary(results["claims"]))])
+def opening(results: Results, table_6: Mapping[str, Any]) -> str:
+    """Return what was run, and the test losses of its first pair, as an item of a list."""
+    return f"- **{results['profile'].capitalize()}.** {introduction(results)} {pair(table_6)}"
 
 
 def pair(table_6: Mapping[str, Any]) -> str:
