@@ -35,9 +35,9 @@ def part(runs: Sequence[Results]) -> str:
     first = runs[0]["profile"]
     paragraphs = [
         f'<img src="{RESULTS}/{first}/{PNG}" width="760" alt="Effect of each claim by tokens of training">',
-        markdown_table(*beside(runs)).rstrip("\n"),
-        f"{RULE} ± is the standard error over seeds; an effect compares the same seeds.",
         "\n".join(opening(run, _table_6(run)) for run in runs),
+        f"{RULE} ±: the standard error over seeds.",
+        markdown_table(*beside(runs)).rstrip("\n"),
     ]
     return "\n\n".join(paragraphs)
 
