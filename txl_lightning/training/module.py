@@ -339,7 +339,7 @@ class LanguageModelModule(L.LightningModule):
             share = (end - first) / B_r
             loss = nll_BP.mean() * share
             losses.append(loss.detach())
-            memories.append(replace(after, first_column=rank_first + first))  # a memory that starts here counts from 0
+            memories.append(replace(after, first_column=rank_first + first))  # a memory made in this step has 0
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
                 self.manual_backward(loss * self.share_of_batch)
         after = join_streams(memories)
