@@ -38,9 +38,9 @@ ROOT = Path(__file__).parents[2]
 SCALES = ("laptop", "night")
 SETTINGS, LOSSES = "Settings, versions, data", ("ppl", "bpc", "bits a byte")
 RULE = (
-    "Effect: by how many percent the loss (in nats) that the claim says is higher exceeds the other; for 8 and 10 the "
-    "difference of context lengths or attention, for 9 the speed-up less 1. Above zero: as the claim says. In brackets: "
-    "the 95 % interval of one effect; a to b: the lowest and highest of several. "
+    "Effect: by how many percent the loss (in nats) that the claim calls higher exceeds the other; for 8 and 10 the "
+    "difference of context lengths or attention, for 9 the speed-up less 1. Above zero: as the claim says. In "
+    "brackets: the 95 % interval of one effect; a to b: the lowest and highest of several. "
     f"Marks, one for each comparison: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())}."
 )
 GROWTH = 0.5  # percentage points; less is not called growth
