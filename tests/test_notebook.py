@@ -15,7 +15,8 @@ import pytest
 from examples.recall_oracle import TEXT
 from tests.run_notebook import run_notebook
 
-NOTEBOOK = Path(__file__).parent.parent / "examples" / "transformer_xl_in_ten_minutes.ipynb"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NOTEBOOK = EXAMPLES / "transformer_xl_in_ten_minutes.ipynb"
 
 
 def kinds_of_output(notebook: dict[str, Any]) -> list[list[str]]:
