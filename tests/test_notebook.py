@@ -1,6 +1,6 @@
 """examples/transformer_xl_in_ten_minutes.ipynb: its cells run, and its output is of a whole run.
 
-The cells run as plain Python by `tests.run_notebook`, without Jupyter; `python -m tests.run_notebook` writes its output again.
+The cells run as plain Python, without Jupyter; `python -m tests.run_notebook NOTEBOOK` writes its output again.
 """
 
 import json
