@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config.architecture import ModelOptions, RecurrentOptions, TransformerXLOptions
 from txl_lightning.errors import UserError, check_count, require
@@ -425,78 +424,19 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return items
 
 
-GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: their values without effect, None for all
-    "trainer.max_nonfinite_steps": None,
-    "checkpoint.memory": None,
-    "trainer.progress_file": None,
-    "trainer.attention": None,
-    **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
-    "model.sink": (False,),
-    "model.final_norm": (False,),
-    "model.qk_norm": (False,),
-    "model.norm": ("layer",),
-    "model.feed_forward": ("relu",),
-    "model.residual": ("sum",),
-    "model.forget_gate": (False,),
-    "model.forget_len": None,
-    "model.attention_gate": ("none",),
-    "memory.compression": (None,),
-    **dict.fromkeys(("memory.rate", "memory.compression_loss", "memory.compressed_len")),
-    "memory.n_tokens": (0,),
-    **dict.fromkeys(("memory.write_tokens", "memory.tokens_see_states", "evaluation.compressed_len")),
-    "memory.first": (0,),
-    "data.bytes": None,
-    "data.prefix": (False,),
-    "evaluation.first": (None, 0),
-    **dict.fromkeys(("logger.artifacts", "logger.run_name", "new_vocabulary")),
-    "encoding.interpolation": (1.0,),
-    "optimizer.eps": (1e-8,),
-    "optimizer.split_qkv": (True,),
-}
-
-
-def _without_gone(values: dict[str, Any]) -> dict[str, Any]:
-    """Drop the options that are gone, or raise `UserError` where one had an effect."""
-    values = {name: dict(group) if isinstance(group, dict) else group for name, group in values.items()}
-    for option, without_effect in GONE.items():
-        group, _, name = option.rpartition(".")
-        inside = values.get(group) if group else values
-        if isinstance(inside, dict) and name in inside:
-            value = inside.pop(name)
-            if without_effect is not None and value not in without_effect:
-                raise UserError(f"its config has {option}={value}, which version 0.3.0 has and this one has not")
-    if "column_chunks" in values.get("trainer", {}):  # the name up to 0.3.0
-        values["trainer"]["stream_groups"] = values["trainer"].pop("column_chunks")
-    return values
-
-
-def from_plain(values: Any) -> Config:
+def from_plain(values: dict[str, Any]) -> Config:
     """Return the config from its `plain` form, which checkpoints hold; its values are literal, also `${…}`.
 
-    In those before 0.4.0 every word of the training text has an entry. Options that are gone are dropped (`GONE`).
-
     Raises:
-        UserError: a key or type is not that of a config, or an option that is gone had an effect.
+        OmegaConfBaseException: a key or type is not that of a config.
     """
-    if not isinstance(values, dict) or not all(
-        isinstance(values.get(name), dict) for name in ("data", "model", "trainer")
-    ):
-        raise UserError("its config lacks one of the groups data, model, trainer")
-    values = _without_gone(values)
-    if values["data"].get("level") == "word" and "min_count" not in values["data"]:
-        values["data"]["min_count"] = 1
-    config = OmegaConf.structured(Config)
-    config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
-    config.data = data_class(values["data"].get("name"))
-    if "table_len" in (values.get("encoding") or ()):
-        config.encoding = TableEncodingConfig
-    others = {f.name for kind in OWN_OPTIONS.values() for f in fields(kind)} - set(config.data)
-    values["data"] = {name: value for name, value in values["data"].items() if name not in others}
-    try:
-        return typed(OmegaConf.merge(config, _literal(values)))
-    except OmegaConfBaseException as error:
-        where = f" ({error.full_key})" if error.full_key else ""
-        raise UserError(f"its config is not one of txl train: {str(error).splitlines()[0]}{where}") from error
+    schema = OmegaConf.structured(Config)
+    schema.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
+    schema.data = data_class(values["data"]["name"])
+    if "table_len" in values["encoding"]:
+        schema.encoding = TableEncodingConfig
+    config: Config = typed(OmegaConf.merge(schema, _literal(values)))
+    return config
 
 
 def _literal(value: Any) -> Any:

@@ -119,17 +119,6 @@ class MuonWithAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         self._share()
 
-    def by_parameter(self, state: dict[int, Any]) -> dict[int, Any]:
-        """Return the state of a checkpoint up to 0.3.0, where each matrix had an entry, with one for each parameter."""
-        number, joined = 0, {}
-        for i, parameter in enumerate(parameter for group in self.param_groups for parameter in group["params"]):
-            n = self.n_matrices.get(parameter, 1)
-            own = [state[j] for j in range(number, number + n) if j in state]
-            if own:
-                joined[i] = own[0] if n == 1 else {"momentum_buffer": torch.cat([x["momentum_buffer"] for x in own])}
-            number += n
-        return joined
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient."""
