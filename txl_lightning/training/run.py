@@ -185,7 +185,8 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         OptionError: an option, the corpus or a checkpoint is not usable.
     """
     resumed = find_checkpoint(config, directory, ranks)
-    config = _choose_precision(config, ranks, resumed)
+    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
+    check_config(config)
     own_callbacks = custom_callbacks(config)  # before the corpus, whose preparation may take long
     made = lightning_loggers(config, directory, resumed) if ranks.rank == 0 else {}
     L.seed_everything(config.seed, verbose=False)
@@ -254,13 +255,6 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
         f"device: {devices}, precision {trainer.precision}, {torch.get_num_threads()} of {cores()} CPU threads",
         f"steps: {trainer.max_steps:,}, each of {tokens:,} tokens ({segments})",
     ]
-
-
-def _choose_precision(config: Config, ranks: Ranks, resumed: Checkpoint | None) -> Config:
-    """Return the config with the precision of the resumed run, or the fastest one, in place of `auto`."""
-    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
-    check_config(config)
-    return config
 
 
 def _load_data(
