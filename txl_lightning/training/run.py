@@ -112,7 +112,8 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
     config, directory = resolve_accelerator(config), Path(directory)
     check_config(config)
     refuse_to_replace(config, directory)
-    _require_room(config, max(getattr(config.model, "cutoffs", ()), default=0) + 1)  # before the corpus is prepared
+    copies = (3 if config.optimizer.name == "muon" else 4) * config.trainer.devices  # with gradients and moments
+    require_room(architecture(config, 2**31), 4 * (copies if config.trainer.accelerator == "cpu" else 1))
     threads = torch.get_num_threads()
     try:
         if config.trainer.num_threads is not None:
@@ -311,7 +312,6 @@ def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocab
 def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint | None) -> Model:
     """Return the model, with the weights that the config names; check that those of a resumed run fit."""
     vocabulary, max_steps = corpus.vocabulary, config.trainer.max_steps
-    _require_room(config, len(vocabulary))
     model = make_model(config, len(vocabulary))
     try:
         model.with_lengths(**evaluation_lengths(in_windows(config)).keywords())
@@ -333,13 +333,6 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
             ranks.report(f"trainer.max_steps={max_steps}: after the {done} steps of resume={found.path} {jumps}")
     # Lightning converts the model after it has restored the weights, which float32 would round.
     return model.double() if config.trainer.precision == "64-true" else model
-
-
-def _require_room(config: Config, vocab_size: int) -> None:
-    """Check that the model fits into the memory of this machine, on the CPU with gradients and moments of all ranks."""
-    of_training = (3 if config.optimizer.name == "muon" else 4) * config.trainer.devices
-    copies = of_training if config.trainer.accelerator == "cpu" else 1
-    require_room(architecture(config, vocab_size), 4 * copies)
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], resumed: Checkpoint | None) -> Trainer:
