@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import fields, replace
+from dataclasses import fields
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-from torch import Tensor
-
-from txl_lightning.config.architecture import LENGTHS, RecurrentConfig, TransformerXLConfig, option_names
+from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig, option_names
 from txl_lightning.config.encoding_kinds import VARIABLE
 from txl_lightning.config.lengths import table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require, require_memory
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
-from txl_lightning.model.checkpoints.contents import shapes_of
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import TransformerXL
 
@@ -25,6 +22,7 @@ Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
 LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
+SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
 OPTIONS = {**option_names(TransformerXLConfig), VARIABLE: VARIABLE}  # by the name in an error
 
 
@@ -127,29 +125,22 @@ def _model(sizes: TransformerXLConfig | RecurrentConfig) -> Model:
     return of_config
 
 
-def shapes(sizes: TransformerXLConfig | RecurrentConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of a model on the meta device (see `shapes_of`)."""
-    return shapes_of(lambda: _model(sizes))
-
-
 def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = "") -> None:
-    """Check, without building the model, that the machine's memory can hold it.
+    """Check that the machine's memory can hold the matrices of all layers, before anything is built.
 
     Args:
-        sizes: config of the model; all layers from the third on are alike.
+        sizes: config of the model.
         bytes_each: bytes of a parameter with what belongs to it.
         without: group that the options of the command lack.
 
     Raises:
         OptionError: it cannot; names the option that is farthest from its default.
     """
-    few = [
-        bytes_each * sum(tensor.numel() for tensor in shapes(replace(sizes, n_layer=n)).values())
-        for n in (min(sizes.n_layer, 2), min(sizes.n_layer, 3))
-    ]
-    needed = few[1] + max(0, sizes.n_layer - 3) * (few[1] - few[0] + LAYER_BYTES)
-    options = option_names(type(sizes))
-    defaults = {f.name: f.default for f in fields(sizes) if f.name in options and f.name not in LENGTHS}
-    numbers = {name: value for name in defaults if type(value := getattr(sizes, name)) is int}
-    name = max(numbers, key=lambda name: numbers[name] / (cast("Any", defaults[name]) or 512))
-    require_memory(needed, options[name].removeprefix(without), numbers[name])
+    if isinstance(sizes, RecurrentConfig):
+        rows = 3 * sizes.d_model
+    else:
+        rows = 2 * sizes.d_inner + 4 * sizes.n_head * sizes.d_head
+    numbers = {f.name: getattr(sizes, f.name) / f.default for f in fields(sizes) if f.name in SIZES}
+    name = max(numbers, key=lambda name: numbers[name])
+    option = option_names(type(sizes))[name].removeprefix(without)
+    require_memory(sizes.n_layer * (bytes_each * rows * sizes.d_model + LAYER_BYTES), option, getattr(sizes, name))
