@@ -14,7 +14,8 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config.architecture import ModelOptions, RecurrentOptions, TransformerXLOptions
-from txl_lightning.errors import UserError, check_count, require
+from txl_lightning.errors import OptionError, UserError, check_count, require
+from txl_lightning.guests import load_guests, of_a_file
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
@@ -183,7 +184,8 @@ OWN_OPTIONS: dict[str, type[DataConfig]] = {  # of a corpus, by `data.name`
 
 
 def data_class(name: Any) -> type[DataConfig]:
-    """Return the dataclass of the options of a corpus."""
+    """Return the dataclass of the options of a corpus, that of a user's file too; `DataConfig` if it is not known."""
+    load_guests()
     return OWN_OPTIONS.get(str(name), DataConfig)
 
 
@@ -492,6 +494,9 @@ def from_plain(values: Any) -> Config:
         config.encoding = TableEncodingConfig
     others = {f.name for kind in OWN_OPTIONS.values() for f in fields(kind)} - set(config.data)
     values["data"] = {name: value for name, value in values["data"].items() if name not in others}
+    known = (path.stem for path in (CONF / "data").glob("*.yaml"))
+    if not set(values["data"]) <= set(config.data) and (name := values["data"].get("name")) not in known:
+        raise OptionError("data", name, f"must be a corpus of this version, or {of_a_file()}")
     try:
         return typed(OmegaConf.merge(config, _literal(values)))
     except OmegaConfBaseException as error:

@@ -18,7 +18,7 @@ from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand
 from txl_lightning.model.checkpoints.contents import check
-from txl_lightning.runs.models import Model, architecture, make_model, shapes
+from txl_lightning.runs.models import Model, architecture, make_model, model_class, shapes
 from txl_lightning.runs.storage import named_files, read_file
 
 REPORTED: set[tuple[str | None, str]] = set()  # checksums of texts at training and now, in this process
@@ -98,7 +98,7 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
 
     Raises:
         OptionError: the file is missing, is damaged, or does not hold what `txl train` writes, down to the shapes and
-            numbers of the weights; its custom encoding is not registered (see `config.encoding_kinds`).
+            numbers of the weights; its encoding or variant is not registered (see `guests`).
     """
     require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
     require(Path(path).is_file(), option, path, "no such file")
@@ -142,7 +142,7 @@ def _checked(contents: Any) -> tuple[Config, Vocabulary, dict[str, torch.Tensor]
         raise UserError(f"has {len(vocabulary)} tokens in its vocabulary, and weights for {list(rows.shape)}")
     if sizes.n_layer > len(weights):
         raise UserError(f"has {len(weights)} weights, too few for the {sizes.n_layer} layers of its config")
-    check(weights, shapes(sizes), only=True)
+    check(weights, shapes(model_class(config), sizes), only=True)
     return config, vocabulary, weights
 
 
