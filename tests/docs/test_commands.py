@@ -156,7 +156,7 @@ def test_the_commands_run(
 ) -> None:
     """Run them in one folder and one process, in the order of the pages."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_ENCODINGS", "examples/t5.py")
+    monkeypatch.setenv("TXL_GUESTS", "examples/t5.py")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
     (tmp_path / "book.txt").write_text("".join(lines))

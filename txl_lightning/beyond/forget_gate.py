@@ -22,7 +22,7 @@ from txl_lightning.config.architecture import LENGTH, TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
 
 
 @dataclass
@@ -95,6 +95,7 @@ class ForgetGateLayer(TransformerXLLayer):
     attention_class = ForgettingAttention
 
 
+@register_variant("forget_gate")
 class ForgetGateTransformerXL(TransformerXL):
     """Transformer-XL with `ForgettingAttention`.
 

@@ -24,7 +24,7 @@ from txl_lightning.model.checkpoints.contents import check
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
 @dataclass
@@ -70,6 +70,7 @@ class InitialTokens(nn.Module):
         self.initial = nn.Parameter(torch.randn(config.n_tokens, config.d_model))
 
 
+@register_variant("memory_tokens")
 class MemoryTokensTransformerXL(TransformerXL):
     """Transformer-XL with memory tokens. A segment's tokens attend to the read places as to any earlier key.
 

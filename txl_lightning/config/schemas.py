@@ -23,7 +23,8 @@ from txl_lightning.config.architecture import (
     TransformerXLOptions,
     one_of,
 )
-from txl_lightning.errors import MOST, UserError, require
+from txl_lightning.errors import MOST, OptionError, UserError, require
+from txl_lightning.guests import load_guests, of_a_file
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
@@ -192,7 +193,8 @@ OWN_OPTIONS: dict[str, type[DataConfig]] = {  # of a corpus, by `data.name`
 
 
 def data_class(name: Any) -> type[DataConfig]:
-    """Return the dataclass of the options of a corpus."""
+    """Return the dataclass of the options of a corpus, that of a user's file too; `DataConfig` if it is not known."""
+    load_guests()
     return OWN_OPTIONS.get(str(name), DataConfig)
 
 
@@ -450,6 +452,9 @@ def from_plain(values: dict[str, Any]) -> Config:
     schema = OmegaConf.structured(Config)
     schema.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
     schema.data = data_class(values["data"]["name"])
+    known = (path.stem for path in (CONF / "data").glob("*.yaml"))
+    if not set(values["data"]) <= set(schema.data) and (name := values["data"]["name"]) not in known:
+        raise OptionError("data", name, f"must be a corpus of this version, or {of_a_file()}")
     if "table_len" in values["encoding"]:
         schema.encoding = TableEncodingConfig
     config: Config = typed(OmegaConf.merge(schema, _literal(values)))

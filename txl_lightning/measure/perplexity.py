@@ -20,18 +20,17 @@ from txl_lightning.measure.commands import (
     options_as_typed,
     write_markdown,
 )
+from txl_lightning.measure.dynamic_evaluation import check_dynamic, dynamic_evaluation
 from txl_lightning.measure.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
 from txl_lightning.measure.scoring import OF_CARRIED, OF_WINDOW, Scoring, SplitScores, scoring_of
 from txl_lightning.measure.units import FreshUnits, context_of, units_of
 from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.runs.metrics import loss_unit, shown_units, unit_name
-from txl_lightning.runs.models import beyond
 from txl_lightning.runs.trained import checkpoint_corpus, is_other_text
 
 DIGITS = {"ppl": 2, "bpc": 3, "bpb": 3}  # printed
 AtLength = tuple[int | None, Scoring]
 """Attention length, None for a model without one, and the scoring that has it."""
-DYNAMIC = "dynamic_evaluation"  # module of `txl_lightning.beyond`
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
 
@@ -101,7 +100,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     learning: Any = None
     if options.dynamic.lr is not None:
         own = corpus if options.data_path is None else checkpoint_corpus(trained, options.checkpoint)
-        learning = beyond(DYNAMIC).dynamic_evaluation(scoring, own, options.dynamic)
+        learning = dynamic_evaluation(scoring, own, options.dynamic)
 
     best, files, scored = plan[0], directory if options.losses else None, {}
     for split in sorted(options.splits, key=lambda split: split != chosen_on):
@@ -137,7 +136,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     names = {split: corpus.name + corpus.unknown_share(split) for split in scored}
     lines = [split_line(split, result, names[split], lengths) for split, result in scored.items()]
     lines += [f"{split}: {len(units[split].texts):,} {options.per}s in {scored[split]['units']}" for split in units]
-    lines += learning.lines(scored, corpus.name) if learning is not None else []
+    lines += learning.lines(scored, corpus.name, split_line) if learning is not None else []
     lines += write_sweeps(results, options.splits, directory) if len(plan) > 1 else []
     log_results("evaluate", results, options, directory)
     return lines
@@ -170,7 +169,7 @@ def _check_options(options: EvaluateOptions) -> None:
     for name, right, allowed in rules:
         require(right, name, getattr(options, name), allowed)
     if options.dynamic != DynamicOptions():
-        beyond(DYNAMIC).check_options(options)
+        check_dynamic(options)
 
 
 def _plan(scoring: Scoring, options: EvaluateOptions) -> list[AtLength]:

@@ -219,7 +219,9 @@ class Attention(nn.Module):
         width = config.n_head * config.d_head
         self.has_queries, self.has_keys = bool(set("ab") & terms), bool(set("ac") & terms)
         self.terms = config.active_terms
-        self.qkv = fused.Linear(config.d_model, (self.has_queries + self.has_keys + 1) * width, bias=False)
+        n_projections = self.has_queries + self.has_keys + 1
+        self.qkv = fused.Linear(config.d_model, n_projections * width, bias=False)
+        self.stacked = {"qkv.weight": n_projections}  # matrices, for Muon
         projects = config.kind.projects and bool(set("bd") & terms)
         self.position = fused.Linear(config.d_model, width, bias=False) if projects else None
         self.output = fused.Linear(width, config.d_model, bias=False)

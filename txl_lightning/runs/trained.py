@@ -96,8 +96,8 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
         option: name of the command-line option that gave the path, for errors.
 
     Raises:
-        OptionError: the file is missing, is damaged, or does not hold what `txl train` writes; its custom encoding is
-            not registered (see `config.encoding_kinds`).
+        OptionError: the file is missing, is damaged, or does not hold what `txl train` writes; its encoding, variant or
+            corpus is not registered (see `guests`).
     """
     require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
     require(Path(path).is_file(), option, path, "no such file")

@@ -19,8 +19,6 @@ NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Mu
 
 # Of Muon, as in `torch.optim.Muon`.
 MOMENTUM, STEPS, COEFFICIENTS, EPS = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
-# Matrices in the rows of a weight of QRNN, LSTM and a GRU gate; no other weight may end with these names.
-STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4, ".input_gates.weight": 2}
 
 
 def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
@@ -157,17 +155,17 @@ def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
 def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
     """Yield the two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
 
-    Queries, keys and values of attention are rows of one parameter, as are the gates of a recurrent layer.
+    Modules say it by `stacked`, the number for the name of a parameter: queries, keys and values of attention are rows
+    of one, as are the gates of a recurrent layer.
 
     Args:
         model: a Transformer-XL or a recurrent baseline.
     """
+    stacked = {
+        module.get_parameter(name): n
+        for module in model.modules()
+        for name, n in getattr(module, "stacked", {}).items()
+    }
     for name, parameter in model.named_parameters():
-        if not name.startswith("layers.") or parameter.ndim != 2:
-            continue
-        owner = name.rpartition(".")[0]
-        if owner.endswith(".qkv"):
-            attention: Any = model.get_submodule(owner.removesuffix(".qkv"))
-            yield parameter, attention.has_queries + attention.has_keys + 1
-        else:
-            yield parameter, next((n for ending, n in STACKED.items() if name.endswith(ending)), 1)
+        if name.startswith("layers.") and parameter.ndim == 2:
+            yield parameter, stacked.get(parameter, 1)

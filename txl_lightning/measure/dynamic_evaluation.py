@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,9 @@ from torch import Tensor
 
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Batch, Streams, streams_of
-from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stream_losses
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
-from txl_lightning.measure.perplexity import split_line
 from txl_lightning.measure.scoring import Scoring, SplitScores
 from txl_lightning.runs.metrics import shown_units
 from txl_lightning.runs.threads_and_precision import autocast
@@ -77,12 +76,13 @@ class DynamicEvaluation(Scoring):
         losses = {} if files is None else {"losses": scores.write(self, files / name)}
         return {**scores.values(after), "below_static": scores.difference(scores.losses(static), after), **losses}
 
-    def lines(self, scored: dict[str, Any], corpus: str) -> list[str]:
+    def lines(self, scored: dict[str, Any], corpus: str, split_line: Callable[..., str]) -> list[str]:
         """Return lines to print: every split's loss and difference.
 
         Args:
             scored: entries of the splits in `evaluation.json`.
             corpus: name of the corpus.
+            split_line: makes the line of a split.
         """
         rates, lines = ", ".join(f"{name} {self.found[name]:g}" for name in RATES), []
         for split, result in scored.items():
@@ -154,7 +154,7 @@ def dynamic_evaluation(protocol: Scoring, corpus: Corpus, options: DynamicOption
     )
 
 
-def check_options(options: EvaluateOptions) -> None:
+def check_dynamic(options: EvaluateOptions) -> None:
     """Check the options of dynamic evaluation, and that others fit.
 
     Raises:
@@ -176,8 +176,8 @@ def check_options(options: EvaluateOptions) -> None:
         value = getattr(options, name)
         allowed = f"must be {'null' if only is None else only} for dynamic evaluation"
         require(value == only, name, value, allowed)
-    alone = (started := environment()) is None or started.world_size() == 1
-    require(alone, "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")
+    n_ranks = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))  # of torchrun or srun
+    require(n_ranks == "1", "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")
 
 
 def _score(model: Any, segment: Batch, state: Any) -> Any:
