@@ -1,7 +1,7 @@
 """A custom position encoding: the bias of T5 (Raffel et al. 2020). It is relative, so memory works with it.
 
-    export TXL_ENCODINGS=examples/t5.py
-    txl train encoding.name=t5 hydra.run.dir=runs/t5
+    export TXL_GUESTS=examples/t5.py
+    txl train encoding=t5 hydra.run.dir=runs/t5
     txl evaluate checkpoint=runs/t5/checkpoints/best.ckpt mem_len=256
 
 All commands, multiruns and `resume` find it through the variable.

@@ -2,16 +2,14 @@
 
 import json
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tests.in_process import run_txl
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig, register_encoding
 from txl_lightning.config.encoding_kinds import KINDS, kind_named
@@ -38,21 +36,13 @@ EXACT = {"rtol": 0, "atol": 1e-9}
 BUILT_IN = tuple(KINDS)
 
 
-@pytest.fixture(autouse=True)
-def _only_built_in_encodings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test starts and ends with the registry of a new process."""
-    monkeypatch.delenv("TXL_ENCODINGS", raising=False)
-    yield
-    for name in set(KINDS) - set(BUILT_IN):
-        del KINDS[name], ENCODINGS[name]
-    for name in [name for name in sys.modules if name.startswith("txl_encodings:")]:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("no_guests")
 
 
 @pytest.fixture
 def t5(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the example as a user does."""
-    monkeypatch.setenv("TXL_ENCODINGS", str(T5))
+    monkeypatch.setenv("TXL_GUESTS", str(T5))
     kind_named("t5")
 
 
@@ -87,7 +77,6 @@ def test_every_command_has_it(t5: None, tmp_path: Path) -> None:
     assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path / "attention")
     generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
     assert len(json.loads((tmp_path / "text/generation.json").read_text())["samples"]) == 1
-    assert "a custom encoding: encoding.name=t5" in run_txl("train", "encoding=t5", directory=tmp_path).err
     for convert in (to_original, to_huggingface):
         with pytest.raises(CheckpointError, match="encoding=t5"):
             convert(load_trained(path).model)
@@ -100,12 +89,12 @@ UNKNOWN = rf"^encoding=t5: must be one of {', '.join(BUILT_IN)}, or one that a f
 @pytest.mark.parametrize(
     ("variable", "message"),
     [
-        (None, UNKNOWN + r"TXL_ENCODINGS registers \(not set\)$"),
-        ("other.py", UNKNOWN + r"TXL_ENCODINGS registers \(other.py\)$"),
-        ("missing.py", r"^TXL_ENCODINGS=missing.py: no such file$"),
-        ("no_such_module", r"^TXL_ENCODINGS=no_such_module: cannot be imported: ModuleNotFoundError: "),
-        ("other.py, broken.py", r"^TXL_ENCODINGS=broken.py: cannot be imported: .*'no_such_library'$"),
-        ("taken.py", r"^TXL_ENCODINGS=taken.py: cannot be imported: OptionError: name=shaw: is the name of another"),
+        (None, UNKNOWN + r"TXL_GUESTS registers \(not set\)$"),
+        ("other.py", UNKNOWN + r"TXL_GUESTS registers \(other.py\)$"),
+        ("missing.py", r"^TXL_GUESTS=missing.py: cannot be imported: FileNotFoundError: .*missing.py'$"),
+        ("no_such_module", r"^TXL_GUESTS=no_such_module: cannot be imported: ModuleNotFoundError: "),
+        ("other.py, broken.py", r"^TXL_GUESTS=broken.py: cannot be imported: .*'no_such_library'$"),
+        ("taken.py", r"^TXL_GUESTS=taken.py: cannot be imported: OptionError: name=shaw: is the name of another"),
     ],
 )
 def test_an_encoding_that_is_missing_or_cannot_be_imported_is_named(
@@ -117,7 +106,7 @@ def test_an_encoding_that_is_missing_or_cannot_be_imported_is_named(
     (tmp_path / "broken.py").write_text(BROKEN)
     (tmp_path / "taken.py").write_text(T5.read_text().replace('"t5"', '"shaw"'))
     if variable is not None:
-        monkeypatch.setenv("TXL_ENCODINGS", variable)
+        monkeypatch.setenv("TXL_GUESTS", variable)
     with pytest.raises(OptionError, match=message):
         architecture(tiny_config(tmp_path, "encoding.name=t5"), vocab_size=50)
 
@@ -125,7 +114,7 @@ def test_an_encoding_that_is_missing_or_cannot_be_imported_is_named(
 def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t5: None) -> None:
     train(tiny_config(tmp_path, "encoding.name=t5", "trainer.max_steps=1"), tmp_path / "run")
     del KINDS["t5"], ENCODINGS["t5"]
-    monkeypatch.delenv("TXL_ENCODINGS")
+    monkeypatch.delenv("TXL_GUESTS")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "t5.py").write_text("raise SystemExit('imported without being asked for')\n")
     with pytest.raises(OptionError, match=r"^checkpoint=.*last.ckpt: encoding=t5: must be one of"):

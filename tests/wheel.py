@@ -2,7 +2,8 @@
 
     python tests/wheel.py
 
-It trains from ids with an experiment file of the user's, evaluates, measures RECL, and runs the agent.
+It trains from ids with an experiment file of the user's, evaluates, measures RECL, runs the agent, and trains a variant
+with an encoding on a corpus of examples/, which the package does not have.
 """
 
 import json
@@ -16,12 +17,23 @@ import numpy as np
 
 import txl_lightning
 
-AGENT = Path(__file__).parents[1] / "examples/recall_agent.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+GUESTS = ("layer_scale", "t5", "brackets")
 
 
 def txl(command: str, *words: str) -> None:
     """Run a command in the folder `command`."""
     subprocess.run(["txl", command, *words, f"hydra.run.dir={command}"], check=True)
+
+
+def use_guests() -> None:
+    """Train with all guests of examples/, and open the checkpoint again."""
+    os.environ["TXL_GUESTS"] = ",".join(str(EXAMPLES / f"{name}.py") for name in GUESTS)
+    words = ("beyond=layer_scale", "beyond.start=0.5", "encoding=t5", "data=brackets", "data.depth=3")
+    small = ("data.n_tokens=4000", "data.cache_dir=cache", "profile=smoke", "logger=none", "hydra.run.dir=guests")
+    subprocess.run(["txl", "train", *words, *small, "trainer.max_steps=3"], check=True)
+    subprocess.run(["txl", "evaluate", "checkpoint=guests/checkpoints/best.ckpt", "hydra.run.dir=scored"], check=True)
+    assert json.loads(Path("scored/evaluation.json").read_text())["corpus"]["name"] == "brackets, depth 3"
 
 
 def main() -> None:
@@ -39,7 +51,8 @@ def main() -> None:
     grid = ("first_context=8", "step=8", "max_context=16", "n_positions=8")
     txl("recl", "checkpoints=[train/checkpoints/best.ckpt]", *grid, "logger=none")
     assert "</html>" in Path("recl/recl.html").read_text()
-    subprocess.run([sys.executable, str(AGENT), "--steps", "20"], check=True)
+    subprocess.run([sys.executable, str(EXAMPLES / "recall_agent.py"), "--steps", "20"], check=True)
+    use_guests()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         TransformerXLConfig,
         generate,
         register_encoding,
+        register_variant,
     )
     from txl_lightning.runs.trained import load_trained
     from txl_lightning.training.module import LanguageModelModule
@@ -37,6 +38,7 @@ __all__ = [
     "generate",
     "load_trained",
     "register_encoding",
+    "register_variant",
     "train",
 ]
 OUTSIDE_THE_MODEL = {

@@ -1,6 +1,7 @@
 """The command `txl`: one row per command.
 
-A new command is a module with `run`, a dataclass of its options, a file in `conf/` and a row here.
+A new command is a module with `run`, a dataclass of its options, a file in `conf/` and a row here; one of a user's file
+(see `guests`) has the row there, and needs no file in `conf/`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import sys
 from importlib.metadata import distribution
 
 from txl_lightning import __version__
-from txl_lightning.command_line import Command, ended_by_ctrl_c, show
+from txl_lightning.command_line import COMMANDS, Command, ended_by_ctrl_c, register_measurement, show
+from txl_lightning.errors import UserError
+from txl_lightning.guests import load_guests
 
 ROWS = (
     Command(
@@ -64,7 +67,8 @@ ROWS = (
         directory="none",
     ),
 )
-COMMANDS = {row.name: row for row in ROWS}
+for row in ROWS:
+    register_measurement(row)
 INDENT = 35
 NAMED = ("torch", "lightning", "hydra-core", "omegaconf", "wandb", "numpy", "datasets", "tokenizers", "safetensors")
 
@@ -72,7 +76,7 @@ NAMED = ("torch", "lightning", "hydra-core", "omegaconf", "wandb", "numpy", "dat
 def usage() -> str:
     """Return the text of `txl --help`: every command with its purpose."""
     lines = ["usage: txl COMMAND [overrides]", ""]
-    for row in ROWS:
+    for row in COMMANDS.values():
         words = f"  txl {row.usage}"
         room = words.ljust(INDENT) if len(words) < INDENT else f"{words}\n{'':{INDENT}}"
         lines.append(f"{room}  {row.summary}")
@@ -96,7 +100,7 @@ def register_all() -> None:
     from txl_lightning.config.composition import register_command, register_schemas
 
     register_schemas()
-    for row in ROWS:
+    for row in COMMANDS.values():
         register_command(row.name, row.schema)
 
 
@@ -106,10 +110,7 @@ def main() -> None:
     Exit status: 0 on success, 2 with one line on bad input, 128 + the number of the signal that ended it (130 after
     Ctrl-C), for a multirun the number of failed jobs (at most 100). `sys.argv` and the environment stay as they were.
     """
-    words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help", "help"):
-        show(usage())
-        sys.exit(0 if words else 2)
+    words = sys.argv[1:] or [""]
     if "--version" in words or words[0] == "env":
         show(environment() if words[0] == "env" else f"txl_lightning {__version__}")
         sys.exit(0)
@@ -120,6 +121,15 @@ def main() -> None:
             show(" ".join(COMMANDS))
             sys.exit(0)
         words, os.environ["COMP_LINE"] = [name, *words], f"{program} {rest}"
+    try:
+        with ended_by_ctrl_c():
+            load_guests()
+    except UserError as error:
+        print(f"txl: {error}", file=sys.stderr)
+        sys.exit(2)
+    if words[0] in ("", "-h", "--help", "help"):
+        show(usage())
+        sys.exit(0 if words[0] else 2)
     if words[0] not in COMMANDS:
         print(f"txl: unknown command {words[0]!r}: must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""A variant is one file, as docs/house.md has it, which nothing imports."""
+"""A variant is one file outside the package, as docs/house.md has it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-import txl_lightning.beyond
 from tests.docs.pages import blocks
+from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import can_cache
@@ -19,10 +19,11 @@ from txl_lightning.training.run import train
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.usefixtures("no_guests")
 def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = (code for code in blocks(ROOT / "docs/house.md", "python") if "ToyConfig" in code)
     (tmp_path / "toy.py").write_text(code)
-    monkeypatch.setattr(txl_lightning.beyond, "__path__", [*txl_lightning.beyond.__path__, str(tmp_path)])
+    monkeypatch.setenv("TXL_GUESTS", str(tmp_path / "toy.py"))
     config = tiny_config(tmp_path)
     config.beyond = {"name": "toy", "factor": 0.5}
     train(config, tmp_path / "run")

@@ -1,9 +1,6 @@
 """Properties of encodings without their modules."""
 
-import pytest
-
 import txl_lightning.model.encodings  # noqa: F401 - registers the encodings
-from txl_lightning.config import encoding_kinds
 from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
 
 
@@ -15,9 +12,3 @@ def test_the_kinds_of_the_package_are_registered() -> None:
     assert kind_named("alibi") == EncodingKind("ad", extrapolates=True)
     assert kind_named("none") == EncodingKind("a", extrapolates=True)
     assert kind_named("al_rfou") == EncodingKind("a", absolute=True, table="positions")
-
-
-def test_asking_before_the_encodings_are_imported_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding_kinds, "KINDS", {})
-    with pytest.raises(RuntimeError, match=r"import txl_lightning\.model\.encodings before"):
-        kind_named("relative")

@@ -44,7 +44,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     for name, sizes in published.items():
         monkeypatch.setitem(PUBLISHED, name, sizes)
-    monkeypatch.setattr(published_corpora, "fetch", lambda name, folder: None)
+    monkeypatch.setattr(published_corpora, "fetch", lambda *_: None)
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
@@ -270,11 +270,11 @@ def test_wikitext_comes_through_datasets_line_by_line(tmp_path: Path, monkeypatc
     asked: list[str] = []
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, revision, timeout: asked.append(revision))
     monkeypatch.setattr(datasets, "load_dataset", lambda *given, revision: known[(*given, revision)])
-    fetch("wikitext-2", tmp_path / "wikitext-2")
+    fetch("wikitext-2", tmp_path / "wikitext-2", "its files")
     contents = [(tmp_path / f"wikitext-2/wiki.{split}.tokens").read_text() for split in SPLITS]
     assert contents == ["\n = A = \n the a \n", " a \n", "\n the \n"]
     with pytest.raises(KeyError):
-        fetch("wikitext-103", tmp_path / "wikitext-103")
+        fetch("wikitext-103", tmp_path / "wikitext-103", "its files")
     assert [path.name for path in tmp_path.iterdir()] == ["wikitext-2"], "nothing half-written"
     assert (asked, len(REVISION)) == ([REVISION] * 2, 40)
     assert all(address.startswith("https://") for address, *_ in ADDRESSES.values())

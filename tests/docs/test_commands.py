@@ -20,12 +20,11 @@ from omegaconf import OmegaConf
 from experiments.reproduce import parse
 from tests.docs.pages import ROOT, Command, blocks, commands
 from tests.measure.recl.tiny_huggingface import save_tiny
+from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TINY
 from txl_lightning import cli
 from txl_lightning.command_line.hydra_app import literal
-from txl_lightning.config.encoding_kinds import KINDS
 from txl_lightning.config.schemas import CONF
-from txl_lightning.model.encodings import ENCODINGS
 
 # Commands with these words are composed only: they need a GPU, a corpus, a checkpoint from elsewhere or a network, take
 # minutes, or start processes, of which tests/training, tests/hydra_plugins and tests/test_multirun.py run some.
@@ -70,8 +69,8 @@ def tiny(words: list[str]) -> list[str]:
     typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
     smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" else [])]
     smaller = [word for word in smaller if word.split("=")[0] not in keys]
-    if {"data=recall", "experiment=recall"}.intersection(typed):  # which is generated
-        smaller = [word for word in smaller if word not in ("data=file", "data.path=book.txt")]
+    if {"data=recall", "experiment=recall", "data=brackets"}.intersection(typed):  # which is generated
+        smaller = [word for word in smaller if word not in ("data=file", "data.path=book.txt", "data.level=byte")]
     return [command, *typed, *smaller]
 
 
@@ -135,19 +134,15 @@ def make_notes() -> None:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo the changes that a command makes to its process."""
-    threads, kinds = torch.get_num_threads(), set(KINDS)
+    threads = torch.get_num_threads()
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     yield
     torch.set_num_threads(threads)
     GlobalHydra.instance().clear()
-    for name in set(KINDS) - kinds:
-        del KINDS[name], ENCODINGS[name]
-    for name in [name for name in sys.modules if name.startswith("txl_encodings:")]:
-        del sys.modules[name]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("one_process")
+@pytest.mark.usefixtures("one_process", "no_guests")
 @pytest.mark.parametrize(
     ("page", "least"), [("README.md", 6), pytest.param("", 28, marks=pytest.mark.slow)], ids=["README", "all pages"]
 )
@@ -156,7 +151,7 @@ def test_the_commands_run(
 ) -> None:
     """Run them in one folder and one process, in the order of the pages."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_ENCODINGS", "examples/t5.py")
+    monkeypatch.setenv("TXL_GUESTS", "examples/t5.py,examples/layer_scale.py,examples/brackets.py")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
     (tmp_path / "book.txt").write_text("".join(lines))

@@ -14,10 +14,10 @@ import torch
 from tests.measure.perplexity.scored import result
 from tests.measure.perplexity.test_evaluate_values import by_blocks
 from tests.measure.small_runs import SmallRuns
-from txl_lightning.beyond.dynamic_evaluation import DynamicEvaluation, dynamic_evaluation, gradient_rms
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError
+from txl_lightning.measure.dynamic_evaluation import DynamicEvaluation, dynamic_evaluation, gradient_rms
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity import run
 from txl_lightning.measure.protocols import Carried

@@ -15,7 +15,7 @@ from txl_lightning.config.architecture import TransformerXLConfig, one_of
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
 
 
 @dataclass
@@ -56,6 +56,7 @@ class AttentionGateLayer(TransformerXLLayer):
     attention_class = GatedAttention
 
 
+@register_variant("attention_gate")
 class AttentionGateTransformerXL(TransformerXL):
     """Transformer-XL with `GatedAttention`."""
 

@@ -19,7 +19,7 @@ from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
 @dataclass
@@ -243,6 +243,7 @@ class ContentAttention(nn.Module):
         return outputs
 
 
+@register_variant("compressive")
 class CompressiveTransformerXL(TransformerXL):
     """Transformer-XL whose memory has a compressed part.
 

@@ -22,7 +22,7 @@ from txl_lightning.config.architecture import LENGTH, TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
 
 
 @dataclass
@@ -55,7 +55,7 @@ class ForgettingAttention(Attention):
     ) -> Float[Tensor, "H B T E"]:
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
         parts = kv_PHBKE.unbind()
-        scores_HBTK = self.scores(q_HBTE, parts[0], positions, visible) + self.forgotten(hidden_BTD, memory_BMD)
+        scores_HBTK = self.masked_scores(q_HBTE, parts[0], positions, visible) + self.forgotten(hidden_BTD, memory_BMD)
         return self.dropout(scores_HBTK.softmax(-1)).to(parts[-1].dtype) @ parts[-1]
 
     def logits(
@@ -95,6 +95,7 @@ class ForgetGateLayer(TransformerXLLayer):
     attention_class = ForgettingAttention
 
 
+@register_variant("forget_gate")
 class ForgetGateTransformerXL(TransformerXL):
     """Transformer-XL with `ForgettingAttention`.
 

@@ -6,7 +6,7 @@ o = GRU(h, Attn(LN h, LN m))        h' = GRU(o, FF(LN o))
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
 
 UPDATE_BIAS = 2.0  # b_g
 
@@ -36,6 +36,8 @@ class GRUGate(nn.Module):
     Args:
         d_model: D.
     """
+
+    stacked: ClassVar = {"gates.weight": 3, "input_gates.weight": 2}  # matrices in the rows, for Muon
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -68,6 +70,7 @@ class GRUResidualLayer(TransformerXLLayer):
         return self.feed_forward_residual(hidden_BTD, self.feed_forward(self.feed_forward_norm(hidden_BTD)))
 
 
+@register_variant("gru_residual")
 class GRUResidualTransformerXL(TransformerXL):
     """Transformer-XL of `GRUResidualLayer`s."""
 

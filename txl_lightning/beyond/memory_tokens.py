@@ -24,7 +24,7 @@ from txl_lightning.model.checkpoints.contents import check
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
 @dataclass
@@ -70,6 +70,7 @@ class InitialTokens(nn.Module):
         self.initial = nn.Parameter(torch.randn(config.n_tokens, config.d_model))
 
 
+@register_variant("memory_tokens")
 class MemoryTokensTransformerXL(TransformerXL):
     """Transformer-XL with memory tokens. A segment's tokens attend to the read places as to any earlier key.
 
@@ -181,6 +182,7 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> M
         "tokens_see_states": bool(config.get("read_mem_from_cache", False)),
     }
     model = MemoryTokensTransformerXL(MemoryTokensConfig(**options, **own)).to(next(core.parameters()).dtype)
-    check(dict(weights), {"mem_tokens": model.memory_tokens.initial[:, None]})
-    model.load_state_dict({**core.state_dict(), "memory_tokens.initial": weights["mem_tokens"][:, 0]})
+    given = weights.get("mem_tokens", torch.empty(0))
+    check({"mem_tokens": given}, {"mem_tokens": model.memory_tokens.initial[:, None]})
+    model.load_state_dict({**core.state_dict(), "memory_tokens.initial": given[:, 0]})
     return model

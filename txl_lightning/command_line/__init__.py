@@ -14,6 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from txl_lightning.errors import require
+
 
 @dataclass(frozen=True)
 class Command:
@@ -63,6 +65,19 @@ class Command:
         """Function of the command: takes options and run directory, returns the lines to print."""
         keep_freed_memory()
         return import_module(self.module).run
+
+
+COMMANDS: dict[str, Command] = {}  # by name
+
+
+def register_measurement(row: Command) -> None:
+    """Add a command to `txl`, of the package or of a user's file.
+
+    Raises:
+        OptionError: another one has the name.
+    """
+    known = COMMANDS.setdefault(row.name, row).module
+    require(known == row.module, "name", row.name, f"is the name of another command, of {known}")
 
 
 def keep_freed_memory() -> None:

@@ -22,6 +22,7 @@ from txl_lightning.command_line import Command
 from txl_lightning.command_line.multirun import JobError, MultirunTable
 from txl_lightning.config.schemas import CONF, OWN_OPTIONS
 from txl_lightning.errors import UserError
+from txl_lightning.guests import CHOICES, of_a_file
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs
@@ -159,6 +160,7 @@ def choices_of(group: str, command: Command | None = None, own: Sequence[str] = 
     names = [path.relative_to(CONF / group).with_suffix("").as_posix() for path in (CONF / group).rglob("*.yaml")]
     if command is not None and group == "experiment":
         names = [name for name in names if name.startswith("published/") == (command.name == "evaluate")]
+    names += [name for of_group, name in CHOICES if of_group == group]
     return sorted({*names, *(name for name in own if not name.endswith("schema"))})  # of the schemas in Hydra's store
 
 
@@ -204,8 +206,8 @@ def _missing_choice(path: str, options: Sequence[str]) -> str:
     group, _, choice = path.rpartition("/") if path.startswith("hydra/") else path.partition("/")
     if choice in EXTRAS:
         return f"{group}={choice}: needs pip install 'txl_lightning[{EXTRAS[choice]}]'"
-    custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
     own = options if "/" not in choice else ()
+    custom = f", or {of_a_file()}" if group in ("beyond", "data", "encoding") else ""
     return f"{group}={choice}: must be one of {', '.join(choices_of(group, own=own))}{custom}"
 
 

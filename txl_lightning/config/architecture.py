@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, cast, get_type_hints
 
@@ -62,6 +62,14 @@ def option_names(architecture: type) -> dict[str, str]:
     return {name: option for name, option in named.items() if name != "vocab_size"}
 
 
+def options_beside(architecture: type, core: type) -> dict[str, Any]:
+    """Return the default of every field that a variant's config has beside those of the core's; ??? for none."""
+    known = {f.name for f in fields(core)}
+    own = [f for f in fields(architecture) if f.name not in known]
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in own}
+    return {name: "???" if value is MISSING else value for name, value in defaults.items()}
+
+
 @dataclass(kw_only=True)
 class ModelOptions:
     """Options of every model, in the group `model`.
@@ -102,7 +110,9 @@ class Architecture(ModelOptions):
     initial_only: ClassVar[frozenset[str]] = frozenset()  # of these fields, those that only initialize weights
 
     def __post_init__(self) -> None:
-        kinds, rules = _types(cast("Any", type(self))), {**RULES, **self.rules}
+        kinds, rules = _types(cast("Any", type(self))), dict(RULES)
+        for kind in type(self).__mro__[::-1]:
+            rules |= vars(kind).get("rules", {})
         for f in fields(self):
             name, value = f.name, getattr(self, f.name)
             require(isinstance(value, kinds[name]), name, value, f"must be of type {f.type}")

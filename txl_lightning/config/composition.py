@@ -25,14 +25,23 @@ from txl_lightning.config.schemas import (
     typed,
 )
 from txl_lightning.files import new_directory
+from txl_lightning.guests import CHOICES, load_guests
 
 # `${new_directory:PATH}` in `conf/common.yaml`; cached, so that a run has one directory.
 OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
 
 
 def register_schemas() -> None:
-    """Register the schemas of a training config: `train_schema`, and `schema` in every group."""
+    """Register the schemas of a training config, `train_schema` and `schema` in every group, and the user's guests.
+
+    Raises:
+        OptionError: a file of guests cannot be imported.
+    """
+    load_guests()
     store = ConfigStore.instance()
+    for (group, name), choice in CHOICES.items():
+        if not (CONF / group / f"{name}.yaml").is_file():
+            store.store(group=group, name=name, node=choice)
     store.store(name="train_schema", node=Config)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
     store.store(group="encoding", name="table_schema", node=TableEncodingConfig)
@@ -67,5 +76,7 @@ def compose(*overrides: str) -> Any:
 
 
 def register_command(name: str, schema: type) -> None:
-    """Register the options of another command as `NAME_schema`, the name that `conf/NAME.yaml` uses."""
+    """Register the options of another command as `NAME_schema`, for `conf/NAME.yaml` or in its place."""
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    if not (CONF / f"{name}.yaml").is_file():
+        ConfigStore.instance().store(name=name, node={"defaults": [f"{name}_schema", "_self_", "common"]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice, pairwise
@@ -15,16 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import DataConfig, FileData
-from txl_lightning.data import own_files, published_corpora, sources
+from txl_lightning.data import own_files, published_corpora, recall  # noqa: F401 - register their corpora
 from txl_lightning.data.own_files import chunks_of_ids, vocabulary_of_ids
-from txl_lightning.data.recall import recall
-from txl_lightning.data.sources import CHUNK_BYTES, SPLITS, WHOLE, Part, Source, cache_key, cached, checksum_once, read
+from txl_lightning.data.sources import (
+    CHUNK_BYTES,
+    CORPORA,
+    LEVELS_OF,
+    SPLITS,
+    WHOLE,
+    Part,
+    Source,
+    cache_key,
+    cached,
+    checksum_once,
+    read,
+)
 from txl_lightning.data.subwords import N_BYTES, train_byte_pairs
-from txl_lightning.data.vocabulary import LEVELS, SENTENCE, SplitTokens, Vocabulary, close_sentences, decoded
+from txl_lightning.data.vocabulary import SENTENCE, SplitTokens, Vocabulary, close_sentences, decoded
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
-BPE_VOCAB_SIZES = {"python-packages": 2048, "file": 2048}  # unless `data.vocab_size` is given; 8192 for other corpora
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 PACKED = 8  # times as large as its file a compressed text may be
 SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
@@ -35,21 +45,6 @@ LEVELS_OF_OPTIONS = {
 } | dict.fromkeys(("dtype", "names"), ("ids",))
 
 Pattern = re.Pattern[bytes]
-
-# Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
-CORPORA: dict[str, tuple[tuple[str, ...], Callable[[Any], Source]]] = {
-    "python-packages": (LEVELS, sources.python_packages),
-    "python-stdlib": (LEVELS, sources.python_stdlib),
-    "file": ((*LEVELS, "ids"), own_files.file),
-    "recall": (("byte", "char"), recall),
-    "enwik8": (("byte",), published_corpora.enwik8),
-    "text8": (("char",), published_corpora.text8),
-    "wikitext-103": (("word",), published_corpora.wikitext),
-    "wikitext-2": (("word",), published_corpora.wikitext),
-    "lm1b": (("word",), published_corpora.lm1b),
-    "ptb": (("word",), published_corpora.ptb),
-    "wikipedia-2015": (LEVELS, published_corpora.wikipedia_2015),
-}
 
 
 @dataclass(frozen=True)
@@ -191,9 +186,8 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     Raises:
         OptionError: an option of `config` is not allowed.
     """
-    allowed = GONE.get(config.name, f"must be one of {', '.join(CORPORA)}")
-    require(config.name in CORPORA, "data", config.name, allowed)
-    levels, source_of = CORPORA[config.name]
+    require(config.name not in GONE, "data", config.name, GONE.get(config.name, ""))
+    source_of, levels = CORPORA.named(config.name), LEVELS_OF[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
     source, digest = own_files.file(cast("FileData", config), whole) if whole else source_of(config), hashlib.sha256()
     checksum_of = cache(partial(checksum_once, expand(config.cache_dir)))
@@ -237,7 +231,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocab
             return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8")), None
         except (OSError, UnicodeDecodeError, UserError) as error:
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
-    most = BPE_VOCAB_SIZES.get(config.name, 8192) if size is None else size
+    most = source.subwords if size is None else size
 
     def train(_: Path) -> dict[str, Any]:
         n_bytes = sum(map(len, read(source.parts["train"]))) if _is_large(source.parts["train"]) else 0

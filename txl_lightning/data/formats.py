@@ -19,6 +19,7 @@ import numpy as np
 
 from txl_lightning.data.sources import HEAD_BYTES, Part, first_bytes
 from txl_lightning.errors import require
+from txl_lightning.guests import load_guests
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 TEXT_COLUMNS, ID_COLUMNS = ("text", "txt", "content"), ("input_ids", "ids", "tokens", "token_ids")
@@ -271,7 +272,7 @@ def _ends(*suffixes: str) -> Callable[[Path, bytes], bool]:
 
 
 # The first row whose signature is met.
-FORMATS = (
+FORMATS = [
     Format("an array of NumPy", _starts(b"\x93NUMPY"), ids=_numpy),
     Format("Parquet", _starts(b"PAR1"), records=_parquet),
     Format(
@@ -322,7 +323,7 @@ FORMATS = (
     Format("a picture or program", _starts(b"\x7fELF", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"{\\rtf"), hint=""),
     Format("text", lambda _, head: b"\0" not in head),
     Format("binary", lambda _, head: True),
-)
+]
 # Signatures so short that ids may begin with them.
 RAW_IDS = ("UTF-16", "a picture or program", "text", "binary")
 
@@ -337,11 +338,17 @@ def suffix(path: Path) -> str:
     return next(end for end in [*reversed(path.suffixes), ""] if end not in COMPRESSED).lower()
 
 
+def register_format(row: Format) -> None:
+    """Add a format, whose signature is tried before those of the package; one of the same name is replaced."""
+    FORMATS[:] = [row, *(other for other in FORMATS if other.name != row.name)]
+
+
 def format_of(path: Path) -> Format:
     """Return the format of a file, by its name and first bytes.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or a file of guests cannot be imported.
     """
+    load_guests()
     head = first_bytes(path)
     return next(row for row in FORMATS if row.known(path, head))

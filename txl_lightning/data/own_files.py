@@ -36,8 +36,9 @@ from txl_lightning.data.sources import (
     is_packed,
     mapped,
     open_vocabulary,
+    register_corpus,
 )
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
@@ -64,6 +65,7 @@ MOST_COUNTED = 1 << 24  # ids that are counted one by one
 Files = dict[str, list[Path]]  # by split, or under "" if they are joined and cut
 
 
+@register_corpus("file", *LEVELS, "ids", options=FileData)
 def file(config: FileData, whole: bool = False) -> Source:
     """Files of the user: text, or token ids at level ids.
 
@@ -112,7 +114,7 @@ def file(config: FileData, whole: bool = False) -> Source:
         n_documents = {split: sum(1 + len(part.inner_starts()) for part in parts[split]) for split in parts}
         counts = ", ".join(f"{split} {n:,}" for split, n in n_documents.items())
         notice(f"data.path={name}: {' and '.join(kinds)}; documents of each split: {counts}")
-    return Source(name, parts, open_vocabulary(config))
+    return Source(name, parts, open_vocabulary(config), subwords=2048)
 
 
 def _size(part: Part) -> int:
@@ -310,7 +312,7 @@ def _check(path: Path, row: Format, config: FileData, named: bool) -> str:
         require(row.ids is not None or config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
         return ""
     require(row.ids is None, "data.level", config.level, f"must be ids for {path}: it holds {row.name}")
-    json_text = named and suffix(path) == ".json" and config.level != "byte"
+    json_text = named and suffix(path) in (".json", ".jsonl", ".ndjson") and config.level != "byte"
     require(
         not json_text, "data.path", path, "must be JSON lines or a list of records: name it .txt to read it as text"
     )

@@ -29,6 +29,7 @@ from txl_lightning.data.sources import (
     by_split,
     cut_file,
     open_vocabulary,
+    register_corpus,
 )
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import expand
@@ -52,18 +53,6 @@ CHECKSUMS = {
     "simple-examples.tgz": "md5:30177ea32e27c525793142b6bf2c8e2d",
     LM1B: "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
 }
-FILES = {
-    "enwik8": "the file enwik8 (100,000,000 bytes)",
-    "text8": "the file text8 (100,000,000 bytes)",
-    "wikitext-103": "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens",
-    "wikitext-2": "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens",
-    "ptb": "train.txt, valid.txt and test.txt",
-    "lm1b": "training-monolingual.tokenized.shuffled/news.en-* and heldout-monolingual.tokenized.shuffled/"
-    "news.en.heldout-00000-of-00050",
-    "wikipedia-2015": "wikipedia-2015.txt or wikipedia-2015.txt.xz",
-}
-
-
 CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
 # Entries of the vocabulary and tokens of the splits with `<eos>`, which a correct preparation reproduces.
@@ -77,13 +66,9 @@ PUBLISHED: dict[str, dict[str, int]] = {
     "lm1b": {"vocabulary": 793_471},
     "lm1b, <S> at both ends": {"vocabulary": 793_471},
 }
-# Cut-offs of the adaptive embedding and softmax (paper's scripts).
-CUTOFFS: dict[str, tuple[int, ...]] = {
-    "wikitext-103": (20_000, 40_000, 200_000),
-    "lm1b": (60_000, 100_000, 640_000),
-}
 
 
+@register_corpus("enwik8", "byte", options=Enwik8Data)
 def enwik8(config: Enwik8Data) -> Source:
     """First 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
 
@@ -95,6 +80,7 @@ def enwik8(config: Enwik8Data) -> Source:
     return _hundred_mb(config, ways[config.newlines], f", newlines {config.newlines}")
 
 
+@register_corpus("text8", "char")
 def text8(config: DataConfig) -> Source:
     """First 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
     return _hundred_mb(config, vocabulary.characters)
@@ -113,23 +99,29 @@ def _hundred_mb(config: DataConfig, make_vocabulary: MakeVocabulary, way: str = 
             raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
         return by_split(Part(path, start, stop) for start, stop in pairwise(cuts))
 
-    return _source(config, _find(config, folder, find), make_vocabulary, way)
+    parts = _find(config, folder, find, f"the file {config.name} (100,000,000 bytes)")
+    return _source(config, parts, make_vocabulary, way)
 
 
+@register_corpus("wikitext-103", "word")
+@register_corpus("wikitext-2", "word")
 def wikitext(config: DataConfig) -> Source:
     """WikiText-103 and WikiText-2: words and `<eos>`, the vocabulary from the training split."""
     folder = _folder(config, config.name)
-    parts = _find(config, folder, lambda: _files(folder, "wiki.{}.tokens", "{}.txt"))
-    return _source(config, parts, vocabulary.words)
+    needed = "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
+    parts = _find(config, folder, lambda: _files(folder, "wiki.{}.tokens", "{}.txt"), needed)
+    return _source(config, parts, vocabulary.words, cutoffs=(20_000, 40_000, 200_000))
 
 
+@register_corpus("ptb", "word")
 def ptb(config: DataConfig) -> Source:
     """Penn Treebank as Mikolov prepared it: 10,000 words with `<eos>`."""
     folder = _folder(config, "penn", "ptb")
-    parts = _find(config, folder, lambda: _files(folder, "{}.txt", "ptb.{}.txt"))
+    parts = _find(config, folder, lambda: _files(folder, "{}.txt", "ptb.{}.txt"), "train.txt, valid.txt and test.txt")
     return _source(config, parts, vocabulary.words)
 
 
+@register_corpus("lm1b", "word", options=Lm1bData)
 def lm1b(config: Lm1bData) -> Source:
     """One Billion Word benchmark: shuffled sentences, each begins with `<S>`; validation and test are the same text.
 
@@ -147,13 +139,16 @@ def lm1b(config: Lm1bData) -> Source:
             return {"train": train, "valid": held_out, "test": held_out}
         return _files(folder, "{}.txt")
 
-    parts, listed = _find(config, folder, find), folder / "1b_word_vocab.txt"
+    needed = "training-monolingual.tokenized.shuffled/news.en-*"
+    needed += " and heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
+    parts, file = _find(config, folder, find, needed), folder / "1b_word_vocab.txt"
+    listed = (Part(file),) if file.is_file() else ()
+    make = vocabulary.words_of_list if listed else vocabulary.words_of_sentences
     way = ", <S> at both ends" * (marks == "both")
-    if listed.is_file():
-        return _source(config, parts, vocabulary.words_of_list, way, listed)
-    return _source(config, parts, vocabulary.words_of_sentences, way)
+    return _source(config, parts, make, way, listed=listed, cutoffs=(60_000, 100_000, 640_000))
 
 
+@register_corpus("wikipedia-2015", *vocabulary.LEVELS)
 def wikipedia_2015(config: DataConfig) -> Source:
     """Plain text of Wikipedia articles of 2015 (`<doc …>` lines between them), of about enwik8's size: 90/5/5 %."""
     folder = _folder(config, "wikipedia-2015")
@@ -162,14 +157,13 @@ def wikipedia_2015(config: DataConfig) -> Source:
         paths = [path for end in ("", ".xz") if (path := folder / f"wikipedia-2015.txt{end}").is_file()]
         return cut_file(paths[0], alignment=ALIGNMENT[config.level]) if paths else None
 
-    return _source(config, _find(config, folder, find), open_vocabulary(config))
+    parts = _find(config, folder, find, "wikipedia-2015.txt or wikipedia-2015.txt.xz")
+    return _source(config, parts, open_vocabulary(config))
 
 
-def _source(
-    config: DataConfig, parts: Parts, make_vocabulary: MakeVocabulary, way: str = "", listed: Path | None = None
-) -> Source:
-    name, of_list = f"{config.name}{way}", (Part(listed),) if listed else ()
-    return Source(name, parts, make_vocabulary, of_list, PUBLISHED.get(name, {}), CUTOFFS.get(config.name, ()))
+def _source(config: DataConfig, parts: Parts, make_vocabulary: MakeVocabulary, way: str = "", **more: Any) -> Source:
+    name = f"{config.name}{way}"
+    return Source(name, parts, make_vocabulary, published=PUBLISHED.get(name, {}), **more)
 
 
 def _folder(config: DataConfig, *names: str) -> Path:
@@ -196,27 +190,28 @@ def _files(folder: Path, *patterns: str) -> Parts | None:
     return None
 
 
-def _find(config: DataConfig, folder: Path, find: Callable[[], Parts | None]) -> Parts:
+def _find(config: DataConfig, folder: Path, find: Callable[[], Parts | None], needed: str) -> Parts:
     """Return the files of a corpus, which is downloaded if it is missing.
 
     Args:
         config: group `data`.
         folder: folder of the corpus.
         find: returns the files of the corpus, if they are there.
+        needed: which these are, in words.
 
     Raises:
         UserError: the corpus cannot be downloaded.
     """
     parts = find()
     if parts is None:
-        fetch(config.name, folder)
+        fetch(config.name, folder, needed)
         parts = find()
     if parts is None:
         raise UserError(f"data={config.name}: the download in {folder} is not complete")
     return parts
 
 
-def fetch(corpus: str, folder: Path) -> None:
+def fetch(corpus: str, folder: Path, needed: str) -> None:
     """Download a corpus into its folder.
 
     Raises:
@@ -236,7 +231,7 @@ def fetch(corpus: str, folder: Path) -> None:
                 path.replace(folder / path.name)
     except (UserError, OSError) as error:
         raise UserError(
-            f"data={corpus}: not in {folder}, and {error}; put {FILES[corpus]} there "
+            f"data={corpus}: not in {folder}, and {error}; put {needed} there "
             f"(the folder {folder.parent} is data.root or TXL_DATA)"
         ) from error
 

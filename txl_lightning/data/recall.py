@@ -5,15 +5,12 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 from math import log
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from txl_lightning.config.schemas import RecallData
-from txl_lightning.data.sources import Source, cache_key, cached, cut_file, open_vocabulary
+from txl_lightning.data.sources import Source, cut_file, generated, open_vocabulary, register_corpus
 from txl_lightning.errors import require, require_memory
-from txl_lightning.files import expand
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation
 
@@ -115,6 +112,7 @@ def configured(config: RecallData) -> Recall:
     return Recall(tuple(distances), config.repeats, config.symbols, config.block_len)
 
 
+@register_corpus("recall", "byte", "char", options=RecallData)
 def recall(config: RecallData) -> Source:
     """Text of `Recall`, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %.
 
@@ -123,8 +121,8 @@ def recall(config: RecallData) -> Source:
         UserError: the text cannot be stored.
     """
     given, block_len, p, V = config.distance, config.block_len, config.repeats, config.symbols
-    generated, size_and_seed = configured(config), (config.n_tokens, config.text_seed)
-    distances = generated.distances
+    described = configured(config)
+    distances = described.distances
     K, whole = len(distances), all(isinstance(d, int) and d >= 1 for d in distances)
     require(K > 0 and whole, "data.distance", given, "must be an integer >= 1, or a list of such")
     valid = block_len is None or (block_len > 1 and K > 1)
@@ -136,11 +134,5 @@ def recall(config: RecallData) -> Source:
     require(2 <= V <= most, "data.symbols", V, f"must be in 2 … {most} with {K} of data.distance")
     require(config.n_tokens >= 1, "data.n_tokens", config.n_tokens, "must be an integer >= 1")
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
-    directory, key = expand(config.cache_dir), cache_key("recall", generated, size_and_seed)
-
-    def write(folder: Path) -> dict[str, Any]:
-        (folder / "text.uint8").write_text(generated.text(*size_and_seed))
-        return {}
-
-    cached(directory, key, write)
-    return Source("recall", cut_file(directory / key / "text.uint8"), open_vocabulary(config))
+    path = generated(config, Recall.text, described, config.n_tokens, config.text_seed)
+    return Source("recall", cut_file(path), open_vocabulary(config))

@@ -7,6 +7,7 @@ import codecs
 import fcntl
 import gzip
 import hashlib
+import inspect
 import json
 import lzma
 import mmap
@@ -24,16 +25,17 @@ from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import OWN_OPTIONS, DataConfig
 from txl_lightning.data import vocabulary
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import LEVELS, Level, Vocabulary
 from txl_lightning.errors import UserError, notice, require
-from txl_lightning.files import file_checksum, sync_folder, write_json
+from txl_lightning.files import expand, file_checksum, sync_folder, write_json
+from txl_lightning.guests import Guests
 
 SPLITS = ("train", "valid", "test")
 FRACTIONS = (0.9, 0.05, 0.05)
@@ -126,6 +128,7 @@ class Source:
         published: entries of the `vocabulary` and tokens of splits that a correct preparation has.
         cutoffs: usual cut-offs of the adaptive softmax.
         checksum: checksum of the corpus, if the text of this name is known; another text is reported.
+        subwords: tokens of the vocabulary that level bpe trains, unless `data.vocab_size` is given.
     """
 
     name: str
@@ -135,6 +138,35 @@ class Source:
     published: Mapping[str, int] = field(default_factory=dict)
     cutoffs: tuple[int, ...] = ()
     checksum: str | None = None
+    subwords: int = 8192
+
+
+CORPORA: Guests[Callable[[Any], Source]] = Guests("data", "txl_lightning.data.corpus", "txl_lightning.data.{}")
+LEVELS_OF: dict[str, tuple[str, ...]] = {}  # the levels of every corpus
+S = TypeVar("S", bound=Callable[[Any], Source])
+
+
+def register_corpus(
+    name: str, level: Level, *others: Level, options: type[DataConfig] = DataConfig
+) -> Callable[[S], S]:
+    """Return a decorator that registers a function from the group `data` to a `Source`: `txl train data=NAME`.
+
+    Args:
+        name: of the corpus.
+        level: usual level at which it is read.
+        others: further levels.
+        options: dataclass of its options, if it has any of its own.
+
+    Raises:
+        OptionError: another function has the name.
+    """
+
+    def register(source: S) -> S:
+        CORPORA.add(name, source, {"defaults": [f"{name}_schema", "_self_"], "level": level})
+        LEVELS_OF[name], OWN_OPTIONS[name] = (level, *others), options
+        return source
+
+    return register
 
 
 def open_vocabulary(config: DataConfig) -> MakeVocabulary:
@@ -262,6 +294,7 @@ def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Align
     return start
 
 
+@register_corpus("python-stdlib", *LEVELS)
 def python_stdlib(config: DataConfig) -> Source:
     """Source files of the running Python's standard library, without its tests (see `_python_files`)."""
     version = ".".join(map(str, sys.version_info[:3]))
@@ -269,6 +302,7 @@ def python_stdlib(config: DataConfig) -> Source:
     return _python_files(f"python-stdlib {version}", {root: root}, config)
 
 
+@register_corpus("python-packages", *LEVELS)
 def python_packages(config: DataConfig) -> Source:
     """Source files of the installed SymPy and NetworkX, without their tests (see `_python_files`).
 
@@ -285,7 +319,8 @@ def python_packages(config: DataConfig) -> Source:
     known, name = (" + ".join(f"{package} {of[package]}" for package in PACKAGES) for of in (PACKAGES, versions))
     if name != known:
         notice(f"data={config.name}: this text is {name}; losses of {known} cannot be compared with it")
-    return replace(_python_files(name, roots, config), checksum=PACKAGES_CHECKSUM if name == known else None)
+    checksum = PACKAGES_CHECKSUM if name == known else None
+    return replace(_python_files(name, roots, config), checksum=checksum, subwords=2048)
 
 
 def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> Source:
@@ -370,6 +405,23 @@ def cached(
     if opened := _opened_cache(folder):
         return opened
     raise UserError(f"data.cache_dir={directory}: {folder} is damaged as soon as it is written")
+
+
+def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> Path:
+    """Return the file with the ASCII text `text(*arguments)`, which is generated once for these arguments.
+
+    Raises:
+        UserError: the text cannot be stored.
+    """
+    code = Path(inspect.getfile(text)).read_text(encoding="utf-8")  # another text may follow from each change
+    directory, key = expand(config.cache_dir), cache_key(code, text.__qualname__, *arguments)
+
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / "text.uint8").write_text(text(*arguments), encoding="ascii")
+        return {}
+
+    cached(directory, key, write)
+    return directory / key / "text.uint8"
 
 
 def _opened_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:

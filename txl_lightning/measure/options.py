@@ -63,7 +63,7 @@ class CheckpointOptions:
 
 @dataclass
 class DynamicOptions:
-    """Dynamic evaluation (see `txl_lightning.beyond.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
+    """Dynamic evaluation (see `measure.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
 
     Args:
         lr: η, the learning rate; null for static evaluation alone.

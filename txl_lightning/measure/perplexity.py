@@ -17,17 +17,13 @@ from txl_lightning.measure.commands import (
     open_checkpoint,
     options_as_typed,
 )
+from txl_lightning.measure.dynamic_evaluation import check_dynamic, dynamic_evaluation
 from txl_lightning.measure.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
 from txl_lightning.measure.protocols import OF_CARRIED, OF_WINDOWS, Carried, protocol_of
-from txl_lightning.measure.split_scores import SplitScores
+from txl_lightning.measure.split_scores import SplitScores, split_line
 from txl_lightning.measure.sweep import Sweep, write_sweeps
 from txl_lightning.measure.units import Fresh, context_of, units_of
-from txl_lightning.runs.metrics import shown_units
-from txl_lightning.runs.models import beyond
 from txl_lightning.runs.trained import checkpoint_corpus, is_other_text
-
-DYNAMIC = "dynamic_evaluation"  # module of `txl_lightning.beyond`
-REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
 
 @options_as_typed()
@@ -74,7 +70,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         read = shown.corpus(corpus)
     if options.dynamic.lr is not None:
         own = corpus if options.data_path is None else checkpoint_corpus(trained, options.checkpoint)
-        learning = beyond(DYNAMIC).dynamic_evaluation(shown, own, options.dynamic)
+        learning = dynamic_evaluation(shown, own, options.dynamic)
 
     scored: dict[str, dict[str, Any]] = {}
     for split in sorted(splits, key=lambda split: split != chosen_on):
@@ -140,21 +136,7 @@ def _check_options(options: EvaluateOptions) -> None:
     for name, right, allowed in rules:
         require(right, name, getattr(options, name), allowed)
     if options.dynamic != DynamicOptions():
-        beyond(DYNAMIC).check_options(options)
-
-
-def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) -> str:
-    """Return one line: loss with its standard error, tokens scored, lengths, and tokens left out."""
-    unit, *others = shown_units(result)
-    error, margin, over = result["standard_error"], "", ""
-    if error[unit] is not None:
-        margin, over = f" ± {error[unit]:.4f}", f"; ± over {error['units']:,} {error['over']}"
-    more = "".join(f", {name} {result[name]:.4f}" for name in others)
-    reasons = ", ".join(f"{n:,} {REASONS[reason]}" for reason, n in result["left_out"].items() if n)
-    return (
-        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{more} over "
-        f"{result['tokens']:,} tokens of {corpus} ({lengths}; left out: {reasons}{over})"
-    )
+        check_dynamic(options)
 
 
 def first_tokens(corpus: Corpus, split: str, n: int | None) -> Corpus:

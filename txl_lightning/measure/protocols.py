@@ -3,7 +3,7 @@
     Carried     B streams read in segments, the state carried from one to the next (section 3.2)
     Windows     the split as one stream, the last tokens of every window scored from a fresh state (`sliding_losses`)
 
-`units.Fresh` and `DynamicEvaluation` of `txl_lightning.beyond` read as a `Carried` does, and have the same methods.
+`units.Fresh` and `dynamic_evaluation.DynamicEvaluation` read as a `Carried` does, and have the same methods.
 
 The attention length A is the number of keys a query attends to, the query's own key included. It is set by
 

@@ -25,8 +25,10 @@ from txl_lightning.measure.losses import (
     text_units,
 )
 from txl_lightning.measure.protocols import Carried, Protocol
-from txl_lightning.runs.metrics import errors_by_unit, loss_metrics
+from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, shown_units
 from txl_lightning.runs.threads_and_precision import autocast
+
+REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
 
 @dataclass(frozen=True)
@@ -111,3 +113,17 @@ class SplitScores:
         losses = self.losses(protocol)
         write_atomically(path, lambda path: np.savez(path, nll=losses.nll, positions=losses.positions))
         return path.name
+
+
+def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) -> str:
+    """Return one line: loss with its standard error, tokens scored, lengths, and tokens left out."""
+    unit, *others = shown_units(result)
+    error, margin, over = result["standard_error"], "", ""
+    if error[unit] is not None:
+        margin, over = f" ± {error[unit]:.4f}", f"; ± over {error['units']:,} {error['over']}"
+    more = "".join(f", {name} {result[name]:.4f}" for name in others)
+    reasons = ", ".join(f"{n:,} {REASONS[reason]}" for reason, n in result["left_out"].items() if n)
+    return (
+        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{more} over "
+        f"{result['tokens']:,} tokens of {corpus} ({lengths}; left out: {reasons}{over})"
+    )

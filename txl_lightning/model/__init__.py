@@ -8,7 +8,7 @@ from txl_lightning.model.inference.generation import generate, generate_all
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 __all__ = [
     "CachedTransformerXL",
@@ -26,4 +26,5 @@ __all__ = [
     "generate",
     "generate_all",
     "register_encoding",
+    "register_variant",
 ]

@@ -69,8 +69,8 @@ def content_and_position(
 ) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "H B_or_1 T K"] | None]:
     """Return (q_i + u) / sqrt(E), whose products with the keys are (a) + (c), and (b) + (d) by key; None without both.
 
-    Arguments as for `scores`. Entries of keys after a query are those of other distances (`relative_shift`): `wraps`
-    says that they are read, so that the distances must not be padded for a GPU.
+    Arguments as for `scores`. Columns of keys after a query hold values of other distances (`relative_shift`). With
+    `wraps` the mask shows them, so that the distances must not be padded for a GPU.
     """
     (H, _, T, E), K = q_HBTE.shape, k_HBKE.shape[2]
     # Queries and biases are scaled, which are smaller than the scores.
@@ -219,7 +219,9 @@ class Attention(nn.Module):
         width = config.n_head * config.d_head
         self.has_queries, self.has_keys = bool(set("ab") & terms), bool(set("ac") & terms)
         self.terms = config.active_terms
-        self.qkv = fused.Linear(config.d_model, (self.has_queries + self.has_keys + 1) * width, bias=False)
+        n_projections = self.has_queries + self.has_keys + 1
+        self.qkv = fused.Linear(config.d_model, n_projections * width, bias=False)
+        self.stacked = {"qkv.weight": n_projections}  # matrices, for Muon
         projects = config.kind.projects and bool(set("bd") & terms)
         self.position = fused.Linear(config.d_model, width, bias=False) if projects else None
         self.output = fused.Linear(width, config.d_model, bias=False)
@@ -285,12 +287,12 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax_j(A_i) value_j for all heads."""
         parts = kv_PHBKE.unbind()  # P = 1: no term reads the keys
-        q, k, r, u, v, bias, terms = self.of_scores(q_HBTE, parts[0], positions, self.terms)
+        q, k, r, u, v, bias, terms = self.score_arguments(q_HBTE, parts[0], positions, self.terms)
         if self.kernel is not None:
             return self.kernel(q, k, r, u, v, parts[-1], visible, self.dropout, bias, terms)
         return attend(Operands(q, k, r, u, v, bias, terms, parts[-1], visible), self.dropout)
 
-    def of_scores(self, q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions, terms: str) -> Any:
+    def score_arguments(self, q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions, terms: str) -> Any:
         """Return the arguments of `scores`: queries and keys rotated if the encoding rotates them."""
         if positions.rotation_2SE is not None:
             q_HBTE, k_HBKE = (rotate(x, positions.rotation_2SE) for x in (q_HBTE, k_HBKE))
@@ -331,9 +333,9 @@ class Attention(nn.Module):
             ValueError: the attention lacks one of the terms.
         """
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
-        return self.scores(q_HBTE, kv_PHBKE[0], positions, visible, terms)
+        return self.masked_scores(q_HBTE, kv_PHBKE[0], positions, visible, terms)
 
-    def scores(
+    def masked_scores(
         self,
         q_HBTE: Float[Tensor, "H B T E"],
         k_HBKE: Float[Tensor, "H B K E"],
@@ -345,4 +347,4 @@ class Attention(nn.Module):
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        return scores(*self.of_scores(q_HBTE, k_HBKE, positions.of_terms(terms), terms)) + visible.mask_TK
+        return scores(*self.score_arguments(q_HBTE, k_HBKE, positions.of_terms(terms), terms)) + visible.mask_TK

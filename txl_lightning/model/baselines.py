@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -33,6 +33,8 @@ class LSTMLayer(nn.Module):
         d_model: D, width of x and of h.
         weight_dropout: probability at the elements of U.
     """
+
+    stacked: ClassVar = {"lstm.weight_ih_l0": 4, "lstm.weight_hh_l0": 4}  # matrices in the rows, for Muon
 
     def __init__(self, d_model: int, weight_dropout: float = 0.0) -> None:
         super().__init__()
@@ -92,6 +94,8 @@ class QRNNLayer(nn.Module):
         d_model: D, width of x and of h.
         weight_dropout: probability at the elements of all W and V.
     """
+
+    stacked: ClassVar = {"gates.weight": 3}
 
     def __init__(self, d_model: int, weight_dropout: float = 0.0) -> None:
         super().__init__()

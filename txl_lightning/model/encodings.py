@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
+from txl_lightning.guests import Guests
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import distances_of_keys, rotation, shift, sinusoids_of_distances
 
@@ -145,7 +146,7 @@ def rotates(encoding: type[Encoding]) -> bool:
     return encoding.angles is not Encoding.angles
 
 
-ENCODINGS: dict[str, type[Encoding]] = {}  # by name; filled by register_encoding
+ENCODINGS: Guests[type[Encoding]] = Guests("encoding")  # filled by register_encoding
 
 
 def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callable[[type[Encoding]], type[Encoding]]:
@@ -168,15 +169,12 @@ def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callabl
     require(good_terms, "terms", terms, "must be letters of abcd, each at most once")
 
     def register(encoding: type[Encoding]) -> type[Encoding]:
-        known = ENCODINGS.get(name, encoding)
-        # A notebook cell that runs again defines the class again.
-        same = (known.__module__, known.__qualname__) == (encoding.__module__, encoding.__qualname__)
-        require(same, "name", name, f"is the name of another encoding, {known.__module__}.{known.__qualname__}")
         # (b) and (c) would depend on the place of a query or key in its stream, not on their distance alone.
         fits = not (rotates(encoding) and set("bc") & set(terms))
         require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
-        ENCODINGS[name] = encoding
-        KINDS[name] = EncodingKind("".join(sorted(terms)), rotates=rotates(encoding), **properties)
+        kind = EncodingKind("".join(sorted(terms)), rotates=rotates(encoding), **properties)
+        ENCODINGS.add(name, encoding, {"defaults": ["table_schema" if kind.table else "schema", "_self_"]})
+        KINDS[name] = kind
         return encoding
 
     return register

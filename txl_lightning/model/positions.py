@@ -104,8 +104,7 @@ class VisibleKeys(NamedTuple):
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
-        sees_memory: whether a causal mask [T, K] hides no key before the first query's own: adding it there can be left
-            out. Other masks are added whole.
+        sees_memory: whether a causal mask [T, K] hides no key before the first query's own, so that it is not read.
         causal: whether queries see no keys after their own: only then a block of queries needs no later keys.
         places: the only queries whose output is read, if they are few; the others may give anything.
     """
@@ -118,12 +117,6 @@ class VisibleKeys(NamedTuple):
     def part(self, queries: slice, n_keys: int) -> VisibleKeys:
         """Keep the mask of some queries, and of the first keys, up to that of the last of these queries."""
         return self._replace(mask_TK=self.mask_TK[..., queries, :n_keys])
-
-    @property
-    def first_hidden(self) -> int:
-        """First key that a mask [T, K] may hide from a query; all queries see the keys before it."""
-        T, K = self.mask_TK.shape[-2:]
-        return K - T if self.causal and self.sees_memory else 0
 
 
 def attention_mask(

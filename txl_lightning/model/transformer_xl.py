@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig
+from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig, options_beside
+from txl_lightning.errors import require
+from txl_lightning.guests import Guests
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
@@ -26,6 +28,8 @@ from txl_lightning.model.positions import (
     without_marks,
 )
 
+Inference = Literal["cached inference", "one-pass windows", "generation", "attention lengths"]
+Ability = Literal[Inference, "documents", "unequal lengths", "extended context", "gradient segments"]
 FEWER_PLACES = 8  # a query alone takes as long as about so many in a block
 
 
@@ -109,15 +113,20 @@ class TransformerXL(ScoringModel, nn.Module):
         config_class: class of `config`; a variant with further options has its own.
         layer_class: class of the layers.
         state_class: class of its memory.
-        cannot: what a variant of the model cannot do, with the reason in words. Callers ask for `cached inference`,
-            `one-pass windows`, `documents`, `unequal lengths`, `extended context`, `gradient segments`, `generation`
-            and `attention lengths`.
+        cannot: what a variant of the model cannot do, with the reason in words.
     """
 
     config_class: ClassVar[type[TransformerXLConfig]] = TransformerXLConfig
     layer_class: ClassVar[type[TransformerXLLayer]] = TransformerXLLayer
     state_class: ClassVar[type[Memory]] = Memory
-    cannot: ClassVar[Mapping[str, str]] = {}
+    cannot: ClassVar[Mapping[Ability, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Validate `cannot`, and add that of the classes that this one is a variant of."""
+        super().__init_subclass__()
+        cls.cannot = {name: why for kind in cls.__mro__[::-1] for name, why in vars(kind).get("cannot", {}).items()}
+        for name in cls.cannot:
+            require(name in get_args(Ability), "cannot", name, f"must be one of {', '.join(get_args(Ability))}")
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
@@ -274,6 +283,27 @@ class TransformerXL(ScoringModel, nn.Module):
             targets_BT = without_marks(targets_BT)
             known_targets_BT = None if known_targets_BT is None else without_marks(known_targets_BT)
         return super().losses(hidden_BTD, targets_BT, known_targets_BT)
+
+
+M = TypeVar("M", bound=TransformerXL)
+VARIANTS: Guests[type[Any]] = Guests("beyond", "txl_lightning.beyond.{}")
+
+
+def register_variant(name: str) -> Callable[[type[M]], type[M]]:
+    """Return a decorator that registers a subclass of `TransformerXL`: `txl train beyond=NAME beyond.option=value`.
+
+    The fields that its `config_class` has beside those of `TransformerXLConfig` are its options. A checkpoint holds
+    only the name and the options, so the class must be registered before one is loaded.
+
+    Raises:
+        OptionError: another class has the name.
+    """
+
+    def register(variant: type[M]) -> type[M]:
+        VARIANTS.add(name, variant, options_beside(variant.config_class, TransformerXLConfig))
+        return variant
+
+    return register
 
 
 def last_queries(

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from dataclasses import fields, replace
+from dataclasses import fields
 from operator import attrgetter
-from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-from torch import Tensor
-
-from txl_lightning.config.architecture import LENGTHS, RecurrentConfig, TransformerXLConfig, option_names
-from txl_lightning.config.encoding_kinds import VARIABLE
+from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig, option_names, options_beside
 from txl_lightning.config.lengths import table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require, require_memory
+from txl_lightning.guests import VARIABLES
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
-from txl_lightning.model.checkpoints.contents import shapes_of
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
 
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
 LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
-OPTIONS = {**option_names(TransformerXLConfig), VARIABLE: VARIABLE}  # by the name in an error
-
-
-def beyond(name: str) -> ModuleType:
-    """Return a module of `txl_lightning.beyond`, which nothing else imports: a run without a variant never does.
-
-    Raises:
-        OptionError: there is no such module.
-    """
-    room = "txl_lightning.beyond"
-    found = name.isidentifier() and importlib.util.find_spec(f"{room}.{name}")
-    require(bool(found), "beyond", name, f"is no module of {room} in this version")
-    return importlib.import_module(f"{room}.{name}")
+SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
+OPTIONS = {**option_names(TransformerXLConfig), **{name: name for name in VARIABLES}}  # by the name in an error
 
 
 def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
@@ -49,17 +32,7 @@ def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
     name = str(config.beyond.get("name") or "")
     recurrent = isinstance(config.model, RecurrentModelConfig)
     require(not (name and recurrent), "beyond", name, f"must be none: {config.model.name} is no Transformer-XL")
-    if not name:
-        return RecurrentLanguageModel if recurrent else TransformerXL
-    module = beyond(name).__name__
-    variants = [model for model in _variants() if model.__module__ == module]
-    require(bool(variants), "beyond", name, "is no variant of the model with a config_class of its own")
-    return variants[-1]
-
-
-def _variants() -> list[type[TransformerXL]]:
-    """Return the variants that were imported; a subclass that has the core's options is none."""
-    return [model for model in TransformerXL.__subclasses__() if "config_class" in vars(model)]
+    return VARIANTS.named(name) if name else RecurrentLanguageModel if recurrent else TransformerXL
 
 
 def carries_state(config: Config) -> bool:
@@ -85,8 +58,8 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     options = {field: option for field, option in option_names(core).items() if field != "table_len"}
     values = {field: attrgetter(option)(config) for field, option in options.items()}
     values["cutoffs"] = tuple(values["cutoffs"])
-    known, own = {f.name for f in fields(core)}, {name: x for name, x in config.beyond.items() if name != "name"}
-    of_variant = {f.name: f"beyond.{f.name}" for f in fields(kind) if f.name not in known}
+    own = {name: x for name, x in config.beyond.items() if name != "name"}
+    of_variant = {name: f"beyond.{name}" for name in options_beside(kind, core)}
     unable = {
         "memory.reset": memory.reset == "document" and "documents",
         "memory.gradient_segments": memory.gradient_segments > 0 and "gradient segments",
@@ -118,38 +91,27 @@ def make_model(config: Config, vocab_size: int) -> Model:
     Raises:
         OptionError: a value is not allowed (see `architecture`).
     """
-    return _model(architecture(config, vocab_size))
-
-
-def _model(sizes: TransformerXLConfig | RecurrentConfig) -> Model:
-    models: list[Any] = [RecurrentLanguageModel, TransformerXL, *_variants()]
-    of_config: Model = next(model for model in models[::-1] if model.config_class is type(sizes))(sizes)
-    return of_config
-
-
-def shapes(sizes: TransformerXLConfig | RecurrentConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of a model on the meta device (see `shapes_of`)."""
-    return shapes_of(lambda: _model(sizes))
+    model: Any = model_class(config)
+    made: Model = model(architecture(config, vocab_size))
+    return made
 
 
 def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = "") -> None:
-    """Check, without building the model, that the machine's memory can hold it.
+    """Check that the machine's memory can hold the matrices of all layers, before anything is built.
 
     Args:
-        sizes: config of the model; all layers from the third on are alike.
+        sizes: config of the model.
         bytes_each: bytes of a parameter with what belongs to it.
         without: group that the options of the command lack.
 
     Raises:
         OptionError: it cannot; names the option that is farthest from its default.
     """
-    few = [
-        bytes_each * sum(tensor.numel() for tensor in shapes(replace(sizes, n_layer=n)).values())
-        for n in (min(sizes.n_layer, 2), min(sizes.n_layer, 3))
-    ]
-    needed = few[1] + max(0, sizes.n_layer - 3) * (few[1] - few[0] + LAYER_BYTES)
-    options = option_names(type(sizes))
-    defaults = {f.name: f.default for f in fields(sizes) if f.name in options and f.name not in LENGTHS}
-    numbers = {name: value for name in defaults if type(value := getattr(sizes, name)) is int}
-    name = max(numbers, key=lambda name: numbers[name] / (cast("Any", defaults[name]) or 512))
-    require_memory(needed, options[name].removeprefix(without), numbers[name])
+    if isinstance(sizes, RecurrentConfig):
+        rows = 3 * sizes.d_model
+    else:
+        rows = 2 * sizes.d_inner + 4 * sizes.n_head * sizes.d_head
+    numbers = {f.name: getattr(sizes, f.name) / f.default for f in fields(sizes) if f.name in SIZES}
+    name = max(numbers, key=lambda name: numbers[name])
+    option = option_names(type(sizes))[name].removeprefix(without)
+    require_memory(sizes.n_layer * (bytes_each * rows * sizes.d_model + LAYER_BYTES), option, getattr(sizes, name))

@@ -20,7 +20,7 @@ from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, check_count
+from txl_lightning.errors import OptionError
 from txl_lightning.measure.loss_by_context import ContextCurve, context_curve, position_blocks
 from txl_lightning.runs.metrics import (
     loss_metrics,
@@ -159,8 +159,6 @@ class ContextCurves(Callback):
     def __init__(self, config: Config, tokens: np.ndarray, directory: Path, curves: TrainingCurves) -> None:
         self.file, self.curves = CurveFile(directory / "context_curve.jsonl"), curves
         self.every_n_steps, self.tokens, options = config.context_curve.every_n_steps, tokens, config.context_curve
-        check_count("context_curve.every_n_steps", options.every_n_steps)
-        check_count("context_curve.max_context", options.max_context, least=N_CONTEXTS)
         step = options.max_context // N_CONTEXTS
         self.contexts = [step * (i + 1) for i in range(N_CONTEXTS)]
         try:

@@ -23,7 +23,6 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.baselines import LSTMLayer
-from txl_lightning.model.checkpoints.contents import CheckpointError, check
 from txl_lightning.model.embedding import TokenSoftmax
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
@@ -36,8 +35,6 @@ from txl_lightning.training.graph import OnePlace, why_no_graph
 from txl_lightning.training.optimization import make_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
-STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
-
 
 UNCOMPILED: tuple[tuple[Any, str], ...] = (
     (TokenSoftmax, "_add_tails"),  # the shapes differ in every call, and each would be compiled
@@ -118,48 +115,20 @@ class MemoryHolder:
 
         Raises:
             OptionError: a file is damaged.
-            CheckpointError: a state is not one of the model.
         """
         self.memory, self.next_number = None, state["next_number"]
         first, end = part_of_streams(n_streams, ranks.rank, ranks.world_size)
-        parts, files, bounds = [state["memory"]], named_files({"training_memory": state}), [(0, n_streams)]
+        parts, files = [state["memory"]], named_files({"training_memory": state})
         if files:
-            bounds = [part_of_streams(n_streams, part, len(files)) for part in range(len(files))]
-            needed = [n for n, (start, stop) in enumerate(bounds) if start < end and first < stop]
-            paths, bounds = [folder / files[n] for n in needed], [bounds[n] for n in needed]
+            bounds = (part_of_streams(n_streams, part, len(files)) for part in range(len(files)))
+            of_files = zip(files, bounds, strict=True)
+            paths = [folder / file for file, (start, stop) in of_files if start < end and first < stop]
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
             parts = [read_file(path, "resume") for path in paths]
-        if parts[0] is not None:
-            for part, (start, stop) in zip(parts, bounds, strict=True):
-                check_memory(part, model, start, stop)
         if parts[0]:
             joined = join_streams([model.state_class.from_state_dict(part) for part in parts])
             self.memory = joined.streams(first - joined.first_column, end - joined.first_column)
-
-
-def steps_of(fit_loop: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of steps that Lightning's loop stored; versions up to 0.2.0 left the step to Lightning."""
-    done = fit_loop[STEPS]
-    automatic = fit_loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
-    return done if done["total"]["completed"] else automatic
-
-
-def check_memory(found: Any, model: Model, start: int, stop: int) -> None:
-    """Check that these are the plain containers of the memory of streams `start` to `stop`.
-
-    Raises:
-        CheckpointError: they are not.
-    """
-    like = {**model.start_memory(stop - start).state_dict(), "first_column": start}
-    states, length = found.get("states") if isinstance(found, dict) else None, 0
-    if "states" in like and isinstance(states, Tensor) and states.ndim == 4:
-        length = min(states.shape[2], cast("Any", model).config.memory_slots)
-        N, B, _, D = like["states"].shape
-        like["states"] = like["states"].new_zeros(()).expand(N, B, length, D)
-    check(found, like, "training_memory.memory", only=True)
-    if found["first_column"] != start or found.get("filled", 0) > length:
-        raise CheckpointError(f"training_memory.memory is not of {length} states of the streams {start} to {stop}")
 
 
 def join_streams(memories: Sequence[State]) -> State:
@@ -339,7 +308,7 @@ class LanguageModelModule(L.LightningModule):
             share = (end - first) / B_r
             loss = nll_BP.mean() * share
             losses.append(loss.detach())
-            memories.append(replace(after, first_column=rank_first + first))  # a memory that starts here counts from 0
+            memories.append(replace(after, first_column=rank_first + first))  # a memory made in this step has 0
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
                 self.manual_backward(loss * self.share_of_batch)
         after = join_streams(memories)
@@ -472,9 +441,7 @@ class LanguageModelModule(L.LightningModule):
         checkpoint["training_memory"] = self.training_memory.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore this rank's slice of the training memory, and the number of steps; report a missing memory."""
-        loops = checkpoint["loops"]["fit_loop"]
-        loops[STEPS] = steps_of(loops)
+        """Restore this rank's slice of the training memory; report a missing one."""
         carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
         data, holder, folder = self.config.data, self.training_memory, path.parent
         holder.load_state_dict(carried, folder, data.batch_size, self.ranks, self.model)

@@ -13,36 +13,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.errors import require
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-OPTIMIZERS = (*ADAM, "muon")
 NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Muon's iteration
 
 # Of Muon, as in `torch.optim.Muon`.
 MOMENTUM, STEPS, COEFFICIENTS, EPS = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
-# Matrices in the rows of a weight of QRNN, LSTM and a GRU gate; no other weight may end with these names.
-STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4, ".input_gates.weight": 2}
-
-
-def check_optimizer(config: OptimizerConfig) -> None:
-    """Raise `OptionError` for an option that is not allowed."""
-    require(config.name in OPTIMIZERS, "optimizer", config.name, f"must be one of {', '.join(OPTIMIZERS)}")
-    ns_precisions = ("auto", *NS_PRECISIONS)
-    rules = {
-        "schedule": (config.schedule in ("cosine", "constant"), "must be cosine or constant"),
-        "betas": ([0 <= beta < 1 for beta in config.betas] == [True, True], "must be two numbers in [0, 1)"),
-        "weight_decay": (0 <= config.weight_decay < math.inf, "must be >= 0 and finite"),
-        "ns_precision": (config.ns_precision in ns_precisions, f"must be one of {', '.join(ns_precisions)}"),
-        "lr": (0 < config.lr < math.inf, "must be > 0 and finite"),
-        "warmup_steps": (config.warmup_steps >= 0, "must be an integer >= 0"),
-        "min_lr": (0 <= config.min_lr <= config.lr, "must be between 0 and optimizer.lr"),
-        "clip_norm": (config.clip_norm >= 0, "must be >= 0 (0 for no clipping)"),
-    }
-    for name, (is_good, allowed) in rules.items():
-        require(is_good, f"optimizer.{name}", getattr(config, name), allowed)
-    without_muon = config.ns_precision == "32-true" and config.name != "muon"
-    require(not without_muon, "optimizer.ns_precision", config.ns_precision, "is for optimizer=muon only")
 
 
 def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
@@ -119,17 +95,6 @@ class MuonWithAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         self._share()
 
-    def by_parameter(self, state: dict[int, Any]) -> dict[int, Any]:
-        """Return the state of a checkpoint up to 0.3.0, where each matrix had an entry, with one for each parameter."""
-        number, joined = 0, {}
-        for i, parameter in enumerate(parameter for group in self.param_groups for parameter in group["params"]):
-            n = self.n_matrices.get(parameter, 1)
-            own = [state[j] for j in range(number, number + n) if j in state]
-            if own:
-                joined[i] = own[0] if n == 1 else {"momentum_buffer": torch.cat([x["momentum_buffer"] for x in own])}
-            number += n
-        return joined
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient."""
@@ -190,17 +155,17 @@ def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
 def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
     """Yield the two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
 
-    Queries, keys and values of attention are rows of one parameter, as are the gates of a recurrent layer.
+    Modules say it by `stacked`, the number for the name of a parameter: queries, keys and values of attention are rows
+    of one, as are the gates of a recurrent layer.
 
     Args:
         model: a Transformer-XL or a recurrent baseline.
     """
+    stacked = {
+        module.get_parameter(name): n
+        for module in model.modules()
+        for name, n in getattr(module, "stacked", {}).items()
+    }
     for name, parameter in model.named_parameters():
-        if not name.startswith("layers.") or parameter.ndim != 2:
-            continue
-        owner = name.rpartition(".")[0]
-        if owner.endswith(".qkv"):
-            attention: Any = model.get_submodule(owner.removesuffix(".qkv"))
-            yield parameter, attention.has_queries + attention.has_keys + 1
-        else:
-            yield parameter, next((n for ending, n in STACKED.items() if name.endswith(ending)), 1)
+        if name.startswith("layers.") and parameter.ndim == 2:
+            yield parameter, stacked.get(parameter, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,11 @@ from torch import Tensor
 
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Batch, Streams
-from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
-from txl_lightning.measure.perplexity import split_line
 from txl_lightning.measure.protocols import Carried
-from txl_lightning.measure.split_scores import SplitScores
+from txl_lightning.measure.split_scores import SplitScores, split_line
 from txl_lightning.runs.metrics import shown_units
 from txl_lightning.runs.threads_and_precision import autocast
 
@@ -156,7 +155,7 @@ def dynamic_evaluation(carried: Carried, corpus: Corpus, options: DynamicOptions
     return DynamicEvaluation(carried, options, gradient_rms(carried, corpus, options.segments))
 
 
-def check_options(options: EvaluateOptions) -> None:
+def check_dynamic(options: EvaluateOptions) -> None:
     """Check the options of dynamic evaluation, and that others fit.
 
     Raises:
@@ -171,8 +170,8 @@ def check_options(options: EvaluateOptions) -> None:
     for name, only in {"protocol": "carried", "attention_lengths": None, "select_on": None, "per": None}.items():
         value, allowed = getattr(options, name), f"must be {only or 'null'} for dynamic evaluation"
         require(value == only, name, value, allowed)
-    alone = (started := environment()) is None or started.world_size() == 1
-    require(alone, "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")
+    n_ranks = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))  # of torchrun or srun
+    require(n_ranks == "1", "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")
 
 
 def _score(model: Any, segment: Batch, state: Any) -> Any:

@@ -1,0 +1,50 @@
+"""The registries of a new process, for tests that import a user's files."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.config_store import ConfigStore
+
+from txl_lightning.cli import COMMANDS
+from txl_lightning.config.encoding_kinds import KINDS
+from txl_lightning.config.schemas import OWN_OPTIONS
+from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
+from txl_lightning.data.formats import FORMATS
+from txl_lightning.data.sources import CORPORA, LEVELS_OF
+from txl_lightning.guests import CHOICES, VARIABLES
+from txl_lightning.model.encodings import ENCODINGS
+from txl_lightning.model.transformer_xl import VARIANTS
+
+for path in (Path(__file__).parents[1] / "txl_lightning/beyond").glob("[!_]*.py"):
+    VARIANTS.named(path.stem)
+REGISTRIES: tuple[Any, ...] = (KINDS, ENCODINGS, VARIANTS, CORPORA, LEVELS_OF, OWN_OPTIONS, CHOICES, COMMANDS)
+BUILT_IN, FORMATS_BUILT_IN = [dict(registry) for registry in REGISTRIES], list(FORMATS)
+
+
+def forget_guests() -> None:
+    """Return to the registries of a new process."""
+    store = ConfigStore.instance().repo
+    own = [
+        [key for key in registry if key not in content] for registry, content in zip(REGISTRIES, BUILT_IN, strict=True)
+    ]
+    for group, name in [*own[-2], *(("", command) for command in own[-1])]:
+        for file in (f"{name}.yaml", f"{name}_schema.yaml"):
+            (store.get(group, {}) if group else store).pop(file, None)
+    for registry, names in zip(REGISTRIES, own, strict=True):
+        for name in names:
+            del registry[name]
+    FORMATS[:] = FORMATS_BUILT_IN
+    for name in [name for name in sys.modules if name.startswith("txl_guests:")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def no_guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin and end as a new process without the variable."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    yield
+    forget_guests()

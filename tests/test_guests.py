@@ -1,0 +1,210 @@
+"""A user's files: variants, corpora, encodings, formats and measurements without a change of the package."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.in_process import run_txl
+from tests.own_guests import forget_guests, no_guests  # noqa: F401 - a fixture
+from tests.training.small_run import TEXT, TINY, tiny_config
+from txl_lightning.config.composition import compose
+from txl_lightning.errors import OptionError
+from txl_lightning.guests import CHOICES, load_guests
+from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
+from txl_lightning.runs.models import make_model
+
+pytestmark = pytest.mark.usefixtures("no_guests")
+ROOT = Path(__file__).parents[1]
+EXAMPLES = {name: str(ROOT / f"examples/{name}.py") for name in ("layer_scale", "brackets", "t5")}
+SMALL = (*(word for word in TINY if not word.startswith(("data=", "data.level"))), "trainer.max_steps=3")
+NOT_SET = "one that a file in the variable TXL_GUESTS registers (not set)"
+OF_LAYER_SCALE = """
+from dataclasses import dataclass
+from txl_lightning import register_variant
+from txl_lightning.model.transformer_xl import VARIANTS
+
+LayerScale = VARIANTS.named("layer_scale")
+
+@dataclass
+class Config(LayerScale.config_class):
+    power: int = 2
+
+@register_variant("second")
+class Second(LayerScale):
+    config_class = Config
+
+@register_variant("third")
+class Third(LayerScale):
+    cannot = {"generation": "it is a test"}
+"""
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *files: str | Path) -> None:
+    """Set the variable as for a new process."""
+    monkeypatch.setenv("TXL_GUESTS", ",".join(map(str, files)))
+    forget_guests()
+
+
+def txl(*words: str, directory: Path) -> str:
+    """Run a command that must succeed, and return what it prints."""
+    done = run_txl(*words, directory=directory)
+    assert done.status == 0, done.err
+    return done.out
+
+
+def test_a_variant_of_a_file_trains_resumes_and_is_measured_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, EXAMPLES["layer_scale"])
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = ("train", "beyond=layer_scale", "beyond.start=0.5", "data=file", "data.path=text.txt", "data.level=char")
+    small = (*words, *SMALL, "data.cache_dir=cache", "hydra.run.dir=run")
+    txl(*small, directory=tmp_path)
+    txl(*small, "resume=auto", "trainer.max_steps=5", directory=tmp_path)
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 5
+    best = "checkpoint=run/checkpoints/best.ckpt"
+    assert "beyond=layer_scale" in txl("evaluate", best, "splits=[test]", "hydra.run.dir=e", directory=tmp_path)
+    generate = ("generate", best, "prompt=line", "n_tokens=3", "hydra.run.dir=g")
+    txl(*generate, directory=tmp_path)
+    assert "layer_scale" in txl("train", "--help", directory=tmp_path)
+    wrong = run_txl(*words, "beyond.start=soon", *SMALL, directory=tmp_path).err
+    assert wrong == "txl train: beyond.start=soon: must be of type float\n"
+
+
+def test_without_the_variable_a_checkpoint_says_which_one_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, *EXAMPLES.values())
+    words = ("beyond=layer_scale", "data=brackets", "data.depth=3", "data.n_tokens=3000", "data.cache_dir=cache")
+    txl("train", *words, *SMALL, "hydra.run.dir=run", directory=tmp_path)
+    monkeypatch.delenv("TXL_GUESTS")
+    forget_guests()
+    for group, name in (("beyond", "layer_scale"), ("data", "brackets"), ("encoding", "t5")):
+        done = run_txl("train", f"{group}={name}", directory=tmp_path)
+        assert (done.status, done.err.count("\n")) == (2, 1)
+        assert re.fullmatch(rf"txl train: {group}={name}: must be one of .*, or {re.escape(NOT_SET)}\n", done.err)
+    done = run_txl("evaluate", "checkpoint=run/checkpoints/best.ckpt", directory=tmp_path)
+    assert done.err.startswith("txl evaluate: checkpoint=run/checkpoints/best.ckpt: ")
+    assert done.err.endswith(f"{NOT_SET}\n")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+
+
+def test_a_variant_of_a_variant_has_the_options_and_limits_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "second.py").write_text(OF_LAYER_SCALE)
+    use(monkeypatch, EXAMPLES["layer_scale"], tmp_path / "second.py")
+    config = compose("beyond=second", "beyond.start=0.5")
+    assert config.beyond == {"name": "second", "start": 0.5, "power": 2}
+    assert type(make_model(config, 20)).__name__ == "Second"
+    third = compose("beyond=third")
+    assert type(make_model(third, 20)).__name__ == "Third"
+    assert type(make_model(compose("beyond=layer_scale"), 20)).__name__ == "LayerScaleTransformerXL"
+
+    class Child(VARIANTS.named("memory_tokens")):  # type: ignore[misc]
+        cannot = {"attention lengths": "it is a test"}  # noqa: RUF012
+
+    assert Child.cannot["attention lengths"] == "it is a test"
+    assert "generation" in Child.cannot
+
+
+def test_a_typo_in_what_a_variant_cannot_do_is_an_error() -> None:
+    with pytest.raises(OptionError, match=r"^cannot=cashed inference: must be one of cached inference, one-p"):
+
+        class Typo(TransformerXL):
+            cannot = {"cashed inference": "it is a test"}  # type: ignore[dict-item] # noqa: RUF012
+
+
+def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, EXAMPLES["brackets"], EXAMPLES["t5"])
+    words = ("train", "data=brackets", "encoding=t5", "data.n_tokens=4000", "data.cache_dir=cache", *SMALL)
+    txl(*words, "data.depth=3", "hydra.run.dir=run", "trainer.devices=2", directory=tmp_path)
+    corpus = json.loads((tmp_path / "run/metrics.json").read_text())["corpus"]
+    assert (corpus["name"], corpus["level"]) == ("brackets, depth 3", "char")
+    txl("evaluate", "checkpoint=run/checkpoints/best.ckpt", "hydra.run.dir=e", directory=tmp_path)
+    assert json.loads((tmp_path / "e/evaluation.json").read_text())["test"]["tokens"] == 198
+    for word, error in {
+        "data.depth=x": "Value 'x' of type 'str' could not be converted to Integer",
+        "data.deph=3": "data.deph=3: no such option",
+        "data.level=word": "data.level=word: must be char for data=brackets",
+    }.items():
+        done = run_txl(*words, word, "hydra.run.dir=wrong", directory=tmp_path)
+        assert (done.status, done.err.count("\n")) == (2, 1), done.err
+        assert error in done.err
+
+
+def test_jobs_of_a_multirun_import_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, EXAMPLES["brackets"], EXAMPLES["layer_scale"])
+    words = ("data=brackets", "data.n_tokens=3000", "data.cache_dir=cache", "beyond=none,layer_scale", *SMALL)
+    txl("train", "-m", *words, "hydra.sweep.dir=sweep", directory=tmp_path)
+    jobs = json.loads((tmp_path / "sweep/multirun.json").read_text())["jobs"]
+    assert sorted((job["overrides"]["beyond"], job["state"]) for job in jobs) == [
+        ("layer_scale", "finished"),
+        ("none", "finished"),
+    ]
+
+
+def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lines.py").write_text(
+        "from txl_lightning.data.formats import Format, register_format\n"
+        "def read(path, content):\n"
+        "    return ['text'], lambda column: (line.decode()[::-1] for line in content[6:].splitlines())\n"
+        "register_format(Format('reversed', lambda path, head: head.startswith(b'#REV#\\n'), records=read))\n"
+    )
+    use(monkeypatch, tmp_path / "lines.py")
+    (tmp_path / "text.txt").write_text("#REV#\n" + "".join(f"line {i} of it\n" for i in range(99)))
+    config: Any = tiny_config(tmp_path, "data.level=char")
+    from txl_lightning.data.corpus import load_corpus
+
+    config.data.path = str(tmp_path / "text.txt")
+    corpus = load_corpus(config.data)
+    assert corpus.vocabulary.decode(np.asarray(corpus.splits["train"][:12])) == "ti fo 0 enil"
+
+
+def test_a_file_that_cannot_be_imported_ends_every_command_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_library\n")
+    use(monkeypatch, "broken.py")
+    done = run_txl("train", directory=tmp_path)
+    reason = "cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"
+    assert (done.status, done.err) == (2, f"txl: TXL_GUESTS=broken.py: {reason}\n")
+    monkeypatch.setenv("TXL_GUESTS", EXAMPLES["layer_scale"])
+    monkeypatch.setenv("TXL_ENCODINGS", EXAMPLES["t5"])  # the name up to 0.4.0
+    load_guests()
+    assert {("beyond", "layer_scale"), ("encoding", "t5")} <= {*CHOICES}
+
+
+def test_the_examples_run_with_an_installed_package(tmp_path: Path) -> None:
+    """The package's files where the wheel has them, and no checkout; `make dist` does the same with the wheel."""
+    site, project = tmp_path / "site", (ROOT / "pyproject.toml").read_text()
+    assert 'packages = ["txl_lightning", "hydra_plugins"]' in project
+    assert 'conf = "txl_lightning/conf"' in project
+    for source, target in {"txl_lightning": "", "hydra_plugins": "", "conf": "txl_lightning/"}.items():
+        shutil.copytree(ROOT / source, site / target / source, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copy(ROOT / "tests/wheel.py", site)
+    (tmp_path / "txl").write_text(f"#!{sys.executable}\nfrom txl_lightning.cli import main\nmain()\n")
+    (tmp_path / "txl").chmod(0o755)
+    variables = {"PYTHONPATH": str(site), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    code = f"import wheel; assert wheel.txl_lightning.__file__.startswith({str(site)!r}); wheel.use_guests()"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **variables}, check=True, timeout=300)
+
+
+def test_nothing_in_the_core_names_a_guest() -> None:
+    files = sorted((ROOT / "txl_lightning/beyond").glob("[!_]*.py"))
+    classes = re.findall(r"^class (\w+)", "".join(path.read_text() for path in files), re.MULTILINE)
+    names = re.compile(rf"\b({'|'.join([*(path.stem for path in files), *classes])})\b")
+    for path in [*(ROOT / "txl_lightning").rglob("*.py"), *(ROOT / "hydra_plugins").rglob("*.py")]:
+        text = path.read_text()
+        if path.parent.name != "beyond":
+            older = re.sub(r'"(model|memory)\.\w+"', "", text)  # options of earlier versions
+            assert not (found := names.search(older)), f"{path}: {found and found[0]}"
