@@ -95,7 +95,7 @@ def load_guests() -> None:
 def _import_file(path: Path) -> None:
     """Import a file once, as a module whose name no import statement can have."""
     if (name := f"txl_guests:{path}".replace(".", ":")) not in sys.modules:  # pickle would import what is before a dot
-        code, module = compile(path.read_bytes(), path, "exec"), ModuleType(name)
+        code, module = compile(path.read_bytes(), path, "exec", dont_inherit=True), ModuleType(name)
         module.__file__ = str(path)
         sys.modules[name] = module  # before it runs: dataclasses look it up
         try:

@@ -70,7 +70,7 @@ def tiny(words: list[str]) -> list[str]:
     typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
     smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" else [])]
     smaller = [word for word in smaller if word.split("=")[0] not in keys]
-    if {"data=recall", "experiment=recall"}.intersection(typed):  # which is generated
+    if {"data=recall", "experiment=recall", "data=brackets"}.intersection(typed):  # which is generated
         smaller = [word for word in smaller if word not in ("data=file", "data.path=book.txt")]
     return [command, *typed, *smaller]
 
@@ -156,7 +156,7 @@ def test_the_commands_run(
 ) -> None:
     """Run them in one folder and one process, in the order of the pages."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_GUESTS", "examples/t5.py")
+    monkeypatch.setenv("TXL_GUESTS", "examples/t5.py,examples/layer_scale.py,examples/brackets.py")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
     (tmp_path / "book.txt").write_text("".join(lines))
