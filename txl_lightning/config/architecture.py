@@ -10,7 +10,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
+from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
 from txl_lightning.errors import require, require_memory
 
 Rule = tuple[Callable[[Any], bool], str]  # what a value must be, and that in words
@@ -204,7 +204,6 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")
         rotates, resets, by = self.kind.rotates, self.memory_reset == "document", f"encoding={self.encoding}"
         refused: list[tuple[str, bool, str]] = [
             ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
@@ -231,7 +230,7 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
     @property
     def kind(self) -> EncodingKind:
         """Properties of the encoding."""
-        return KINDS[self.encoding]
+        return kind_named(self.encoding)
 
     @property
     def attention_len(self) -> int | None:
