@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 import txl_lightning.data
 from tests.in_process import run_txl
@@ -207,6 +209,16 @@ def test_a_name_of_the_package_is_taken(tmp_path: Path, monkeypatch: pytest.Monk
     use(monkeypatch, tmp_path / "taken.py")
     with pytest.raises(OptionError, match=f"taken.py: cannot be imported: OptionError: name={taken}$"):
         load_guests()
+
+
+def test_a_config_of_a_file_is_unpickled_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a job on SLURM does, before it imports anything of the package."""
+    use(monkeypatch, EXAMPLES["brackets"])
+    data = compose("data=brackets", "data.depth=3").data
+    (tmp_path / "data").write_bytes(pickle.dumps(OmegaConf.structured(data)))
+    code = "import pickle; print(pickle.load(open('data', 'rb')).depth)"
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=variables) == b"3\n"
 
 
 def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
