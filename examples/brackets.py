@@ -37,7 +37,7 @@ def text(depth: int, n_tokens: int) -> str:
     return brackets
 
 
-@register_corpus("brackets", "char", options=BracketsData)
+@register_corpus("brackets", "char", "byte", options=BracketsData)
 def brackets(config: BracketsData) -> Source:
     """Return the text, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %."""
     path = generated(config, text, config.depth, config.n_tokens)

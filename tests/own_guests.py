@@ -14,7 +14,7 @@ from txl_lightning.config.schemas import OWN_OPTIONS
 from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
 from txl_lightning.data.formats import FORMATS
 from txl_lightning.data.sources import CORPORA, LEVELS_OF
-from txl_lightning.guests import CHOICES, VARIABLES
+from txl_lightning.guests import CHOICES, OWN, VARIABLES
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.transformer_xl import VARIANTS
 
@@ -37,7 +37,7 @@ def forget_guests() -> None:
         for name in names:
             del registry[name]
     FORMATS[:] = FORMATS_BUILT_IN
-    for name in [name for name in sys.modules if name.startswith("txl_guests:")]:
+    for name in [name for name in sys.modules if name.startswith(OWN)]:
         del sys.modules[name]
 
 

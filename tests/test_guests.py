@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -11,11 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
+import txl_lightning.data
 from tests.in_process import run_txl
 from tests.own_guests import forget_guests, no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TEXT, TINY, tiny_config
 from txl_lightning.config.composition import compose
+from txl_lightning.config.schemas import DataConfig
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError
 from txl_lightning.guests import CHOICES, load_guests
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
@@ -27,7 +32,8 @@ EXAMPLES = {name: str(ROOT / f"examples/{name}.py") for name in ("layer_scale", 
 SMALL = (*(word for word in TINY if not word.startswith(("data=", "data.level"))), "trainer.max_steps=3")
 NOT_SET = "one that a file in the variable TXL_GUESTS registers (not set)"
 OF_LAYER_SCALE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 from txl_lightning import register_variant
 from txl_lightning.model.transformer_xl import VARIANTS
 
@@ -36,6 +42,10 @@ LayerScale = VARIANTS.named("layer_scale")
 @dataclass
 class Config(LayerScale.config_class):
     power: int = 2
+    parity: Literal["odd", "even"] = "odd"
+    rate: float | None = None
+    sizes: list[int] = field(default_factory=lambda: [1])
+    ends: tuple[int, ...] = ()
 
 @register_variant("second")
 class Second(LayerScale):
@@ -103,8 +113,15 @@ def test_a_variant_of_a_variant_has_the_options_and_limits_of_both(
     (tmp_path / "second.py").write_text(OF_LAYER_SCALE)
     use(monkeypatch, EXAMPLES["layer_scale"], tmp_path / "second.py")
     config = compose("beyond=second", "beyond.start=0.5")
-    assert config.beyond == {"name": "second", "start": 0.5, "power": 2}
+    own = {"power": 2, "parity": "odd", "rate": None, "sizes": [1], "ends": []}
+    assert config.beyond == {"name": "second", "start": 0.5, **own}
     assert type(make_model(config, 20)).__name__ == "Second"
+    given = compose("beyond=second", "beyond.parity=even", "beyond.rate=1", "beyond.sizes=[3]", "beyond.ends=[4,5]")
+    assert make_model(given, 20).config.rate == 1  # type: ignore[union-attr]
+    wrong = {"parity=no": r"Literal\['odd', 'even'\]", "rate=no": r"float \| None", "sizes=2": r"list\[int\]|list"}
+    for word, hint in wrong.items():
+        with pytest.raises(OptionError, match=rf"^beyond\.{word}: must be of type ({hint})$"):
+            make_model(compose("beyond=second", f"beyond.{word}"), 20)
     third = compose("beyond=third")
     assert type(make_model(third, 20)).__name__ == "Third"
     assert type(make_model(compose("beyond=layer_scale"), 20)).__name__ == "LayerScaleTransformerXL"
@@ -134,7 +151,7 @@ def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeyp
     for word, error in {
         "data.depth=x": "Value 'x' of type 'str' could not be converted to Integer",
         "data.deph=3": "data.deph=3: no such option",
-        "data.level=word": "data.level=word: must be char for data=brackets",
+        "data.level=word": "data.level=word: must be char or byte for data=brackets",
     }.items():
         done = run_txl(*words, word, "hydra.run.dir=wrong", directory=tmp_path)
         assert (done.status, done.err.count("\n")) == (2, 1), done.err
@@ -152,6 +169,58 @@ def test_jobs_of_a_multirun_import_the_files(tmp_path: Path, monkeypatch: pytest
     ]
 
 
+def test_a_corpus_of_the_package_is_a_file_that_nothing_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside it only `conf/data/letters.yaml`."""
+    (tmp_path / "letters.py").write_text(
+        "from txl_lightning.data.sources import Source, cut_file, open_vocabulary, register_corpus\n"
+        "@register_corpus('letters', 'char')\n"
+        "def letters(config):\n"
+        f"    return Source('letters', cut_file(__import__('pathlib').Path({__file__!r})), open_vocabulary(config))\n"
+    )
+    monkeypatch.setattr(txl_lightning.data, "__path__", [*txl_lightning.data.__path__, str(tmp_path)])
+    config = DataConfig("letters", "char", cache_dir=str(tmp_path / "cache"))
+    assert load_corpus(config).name == "letters"
+
+
+@pytest.mark.parametrize(
+    ("code", "taken"),
+    [
+        (
+            "from txl_lightning.data.sources import register_corpus\n@register_corpus('recall', 'char')\ndef f(_): ...",
+            "recall: is the name of another data, txl_lightning.data.recall.recall",
+        ),
+        (
+            "from txl_lightning import *\n@register_variant('gru_residual')\nclass V(TransformerXL): ...",
+            "gru_residual: is the name of another beyond, txl_lightning.beyond.gru_residual.GRUResidualTransformerXL",
+        ),
+        (
+            "from txl_lightning import *\nimport dataclasses\n@dataclasses.dataclass\nclass C(TransformerXLConfig):\n"
+            "    kind: int = 1\n@register_variant('v')\nclass V(TransformerXL):\n    config_class = C",
+            "kind: is the name of another option or property of TransformerXLConfig",
+        ),
+        (
+            "from txl_lightning import *\n@register_encoding('rope')\nclass E(Encoding): ...",
+            "rope: is the name of another encoding, txl_lightning.model.encodings.RotaryEncoding",
+        ),
+    ],
+)
+def test_a_name_of_the_package_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, taken: str) -> None:
+    (tmp_path / "taken.py").write_text(code)
+    use(monkeypatch, tmp_path / "taken.py")
+    with pytest.raises(OptionError, match=f"taken.py: cannot be imported: OptionError: name={taken}$"):
+        load_guests()
+
+
+def test_a_config_of_a_file_is_unpickled_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a job on SLURM does, before it imports anything of the package."""
+    use(monkeypatch, EXAMPLES["brackets"])
+    data = compose("data=brackets", "data.depth=3").data
+    (tmp_path / "data").write_bytes(pickle.dumps(OmegaConf.structured(data)))
+    code = "import pickle; print(pickle.load(open('data', 'rb')).depth)"
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=variables) == b"3\n"
+
+
 def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lines.py").write_text(
         "from txl_lightning.data.formats import Format, register_format\n"
@@ -162,8 +231,6 @@ def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     use(monkeypatch, tmp_path / "lines.py")
     (tmp_path / "text.txt").write_text("#REV#\n" + "".join(f"line {i} of it\n" for i in range(99)))
     config: Any = tiny_config(tmp_path, "data.level=char")
-    from txl_lightning.data.corpus import load_corpus
-
     config.data.path = str(tmp_path / "text.txt")
     corpus = load_corpus(config.data)
     assert corpus.vocabulary.decode(np.asarray(corpus.splits["train"][:12])) == "ti fo 0 enil"

@@ -21,7 +21,6 @@ from omegaconf import DictConfig, read_write
 
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.files import write_json, write_text
-from txl_lightning.guests import load_guests
 from txl_lightning.jobs import JobFolder, job_folders
 from txl_lightning.reporting.tables import markdown_table
 
@@ -79,7 +78,6 @@ def run_pickled(pickled: bytes) -> Any:
         pickled: the job, and Hydra's singletons without its plugins and resolvers, which cannot be pickled.
     """
     Plugins.instance()  # its scan replaces classes, so it precedes code that uses them
-    load_guests()  # whose classes are in configs
     job: MultirunJob
     job, singletons = pickle.loads(pickled)
     add_singletons(singletons)

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, cast, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
+from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
 from txl_lightning.errors import require, require_memory
 
 Rule = tuple[Callable[[Any], bool], str]  # what a value must be, and that in words
@@ -49,11 +50,18 @@ def _option(name: str, default: Any) -> Any:
     return field(default=default, metadata={"option": name})
 
 
-@cache
-def _types(architecture: Any) -> dict[str, Any]:
-    """Return what every field may be an instance of."""
-    kinds = {float: (int, float), tuple[int, ...]: tuple}
-    return {name: kinds.get(hint, hint) for name, hint in get_type_hints(architecture).items()}
+_types = cache(get_type_hints)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type; the elements of a list or tuple are not looked at."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Literal:
+        return value in arguments
+    kinds: dict[Any, Any] = {float: (int, float), tuple: (list, tuple), Any: object}
+    return isinstance(value, kinds.get(origin or hint, origin or hint))
 
 
 def option_names(architecture: type) -> dict[str, str]:
@@ -115,7 +123,8 @@ class Architecture(ModelOptions):
             rules |= vars(kind).get("rules", {})
         for f in fields(self):
             name, value = f.name, getattr(self, f.name)
-            require(isinstance(value, kinds[name]), name, value, f"must be of type {f.type}")
+            hint = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
+            require(_fits(value, kinds[name]), name, value, f"must be of type {hint}".replace("typing.", ""))
             require(not isinstance(value, int) or abs(value) < 2**60, name, value, "must be below 2^60")
             if name in rules and value is not None:
                 allows, allowed = rules[name]
@@ -195,7 +204,6 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")
         rotates, resets, by = self.kind.rotates, self.memory_reset == "document", f"encoding={self.encoding}"
         refused: list[tuple[str, bool, str]] = [
             ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
@@ -222,7 +230,7 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
     @property
     def kind(self) -> EncodingKind:
         """Properties of the encoding."""
-        return KINDS[self.encoding]
+        return kind_named(self.encoding)
 
     @property
     def attention_len(self) -> int | None:

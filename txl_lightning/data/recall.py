@@ -106,12 +106,6 @@ class Recall:
         return np.take_along_axis(drawn, last_drawn, axis=0).ravel()[:n_tokens]
 
 
-def configured(config: RecallData) -> Recall:
-    """Return the text that the options describe."""
-    distances = config.distance if isinstance(config.distance, list) else [config.distance]
-    return Recall(tuple(distances), config.repeats, config.symbols, config.block_len)
-
-
 @register_corpus("recall", "byte", "char", options=RecallData)
 def recall(config: RecallData) -> Source:
     """Text of `Recall`, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %.
@@ -121,8 +115,7 @@ def recall(config: RecallData) -> Source:
         UserError: the text cannot be stored.
     """
     given, block_len, p, V = config.distance, config.block_len, config.repeats, config.symbols
-    described = configured(config)
-    distances = described.distances
+    distances = tuple(given if isinstance(given, list) else [given])
     K, whole = len(distances), all(isinstance(d, int) and d >= 1 for d in distances)
     require(K > 0 and whole, "data.distance", given, "must be an integer >= 1, or a list of such")
     valid = block_len is None or (block_len > 1 and K > 1)
@@ -134,5 +127,5 @@ def recall(config: RecallData) -> Source:
     require(2 <= V <= most, "data.symbols", V, f"must be in 2 … {most} with {K} of data.distance")
     require(config.n_tokens >= 1, "data.n_tokens", config.n_tokens, "must be an integer >= 1")
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
-    path = generated(config, Recall.text, described, config.n_tokens, config.text_seed)
+    path = generated(config, Recall.text, Recall(distances, p, V, block_len), config.n_tokens, config.text_seed)
     return Source("recall", cut_file(path), open_vocabulary(config))

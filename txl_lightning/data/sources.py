@@ -408,7 +408,7 @@ def cached(
 
 
 def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> Path:
-    """Return the file with the ASCII text `text(*arguments)`, which is generated once for these arguments.
+    """Return the file with the text `text(*arguments)`, which is generated once for these arguments.
 
     Raises:
         UserError: the text cannot be stored.
@@ -417,7 +417,7 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
     directory, key = expand(config.cache_dir), cache_key(code, text.__qualname__, *arguments)
 
     def write(folder: Path) -> dict[str, Any]:
-        (folder / "text.uint8").write_text(text(*arguments), encoding="ascii")
+        (folder / "text.uint8").write_text(text(*arguments), encoding="utf-8")
         return {}
 
     cached(directory, key, write)

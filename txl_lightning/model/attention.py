@@ -219,9 +219,8 @@ class Attention(nn.Module):
         width = config.n_head * config.d_head
         self.has_queries, self.has_keys = bool(set("ab") & terms), bool(set("ac") & terms)
         self.terms = config.active_terms
-        n_projections = self.has_queries + self.has_keys + 1
-        self.qkv = fused.Linear(config.d_model, n_projections * width, bias=False)
-        self.stacked = {"qkv.weight": n_projections}  # matrices, for Muon
+        self.stacked = {"qkv.weight": self.has_queries + self.has_keys + 1}  # matrices, for Muon
+        self.qkv = fused.Linear(config.d_model, self.stacked["qkv.weight"] * width, bias=False)
         projects = config.kind.projects and bool(set("bd") & terms)
         self.position = fused.Linear(config.d_model, width, bias=False) if projects else None
         self.output = fused.Linear(width, config.d_model, bias=False)

@@ -296,11 +296,15 @@ def register_variant(name: str) -> Callable[[type[M]], type[M]]:
     only the name and the options, so the class must be registered before one is loaded.
 
     Raises:
-        OptionError: another class has the name.
+        OptionError: another class has the name, or the core has that of an option.
     """
 
     def register(variant: type[M]) -> type[M]:
-        VARIANTS.add(name, variant, options_beside(variant.config_class, TransformerXLConfig))
+        options = options_beside(variant.config_class, TransformerXLConfig)
+        for option in options:
+            taken = "is the name of another option or property of TransformerXLConfig"
+            require(not hasattr(TransformerXLConfig, option), "name", option, taken)
+        VARIANTS.add(name, variant, options)
         return variant
 
     return register

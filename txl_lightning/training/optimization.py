@@ -161,11 +161,7 @@ def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
     Args:
         model: a Transformer-XL or a recurrent baseline.
     """
-    stacked = {
-        module.get_parameter(name): n
-        for module in model.modules()
-        for name, n in getattr(module, "stacked", {}).items()
-    }
+    stacked = {m.get_parameter(name): n for m in model.modules() for name, n in getattr(m, "stacked", {}).items()}
     for name, parameter in model.named_parameters():
         if name.startswith("layers.") and parameter.ndim == 2:
             yield parameter, stacked.get(parameter, 1)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from txl_lightning.errors import OptionError, require
 
+OWN = "txl_lightning.guests.own."  # before the names of modules that are files
 VARIABLES = ("TXL_GUESTS", "TXL_ENCODINGS")  # the second is the name up to 0.4.0
 CHOICES: dict[tuple[str, str], dict[str, Any]] = {}  # by group and name: what Hydra composes for GROUP=NAME
 
@@ -44,7 +45,7 @@ class Guests(dict[str, T]):
         Raises:
             OptionError: another one has the name.
         """
-        if not guest.__module__.startswith("txl_lightning."):
+        if guest.__module__.startswith(OWN) or not guest.__module__.startswith("txl_lightning."):
             self._import_home(name)
         known, new = (f"{made.__module__}.{made.__qualname__}" for made in (self.get(name, guest), guest))
         # A notebook cell that runs again defines the class again.
@@ -94,8 +95,8 @@ def load_guests() -> None:
 
 def _import_file(path: Path) -> None:
     """Import a file once, as a module whose name no import statement can have."""
-    if (name := f"txl_guests:{path}".replace(".", ":")) not in sys.modules:  # pickle would import what is before a dot
-        code, module = compile(path.read_bytes(), path, "exec"), ModuleType(name)
+    if (name := OWN + str(path).replace(".", ":")) not in sys.modules:
+        code, module = compile(path.read_bytes(), path, "exec", dont_inherit=True), ModuleType(name)
         module.__file__ = str(path)
         sys.modules[name] = module  # before it runs: dataclasses look it up
         try:
