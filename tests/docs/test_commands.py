@@ -32,7 +32,8 @@ NOT_RUN = {
     *("trainer=gpu", "trainer=ddp", "accelerator=gpu", "trainer.devices=2", "-m", "--help"),
     *("experiment=paper/enwik8_base", "experiment=paper/wt103_base", "data=enwik8", "data=wikitext-103"),
     *("n_positions=5000", "checkpoint=a.ckpt", "models=[hf:gpt2,hf:distilgpt2]"),
-    "models=[py:examples.textgenrnn.textgenrnn]",
+    *("models=[py:examples.textgenrnn.textgenrnn]", "models=[py:examples.iglm.iglm,py:examples.iglm.iglm_s]"),
+    "models=[py:examples.pocketsphinx_words.trigrams]",
     *("source_format=tensorflow", "source_format=huggingface"),
 }
 # First words of commands that no test runs as they stand; those of make and python are parsed.

@@ -172,7 +172,12 @@ def attend_fused(operands: Operands, p: float = 0.0) -> Float[Tensor, "H B T E"]
     content_HBTE, position_HBTK = content_and_position(q, k, r, u, v, bias, terms, wraps=not visible.causal)
     # In one type: a sum of two types would convert all scores.
     added = visible.mask_TK.to((values_HBKE if position_HBTK is None else position_HBTK).dtype)
-    added = added if position_HBTK is None else position_HBTK + added
+    if position_HBTK is not None and added.ndim == 2 and is_eager_on_cpu(q) and not torch.is_grad_enabled():
+        first = visible.first_hidden  # in place, and nothing for the keys that all queries see
+        position_HBTK[..., first:] += added[:, first:]
+        added = position_HBTK
+    elif position_HBTK is not None:
+        added = position_HBTK + added
     added_HBTK = added.expand(*content_HBTE.shape[:3], -1)
     return fused.attend(content_HBTE, k, values_HBKE, added_HBTK, p)
 
