@@ -69,10 +69,9 @@ def check_config(config: Config) -> None:
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)
     check_logger(config.logger, ("wandb", "csv", "lightning", "tensorboard", "none"))
-    logger = config.logger
-    of_lightning = {*logger.names} & {"lightning", "tensorboard"} or any(logger.each.values())
-    for option, value in (("_target_", logger._target_), ("arguments", logger.arguments)):
-        require(value is None or bool(of_lightning), f"logger.{option}", value, "is of logger=lightning")
+    target, arguments, names = config.logger._target_, config.logger.arguments, {*config.logger.names}
+    require(target is None or "lightning" in names, "logger._target_", target, "is of logger=lightning")
+    require(not arguments or bool(names - {"wandb", "none"}), "logger.arguments", arguments, "is of logger=lightning")
     for option, is_allowed, allowed in _rules(config):
         require(is_allowed, option, attrgetter(option)(config), allowed)
 

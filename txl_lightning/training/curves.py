@@ -29,7 +29,7 @@ from txl_lightning.runs.metrics import (
     shown_units,
     unit_name,
 )
-from txl_lightning.training.loggers import CurveFile, log_metrics, reported
+from txl_lightning.training.loggers import CurveFile, keep_lines, log_metrics, reported
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -72,7 +72,7 @@ class TrainingCurves(Callback):
         self._started = self._since = time.perf_counter()
         self._tokens_before = self._tokens
         if self.ranks.rank == 0:
-            self.file.keep_until(trainer.global_step)
+            keep_lines(self.file.path, lambda row: row["steps"] <= trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Batch, *_: Any) -> None:
         n_tokens = batch.targets.numel()
@@ -173,7 +173,7 @@ class ContextCurves(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            self.file.keep_until(trainer.global_step)
+            keep_lines(self.file.path, lambda row: row["steps"] <= trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if self.every_n_steps is None or trainer.global_step % self.every_n_steps:
@@ -199,7 +199,7 @@ class ContextCurves(Callback):
         return scalars | {f"recl/{r}/guarded": float(found["guarded"]) for r, found in row["recl"].items()}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        rows = self.file.keep(lambda row: True) if trainer.is_global_zero else []
+        rows = keep_lines(self.file.path, lambda row: True) if trainer.is_global_zero else []
         rows = [row for row in rows if row.get("contexts") == self.contexts]
         if not rows:
             return

@@ -12,7 +12,7 @@ from typing import Any, cast
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, ParallelStrategy
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -21,6 +21,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.baselines import LSTMLayer
 from txl_lightning.model.embedding import TokenSoftmax
@@ -92,13 +93,13 @@ class MemoryHolder:
             write_checkpoint(self.memory.to("cpu").state_dict(), path)
             self.files = files
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain containers: the memory of a single process, or the `files` of several."""
+    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
+        """Return plain containers: the memory of all ranks, or the `files` that they wrote; all must call this."""
         state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
         if self.files:
             state["files"] = self.files
         elif self.memory is not None:
-            state["memory"] = self.memory.to("cpu").state_dict()
+            state["memory"] = join_streams(ranks.gather(self.memory.to("cpu"))).state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any) -> None:
@@ -272,6 +273,19 @@ class LanguageModelModule(L.LightningModule):
         module = cls(trained.model.train(), trained.config, trained.vocabulary, lengths, **kwargs)
         return module if map_location is None else module.to(map_location)
 
+    def setup(self, stage: str) -> None:
+        """Take the ranks of a Trainer of one's own, which started other processes than `ranks`.
+
+        Raises:
+            OptionError: its strategy divides the weights, whose gradients could not be clipped by their norm.
+        """
+        trainer, dividing = self.trainer, (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
+        allowed = "divides the weights, and a step clips their whole gradient: use auto or ddp"
+        require(not isinstance(trainer.strategy, dividing), "strategy", type(trainer.strategy).__name__, allowed)
+        if trainer.world_size != self.ranks.world_size:
+            group = torch.distributed.new_group(backend="gloo")
+            self.ranks = Ranks(trainer.global_rank, trainer.world_size, group, trainer.local_rank)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Do one step: gradients, clipping (`on_before_optimizer_step`, called by `step`), weights, learning rate.
 
@@ -299,7 +313,9 @@ class LanguageModelModule(L.LightningModule):
         n, W, B_r = self.config.trainer.stream_groups, self.ranks.world_size, len(batch.targets)
         B = self.config.data.batch_size if W > 1 else B_r
         self.share_of_batch = W * B_r / B
-        rank_first, _ = part_of_streams(B, self.ranks.rank, W)
+        rank_first, rank_end = part_of_streams(B, self.ranks.rank, W)
+        allowed = f"must be the streams of all {W} processes: rank {self.ranks.rank} reads {B_r}"
+        require(rank_end - rank_first == B_r, "data.batch_size", B, allowed)
         memory, losses, memories = self._memory_before(batch), [], []
         for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
             nll_BP, after = self._score(
@@ -438,7 +454,7 @@ class LanguageModelModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training memory, or the names of its files."""
-        checkpoint["training_memory"] = self.training_memory.state_dict()
+        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore this rank's slice of the training memory; report a missing one."""

@@ -29,7 +29,7 @@ from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.distributed.environment import connect, environment
 from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, leaving, n_processes
-from txl_lightning.errors import OptionError, Stopped, UserError, require
+from txl_lightning.errors import OptionError, Stopped, UserError, first_line, require
 from txl_lightning.files import write_json
 from txl_lightning.reporting.machine import cores
 from txl_lightning.runs.metrics import peak_memory, shown_units
@@ -432,6 +432,7 @@ def quiet_libraries() -> Iterator[None]:
     The messages: devices found, advertisements, loaders without shuffling or workers.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)  # ModelSummary, EarlyStopping's verbose
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=r".*exists and is not empty.*")
@@ -441,7 +442,7 @@ def quiet_libraries() -> Iterator[None]:
         try:
             yield
         except MisconfigurationException as error:  # of a user's callback: ours fit
-            raise UserError(f"trainer.callbacks: Lightning says: {str(error).splitlines()[0]}") from error
+            raise UserError(f"trainer.callbacks: Lightning says: {first_line(error)}") from error
 
 
 def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
