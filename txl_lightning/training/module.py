@@ -403,6 +403,12 @@ class LanguageModelModule(L.LightningModule):
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_start(self) -> None:
+        """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
+        for x, moments in self.trainer.optimizers[0].state.items():
+            if any(part.shape not in (x.shape, ()) for part in moments.values()):
+                raise ValueError(f"moments of a weight of shape {list(x.shape)} have another shape")
+
     def on_train_batch_end(self, *args: Any) -> None:
         """Let a validation follow the last step too: its interval need not divide the number of steps."""
         if self.trainer.global_step >= self.trainer.max_steps:
