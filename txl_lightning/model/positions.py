@@ -118,6 +118,12 @@ class VisibleKeys(NamedTuple):
         """Keep the mask of some queries, and of the first keys, up to that of the last of these queries."""
         return self._replace(mask_TK=self.mask_TK[..., queries, :n_keys])
 
+    @property
+    def first_hidden(self) -> int:
+        """First key that a mask [T, K] may hide from a query; all queries see the keys before it."""
+        T, K = self.mask_TK.shape[-2:]
+        return K - T if self.causal and self.sees_memory else 0
+
 
 def attention_mask(
     n_queries: int, n_memory: int, filled: int, attention_len: int | None, like: Tensor
