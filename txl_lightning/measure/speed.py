@@ -73,7 +73,7 @@ def run(options: SpeedOptions, directory: Path, show: Show = print_now) -> list[
     torch.manual_seed(options.seed)
     sizes: dict[str, Any] = {name: getattr(options, name) for name in SIZES}
     config = TransformerXLConfig(vocab_size=VOCABULARY, d_head=options.d_model // options.n_head, **sizes)
-    require_room(TransformerXL, config, without="model.")
+    require_room(config, without="model.")
     model = TransformerXL(config).to(device).eval()
     sizes |= {"vocab_size": VOCABULARY, "parameters": sum(p.numel() for p in model.parameters())}
     vanilla = vanilla_of(model)

@@ -109,20 +109,19 @@ def shapes(model: Any, sizes: TransformerXLConfig | RecurrentConfig) -> dict[str
     return shapes_of(lambda: model(sizes))
 
 
-def require_room(
-    model: Any, sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = ""
-) -> None:
+def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = "") -> None:
     """Check, without building the model, that the machine's memory can hold it.
 
     Args:
-        model: class of the model.
-        sizes: its config; all layers from the third on are alike.
+        sizes: config of the model; all layers from the third on are alike.
         bytes_each: bytes of a parameter with what belongs to it.
         without: group that the options of the command lack.
 
     Raises:
         OptionError: it cannot; names the option that is farthest from its default.
     """
+    kinds: list[Any] = [RecurrentLanguageModel, TransformerXL, *VARIANTS.values()]
+    model = next(model for model in kinds if model.config_class is type(sizes))
     few = [
         bytes_each * sum(tensor.numel() for tensor in shapes(model, replace(sizes, n_layer=n)).values())
         for n in (min(sizes.n_layer, 2), min(sizes.n_layer, 3))

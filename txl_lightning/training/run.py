@@ -33,7 +33,7 @@ from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.reporting.machine import cores
 from txl_lightning.runs.metrics import peak_memory, shown_units
-from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, model_class, require_room
+from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.threads_and_precision import resolve_threads
 from txl_lightning.runs.trained import Checkpoint, read_checkpoint
 from txl_lightning.training.callbacks import Trainer, custom_callbacks, naming_callbacks, options_win
@@ -347,7 +347,7 @@ def _require_room(config: Config, vocab_size: int) -> None:
     """Check that the model fits into the memory of this machine, on the CPU with gradients and moments of all ranks."""
     of_training = (3 if config.optimizer.name == "muon" else 4) * config.trainer.devices
     copies = of_training if config.trainer.accelerator == "cpu" else 1
-    require_room(model_class(config), architecture(config, vocab_size), 4 * copies)
+    require_room(architecture(config, vocab_size), 4 * copies)
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], resumed: Checkpoint | None) -> Trainer:
