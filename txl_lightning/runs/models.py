@@ -127,8 +127,8 @@ def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int =
         for n in (min(sizes.n_layer, 2), min(sizes.n_layer, 3))
     ]
     needed = few[1] + max(0, sizes.n_layer - 3) * (few[1] - few[0] + LAYER_BYTES)
-    options = option_names(type(sizes))
-    defaults = {f.name: f.default for f in fields(sizes) if f.name in options and f.name not in LENGTHS}
+    options, own = option_names(type(sizes)), {*options_beside(type(sizes), TransformerXLConfig)}
+    defaults = {f.name: f.default for f in fields(sizes) if f.name in options and f.name not in LENGTHS | own}
     numbers = {name: value for name in defaults if type(value := getattr(sizes, name)) is int}
     name = max(numbers, key=lambda name: numbers[name] / (cast("Any", defaults[name]) or 512))
     require_memory(needed, options[name].removeprefix(without), numbers[name])
