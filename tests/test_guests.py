@@ -24,7 +24,7 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError
 from txl_lightning.guests import CHOICES, load_guests
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
-from txl_lightning.runs.models import make_model
+from txl_lightning.runs.models import architecture, make_model, require_room
 
 pytestmark = pytest.mark.usefixtures("no_guests")
 ROOT = Path(__file__).parents[1]
@@ -50,6 +50,14 @@ class Config(LayerScale.config_class):
 @register_variant("second")
 class Second(LayerScale):
     config_class = Config
+
+@dataclass(kw_only=True)
+class Required(LayerScale.config_class):
+    width: int
+
+@register_variant("fourth")
+class Fourth(LayerScale):
+    config_class = Required
 
 @register_variant("third")
 class Third(LayerScale):
@@ -122,6 +130,9 @@ def test_a_variant_of_a_variant_has_the_options_and_limits_of_both(
     for word, hint in wrong.items():
         with pytest.raises(OptionError, match=rf"^beyond\.{word}: must be of type ({hint})$"):
             make_model(compose("beyond=second", f"beyond.{word}"), 20)
+    require_room(architecture(compose("beyond=fourth", "beyond.width=3"), 20))
+    without = run_txl("train", "beyond=fourth", directory=tmp_path)
+    assert without.err == "txl train: beyond.width: must be given (beyond.width=…)\n"
     third = compose("beyond=third")
     assert type(make_model(third, 20)).__name__ == "Third"
     assert type(make_model(compose("beyond=layer_scale"), 20)).__name__ == "LayerScaleTransformerXL"

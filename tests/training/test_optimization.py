@@ -10,6 +10,7 @@ import torch
 
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.beyond.compressive import CompressiveConfig, CompressiveTransformerXL
+from txl_lightning.beyond.gru_residual import GRUResidualConfig, GRUResidualTransformerXL
 from txl_lightning.beyond.memory_tokens import MemoryTokensConfig, MemoryTokensTransformerXL
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
@@ -26,11 +27,13 @@ MUON = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1)
 SIZES = TransformerXLConfig(
     vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, dropout=0.0, mem_len=4, untie_biases=True
 )
+GRU = {"gates": 3, "input_gates": 2}
 MODELS = {
     "txl": lambda: TransformerXL(SIZES),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
     "conv": lambda: CompressiveTransformerXL(CompressiveConfig(**vars(SIZES))),
     "memory tokens": lambda: MemoryTokensTransformerXL(MemoryTokensConfig(**vars(SIZES))),
+    "gru": lambda: GRUResidualTransformerXL(GRUResidualConfig(**vars(SIZES))),
     "lstm": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="lstm", n_layer=1, d_model=8)),
     "qrnn": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="qrnn", n_layer=2, d_model=8)),
 }
@@ -57,6 +60,29 @@ def draw_gradients(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("name", "stacked"),
+    [
+        ("txl", {"attention.qkv": 3}),
+        ("terms ac", {"attention.qkv": 2}),
+        ("lstm", {"lstm.weight_ih_l0": 4, "lstm.weight_hh_l0": 4}),
+        ("qrnn", {"gates": 3}),
+        (
+            "gru",
+            {"attention.qkv": 3}
+            | {f"{sum_}_residual.{name}": n for sum_ in ("attention", "feed_forward") for name, n in GRU.items()},
+        ),
+    ],
+)
+def test_a_module_says_how_many_matrices_a_weight_holds(name: str, stacked: dict[str, int]) -> None:
+    model = MODELS[name]()
+    names = {
+        parameter: n.removeprefix("layers.0.").removesuffix(".weight") for n, parameter in model.named_parameters()
+    }
+    found = {names[parameter]: n for parameter, n in matrices_of_layers(model) if n > 1}
+    assert {name: n for name, n in found.items() if not name.startswith("layers.")} == stacked
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -87,14 +87,15 @@ def load_guests() -> None:
     for variable in VARIABLES:
         for place in filter(None, map(str.strip, os.environ.get(variable, "").split(","))):
             try:
-                _import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+                _import_file(place) if place.endswith(".py") else importlib.import_module(place)
             except Exception as error:  # user code may raise anything
                 reason = f"cannot be imported: {type(error).__name__}: {error}"
-                raise OptionError(variable, place, reason) from error
+                raise OptionError(variable, place, " ".join(reason.split())) from error
 
 
-def _import_file(path: Path) -> None:
+def _import_file(place: str) -> None:
     """Import a file once, as a module whose name no import statement can have."""
+    path = Path(place).expanduser().resolve()
     if (name := OWN + str(path).replace(".", ":")) not in sys.modules:
         code, module = compile(path.read_bytes(), path, "exec", dont_inherit=True), ModuleType(name)
         module.__file__ = str(path)
