@@ -59,12 +59,10 @@ def compare(
         definition: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
     """
     t_P, block_P = position_blocks(len(tokens), n_positions, contexts)
-    losses = {
-        name: window_losses(
-            window_reader(model if isinstance(model, LanguageModel) else LossFunction(model)), tokens, t_P, contexts
-        )
-        for name, model in models.items()
-    }
+    losses = {}
+    for name, model in models.items():
+        reader = window_reader(model if isinstance(model, LanguageModel) else LossFunction(model))
+        losses[name] = window_losses(reader, tokens, t_P, contexts)
     shown = [f" {token}" for token in tokens.tolist()] if texts is None else list(texts)
     about: dict[str, Any] = {"split": f"{len(tokens):,} tokens", "corpus": {"name": "text", "level": "token"}}
     results = about | group_results(losses, contexts, t_P, block_P, "ppl", **definition)

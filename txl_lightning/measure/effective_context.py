@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from txl_lightning.errors import MOST, check_count, require
 
 Array = NDArray[np.float64]
-INTERVAL = 0.95
+ENDS = [(1 - 0.95) / 2, (1 + 0.95) / 2]  # of an interval
 SAMPLED_AT_ONCE = 1_000_000
 BUCKET = 128  # distinct losses
 
@@ -108,14 +108,14 @@ def relative_effective_context_lengths(
     results: dict[str, dict[float, EffectiveContext]] = {name: {} for name in losses}
     for index, r in enumerate(fractions):
         means = [of_samples[index] for of_samples in found]
-        gains = [_relative_gain(*of_samples) for of_samples in means]
+        gains = [-np.expm1(long_SIC - short_SC[:, None]) for short_SC, long_SIC in means]  # g
         (short_C,), (long_IC,), (gains_IC,) = *means[0], gains[0]  # of all blocks
         (value_I,), (at_least_I,) = _first(gains[0] < threshold, contexts, limit_I)
         (guarded_I,), (open_I,) = _first((gains[0] < threshold) | rises_RIC[index], contexts, limit_I)
         values_SI, open_SI = _first(np.concatenate(gains[1:] or gains) < threshold, contexts, limit_I)
         for i, name in enumerate(losses):
             values_S = values_SI[:, i]
-            low, high = _interval(values_S)
+            low, high = np.quantile(values_S, ENDS, method="inverted_cdf").astype(int).tolist()  # observed values
             results[name][r] = EffectiveContext(
                 value=int(value_I[i]),
                 at_least=bool(at_least_I[i]),
@@ -246,11 +246,6 @@ def _hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Array:
     return weights_SP
 
 
-def _relative_gain(short_SC: Array, long_SIC: Array) -> Array:
-    """g = (exp f(c,c) - exp f(c,c')) / exp f(c,c) = 1 - exp(f(c,c') - f(c,c))."""
-    return -np.expm1(long_SIC - short_SC[:, None])
-
-
 def _first(
     ends_SIC: NDArray[np.bool_], contexts: Sequence[int], limit_I: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -259,12 +254,6 @@ def _first(
     first_SI = np.where(at_least_SI, len(contexts) - 1, ends_SIC.argmax(axis=2))
     values_SI = np.asarray(contexts)[first_SI]
     return np.minimum(values_SI, limit_I), at_least_SI & (values_SI < limit_I)
-
-
-def _interval(values_S: NDArray[np.int64]) -> list[int]:
-    """Return the ends of the percentile interval: values that were observed."""
-    ends = np.quantile(values_S, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], method="inverted_cdf")
-    return [int(end) for end in ends]
 
 
 def resampled(n_blocks: int, n_samples: int, seed: int) -> Iterator[Array]:

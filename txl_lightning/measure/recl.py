@@ -156,6 +156,8 @@ def _check_options(options: ReclOptions) -> list[int]:
         require(
             len(contexts) >= 2, "max_context", options.max_context, f"must be at least {least}: first_context + step"
         )
+        if contexts[-1] < options.max_context:
+            notice(f"max_context={options.max_context}: the grid ends at {contexts[-1]}, first_context + n·step")
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
     named = names is None or (len(names) == len(set(names)) == n_models and all(names))
     labelled = groups is None or (len(groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in groups))

@@ -71,6 +71,15 @@ def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns,
     assert recl(tmp_path / "even", *models, contexts=[4, 8, 12, 16])["step"] == 4
 
 
+def test_a_grid_that_ends_before_its_longest_context_says_so(
+    runs: SmallRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert recl(tmp_path, runs.checkpoint("relative"))["contexts"][-1] == 16
+    assert capsys.readouterr().err == ""
+    assert recl(tmp_path, runs.checkpoint("relative"), max_context=15)["contexts"][-1] == 12
+    assert capsys.readouterr().err == "max_context=15: the grid ends at 12, first_context + n·step\n"
+
+
 def test_models_with_other_sentence_marks_are_refused(
     runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
