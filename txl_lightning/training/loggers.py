@@ -43,14 +43,10 @@ class CurveFile:
     def __init__(self, path: Path) -> None:
         self.path, self.unwritten = path, ""
 
-    def keep_until(self, step: int) -> None:
-        """Drop later lines: a run resumed at `step` in the same directory measures them again."""
-        self.keep(lambda row: row["steps"] <= step)
-
-    def keep(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Drop the lines whose row does not meet a condition, or that hold none; return the other rows."""
+    def keep_until(self, step: int) -> list[dict[str, Any]]:
+        """Drop later lines, which a run resumed at `step` measures again, and those without a row; return the rows."""
         text = text_of(self.path)
-        kept, rows = parsed(self.path, text.splitlines(keepends=True), json.loads, condition)
+        kept, rows = parsed(self.path, text.splitlines(keepends=True), json.loads, lambda row: row["steps"] <= step)
         if (kept_text := "".join(kept)) != text:
             with reported(self.path.name):
                 write_text(self.path, kept_text)

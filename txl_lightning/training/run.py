@@ -19,7 +19,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.lengths import evaluation_lengths, in_windows, training_lengths
 from txl_lightning.config.schemas import WITHOUT_PATH, Config, from_plain, plain, stored
@@ -185,7 +184,8 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         OptionError: an option, the corpus or a checkpoint is not usable.
     """
     resumed = find_checkpoint(config, directory, ranks)
-    config = _choose_precision(config, ranks, resumed)
+    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
+    check_config(config)
     own_callbacks = custom_callbacks(config)  # before the corpus, whose preparation may take long
     made = lightning_loggers(config, directory, resumed) if ranks.rank == 0 else {}
     L.seed_everything(config.seed, verbose=False)
@@ -255,13 +255,6 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
         f"device: {devices}, precision {trainer.precision}, {torch.get_num_threads()} of {cores()} CPU threads",
         f"steps: {trainer.max_steps:,}, each of {tokens:,} tokens ({segments})",
     ]
-
-
-def _choose_precision(config: Config, ranks: Ranks, resumed: Checkpoint | None) -> Config:
-    """Return the config with the precision of the resumed run, or the fastest one, in place of `auto`."""
-    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
-    check_config(config)
-    return config
 
 
 def _load_data(
@@ -429,10 +422,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence messages that do not apply here; what Lightning refuses becomes one line.
-
-    The messages: devices found, advertisements, loaders without shuffling or workers.
-    """
+    """Silence messages that do not apply here: devices found, advertisements, loaders without shuffling or workers."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
@@ -440,10 +430,7 @@ def quiet_libraries() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
         warnings.filterwarnings("ignore", message=r"The dirpath has changed.*")
         warnings.filterwarnings("ignore", message=r"GPU available but not used.*")  # trainer.accelerator=cpu was chosen
-        try:
-            yield
-        except MisconfigurationException as error:  # of a user's callback: ours fit
-            raise UserError(f"trainer.callbacks: Lightning says: {str(error).splitlines()[0]}") from error
+        yield
 
 
 def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:

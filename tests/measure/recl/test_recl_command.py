@@ -14,10 +14,13 @@ from tests.in_process import run_txl
 from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
 from tests.measure.recl.small_recl import recl
 from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
+from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.group import model_names
+from txl_lightning.measure.options import ReclOptions
+from txl_lightning.measure.recl import checked_contexts
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 
@@ -133,6 +136,15 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     ([PAIRS, PAIR_BYTES], {}, "has another tokenizer than .*: compare them with context_unit=byte"),
     ([PAIRS, "words"], {"context_unit": "byte"}, "checkpoints=.*words.*: cannot be compared in bytes"),
 ]
+
+
+def test_a_grid_that_ends_below_the_largest_context_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {"logger": LoggerConfig(name="none"), "max_context": 64, "step": 32}
+    assert checked_contexts(ReclOptions(["a.ckpt"], **given)) == [16, 48]
+    said = "max_context=64: with first_context=16 and step=32 the largest context is 48\n"
+    assert capsys.readouterr().err == said
+    assert checked_contexts(ReclOptions(["a.ckpt"], first_context=32, **given)) == [32, 64]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("models", "options", "words"), NAMED)
