@@ -105,7 +105,8 @@ def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: s
     if number == signal.SIGKILL:
         assert psutil.wait_procs(jobs, timeout=20)[1] == []
         return
-    assert done.stderr == "txl train: interrupted\n"
+    again = "txl train: interrupted; to continue, repeat the command with hydra.sweep.dir=sweep\n"
+    assert done.stderr == again
     assert done.returncode == 128 + number
     assert not [job for job in jobs if job.is_running()]
     assert all((tmp_path / f"sweep/{i}/checkpoints/last.ckpt").exists() for i in (0, 1))

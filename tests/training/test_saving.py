@@ -22,7 +22,13 @@ from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training import checkpointing
-from txl_lightning.training.checkpointing import Checkpoints, DurableCheckpoints, last_good
+from txl_lightning.training.checkpointing import (
+    Checkpoints,
+    DurableCheckpoints,
+    last_good,
+    prepare_directory,
+    refuse_to_replace,
+)
 from txl_lightning.training.loggers import CurveFile, keep_rows
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
@@ -119,6 +125,26 @@ def test_a_finished_run_is_replaced_by_a_word(
     assert f"{run} holds an earlier run, which this one replaces" in capsys.readouterr().err
     assert not (run / "context_curve.png").exists()
     assert [json.loads(line)["steps"] for line in (run / "validation.jsonl").read_text().splitlines()] == [3]
+
+
+@pytest.mark.parametrize("n_removed", range(1, 5))
+def test_auto_does_not_go_on_with_a_run_that_a_kill_left_half_replaced(
+    run: Path, monkeypatch: pytest.MonkeyPatch, n_removed: int
+) -> None:
+    config, removed, unlink = tiny_config(run.parent, *OPTIONS, "resume=replace"), list[Path](), Path.unlink
+
+    def killed(path: Path) -> None:
+        removed.append(path)
+        if len(removed) > n_removed:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_directory(config, run, None, None)
+    with pytest.raises(OptionError, match="holds a finished run"):
+        refuse_to_replace(replace(config, resume="auto"), run)
 
 
 @pytest.mark.parametrize("words", [(), ("resume=replace",), ("checkpoint.enabled=false",)])

@@ -20,14 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from txl_lightning.command_line import Command, ended_by_ctrl_c, show, usable_caches
-from txl_lightning.command_line.messages import (
-    EXPECTED,
-    choices_of,
-    is_expected,
-    one_line,
-    read_flags,
-    refuse_unusable,
-)
+from txl_lightning.command_line.messages import EXPECTED, choices_of, is_expected, one_line, read_flags, refuse_unusable
 from txl_lightning.command_line.multirun import (
     OUTCOMES,
     JobError,
@@ -57,7 +50,9 @@ def run_command(command: Command, words: list[str]) -> None:
     try:
         _run(command, [literal(word, command.text_options) for word in words], wants_traceback)
     except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
-        print(f"txl {command.name}: interrupted", file=sys.stderr)
+        folder = MultirunTable.directory if command.objective else None
+        again = f"; to continue, repeat the command with hydra.sweep.dir={folder}" if folder else ""
+        print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except Exception as error:
         if not any(OUTCOMES):
@@ -214,6 +209,9 @@ class HydraTask:
                         folder.add_error(self.describe(error))
                     raise
         except EXPECTED as error:
+            if multirun and isinstance(error, Stopped):
+                alone, whole = f"hydra.run.dir={directory} resume=auto", f"hydra.sweep.dir={settings.sweep.dir}"
+                raise Stopped(str(error).replace(alone, whole), error.signum) from None
             if self.wants_traceback or multirun:
                 raise
             _fail(command, error)

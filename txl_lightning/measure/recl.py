@@ -20,14 +20,9 @@ from txl_lightning.errors import Stopped, UserError, notice, require
 from txl_lightning.files import write_atomically, write_json, write_text
 from txl_lightning.measure.commands import check_at_least_one, check_common_options, log_results
 from txl_lightning.measure.comparison import group_results
-from txl_lightning.measure.effective_context import (
-    check_definition,
-    even_contexts,
-)
+from txl_lightning.measure.effective_context import check_definition, even_contexts
 from txl_lightning.measure.group import GroupText, group_text, load_group, references
-from txl_lightning.measure.loss_by_context import (
-    position_blocks,
-)
+from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_losses
 from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import ReclOptions
@@ -78,7 +73,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     Raises:
         UserError: an option, a checkpoint, or the group is not usable.
     """
-    contexts = _check_options(options)
+    contexts = checked_contexts(options)
     started = time.perf_counter()
     with process_group():  # an error on one rank then ends the others too
         precision = all_gather(chosen_precision(options.precision, options.accelerator))[0]
@@ -144,7 +139,7 @@ def parts_of(members: list[Member], at: Positions) -> int:
     return max(1, min(sum(tokens) // PART_TOKENS, (int(at.blocks[-1]) + 1) // 2))
 
 
-def _check_options(options: ReclOptions) -> list[int]:
+def checked_contexts(options: ReclOptions) -> list[int]:
     """Check the options and return the grid of contexts."""
     n_models, names, groups = len(references(options)), options.names, options.groups
     check_common_options(options)

@@ -94,6 +94,7 @@ def save_figure(figure: Figure, stem: Path) -> None:
     write_atomically(png, lambda path: figure.savefig(path, dpi=150))
     if stem.suffix == ".png":
         return
+    figure.set_layout_engine(None)  # what the PNG has stays: to place everything again takes half of the time
     with matplotlib.rc_context({"svg.hashsalt": stem.name}):
         write_atomically(stem.with_name(f"{stem.name}.svg"), lambda path: figure.savefig(path, metadata={"Date": None}))
 

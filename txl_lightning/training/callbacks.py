@@ -138,12 +138,15 @@ def naming_callbacks() -> Iterator[None]:
     """Name the custom callback that ended a run, and where: a run without results never ends with status 0.
 
     Raises:
-        UserError: it raised an error, or its code, or that of a custom logger, SystemExit or KeyboardInterrupt.
+        UserError: Lightning refuses it, it raised an error, or its code, or that of a custom logger, SystemExit or
+            KeyboardInterrupt.
     """
     try:
         yield
-    except (UserError, MisconfigurationException):
+    except UserError:
         raise
+    except MisconfigurationException as error:  # ours fit
+        raise UserError(f"trainer.callbacks: Lightning says: {first_line(error)}") from error
     except (Exception, SystemExit) as error:
         interrupted = isinstance(error.__context__, KeyboardInterrupt)  # of which Lightning makes SystemExit
         raised: Any = error.__context__ if interrupted else error

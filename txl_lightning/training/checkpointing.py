@@ -89,12 +89,7 @@ class Checkpoints(Callback):
     """
 
     def __init__(
-        self,
-        directory: Path,
-        config: Config,
-        ranks: Ranks,
-        record: dict[str, Any],
-        resumed: Checkpoint | None,
+        self, directory: Path, config: Config, ranks: Ranks, record: dict[str, Any], resumed: Checkpoint | None
     ) -> None:
         self.directory, self.ranks, self.record = directory, ranks, record
         self.options, self.val_every_n_steps = config.checkpoint, config.trainer.val_every_n_steps
@@ -393,7 +388,8 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
         OptionError: `hydra.run.dir` is such a folder.
     """
     folder, finished = directory / "checkpoints", (directory / "metrics.json").exists()
-    saved = any((folder / name).exists() for name in (LAST, PREVIOUS, BEST))
+    whole = (LAST,) if finished else (LAST, PREVIOUS, BEST)  # a kill while it was replaced leaves the second two
+    saved = any((folder / name).exists() for name in whole)
     path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
     if continues_in(directory, path) or (config.resume == "auto" and saved):
         return
@@ -409,8 +405,9 @@ def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | Non
     What an unfinished run without a checkpoint has left is removed too, and the user is told.
     """
     if not continues_in(directory, resumed.path if resumed else None):
-        names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png"]
-        names += [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST) if config.resume == "replace"]
+        # In this order, so that `resume=auto` never goes on with a run that a kill has left half removed.
+        names = [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST) if config.resume == "replace"]
+        names += ["metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png", "metrics.json"]
         if found := [directory / name for name in names if (directory / name).exists()]:
             print(f"{directory} holds an earlier run, which this one replaces", file=sys.stderr, flush=True)
         for path in found:

@@ -22,13 +22,7 @@ from txl_lightning.data.streams import Batch
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.loss_by_context import ContextCurve, context_curve, position_blocks
-from txl_lightning.runs.metrics import (
-    loss_metrics,
-    loss_unit,
-    peak_memory,
-    shown_units,
-    unit_name,
-)
+from txl_lightning.runs.metrics import loss_metrics, loss_unit, peak_memory, shown_units, unit_name
 from txl_lightning.training.loggers import CurveFile, keep_lines, log_metrics, reported
 from txl_lightning.training.module import LanguageModelModule
 
@@ -186,17 +180,15 @@ class ContextCurves(Callback):
     def _log(self, trainer: L.Trainer, module: LanguageModelModule, curve: ContextCurve) -> None:
         unit, step = loss_unit(module.level), trainer.global_step
         values = [loss_metrics(nll, module.level)[unit] for nll in curve.nll]
-        row = {"steps": step, "contexts": self.contexts, "nll": curve.nll, "nll_standard_error": curve.standard_error}
+        row = dict[str, Any](steps=step, contexts=self.contexts, nll=curve.nll, nll_standard_error=curve.standard_error)
         row |= {unit: values, **curve.gains, "recl": {str(r): vars(found) for r, found in curve.recl.items()}}
-        log_metrics(trainer, {**self._scalars(row, unit), "tokens": self.curves.tokens})
-        self.file.append(row)
-
-    def _scalars(self, row: dict[str, Any], unit: str) -> dict[str, float]:
-        scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, row[unit], strict=True)}
+        scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
         scalars |= {f"context/doublings/{doubling['from']}": doubling["bits"] for doubling in row["doublings"]}
-        scalars["context/within_1_percent"] = float(row["within_1_percent"])
-        scalars |= {f"recl/{r}": float(found["value"]) for r, found in row["recl"].items()}
-        return scalars | {f"recl/{r}/guarded": float(found["guarded"]) for r, found in row["recl"].items()}
+        scalars |= {f"recl/{r}": float(found.value) for r, found in curve.recl.items()}
+        scalars |= {f"recl/{r}/guarded": float(found.guarded) for r, found in curve.recl.items()}
+        within = {"context/within_1_percent": float(row["within_1_percent"])}
+        log_metrics(trainer, {**scalars, **within, "tokens": self.curves.tokens})
+        self.file.append(row)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         rows = keep_lines(self.file.path, lambda row: True) if trainer.is_global_zero else []

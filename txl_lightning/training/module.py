@@ -64,10 +64,8 @@ class MemoryHolder:
         if segment.number == 0:
             return None
         if segment.number != self.next_number:
-            raise RuntimeError(
-                f"expected segment {self.next_number}, got segment {segment.number}: a model with memory needs "
-                "ordered, non-shuffled streams"
-            )
+            found = f"expected segment {self.next_number}, got segment {segment.number}"
+            raise RuntimeError(f"{found}: a model with memory needs ordered, non-shuffled streams")
         return self.memory
 
     def store_after(self, segment: Batch, memory: Any) -> None:
@@ -318,11 +316,9 @@ class LanguageModelModule(L.LightningModule):
         require(rank_end - rank_first == B_r, "data.batch_size", B, allowed)
         memory, losses, memories = self._memory_before(batch), [], []
         for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
-            nll_BP, after = self._score(
-                batch.streams(first, end), None if memory is None else memory.streams(first, end)
-            )
-            share = (end - first) / B_r
-            loss = nll_BP.mean() * share
+            before = None if memory is None else memory.streams(first, end)
+            nll_BP, after = self._score(batch.streams(first, end), before)
+            loss = nll_BP.mean() * ((end - first) / B_r)
             losses.append(loss.detach())
             memories.append(replace(after, first_column=rank_first + first))  # a memory made in this step has 0
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
@@ -397,10 +393,8 @@ class LanguageModelModule(L.LightningModule):
         self.finite = self.finite.to(value.device) & torch.isfinite(value)
 
     def configure_optimizers(self) -> Any:
-        max_steps = self.config.trainer.max_steps
-        optimizer, schedule = make_optimizer(
-            self.model, self.config.optimizer, max_steps, fused=not self.scales_gradients
-        )
+        max_steps, fused = self.config.trainer.max_steps, not self.scales_gradients
+        optimizer, schedule = make_optimizer(self.model, self.config.optimizer, max_steps, fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
@@ -430,15 +424,12 @@ class LanguageModelModule(L.LightningModule):
     def _evaluation_step(self, batch: Batch, stage: str) -> None:
         memory = self.evaluation_memory.load_for(batch)
         if memory is None:  # the first segment: the weights stay the same until the last
-            self._evaluation_score = self._evaluated_model().score
+            model: Any = self.model.with_lengths(**self.evaluation_lengths.keywords())
+            cached = can_cache(model) and model.config.mem_len  # keys and values: takes less time
+            self._evaluation_score = (CachedTransformerXL(model) if cached else model).score
         nll_BT, memory = self._evaluation_score(batch.tokens, batch.targets, memory)
         self.evaluation_memory.store_after(batch, memory)
         self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))
-
-    def _evaluated_model(self) -> Any:
-        """Return the model at the evaluation's lengths; a memory holds keys and values, which takes less time."""
-        model = self.model.with_lengths(**self.evaluation_lengths.keywords())
-        return CachedTransformerXL(model) if can_cache(model) and model.config.mem_len else model
 
     def _count_bytes(self, targets_BT: Tensor) -> Tensor | float:
         """Return the number of bytes of tokens, without waiting for a GPU; nan if it is not known."""
@@ -451,10 +442,9 @@ class LanguageModelModule(L.LightningModule):
     def _evaluation_end(self, stage: str) -> None:
         nll, tokens, n_bytes = self.losses[stage].compute()
         values = loss_metrics(nll, self.level, n_bytes / tokens if tokens else None)
-        self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
-        self.metrics[f"{stage}/tokens"] = tokens
-        for_callbacks = {f"{stage}/{name}": value for name, value in values.items()}
-        self.log_dict(for_callbacks, logger=False, sync_dist=True)  # equal on all ranks; without it Lightning warns
+        named = {f"{stage}/{name}": value for name, value in values.items()}
+        self.metrics |= {**named, f"{stage}/tokens": tokens}
+        self.log_dict(named, logger=False, sync_dist=True)  # equal on all ranks; without it Lightning warns
         self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
         self.losses[stage].reset()
 
@@ -470,7 +460,6 @@ class LanguageModelModule(L.LightningModule):
         if getattr(self.model.config, "is_recurrent", True) and holder.next_number and holder.memory is None:
             n_tokens = self.config.memory.mem_len or data.segment_len
             why = f"its files are not in {folder / MEMORY}" if "files" in carried else "it was saved without"
-            self.ranks.report(
-                f"resume={path} holds no training memory ({why}): it fills again over the next "
-                f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
-            )
+            fills = f"it fills again over the next {n_tokens} tokens of every stream"
+            differs = "and the run will differ from an uninterrupted one"
+            self.ranks.report(f"resume={path} holds no training memory ({why}): {fills}, {differs}")

@@ -19,7 +19,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.lengths import evaluation_lengths, in_windows, training_lengths
 from txl_lightning.config.schemas import WITHOUT_PATH, Config, from_plain, plain, stored
@@ -29,7 +28,7 @@ from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.distributed.environment import connect, environment
 from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, leaving, n_processes
-from txl_lightning.errors import OptionError, Stopped, UserError, first_line, require
+from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.reporting.machine import cores
 from txl_lightning.runs.metrics import peak_memory, shown_units
@@ -388,7 +387,7 @@ def fit(run: TrainingRun) -> None:
     try:
         with naming_callbacks():
             run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed.path if resumed else None)
-    except (UserError, MisconfigurationException):
+    except UserError:
         raise
     except Exception:
         if resumed is None or run.trainer.global_step > resumed.step:
@@ -427,10 +426,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence messages that do not apply here; what Lightning refuses becomes one line.
-
-    The messages: devices found, advertisements, loaders without shuffling or workers.
-    """
+    """Silence messages that do not apply here: devices found, advertisements, loaders without shuffling or workers."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)  # ModelSummary, EarlyStopping's verbose
     with warnings.catch_warnings():
@@ -439,10 +435,7 @@ def quiet_libraries() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
         warnings.filterwarnings("ignore", message=r"The dirpath has changed.*")
         warnings.filterwarnings("ignore", message=r"GPU available but not used.*")  # trainer.accelerator=cpu was chosen
-        try:
-            yield
-        except MisconfigurationException as error:  # of a user's callback: ours fit
-            raise UserError(f"trainer.callbacks: Lightning says: {first_line(error)}") from error
+        yield
 
 
 def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:

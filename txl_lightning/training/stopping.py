@@ -171,10 +171,8 @@ class FiniteLoss(Callback):
         if module.scales_gradients:  # the loss differs between ranks
             broken = bool(self.ranks.largest(broken))
         if broken:
-            when = "in" if module.reads_are_free else "in or before"
-            raise UserError(
-                f"the loss or its gradient was not finite {when} step {trainer.global_step}; {self._good_checkpoint()}"
-            )
+            when = f"{'in' if module.reads_are_free else 'in or before'} step {trainer.global_step}"
+            raise UserError(f"the loss or its gradient was not finite {when}; {self._good_checkpoint()}")
 
     def _good_checkpoint(self) -> str:
         """Checkpoint to go on from: later ones than the best may be of weights that had begun to diverge."""
