@@ -84,6 +84,18 @@ class Checkpoint:
         """Raise an `OptionError` that names the file unless `condition` holds."""
         require(condition, self.option, self.path, allowed)
 
+    def load_into(self, model: Model) -> Model:
+        """Load the weights into a model, strictly, and return it.
+
+        Raises:
+            OptionError: they are not those of such a model, or not finite.
+        """
+        with naming(self.option, self.path):
+            model.load_state_dict(self.weights)
+        finite = all(bool(x.isfinite().all()) for x in self.weights.values())
+        self.require(finite, "has weights that are not finite: its training diverged")
+        return model
+
 
 def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
     """Open a checkpoint of `txl train`: the one place for all that read one.
@@ -135,11 +147,7 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
         OptionError: as `read_checkpoint`.
     """
     found = read_checkpoint(path, option)
-    with naming(option, path):
-        model = make_model(found.config, len(found.vocabulary))
-        model.load_state_dict(found.weights)
-    finite = all(bool(x.isfinite().all()) for x in found.weights.values())
-    found.require(finite, "has weights that are not finite: its training diverged")
+    model = found.load_into(make_model(found.config, len(found.vocabulary)))
     given, corpus = found.record.get("vocabulary_given", False), found.record.get("corpus")
     return TrainedModel(model.eval(), found.config, found.vocabulary, found.step, given, corpus)
 

@@ -31,7 +31,7 @@ from txl_lightning.runs.storage import (
     remove_unused_memory,
     write_checkpoint,
 )
-from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
+from txl_lightning.runs.trained import Checkpoint, read_checkpoint
 from txl_lightning.training.loggers import continues_in, reported
 
 LAST, PREVIOUS, BEST, BEST_OF = "last.ckpt", "previous.ckpt", "best.ckpt", "best-*.ckpt"
@@ -458,5 +458,4 @@ def load_weights(model: Model, found: Checkpoint, vocabulary: Vocabulary) -> Non
         needed = getattr(model.config, name, None)
         allowed = f"is of another model: {name} is {value}, this model needs {needed}"
         found.require(name in free or value == needed, allowed)
-    with naming(found.option, found.path):
-        model.load_state_dict(found.weights)
+    found.load_into(model)
