@@ -209,7 +209,7 @@ def test_more_failures_than_an_exit_status_can_say(
 
 def test_a_defect_is_named_by_its_type() -> None:
     assert one_line(ZeroDivisionError("division by zero\nsomewhere"), Config) == "ZeroDivisionError: division by zero"
-    assert one_line(RuntimeError(), Config) == "RuntimeError: "
+    assert one_line(RuntimeError(), Config) == "RuntimeError: RuntimeError"
 
 
 def test_a_choice_of_an_extra_that_is_not_installed_says_which() -> None:
