@@ -212,14 +212,15 @@ def publish(setup: Setup) -> None:
     import wandb
 
     from txl_lightning.config.schemas import LoggerConfig
-    from txl_lightning.reporting.wandb_panels import wandb_run
+    from txl_lightning.reporting.wandb_panels import start_run
 
     config = LoggerConfig(name="wandb", group="report", tags=[setup.profile.name])
-    with wandb_run(setup.directory, config, "report", {"profile": setup.profile.name}) as logged:
-        artifact = wandb.Artifact(f"report-{setup.profile.name}", type="report")
-        for name in ("report.html", "report.md", "results.json"):
-            artifact.add_file(str(setup.directory / name), name=name)
-        logged.log_artifact(artifact)
+    logged = start_run(setup.directory, config, "report", {"profile": setup.profile.name})
+    artifact = wandb.Artifact(f"report-{setup.profile.name}", type="report")
+    for name in ("report.html", "report.md", "results.json"):
+        artifact.add_file(str(setup.directory / name), name=name)
+    logged.log_artifact(artifact)
+    logged.finish()
 
 
 if __name__ == "__main__":

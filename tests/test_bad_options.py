@@ -36,6 +36,7 @@ BAD = f"""
 {TRAIN} 'trainer.callbacks=[{{_target_: a.B}}]'          | trainer.callbacks=a.B: cannot be made
 {TRAIN} logger=lightning logger._target_=a.B             | logger._target_=a.B: cannot be made
 {TRAIN} logger=lightning logger._target_=a.B logger.arguments=3 | logger.arguments=3: must be
+{TRAIN} logger=tensorboard logger._target_=a.B           | logger._target_=a.B: is of logger=lightning
 {TRAIN} logger.mode=onlin                                | logger.mode=onlin: must be offline, online or disabled
 {TRAIN} logger=mlflow                                    | logger=mlflow: must be one of
 {TRAIN} data.segment_len=100000000                       | data.segment_len=359999 fits

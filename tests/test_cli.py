@@ -92,7 +92,7 @@ def files(directory: Path) -> None:
         (["train", "--config-name=nosuch"], "Cannot find primary config 'nosuch'"),
         (
             ["train", "--experimental-rerun=a.pickle"],
-            "--experimental-rerun=a.pickle: is not supported, reading this file",
+            "--experimental-rerun=a.pickle: is not supported, its file can run code",
         ),
         (["train", "--cfg"], "argument --cfg/-c: expected one argument (--hydra-help lists the flags)"),
         (

@@ -1,11 +1,10 @@
 """examples/transformer_xl_in_ten_minutes.ipynb: its cells run, and its output is of a whole run.
 
-The cells run as plain Python by `examples/run_notebook.py`, without Jupyter.
+The cells run as plain Python, without Jupyter; `python -m tests.run_notebook NOTEBOOK` writes its output again.
 """
 
 import json
 import re
-import runpy
 import tempfile
 from math import log
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 
 from examples.recall_oracle import TEXT
+from tests.run_notebook import run_notebook
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOK = EXAMPLES / "transformer_xl_in_ten_minutes.ipynb"
-run_notebook = runpy.run_path(str(EXAMPLES / "run_notebook.py"))["run_notebook"]
 
 
 def kinds_of_output(notebook: dict[str, Any]) -> list[list[str]]:

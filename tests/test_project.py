@@ -31,6 +31,13 @@ def test_the_citation_has_the_version_and_date_of_the_changelog() -> None:
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
 
 
+def test_the_badges_tell_what_ci_tests_and_the_licence() -> None:
+    pythons = read(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
+    readme = (ROOT / "README.md").read_text()
+    assert f"python-{pythons[0]}_to_{pythons[-1]}-" in readme
+    assert f"licence-{read('CITATION.cff')['license']}-" in readme
+
+
 KNOWN_HOLES = {  # versions with malicious code or known vulnerabilities
     "lightning": ["2.6.2", "2.6.3", "2.6.5"],  # GHSA-w37p-236h-pfx3, CVE-2026-58659
     "hydra-core": ["1.3.2", "1.3.6"],  # targets of instantiate() that run code

@@ -56,6 +56,11 @@ def require(condition: bool, option: str, value: object, allowed: str) -> None:
         raise OptionError(option, value, allowed)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 @cache
 def memory_of_machine() -> int:
     """Return the bytes of memory that this process may have, of the machine or of its control group."""

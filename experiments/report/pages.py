@@ -38,9 +38,9 @@ ROOT = Path(__file__).parents[2]
 SCALES = ("laptop", "night")
 SETTINGS, LOSSES = "Settings, versions, data", ("ppl", "bpc", "bits a byte")
 RULE = (
-    "An effect is positive where the claim holds: of losses (in nats), the difference in percent of the one that "
-    "should be higher; of context lengths and attention (8, 10), the difference in percent of one side; of speed-ups "
-    "(9), the ratio less 1. In brackets: the 95 % interval of one effect; a to b: the lowest and highest of several. "
+    "Effect: by how many percent the loss (in nats) that the claim calls higher exceeds the other; for 8 and 10 the "
+    "difference of context lengths or attention, for 9 the speed-up less 1. Above zero: as the claim says. In "
+    "brackets: the 95 % interval of one effect; a to b: the lowest and highest of several. "
     f"Marks, one for each comparison: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())}."
 )
 GROWTH = 0.5  # percentage points; less is not called growth

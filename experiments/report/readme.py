@@ -1,6 +1,6 @@
-"""Parts of README.md and docs/reproduction.md that show the committed runs: the larger one first, the other beside it.
+"""The part of README.md that shows the committed runs: the larger one first, the other beside it.
 
-`python -m experiments.report.readme` writes `report.md` of each run again from its `results.json`, and each part
+`python -m experiments.report.readme` writes `report.md` of each run again from its `results.json`, and the part
 between its markers.
 """
 
@@ -12,18 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.arms import OFF, ON
-from experiments.claims import UNITS
-from experiments.report.pages import (
-    RULE,
-    SCALES,
-    claims_table,
-    introduction,
-    level_of,
-    render,
-    summary,
-    table_of,
-)
-from experiments.report.pictures import CAPTION, PNG
+from experiments.report.pages import RULE, SCALES, claims_table, introduction, render
+from experiments.report.pictures import PNG
 from experiments.sections import cell_text, unit_words
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
@@ -40,22 +30,16 @@ def committed() -> list[Results]:
     return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
 
 
-def parts(runs: Sequence[Results]) -> dict[str, str]:
-    """Return the part of each page, without its markers, by path of the page."""
-    first, tables = runs[0], [_table_6(results) for results in runs]
-    alt = "Effect of each claim by tokens of training"
-    front = [
-        *(verdict(run, table) for run, table in zip(runs, tables, strict=True)),
+def part(runs: Sequence[Results]) -> str:
+    """Return the part of README.md, without its markers."""
+    first = runs[0]["profile"]
+    paragraphs = [
+        f'<img src="{RESULTS}/{first}/{PNG}" width="760" alt="Effect of each claim by tokens of training">',
+        "\n".join(opening(run, _table_6(run)) for run in runs),
+        f"{RULE} ±: the standard error over seeds.",
         markdown_table(*beside(runs)).rstrip("\n"),
-        f"{RULE} ± is the standard error over seeds; an effect compares the same seeds. {first['note']}",
-        f'<img src="{RESULTS}/{first["profile"]}/{PNG}" width="860" alt="{alt}">',
-        CAPTION,
     ]
-    details = [
-        f"{run['title']}. {run['note']} {UNITS}\n\n" + markdown_table(*table_of(table, level_of(run)))
-        for run, table in zip(runs, tables, strict=True)
-    ]
-    return {"README.md": "\n\n".join(front), "docs/reproduction.md": "\n".join(details).rstrip("\n")}
+    return "\n\n".join(paragraphs)
 
 
 def _table_6(results: Results) -> Mapping[str, Any]:
@@ -63,10 +47,9 @@ def _table_6(results: Results) -> Mapping[str, Any]:
     return next(table for table in tables if table["id"] == "table_6")
 
 
-def verdict(results: Results, table_6: Mapping[str, Any]) -> str:
-    """Return what was run, the test losses of its first pair, and a list of what holds."""
-    opening = f"**{results['profile'].capitalize()}.** {results['title']}. {introduction(results)} {pair(table_6)}"
-    return "\n".join([opening + "\n", *(f"- {sentence}" for sentence in summary(results["claims"]))])
+def opening(results: Results, table_6: Mapping[str, Any]) -> str:
+    """Return what was run, and the test losses of its first pair, as an item of a list."""
+    return f"- **{results['profile'].capitalize()}.** {introduction(results)} {pair(table_6)}"
 
 
 def pair(table_6: Mapping[str, Any]) -> str:
@@ -107,8 +90,8 @@ def main() -> None:
     for results in runs:
         folder = ROOT / RESULTS / results["profile"]
         write_text(folder / "report.md", render(results, folder).as_markdown())
-    for name, part in parts(runs).items():
-        write_text(ROOT / name, with_part((ROOT / name).read_text("utf-8"), part))
+    page = ROOT / "README.md"
+    write_text(page, with_part(page.read_text("utf-8"), part(runs)))
 
 
 if __name__ == "__main__":

@@ -431,6 +431,7 @@ def table(folder: Path, name: str, content: str | bytes) -> Path:
             "data.column=body: must be null for .*a.txt: it is text, no table",
         ),
         ("a.json", '{\n "text": "abc"\n}', {}, "must be JSON lines or a list of records: name it .txt"),
+        ("a.jsonl", '["a", "word"]\n' * 9, {}, "must be JSON lines or a list of records: name it .txt"),
         ("a.tar", b"".join([tar("txt")])[:2048], {}, "cannot be read .ReadError: its end is missing"),
     ],
 )

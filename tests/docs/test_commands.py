@@ -20,12 +20,11 @@ from omegaconf import OmegaConf
 from experiments.reproduce import parse
 from tests.docs.pages import ROOT, Command, blocks, commands
 from tests.measure.recl.tiny_huggingface import save_tiny
+from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TINY
 from txl_lightning import cli
 from txl_lightning.command_line.hydra_app import literal
-from txl_lightning.config.encoding_kinds import KINDS
 from txl_lightning.config.schemas import CONF
-from txl_lightning.model.encodings import ENCODINGS
 
 # Commands with these words are composed only: they need a GPU, a corpus, a checkpoint from elsewhere or a network, take
 # minutes, or start processes, of which tests/training, tests/hydra_plugins and tests/test_multirun.py run some.
@@ -33,7 +32,8 @@ NOT_RUN = {
     *("trainer=gpu", "trainer=ddp", "accelerator=gpu", "trainer.devices=2", "-m", "--help"),
     *("experiment=paper/enwik8_base", "experiment=paper/wt103_base", "data=enwik8", "data=wikitext-103"),
     *("n_positions=5000", "checkpoint=a.ckpt", "models=[hf:gpt2,hf:distilgpt2]"),
-    "models=[py:examples.textgenrnn.textgenrnn]",
+    *("models=[py:examples.textgenrnn.textgenrnn]", "models=[py:examples.iglm.iglm,py:examples.iglm.iglm_s]"),
+    "models=[py:examples.pocketsphinx_words.trigrams]",
     *("source_format=tensorflow", "source_format=huggingface"),
 }
 # First words of commands that no test runs as they stand; those of make and python are parsed.
@@ -71,7 +71,7 @@ def tiny(words: list[str]) -> list[str]:
     smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" else [])]
     smaller = [word for word in smaller if word.split("=")[0] not in keys]
     if {"data=recall", "experiment=recall", "data=brackets"}.intersection(typed):  # which is generated
-        smaller = [word for word in smaller if word not in ("data=file", "data.path=book.txt")]
+        smaller = [word for word in smaller if word not in ("data=file", "data.path=book.txt", "data.level=byte")]
     return [command, *typed, *smaller]
 
 
@@ -135,19 +135,15 @@ def make_notes() -> None:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo the changes that a command makes to its process."""
-    threads, kinds = torch.get_num_threads(), set(KINDS)
+    threads = torch.get_num_threads()
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     yield
     torch.set_num_threads(threads)
     GlobalHydra.instance().clear()
-    for name in set(KINDS) - kinds:
-        del KINDS[name], ENCODINGS[name]
-    for name in [name for name in sys.modules if name.startswith("txl_encodings:")]:
-        del sys.modules[name]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("one_process")
+@pytest.mark.usefixtures("one_process", "no_guests")
 @pytest.mark.parametrize(
     ("page", "least"), [("README.md", 6), pytest.param("", 28, marks=pytest.mark.slow)], ids=["README", "all pages"]
 )

@@ -1,15 +1,13 @@
-"""The encoding of the README and the measurement of docs/house.md, as they stand there."""
+"""The measurement of docs/house.md, as it stands there."""
 
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.docs.pages import ROOT, blocks
 from tests.in_process import run_txl
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import trained
-from txl_lightning import TransformerXL, TransformerXLConfig
 
 
 @pytest.mark.usefixtures("no_guests")
@@ -25,13 +23,3 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert "n_tokens: 1000" in run_txl("share", "--help", directory=tmp_path).out
     without = run_txl("share", "hydra.run.dir=none", directory=tmp_path)
     assert without.err == "txl share: checkpoint: must be given (checkpoint=…)\n"
-
-
-@pytest.mark.usefixtures("no_guests")
-def test_the_encoding_of_the_readme_subtracts_the_logarithm_of_the_distance() -> None:
-    (code,) = (code for code in blocks(ROOT / "README.md", "python") if "@register_encoding" in code)
-    exec(compile(code, "README.md", "exec"), {})
-    model = TransformerXL(TransformerXLConfig(7, n_layer=2, d_model=8, n_head=2, d_head=4, encoding="logarithm"))
-    (of_first, _) = model.encoding.positions(3, -1, torch.zeros(()))
-    assert torch.allclose(of_first.bias_HS.exp(), torch.tensor([1 / 4, 1 / 3, 1 / 2, 1]).expand(2, -1))
-    assert model.score(torch.zeros(1, 3).long(), torch.zeros(1, 3).long())[0].isfinite().all()

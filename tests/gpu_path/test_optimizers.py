@@ -10,7 +10,7 @@ from tests.devices.arms import make, tokens
 from tests.gpu_path.counting import Launches
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.training.optimization import OPTIMIZERS, make_optimizer
+from txl_lightning.training.optimization import make_optimizer
 
 
 def scaled_step(name: str, scale: float, poisoned: bool = False) -> tuple[Tensor, list[Tensor], float]:
@@ -30,7 +30,7 @@ def scaled_step(name: str, scale: float, poisoned: bool = False) -> tuple[Tensor
     return norm, [parameter.detach().clone() for parameter in model.parameters()], scaler.get_scale()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
 def test_a_gradient_scaler_changes_no_gradient_and_skips_an_infinite_one(name: str) -> None:
     (norm, weights, _), (scaled_norm, scaled_weights, _) = scaled_step(name, 1.0), scaled_step(name, 65536.0)
     torch.testing.assert_close(scaled_norm, norm)

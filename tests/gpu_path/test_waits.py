@@ -11,7 +11,6 @@ from torch.overrides import TorchFunctionMode
 from tests.devices.arms import make
 from tests.devices.test_meta_training import segment
 from tests.training.small_run import bare_module
-from txl_lightning.training.checks import LOSSES
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -43,7 +42,7 @@ class CopiesToGpu(TorchFunctionMode):
 
 @pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
 @pytest.mark.parametrize("segment_len", [6, 2])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["full", "half", "random_half"])
 def test_a_step_copies_from_pinned_memory_alone(loss: str, segment_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = bare_module(make("relative, memory"), loss=loss, segment_len=segment_len)
     module.trainer = type("Trainer", (), {"precision_plugin": None, "strategy": None, "global_step": 0})()

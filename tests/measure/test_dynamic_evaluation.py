@@ -20,7 +20,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.measure.dynamic_evaluation import DynamicEvaluation, dynamic_evaluation, gradient_rms
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity import run
-from txl_lightning.measure.scoring import Scoring
+from txl_lightning.measure.protocols import Carried
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 T = 8  # segment of the small runs, and their memory
@@ -39,13 +39,13 @@ def opened(runs: SmallRuns, kind: str = "characters", double: bool = False) -> t
     )
 
 
-def protocol_of(trained: TrainedModel, corpus: Corpus, **given: Any) -> Scoring:
+def protocol_of(trained: TrainedModel, **given: Any) -> Carried:
     evaluation = replace(trained.config.evaluation, **{"batch_size": 1, "max_segments": 30, **given})
-    return Scoring(trained, corpus, evaluation, cached=False)
+    return Carried(trained, evaluation, cached=False)
 
 
-def learning(static: Scoring, segments: int = 16, **rates: float) -> DynamicEvaluation:
-    return dynamic_evaluation(static, static.corpus, DynamicOptions(segments=segments, **{**RATES, **rates}))
+def learning(static: Carried, corpus: Corpus, segments: int = 16, **rates: float) -> DynamicEvaluation:
+    return dynamic_evaluation(static, corpus, DynamicOptions(segments=segments, **{**RATES, **rates}))
 
 
 def segments_of(tokens: np.ndarray, n: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -76,23 +76,23 @@ def naive(model: Any, tokens: np.ndarray, n: int, rms: dict[str, torch.Tensor], 
 
 def test_losses_are_those_of_the_papers_rule_in_a_loop(runs: SmallRuns) -> None:
     trained, corpus = opened(runs, double=True)
-    static = protocol_of(trained, corpus)
-    dynamic = learning(static)
+    static = protocol_of(trained)
+    dynamic = learning(static, corpus)
     rms = dict(zip(dict(trained.model.named_parameters()), dynamic.rms, strict=True))
     before = {name: value.clone() for name, value in trained.model.state_dict().items()}
-    ours = dynamic.losses("test").nll
+    ours = dynamic.losses(corpus, "test").nll
     assert all(value.equal(before[name]) for name, value in trained.model.state_dict().items())
-    assert dynamic.losses("test").nll.tolist() == ours.tolist()  # from the trained weights again
+    assert dynamic.losses(corpus, "test").nll.tolist() == ours.tolist()  # from the trained weights again
     other = opened(runs, double=True)[0]
     model = other.model.with_lengths(**evaluation_lengths(other.config).keywords())
     expected = naive(model, corpus.splits["test"], 30, rms)
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
-    assert np.abs(ours - static.losses("test").nll)[T:].max() > 0.1
+    assert np.abs(ours - static.losses(corpus, "test").nll)[T:].max() > 0.1
 
 
 def test_statistics_are_root_mean_squares_of_gradients_of_training_text(runs: SmallRuns) -> None:
     trained, corpus = opened(runs, double=True)
-    found = gradient_rms(protocol_of(trained, corpus), corpus, 16)
+    found = gradient_rms(protocol_of(trained), corpus, 16)
     model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config).keywords())
     weights, tokens = list(model.parameters()), corpus.splits["train"]
     squares = [torch.zeros_like(weight) for weight in weights]
@@ -111,24 +111,26 @@ def test_statistics_are_root_mean_squares_of_gradients_of_training_text(runs: Sm
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_segment_is_scored_before_anything_is_learned(runs: SmallRuns, kind: str) -> None:
-    static = protocol_of(*opened(runs, kind), max_segments=12)
-    before, after = static.losses("test"), learning(static, 4, epsilon=0.01).losses("test")
+    trained, corpus = opened(runs, kind)
+    static = protocol_of(trained, max_segments=12)
+    before, after = static.losses(corpus, "test"), learning(static, corpus, 4, epsilon=0.01).losses(corpus, "test")
     assert after.positions.tolist() == before.positions.tolist()
     np.testing.assert_allclose(after.nll[:T], before.nll[:T], rtol=1e-6)
     assert np.abs(after.nll[T:] - before.nll[T:]).max() > 1e-3
-    np.testing.assert_allclose(learning(static, 4, lr=0.0).losses("test").nll, before.nll, rtol=1e-5)
+    np.testing.assert_allclose(learning(static, corpus, 4, lr=0.0).losses(corpus, "test").nll, before.nll, rtol=1e-5)
 
 
 def test_weights_in_bfloat16_follow_the_updates(runs: SmallRuns) -> None:
     """Autocast keeps weights that it has converted: kept too long, they would be those before the update."""
-    static = replace(protocol_of(*opened(runs), max_segments=6), precision="bf16-mixed")
-    dynamic = learning(static)
+    trained, corpus = opened(runs)
+    static = replace(protocol_of(trained, max_segments=6), precision="bf16-mixed")
+    dynamic = learning(static, corpus)
     trained, corpus = opened(runs)
     model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config).keywords())
     rms = dict(zip(dict(model.named_parameters()), dynamic.rms, strict=True))
-    found = dynamic.losses("test").nll
+    found = dynamic.losses(corpus, "test").nll
     np.testing.assert_allclose(found, naive(model, corpus.splits["test"], 6, rms, bfloat16=True), rtol=2e-3)
-    assert np.abs(found - static.losses("test").nll)[T:].max() > 0.1
+    assert np.abs(found - static.losses(corpus, "test").nll)[T:].max() > 0.1
 
 
 def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path: Path) -> None:
@@ -168,10 +170,10 @@ def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: Sm
     result(runs, "characters", tmp_path, data_path=str(other), **given)
     trained, own = opened(runs)
     corpus = load_corpus(replace(trained.config.data, path=str(other)), trained.vocabulary)
-    static = protocol_of(trained, corpus, max_segments=20)
+    static = protocol_of(trained, max_segments=20)
     dynamic = dynamic_evaluation(static, own, given["dynamic"])
-    np.testing.assert_allclose(np.load(tmp_path / "losses_test_dynamic.npz")["nll"], dynamic.losses("test").nll)
-    assert not all(map(torch.equal, dynamic.rms, learning(static).rms))
+    np.testing.assert_allclose(np.load(tmp_path / "losses_test_dynamic.npz")["nll"], dynamic.losses(corpus, "test").nll)
+    assert not all(map(torch.equal, dynamic.rms, learning(static, corpus).rms))
 
 
 def test_a_rate_that_diverges_is_named(runs: SmallRuns, tmp_path: Path) -> None:

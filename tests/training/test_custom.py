@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import csv
 import json
+import logging
 import signal
 from pathlib import Path
 from types import MethodType
@@ -14,6 +15,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.callbacks import Callback
 
 from tests.in_process import run_txl
@@ -22,6 +24,7 @@ from txl_lightning.command_line.hydra_app import literal
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.streams import Batch
 from txl_lightning.errors import Stopped, UserError
+from txl_lightning.training.callbacks import UNFIT as UNFIT_CLASSES
 from txl_lightning.training.run import run, train
 
 LIGHTNING = "lightning.pytorch.callbacks"
@@ -181,7 +184,12 @@ def size_of(batch: Batch) -> int:
 
 
 WATCHING: tuple[dict[str, Any], ...] = (
-    *({"_target_": f"{LIGHTNING}.{name}"} for name in ("LearningRateMonitor", "DeviceStatsMonitor")),
+    *(
+        {"_target_": f"{LIGHTNING}.{name}"}
+        for name in ("LearningRateMonitor", "DeviceStatsMonitor", "ModelSummary", "RichModelSummary")
+    ),
+    {"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/nll", "patience": 100, "verbose": True},
+    {"_target_": f"{LIGHTNING}.Timer", "duration": {"days": 1}},
     {
         "_target_": f"{LIGHTNING}.ThroughputMonitor",
         "batch_size_fn": {"_target_": "hydra.utils.get_method", "path": f"{__name__}.size_of"},
@@ -207,10 +215,20 @@ class Noting:
             file.write(f"{float(outputs['loss'])}\n")
 
 
+@pytest.mark.parametrize("name", sorted({*of_lightning.__all__} - {"Callback"}))
+def test_every_callback_of_lightning_is_refused_or_watches_in_the_next_test(name: str) -> None:
+    kind = getattr(of_lightning, name)
+    refused = any(issubclass(kind, getattr(of_lightning, unfit)) for unfit in UNFIT_CLASSES)
+    assert refused != any(given["_target_"] == f"{LIGHTNING}.{name}" for given in WATCHING)
+
+
 @pytest.mark.filterwarnings("ignore:When using the `ThroughputMonitor`")  # which counts no FLOPs here
 @pytest.mark.parametrize("devices", [1, 2])
-def test_callbacks_that_watch_change_no_bit_also_after_a_stop(tmp_path: Path, devices: int) -> None:
+def test_callbacks_that_watch_change_no_bit_also_after_a_stop(
+    tmp_path: Path, devices: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of them, with two loggers, stopped by a signal at step 7 and resumed, on one and on two ranks."""
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "handlers", [caplog.handler])  # Lightning has its own
     words = (f"trainer.devices={devices}", "trainer.log_every_n_steps=3")
     config = tiny_config(tmp_path, *words, "logger=csv")
     config.logger.each["second"] = {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "second"}
@@ -221,6 +239,8 @@ def test_callbacks_that_watch_change_no_bit_also_after_a_stop(tmp_path: Path, de
     config.trainer.callbacks, config.resume = watching, "auto"
     ours, theirs = train(config, tmp_path / "run"), json.loads((trained(*words) / "run/metrics.json").read_text())
     assert {n: ours[n] for n in ours if "nll" in n} == {n: theirs[n] for n in theirs if "nll" in n}
+    if devices == 1:  # else the processes say it
+        assert all(text in caplog.text for text in ("Total params", "Metric val/nll improved"))
     last = "checkpoints/last.ckpt"
     of_ours, of_theirs = (stored_memory(run / last) for run in (tmp_path / "run", trained(*words) / "run"))
     assert torch.equal(of_ours.states, of_theirs.states)  # type: ignore[attr-defined]

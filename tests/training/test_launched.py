@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.forked import ForkedCommand, start_module
-from tests.training.small_run import TINY
+from tests.training.small_run import TINY, trained
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2")
 
@@ -69,6 +69,44 @@ def test_torchrun_and_txl_itself_give_the_same_numbers(tmp_path: Path) -> None:
         metrics.append(json.loads((only_run(tmp_path / name) / "metrics.json").read_text()))
     assert metrics[0]["val/nll"] == metrics[1]["val/nll"]
     assert metrics[0]["processes"] == 2
+
+
+OWN = """
+import json, os, sys
+import lightning as L, torch
+from txl_lightning import LanguageModelModule
+from txl_lightning.data.streams import Streams
+place = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+tokens = torch.arange(6 * 41).remainder(97).numpy()
+options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+for steps, checkpoint in ((7, None), (14, "7.ckpt"), (14, None)):
+    module = LanguageModelModule.load_from_checkpoint(sys.argv[1])
+    module.config.data.batch_size = int(sys.argv[2])
+    trainer = L.Trainer(devices=place[1], max_steps=steps, use_distributed_sampler=False, **options)
+    trainer.fit(module, *(Streams(tokens, 6, 8, 0, *place) for _ in range(2)), ckpt_path=checkpoint)
+    trainer.save_checkpoint(f"{steps}.ckpt")
+    memory = float(module.training_memory.memory.states.double().square().sum())
+    print(json.dumps([*place, module.metrics["val/nll"], memory]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_path: Path) -> None:
+    """Its checkpoints, which Lightning writes, hold the memory of all ranks."""
+    (tmp_path / "own.py").write_text(OWN)
+    arguments, said = (str(trained("model.dropout=0") / "run/checkpoints/last.ckpt"), "6"), list[str]()
+    for n_processes in ("1", "2"):
+        words = (*TORCHRUN[:-1], n_processes, str(tmp_path / "own.py"), *arguments)
+        ended = start_module(tmp_path, "torch.distributed.run", *words).finish()
+        said += ended.stdout.splitlines()
+        assert ended.returncode == 0, ended.stderr
+    rows = [json.loads(line) for line in said if line.startswith("[")]
+    of_one, *of_ranks = ([row[2:] for row in rows if row[:2] == place] for place in ([0, 1], [0, 2], [1, 2]))
+    for found in (of_one, *of_ranks):
+        assert found[1] == found[2] != found[0]  # resumed, and without a stop
+    for (nll, memory), *ranks in zip(of_one, *of_ranks, strict=True):
+        assert [rank[0] for rank in ranks] == pytest.approx([nll, nll], rel=1e-6)
+        assert sum(rank[1] for rank in ranks) == pytest.approx(memory, rel=1e-5)
 
 
 @pytest.mark.slow

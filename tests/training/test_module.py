@@ -3,15 +3,19 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 
 from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.data.streams import Batch, Streams
+from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.errors import OptionError
 from txl_lightning.training.module import LanguageModelModule, scored_positions
 
 CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)
@@ -61,6 +65,21 @@ def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams:
     module.add_gradients(streams[0])
     with pytest.raises(RuntimeError, match="expected segment 1, got segment 2"):
         module.add_gradients(streams[2])
+
+
+def test_a_rank_that_reads_other_streams_than_its_part_is_refused(
+    module: LanguageModelModule, streams: Streams
+) -> None:
+    module.ranks, module.config.data.batch_size = Ranks(0, 2), 4
+    with pytest.raises(OptionError, match=r"^data\.batch_size=4: must be the streams of all 2 processes: rank 0 re"):
+        module.add_gradients(streams[0])
+
+
+@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy])
+def test_strategies_that_divide_the_weights_are_refused(module: LanguageModelModule, kind: type) -> None:
+    module._trainer = SimpleNamespace(strategy=kind.__new__(kind), world_size=1)  # type: ignore[assignment]
+    with pytest.raises(OptionError, match=f"^strategy={kind.__name__}: divides the weights, .*: use auto or ddp$"):
+        module.setup("fit")
 
 
 @pytest.mark.parametrize(("mem_len", "filled"), [(9, [9, 9]), (0, [0] * 8)])

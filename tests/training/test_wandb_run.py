@@ -13,7 +13,7 @@ from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.reporting.wandb_panels import start_run, wandb_run
+from txl_lightning.reporting.wandb_panels import start_run
 from txl_lightning.runs.trained import Checkpoint, load_trained
 from txl_lightning.training import loggers
 from txl_lightning.training.loggers import arm, run_name, start_loggers, upload_line
@@ -123,8 +123,7 @@ def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: 
         config = tiny_config(tmp_path, "logger=wandb", f"trainer.max_steps={steps}")
         config.resume = mode
         train(config, tmp_path / "run")
-    with wandb_run(tmp_path / "evaluated", LoggerConfig("wandb", mode="offline"), "evaluate", {}):
-        pass
+    start_run(tmp_path / "evaluated", LoggerConfig("wandb", mode="offline"), "evaluate", {}).finish()
     ids = [file.stem.removeprefix("run-") for file in sorted(run_files(tmp_path / "run"))]
     (evaluated,) = run_files(tmp_path / "evaluated")
     assert ids[0] == "given"

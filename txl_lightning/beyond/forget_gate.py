@@ -55,7 +55,7 @@ class ForgettingAttention(Attention):
     ) -> Float[Tensor, "H B T E"]:
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
         parts = kv_PHBKE.unbind()
-        scores_HBTK = self.scores(q_HBTE, parts[0], positions, visible) + self.forgotten(hidden_BTD, memory_BMD)
+        scores_HBTK = self.masked_scores(q_HBTE, parts[0], positions, visible) + self.forgotten(hidden_BTD, memory_BMD)
         return self.dropout(scores_HBTK.softmax(-1)).to(parts[-1].dtype) @ parts[-1]
 
     def logits(

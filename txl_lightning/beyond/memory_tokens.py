@@ -182,6 +182,7 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> M
         "tokens_see_states": bool(config.get("read_mem_from_cache", False)),
     }
     model = MemoryTokensTransformerXL(MemoryTokensConfig(**options, **own)).to(next(core.parameters()).dtype)
-    check(dict(weights), {"mem_tokens": model.memory_tokens.initial[:, None]})
-    model.load_state_dict({**core.state_dict(), "memory_tokens.initial": weights["mem_tokens"][:, 0]})
+    given = weights.get("mem_tokens", torch.empty(0))
+    check({"mem_tokens": given}, {"mem_tokens": model.memory_tokens.initial[:, None]})
+    model.load_state_dict({**core.state_dict(), "memory_tokens.initial": given[:, 0]})
     return model

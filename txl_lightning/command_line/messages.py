@@ -21,17 +21,14 @@ from yaml import YAMLError
 from txl_lightning.command_line import Command
 from txl_lightning.command_line.multirun import JobError, MultirunTable
 from txl_lightning.config.schemas import CONF, OWN_OPTIONS
-from txl_lightning.errors import UserError
+from txl_lightning.errors import UserError, first_line
 from txl_lightning.guests import CHOICES, of_a_file
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs
 # In errors of submitit and Hydra without a class, with what to do.
 OF_LIBRARIES = {
-    'Could not detect "srun"': "",
-    "Only one of --run": "",
-    "Invalid defaults list": "",
-    "provider=hydra.searchpath": "",
+    **dict.fromkeys(('not detect "srun"', "Only one of --run", "Invalid defaults list", "provider=hydra.search"), ""),
     "Config group override must be": "; quote them: {memory: 'on,off'}, of which YAML makes true and false",
     "in defaults : ": '; for YAML on and off are true and false, quote them: override /memory: "off"',
 }
@@ -68,7 +65,7 @@ def one_line(error: BaseException, schema: type) -> str:
         schema: dataclass of the command's options, to suggest names from.
     """
     if plugin := _plugin(error):
-        why = f"{type(error).__name__}: {_first_line(error)}"
+        why = f"{type(error).__name__}: {first_line(error)}"
         return f"{plugin}: this plugin of Hydra cannot be imported, uninstall or upgrade it ({why})"
     if isinstance(error, OSError) and error.filename:
         return _unusable_file(str(error.filename), error.strerror)
@@ -86,9 +83,9 @@ def one_line(error: BaseException, schema: type) -> str:
     if not isinstance(error, (HydraException, OmegaConfBaseException, YAMLError)):
         hint = next((hint for text, hint in OF_LIBRARIES.items() if text in str(error)), None)
         is_defect = hint is None and not isinstance(error, (*EXPECTED, JobError))
-        return (f"{type(error).__name__}: " if is_defect else "") + _first_line(error) + (hint or "")
+        return (f"{type(error).__name__}: " if is_defect else "") + first_line(error) + (hint or "")
     if error.__cause__ is not None:
-        return f"{_first_line(error)}: {_first_line(error.__cause__)}"
+        return f"{first_line(error)}: {first_line(error.__cause__)}"
     return " ".join(str(error).split())
 
 
@@ -99,9 +96,8 @@ def read_flags(words: Sequence[str]) -> Namespace:
         UserError: a flag is not known, or it is `--experimental-rerun`.
     """
     given = hydra_parser().parse_intermixed_args(words)
-    if given.experimental_rerun is not None:
-        rerun = f"--experimental-rerun={given.experimental_rerun}"
-        raise UserError(f"{rerun}: is not supported, reading this file can run code; repeat the overrides instead")
+    if (rerun := given.experimental_rerun) is not None:
+        raise UserError(f"--experimental-rerun={rerun}: is not supported, its file can run code; repeat the overrides")
     return given
 
 
@@ -115,38 +111,18 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
     for word in overrides:
         name, _, value = word.partition("=")
         if name == "hydra.searchpath":
-            refuse_names_of_ours(word)
+            _refuse_names_of_ours(word)
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
         if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
             raise UserError(f"{word}: options cannot be added{suggestion(name.lstrip('+'), command.schema)}")
         if not name or not (CONF / name).is_dir():
             continue
-        is_experiment = name == "experiment"
         if value.startswith("[") and name not in ("experiment", "logger"):  # Hydra would merge the choices
-            one = f"takes one choice; several need -m (a multirun): {name}={value.strip('[]')}"
-            raise UserError(f"{word}: {one}")
+            raise UserError(f"{word}: takes one choice; several need -m (a multirun): {name}={value.strip('[]')}")
         of_another = value.startswith("published/") != (command.name == "evaluate")
-        if (of_another and value not in ("", "null")) if is_experiment else value == "null":
+        if (of_another and value not in ("", "null")) if name == "experiment" else value == "null":
             raise UserError(f"{word}: must be one of {', '.join(choices_of(name, command))}")
-
-
-def refuse_names_of_ours(searchpath: str) -> None:
-    """Refuse folders with a file that Hydra would ignore, since one of ours has its name.
-
-    Args:
-        searchpath: the override `hydra.searchpath=[…]`.
-
-    Raises:
-        UserError: names the first such file.
-    """
-    (override,) = OverridesParser.create().parse_overrides([searchpath])
-    folders = value if isinstance(value := override.value(), list) else []  # Hydra refuses any other value
-    for folder in (Path(str(name).removeprefix("file://")) for name in folders):
-        for ours in sorted(CONF.rglob("*.yaml")) if folder.resolve() != CONF.resolve() else ():
-            own = folder / ours.relative_to(CONF)
-            if own.is_file():
-                raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
 
 
 def choices_of(group: str, command: Command | None = None, own: Sequence[str] = ()) -> list[str]:
@@ -169,12 +145,12 @@ def hydra_parser() -> ArgumentParser:
     parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
-        word = message.removeprefix("unrecognized arguments: ").split(" ")[0]
-        name, equals, value = word.partition("=")
-        if not message.startswith("unrecognized arguments: "):
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        if not is_unknown:
             raise UserError(f"{message} (--hydra-help lists the flags)")
-        option = f"{name.lstrip('-')}={value if equals else '…'}"
-        raise UserError(f"{word}: no such flag; options have no dashes: {option} (--help lists them)")
+        name, _, value = words.split(" ")[0].partition("=")
+        option = f"{name.lstrip('-')}={value or '…'}"
+        raise UserError(f"{words.split(' ')[0]}: no such flag; options have no dashes: {option} (--help lists them)")
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser
@@ -197,8 +173,15 @@ def suggestion(key: str, schema: type) -> str:
     return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+def _refuse_names_of_ours(searchpath: str) -> None:
+    """Refuse folders of `hydra.searchpath=[…]` with a file that Hydra would ignore, since one of ours has its name."""
+    (override,) = OverridesParser.create().parse_overrides([searchpath])
+    folders = value if isinstance(value := override.value(), list) else []  # Hydra refuses any other value
+    for folder in (Path(str(name).removeprefix("file://")) for name in folders):
+        for ours in sorted(CONF.rglob("*.yaml")) if folder.resolve() != CONF.resolve() else ():
+            own = folder / ours.relative_to(CONF)
+            if own.is_file():
+                raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
 
 
 def _missing_choice(path: str, options: Sequence[str]) -> str:

@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from txl_lightning.config.architecture import ModelOptions, RecurrentOptions, TransformerXLOptions
-from txl_lightning.errors import OptionError, UserError, check_count, require
+from txl_lightning.config.architecture import (
+    COUNT,
+    LENGTH,
+    POSITIVE,
+    ModelOptions,
+    RecurrentOptions,
+    Rule,
+    TransformerXLOptions,
+    one_of,
+)
+from txl_lightning.errors import MOST, OptionError, UserError, require
 from txl_lightning.guests import load_guests, of_a_file
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
-COUNTS = (  # at least 1, or null where that has a meaning
-    *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
-    *("trainer.stream_groups", "trainer.num_threads", "trainer.log_every_n_steps"),
-    *("trainer.val_every_n_steps", "trainer.val_max_segments", "checkpoint.every_n_steps"),
-    *(
-        "checkpoint.keep_every_n_steps",
-        "checkpoint.keep_best",
-        "evaluation.batch_size",
-        "evaluation.segment_len",
-        "evaluation.max_segments",
-    ),
-)
+BETAS: Rule = (lambda x: [0 <= beta < 1 for beta in x] == [True, True], "must be two numbers in [0, 1)")
+AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
 WITHOUT_PATH = (None, "auto", "replace")  # values of `resume` that name no checkpoint
 
 # `${product:a,b}` and `${sum:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
 OmegaConf.register_new_resolver("sum", operator.add, replace=True)
+
+
+def option(default: Any, *rules: Rule) -> Any:
+    """Return a field with the rules that `check_values` holds its values to."""
+    return field(default=default, metadata={"rules": rules})
+
+
+def at_most(name: str) -> Rule:
+    """Return the rule that a value is not beyond what machines can do."""
+    return lambda x: x <= MOST[name], f"must be at most {MOST[name]:,}"
 
 
 @dataclass(kw_only=True)
@@ -86,7 +95,7 @@ class MemoryConfig:
 
     mem_len: int = MISSING
     segments: int | None = None
-    gradient_segments: int = 0
+    gradient_segments: int = option(0, LENGTH, at_most("gradient_segments"))
     start: str = "empty"
     reset: str = "never"
 
@@ -115,8 +124,8 @@ class DataConfig:
     random_start: bool = False
     document_start: str | None = None
     cache_dir: str = "~/.cache/txl_lightning"
-    batch_size: int = MISSING
-    segment_len: int = MISSING
+    batch_size: int = option(MISSING, COUNT)
+    segment_len: int = option(MISSING, COUNT)
 
 
 @dataclass
@@ -209,13 +218,13 @@ class EvaluationConfig:
     limits the final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
     """
 
-    batch_size: int = 10
-    segment_len: int = MISSING
+    batch_size: int = option(10, COUNT)
+    segment_len: int = option(MISSING, COUNT)
     mem_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
-    max_segments: int | None = None
+    max_segments: int | None = option(None, COUNT)
 
 
 @dataclass
@@ -226,16 +235,16 @@ class OptimizerConfig:
     32-true, or auto for bf16-true under mixed precision and 32-true otherwise.
     """
 
-    name: str = MISSING
-    lr: float = MISSING
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    weight_decay: float = 0.0
-    schedule: str = "cosine"
+    name: str = option(MISSING, one_of("adam", "adamw", "muon"))
+    lr: float = option(MISSING, POSITIVE)
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999], metadata={"rules": (BETAS,)})
+    weight_decay: float = option(0.0, AT_LEAST_ZERO)
+    schedule: str = option("cosine", one_of("cosine", "constant"))
     decay_after_warmup: bool = False
-    warmup_steps: int = 0
-    min_lr: float = 0.0
-    clip_norm: float = 0.25
-    ns_precision: str = "bf16-true"
+    warmup_steps: int = option(0, LENGTH)
+    min_lr: float = option(0.0, AT_LEAST_ZERO)
+    clip_norm: float = option(0.25, (lambda x: x >= 0, "must be >= 0 (0 for no clipping)"))
+    ns_precision: str = option("bf16-true", one_of("auto", "bf16-true", "32-true"))
 
 
 @dataclass
@@ -252,19 +261,19 @@ class TrainerConfig:
     `_target_` and the arguments of the class.
     """
 
-    max_steps: int = MISSING
-    accelerator: str = "cpu"
-    devices: int = 1
-    num_nodes: int = 1
-    stream_groups: int = 1
-    precision: str = "32-true"
-    num_threads: int | None = None
+    max_steps: int = option(MISSING, COUNT)
+    accelerator: str = option("cpu", one_of("auto", "cpu", "gpu", "mps"))
+    devices: int = option(1, COUNT)
+    num_nodes: int = option(1, COUNT)
+    stream_groups: int = option(1, COUNT)
+    precision: str = option("32-true", one_of("auto", "32-true", "64-true", "bf16-mixed", "16-mixed"))
+    num_threads: int | None = option(None, COUNT, at_most("num_threads"))
     compile: bool = False
     graph: bool = False
-    kernel: str = "sdpa"
-    log_every_n_steps: int = 50
-    val_every_n_steps: int | None = None
-    val_max_segments: int | None = None
+    kernel: str = option("sdpa", one_of("sdpa", "relative"))
+    log_every_n_steps: int = option(50, COUNT)
+    val_every_n_steps: int | None = option(None, COUNT)
+    val_max_segments: int | None = option(None, COUNT)
     progress_bar: bool = True
     callbacks: list[Any] = field(default_factory=list)
 
@@ -278,9 +287,9 @@ class CheckpointConfig:
     """
 
     enabled: bool = True
-    every_n_steps: int = 500
-    keep_every_n_steps: int | None = None
-    keep_best: int | None = None
+    every_n_steps: int = option(500, COUNT)
+    keep_every_n_steps: int | None = option(None, COUNT)
+    keep_best: int | None = option(None, COUNT)
 
 
 @dataclass
@@ -291,8 +300,8 @@ class ContextCurveConfig:
     `max_context`; RECL on the hardest 10 %, 50 % and all of the positions.
     """
 
-    every_n_steps: int | None = None
-    max_context: int = 128
+    every_n_steps: int | None = option(None, COUNT)
+    max_context: int = option(128, (lambda x: x >= 8, "must be an integer >= 8"))
 
 
 def _of_wandb(variable: str, default: str | None) -> Any:
@@ -358,7 +367,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     context_curve: ContextCurveConfig = field(default_factory=ContextCurveConfig)
     logger: LoggerConfig = MISSING
-    loss: str = "full"
+    loss: str = option("full", one_of("full", "half", "random_half"))
     resume: str | None = None
     initial_weights: str | None = None
     seed: int = 1
@@ -381,12 +390,19 @@ def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
     require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
 
-def check_counts(config: Config) -> None:
-    """Raise `OptionError` for an option of `COUNTS` that is below 1, or beyond what machines can do."""
-    for option in COUNTS:
-        value = operator.attrgetter(option)(config)
-        check_count(option, value)
-    check_count("memory.gradient_segments", config.memory.gradient_segments, least=0)
+def check_values(options: Any, group: str = "") -> None:
+    """Raise `OptionError` for a value that the rules of its field do not allow; null is allowed where its type has it.
+
+    Args:
+        options: dataclass of options, with those of its groups.
+        group: its name with a dot, for errors.
+    """
+    for f in fields(options):
+        value, option = getattr(options, f.name), f"{group}{f.name}"
+        if is_dataclass(value):
+            check_values(value, f"{option}.")
+        for allows, allowed in f.metadata.get("rules", ()) if value is not None else ():
+            require(allows(value), option.removesuffix(".name"), value, allowed)
 
 
 def check_seed(seed: int) -> None:
@@ -427,81 +443,22 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return items
 
 
-GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: their values without effect, None for all
-    "trainer.max_nonfinite_steps": None,
-    "checkpoint.memory": None,
-    "trainer.progress_file": None,
-    "trainer.attention": None,
-    **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
-    "model.sink": (False,),
-    "model.final_norm": (False,),
-    "model.qk_norm": (False,),
-    "model.norm": ("layer",),
-    "model.feed_forward": ("relu",),
-    "model.residual": ("sum",),
-    "model.forget_gate": (False,),
-    "model.forget_len": None,
-    "model.attention_gate": ("none",),
-    "memory.compression": (None,),
-    **dict.fromkeys(("memory.rate", "memory.compression_loss", "memory.compressed_len")),
-    "memory.n_tokens": (0,),
-    **dict.fromkeys(("memory.write_tokens", "memory.tokens_see_states", "evaluation.compressed_len")),
-    "memory.first": (0,),
-    "data.bytes": None,
-    "data.prefix": (False,),
-    "evaluation.first": (None, 0),
-    **dict.fromkeys(("logger.artifacts", "logger.run_name", "new_vocabulary")),
-    "encoding.interpolation": (1.0,),
-    "optimizer.eps": (1e-8,),
-    "optimizer.split_qkv": (True,),
-}
-
-
-def _without_gone(values: dict[str, Any]) -> dict[str, Any]:
-    """Drop the options that are gone, or raise `UserError` where one had an effect."""
-    values = {name: dict(group) if isinstance(group, dict) else group for name, group in values.items()}
-    for option, without_effect in GONE.items():
-        group, _, name = option.rpartition(".")
-        inside = values.get(group) if group else values
-        if isinstance(inside, dict) and name in inside:
-            value = inside.pop(name)
-            if without_effect is not None and value not in without_effect:
-                raise UserError(f"its config has {option}={value}, which version 0.3.0 has and this one has not")
-    if "column_chunks" in values.get("trainer", {}):  # the name up to 0.3.0
-        values["trainer"]["stream_groups"] = values["trainer"].pop("column_chunks")
-    return values
-
-
-def from_plain(values: Any) -> Config:
+def from_plain(values: dict[str, Any]) -> Config:
     """Return the config from its `plain` form, which checkpoints hold; its values are literal, also `${…}`.
 
-    In those before 0.4.0 every word of the training text has an entry. Options that are gone are dropped (`GONE`).
-
     Raises:
-        UserError: a key or type is not that of a config, or an option that is gone had an effect.
+        OmegaConfBaseException: a key or type is not that of a config.
     """
-    if not isinstance(values, dict) or not all(
-        isinstance(values.get(name), dict) for name in ("data", "model", "trainer")
-    ):
-        raise UserError("its config lacks one of the groups data, model, trainer")
-    values = _without_gone(values)
-    if values["data"].get("level") == "word" and "min_count" not in values["data"]:
-        values["data"]["min_count"] = 1
-    config = OmegaConf.structured(Config)
-    config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
-    config.data = data_class(values["data"].get("name"))
-    if "table_len" in (values.get("encoding") or ()):
-        config.encoding = TableEncodingConfig
-    others = {f.name for kind in OWN_OPTIONS.values() for f in fields(kind)} - set(config.data)
-    values["data"] = {name: value for name, value in values["data"].items() if name not in others}
+    schema = OmegaConf.structured(Config)
+    schema.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
+    schema.data = data_class(values["data"]["name"])
     known = (path.stem for path in (CONF / "data").glob("*.yaml"))
-    if not set(values["data"]) <= set(config.data) and (name := values["data"].get("name")) not in known:
+    if not set(values["data"]) <= set(schema.data) and (name := values["data"]["name"]) not in known:
         raise OptionError("data", name, f"must be a corpus of this version, or {of_a_file()}")
-    try:
-        return typed(OmegaConf.merge(config, _literal(values)))
-    except OmegaConfBaseException as error:
-        where = f" ({error.full_key})" if error.full_key else ""
-        raise UserError(f"its config is not one of txl train: {str(error).splitlines()[0]}{where}") from error
+    if "table_len" in values["encoding"]:
+        schema.encoding = TableEncodingConfig
+    config: Config = typed(OmegaConf.merge(schema, _literal(values)))
+    return config
 
 
 def _literal(value: Any) -> Any:

@@ -312,7 +312,7 @@ def _check(path: Path, row: Format, config: FileData, named: bool) -> str:
         require(row.ids is not None or config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
         return ""
     require(row.ids is None, "data.level", config.level, f"must be ids for {path}: it holds {row.name}")
-    json_text = named and suffix(path) == ".json" and config.level != "byte"
+    json_text = named and suffix(path) in (".json", ".jsonl", ".ndjson") and config.level != "byte"
     require(
         not json_text, "data.path", path, "must be JSON lines or a list of records: name it .txt to read it as text"
     )

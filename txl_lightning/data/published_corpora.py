@@ -31,7 +31,7 @@ from txl_lightning.data.sources import (
     open_vocabulary,
     register_corpus,
 )
-from txl_lightning.errors import UserError, require
+from txl_lightning.errors import UserError, first_line, require
 from txl_lightning.files import expand
 
 SHARDS_OF_LM1B, TRAIN_SHARDS_OF_LM1B = ("news.en-?????-of-00100", "news.en.heldout-00000-of-00050"), 99
@@ -324,8 +324,7 @@ def from_datasets(corpus: str, folder: Path) -> list[Path]:
         hub.dataset_info(WIKITEXT, revision=REVISION, timeout=SECONDS_TO_ANSWER)
         splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1", revision=REVISION)
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"datasets cannot load {WIKITEXT} ({reason})") from error
+        raise UserError(f"datasets cannot load {WIKITEXT} ({first_line(error)})") from error
     paths = [folder / f"wiki.{split}.tokens" for split in SPLITS]
     for path, hub_split in zip(paths, ("train", "validation", "test"), strict=True):
         with path.open("w", encoding="utf-8", newline="\n") as file:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
@@ -23,14 +22,14 @@ from matplotlib.colors import LogNorm
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 from tqdm import tqdm
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.data.streams import Streams, streams_of
+from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary, without_marks
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import require
 from txl_lightning.files import write_atomically, write_json
 from txl_lightning.measure.commands import (
     check_at_least_one,
@@ -39,6 +38,7 @@ from txl_lightning.measure.commands import (
     options_as_typed,
 )
 from txl_lightning.measure.options import AttentionOptions
+from txl_lightning.measure.protocols import Carried
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
@@ -77,17 +77,15 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     started = time.perf_counter()
     check_at_least_one(options, "batch_size", "segment_len", "max_segments")
     trained = open_checkpoint(options)
-    config, model = trained.config, trained.model
-    if not isinstance(model, TransformerXL) or "one-pass windows" in model.cannot:
-        allowed = "must be a Transformer-XL whose keys are its tokens"
-        raise OptionError("checkpoint", options.checkpoint, f"is {config.model.name}; {allowed}")
+    fits = isinstance(trained.model, TransformerXL) and "one-pass windows" not in trained.model.cannot
+    allowed = f"is {trained.config.model.name}; must be a Transformer-XL whose keys are its tokens"
+    require(fits, "checkpoint", options.checkpoint, allowed)
     chosen = {name: value for name in OF_RUN if (value := getattr(options, name)) is not None}
-    config.evaluation = evaluation = replace(config.evaluation, **chosen)
-    lengths = clamp_untrained(evaluation_lengths(config), config)
-    model = model.with_lengths(**lengths.keywords())
+    evaluation = replace(trained.config.evaluation, **chosen)
+    carried = Carried(trained, evaluation, clamped=True, cached=False)
+    model, lengths = carried.model(), carried.lengths
     split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "valid")
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
-    streams = streams_of(corpus, split, evaluation, lengths.extended)
 
     # The text first: an error in its options ends the command before the long pass over the split.
     place = (options.text_position, options.text_tokens, evaluation.segment_len)
@@ -95,8 +93,8 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     N, H = model.config.n_layer, model.config.n_head
     for head in options.heads or ():
         require(head in text.weights, "heads", head, f"must be LAYER:HEAD, layers 1 … {N} and heads 1 … {H}")
-    maps = attention_maps(model, streams, options.max_segments if split == WHOLE else evaluation.max_segments)
-    averages = {name: of.reshape(N, H).tolist() for name, of in maps.averages.items()}
+    most = options.max_segments if split == WHOLE else evaluation.max_segments
+    maps = attention_maps(model, carried.streams(corpus, split), most)
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
@@ -108,8 +106,8 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "distances": maps.by_distance[ALL_TERMS].shape[1],
         "queries": maps.queries,
         "heads": [
-            {"layer": n + 1, "head": h + 1, **{name: of[n][h] for name, of in averages.items()}}
-            for n, h in np.ndindex(N, H)
+            {"layer": row // H + 1, "head": row % H + 1, **{name: float(of[row]) for name, of in maps.averages.items()}}
+            for row in range(N * H)
         ],
         "text": {
             "position": text.position,
@@ -289,13 +287,11 @@ def attention_inputs(
     """Run the model; return the attention module of every layer with its inputs, and the next memory."""
     found: list[tuple[Attention, AttentionInputs]] = []
 
-    def record(attention: Any, inputs: tuple[Any, ...]) -> None:
-        found.append((attention, AttentionInputs(*inputs)))
+    def record(module: Any, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, Attention):
+            found.append((module, AttentionInputs(*inputs)))
 
-    with ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, Attention):
-                hooks.enter_context(module.register_forward_pre_hook(record))
+    with register_module_forward_pre_hook(record):
         _, memory = model(tokens_BT, memory)
     return found, memory
 
@@ -358,15 +354,12 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     length = config.mem_len or streams.segment_len
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(queries > 0, "mem_len" if config.mem_len else "segment_len", length, allowed)
-
-    def mean(sums_NH: Tensor) -> Array:
-        return sums_NH.flatten(0, 1).cpu().numpy() / queries
-
-    means = {name: mean(sums) for name, sums in sums_NHS.items()}
+    sums = {**sums_NHS, "entropy": entropy_NH, "in_memory": in_memory_NH}
+    means = {name: of.flatten(0, 1).cpu().numpy() / queries for name, of in sums.items()}
     averages = {
-        "entropy_bits": mean(entropy_NH) / np.log(2),
+        "entropy_bits": means.pop("entropy") / np.log(2),
         "mean_distance": means[ALL_TERMS] @ np.arange(means[ALL_TERMS].shape[1]),
-        "in_memory": mean(in_memory_NH),
+        "in_memory": means.pop("in_memory"),
     }
     by_distance = {name: rows[:, :reach] / rows[:, :reach].sum(axis=1, keepdims=True) for name, rows in means.items()}
     return AttentionMaps(by_distance, averages, queries)

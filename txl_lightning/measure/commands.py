@@ -111,14 +111,15 @@ def log_results(
         curves: by panel, x, named curves over it, the name of x and a title, to be logged as line series.
     """
     if "wandb" in options.logger.names:
-        from txl_lightning.reporting.wandb_panels import log_file, log_line_series, wandb_run
+        from txl_lightning.reporting.wandb_panels import log_file, log_line_series, start_run
 
-        with wandb_run(directory, options.logger, command, plain(options)) as run:
-            run.summary.update(results)
-            for panel, series in (curves or {}).items():
-                log_line_series(run, f"{command}/{panel}", *series)
-            config = directory / "config.yaml"  # older figures are of an earlier command in this folder
-            since = config.stat().st_mtime_ns if config.exists() else 0
-            for path in sorted(path for kind in ("png", "html") for path in directory.glob(f"*.{kind}")):
-                if path.stat().st_mtime_ns >= since:
-                    log_file(run, f"{command}/{path.stem}", path)
+        run = start_run(directory, options.logger, command, plain(options))
+        run.summary.update(results)
+        for panel, series in (curves or {}).items():
+            log_line_series(run, f"{command}/{panel}", *series)
+        config = directory / "config.yaml"  # older figures are of an earlier command in this folder
+        since = config.stat().st_mtime_ns if config.exists() else 0
+        for path in sorted(path for kind in ("png", "html") for path in directory.glob(f"*.{kind}")):
+            if path.stat().st_mtime_ns >= since:
+                log_file(run, f"{command}/{path.stem}", path)
+        run.finish()

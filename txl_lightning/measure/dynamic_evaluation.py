@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from txl_lightning.data.corpus import Corpus
-from txl_lightning.data.streams import Batch, Streams, streams_of
+from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.errors import require
-from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of, stream_losses
+from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of
 from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
-from txl_lightning.measure.scoring import Scoring, SplitScores
+from txl_lightning.measure.protocols import Carried
+from txl_lightning.measure.split_scores import SplitScores, split_line
 from txl_lightning.runs.metrics import shown_units
 from txl_lightning.runs.threads_and_precision import autocast
 
@@ -28,8 +29,8 @@ RUN = 8  # neighbouring segments of training text, before the next place
 
 
 @dataclass(frozen=True)
-class DynamicEvaluation(Scoring):
-    """Protocol `carried` with weights that learn from every segment once it is scored.
+class DynamicEvaluation:
+    """Protocol in which the state is carried, and the weights that learn from every segment once it is scored.
 
         θ ← θ - η · g / (√MS + ε) + λ · min(√MS / mean(√MS), 1 / λ) · (θ_trained - θ)
 
@@ -40,26 +41,33 @@ class DynamicEvaluation(Scoring):
     The memory holds hidden states: cached keys and values would be those of earlier weights.
 
     Args:
+        carried: the same, static.
+        rates: η (`lr`), λ (`decay`) and ε (`epsilon`).
         rms: √MS of every weight, from `gradient_rms`.
-        lr: η.
-        decay: λ.
-        epsilon: ε.
-        found: entry `dynamic` of `evaluation.json`: the rates and segments of training text.
     """
 
-    rms: tuple[Tensor, ...] = field(repr=False, kw_only=True)
-    lr: float = field(kw_only=True)
-    decay: float = field(kw_only=True)
-    epsilon: float = field(kw_only=True)
-    found: dict[str, Any] = field(default_factory=dict, repr=False, kw_only=True)
+    carried: Carried
+    rates: DynamicOptions
+    rms: tuple[Tensor, ...]
 
-    def score(self, split: str) -> TokenLosses:
-        return stream_losses(self.model(), self.streams(split), self.evaluation.max_segments, self._losses)
+    def losses(self, corpus: Corpus, split: str) -> TokenLosses:
+        """Score a split and learn from it."""
+        return self.carried.losses(corpus, split, self._losses)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "dynamic": {name: getattr(self, name) for name in RATES}}
+        """Return all lengths, the precision and the rates."""
+        return {**self.carried.settings(), "dynamic": vars(self.rates)}
 
-    def scores(self, static: Scoring, scores: SplitScores, files: Path | None) -> dict[str, Any]:
+    def describe(self) -> str:
+        """Describe the rates."""
+        return ", ".join(f"{name} {getattr(self.rates, name):g}" for name in RATES)
+
+    @property
+    def streams_start(self) -> str:
+        """Context of the first token of a stream, in words."""
+        return self.carried.streams_start
+
+    def scores(self, static: Carried, scores: SplitScores, files: Path | None) -> dict[str, Any]:
         """Return the entry `dynamic` of a split in `evaluation.json`.
 
         Args:
@@ -72,26 +80,25 @@ class DynamicEvaluation(Scoring):
         """
         after, name = scores.losses(self), f"losses_{scores.split}_dynamic.npz"
         allowed = f"is too large: the loss of {scores.split} is not finite"
-        require(math.isfinite(after.mean), "dynamic.lr", self.lr, allowed)
+        require(math.isfinite(after.mean), "dynamic.lr", self.rates.lr, allowed)
         losses = {} if files is None else {"losses": scores.write(self, files / name)}
         return {**scores.values(after), "below_static": scores.difference(scores.losses(static), after), **losses}
 
-    def lines(self, scored: dict[str, Any], corpus: str, split_line: Callable[..., str]) -> list[str]:
+    def lines(self, scored: dict[str, Any], corpus: str) -> list[str]:
         """Return lines to print: every split's loss and difference.
 
         Args:
             scored: entries of the splits in `evaluation.json`.
             corpus: name of the corpus.
-            split_line: makes the line of a split.
         """
-        rates, lines = ", ".join(f"{name} {self.found[name]:g}" for name in RATES), []
+        lines = []
         for split, result in scored.items():
             below = result["dynamic"]["below_static"]
             unit = shown_units(below)[0]
             gain, error = below[unit], below["standard_error"][unit]
             ends = [] if error is None else [gain - NORMAL_95 * error, gain + NORMAL_95 * error]
             interval = ", 95 % interval {:.4f} to {:.4f}".format(*ends) if ends else ""
-            lines.append(split_line(f"{split}, dynamic", result["dynamic"], corpus, rates))
+            lines.append(split_line(f"{split}, dynamic", result["dynamic"], corpus, self.describe()))
             words = f"dynamic evaluation is {gain:.4f} {unit} below static{interval} (paired by token)"
             lines.append(f"{split}: {words}")
         return lines
@@ -100,8 +107,8 @@ class DynamicEvaluation(Scoring):
         """Yield the nll of every segment, [B, T], in nats; the weights learn from it before the next one is scored."""
         model, trained, state = copy.deepcopy(model), _weights(model), None
         mean = torch.cat([rms.flatten() for rms in self.rms]).mean()
-        rates = [self.lr / (rms + self.epsilon) for rms in self.rms]
-        decays = [(self.decay * rms / mean).clamp(max=1.0) for rms in self.rms]
+        rates = [(self.rates.lr or 0.0) / (rms + self.rates.epsilon) for rms in self.rms]
+        decays = [(self.rates.decay * rms / mean).clamp(max=1.0) for rms in self.rms]
         for index in range(min(len(streams), max_segments or len(streams))):
             nll_BT, state = _score(model, streams[index], state)
             yield nll_BT.detach()
@@ -111,24 +118,22 @@ class DynamicEvaluation(Scoring):
                     weight += decay * (origin - weight) - rate * gradient
 
 
-def gradient_rms(protocol: Scoring, corpus: Corpus, n_segments: int) -> tuple[Tensor, ...]:
+def gradient_rms(carried: Carried, corpus: Corpus, n_segments: int) -> tuple[Tensor, ...]:
     """Return √MS of every weight: the root mean square of its gradients in segments of training text.
 
     Segments are read in runs of neighbours, spread evenly over the split, each run after a memory's length of text.
 
     Args:
-        protocol: streams, segments and memory are those of evaluation.
+        carried: streams, segments and memory are those of evaluation.
         corpus: that of the training.
         n_segments: number of segments, in whole runs.
     """
-    model, given = protocol.model(), protocol.evaluation
-    lengths = protocol.model_lengths()
-    streams = streams_of(corpus, "train", given, lengths.extended)
-    before = -(-(lengths.memory or 0) // given.segment_len)
+    model, streams, lengths = carried.model(), carried.streams(corpus, "train"), carried.lengths
+    before = -(-(lengths.memory or 0) // lengths.segment)
     length = min(RUN, n_segments, len(streams))
     firsts = np.linspace(0, len(streams) - length, -(-min(n_segments, len(streams)) // length), dtype=int)
     squares = [torch.zeros_like(weight) for weight in _weights(model)]
-    with autocast(protocol.precision, device_of(model)):
+    with autocast(carried.precision, device_of(model)):
         for first in firsts:
             state = None
             for index in range(max(0, first - before), first + length):
@@ -139,19 +144,15 @@ def gradient_rms(protocol: Scoring, corpus: Corpus, n_segments: int) -> tuple[Te
     return tuple((square / (length * len(firsts))).sqrt() for square in squares)
 
 
-def dynamic_evaluation(protocol: Scoring, corpus: Corpus, options: DynamicOptions) -> DynamicEvaluation:
+def dynamic_evaluation(carried: Carried, corpus: Corpus, options: DynamicOptions) -> DynamicEvaluation:
     """Return the protocol with weights that learn.
 
     Args:
-        protocol: the same, static.
+        carried: the same, static.
         corpus: that of the training.
         options: rates, and segments of training text.
     """
-    rates: dict[str, Any] = {name: getattr(options, name) for name in RATES}
-    found = {**rates, "segments": options.segments}
-    return DynamicEvaluation(
-        **vars(protocol), rms=gradient_rms(protocol, corpus, options.segments), **rates, found=found
-    )
+    return DynamicEvaluation(carried, options, gradient_rms(carried, corpus, options.segments))
 
 
 def check_dynamic(options: EvaluateOptions) -> None:
@@ -166,15 +167,8 @@ def check_dynamic(options: EvaluateOptions) -> None:
     require(0 <= dynamic.decay <= 1, "dynamic.decay", dynamic.decay, "must be in 0 … 1")
     require(dynamic.epsilon > 0, "dynamic.epsilon", dynamic.epsilon, "must be > 0")
     require(dynamic.segments >= 1, "dynamic.segments", dynamic.segments, "must be an integer >= 1")
-    others: dict[str, Any] = {
-        "protocol": "carried",
-        "attention_lengths": None,
-        "select_on": None,
-        "per": None,
-    }
-    for name, only in others.items():
-        value = getattr(options, name)
-        allowed = f"must be {'null' if only is None else only} for dynamic evaluation"
+    for name, only in {"protocol": "carried", "attention_lengths": None, "select_on": None, "per": None}.items():
+        value, allowed = getattr(options, name), f"must be {only or 'null'} for dynamic evaluation"
         require(value == only, name, value, allowed)
     n_ranks = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))  # of torchrun or srun
     require(n_ranks == "1", "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")

@@ -37,6 +37,7 @@ NORMAL_95 = 1.96  # standard errors on either side of a mean
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
+BySegment = Callable[[LanguageModel, Streams, int | None], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,7 @@ def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | N
 
 
 def stream_losses(
-    model: LanguageModel,
-    streams: Streams,
-    max_segments: int | None = None,
-    by_segment: Callable[[LanguageModel, Streams, int | None], Iterator[Tensor]] = segment_losses,
+    model: LanguageModel, streams: Streams, max_segments: int | None = None, by_segment: BySegment = segment_losses
 ) -> TokenLosses:
     """Score streams from their start, the state carried from segment to segment, token by token in text order.
 

@@ -12,6 +12,55 @@ from txl_lightning.config.schemas import LoggerConfig
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
 
 
+@dataclass(kw_only=True)
+class MachineOptions:
+    """Options of every measurement.
+
+    Args:
+        accelerator: cpu or gpu.
+        num_threads: CPU threads; null for as many as training such a model pays for, without one for torch's default.
+    """
+
+    accelerator: str = "cpu"
+    num_threads: int | None = None
+
+
+@dataclass(kw_only=True)
+class PrecisionOptions(MachineOptions):
+    """Options of a measurement that may be in lower precision.
+
+    Args:
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
+            on this machine.
+    """
+
+    precision: str = "32-true"
+
+
+@dataclass(kw_only=True)
+class LoggedOptions(MachineOptions):
+    """Options of a measurement that can be logged.
+
+    Args:
+        logger: group: none or wandb.
+    """
+
+    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
+
+
+@dataclass
+class CheckpointOptions:
+    """Options of a measurement of one checkpoint.
+
+    Args:
+        checkpoint: checkpoint of `txl train`.
+        data_path: the run's own files where they have moved, or others to read, in the vocabulary of the checkpoint.
+    """
+
+    checkpoint: str = MISSING
+    data_path: Any = field(default=None, kw_only=True)
+
+
 @dataclass
 class DynamicOptions:
     """Dynamic evaluation (see `measure.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
@@ -30,13 +79,12 @@ class DynamicOptions:
 
 
 @dataclass
-class EvaluateOptions:
+class EvaluateOptions(LoggedOptions, PrecisionOptions, CheckpointOptions):
     """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
 
     Lengths and batch size that are null are those of the run's own evaluation.
 
     Args:
-        checkpoint: checkpoint of `txl train` to score.
         splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
         protocol: carried, the state from segment to segment; or window, recomputed for every few tokens.
         batch_size: number of streams (protocol=carried); null for the run's own, 1 for dynamic evaluation.
@@ -61,18 +109,11 @@ class EvaluateOptions:
         unit_context: text, or a symbol of the vocabulary such as <eos>, read before every unit (unit_memory=fresh): the
             first token of a unit is then scored too; null for none.
         table: format of the table, tsv or parquet.
-        data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint.
         max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
             without limit if it had none or with protocol=window.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
-        accelerator: cpu or gpu.
-        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
-            on this machine.
-        num_threads: CPU threads; null for as many as training such a model pays for.
-        logger: group: none or wandb.
     """
 
-    checkpoint: str = MISSING
     splits: list[str] = field(default_factory=list)
     protocol: str = "carried"
     batch_size: int | None = None
@@ -93,17 +134,12 @@ class EvaluateOptions:
     unit_memory: str = "carried"
     unit_context: str | None = None
     table: str = "tsv"
-    data_path: Any = None
     max_segments: int | None = None
     cached: bool = True
-    accelerator: str = "cpu"
-    precision: str = "32-true"
-    num_threads: int | None = None
-    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
 
 
 @dataclass
-class ReclOptions:
+class ReclOptions(LoggedOptions, PrecisionOptions):
     """Options of `txl recl`: relative effective context length of a group of models (appendix C).
 
     Args:
@@ -132,11 +168,6 @@ class ReclOptions:
             the longest distance of its training; -1 for no limit.
         data_path: the runs' own files where they have moved, or others to score; needed if no checkpoint brings a
             corpus.
-        accelerator: cpu or gpu.
-        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
-            on this machine.
-        num_threads: CPU threads; null for as many as training such a model pays for.
-        logger: group: none or wandb.
     """
 
     checkpoints: list[str] = field(default_factory=list)
@@ -160,20 +191,15 @@ class ReclOptions:
     seed: int = 1
     clamp_len: int | None = None
     data_path: Any = None
-    accelerator: str = "cpu"
-    precision: str = "32-true"
-    num_threads: int | None = None
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
 @dataclass
-class AttentionOptions:
-    """Options of `txl attention`: where the heads of a checkpoint attend (Figures 5-7).
+class AttentionOptions(LoggedOptions, CheckpointOptions):
+    """Options of `txl attention`: where the heads of a Transformer-XL attend (Figures 5-7).
 
     Lengths and batch size that are null are those of the run's own evaluation.
 
     Args:
-        checkpoint: checkpoint of `txl train` with a Transformer-XL.
         split: train, valid or test; null for valid, or for the whole of another text (`data_path`).
         batch_size: number of streams.
         segment_len: tokens in a segment.
@@ -187,13 +213,8 @@ class AttentionOptions:
             the first, the middle and the last layer.
         text_position: position in the split of Figure 6's first target; null for the middle.
         text_tokens: number of Figure 6's targets; null for 24, or fewer in short segments.
-        data_path: the run's own files where they have moved, or others to read, in the vocabulary of the checkpoint.
-        accelerator: cpu or gpu.
-        num_threads: CPU threads; null for as many as training such a model pays for.
-        logger: group: none or wandb.
     """
 
-    checkpoint: str = MISSING
     split: str | None = None
     batch_size: int | None = None
     segment_len: int | None = None
@@ -204,14 +225,10 @@ class AttentionOptions:
     heads: list[str] | None = None
     text_position: int | None = None
     text_tokens: int | None = None
-    data_path: Any = None
-    accelerator: str = "cpu"
-    num_threads: int | None = None
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
 @dataclass
-class SpeedOptions:
+class SpeedOptions(LoggedOptions):
     """Options of `txl speed`: time per token of a vanilla sliding window and of state reuse (Table 9).
 
     The model has random weights and the vocabulary of the paper's enwik8.
@@ -226,9 +243,6 @@ class SpeedOptions:
         rounds: number of rounds; a round times every scheme at every attention length.
         budget_seconds: no further round starts that would end later than this; 3 rounds are always timed.
         seed: seed of weights and text.
-        accelerator: cpu or gpu.
-        num_threads: CPU threads; null for torch's default.
-        logger: group: none or wandb.
     """
 
     n_layer: int = 4
@@ -240,17 +254,13 @@ class SpeedOptions:
     rounds: int = 15
     budget_seconds: float = 480.0
     seed: int = 1
-    accelerator: str = "cpu"
-    num_threads: int | None = None
-    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
 
 
 @dataclass
-class GenerateOptions:
+class GenerateOptions(PrecisionOptions, CheckpointOptions):
     """Options of `txl generate`: continue prompts, or tokens of a corpus.
 
     Args:
-        checkpoint: checkpoint of `txl train`.
         prompt: text to continue; null to continue tokens of a corpus.
         prompts: several texts to continue, of any lengths: each as it is continued alone; instead of `prompt`.
         prompt_file: text file with a prompt on every line that is not empty; instead of `prompt`.
@@ -268,15 +278,8 @@ class GenerateOptions:
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
             then recomputes a window of its training segment for every token. Distances beyond the longest of training
             are clamped.
-        data_path: the run's own files where they have moved, or others, for `context`, in the vocabulary of the
-            checkpoint.
-        accelerator: cpu or gpu.
-        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
-            on this machine.
-        num_threads: CPU threads; null for as many as training such a model pays for.
     """
 
-    checkpoint: str = MISSING
     prompt: str | None = None
     prompts: list[str] | None = None
     prompt_file: str | None = None
@@ -292,7 +295,3 @@ class GenerateOptions:
     temperature: float = 1.0
     seed: int = 1
     mem_len: int | None = None
-    data_path: Any = None
-    accelerator: str = "cpu"
-    precision: str = "32-true"
-    num_threads: int | None = None

@@ -14,7 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -30,7 +30,8 @@ from txl_lightning.errors import notice, require
 from txl_lightning.files import write_atomically, write_text
 from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
 from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.scoring import Scoring
+from txl_lightning.measure.protocols import Carried
+from txl_lightning.runs.threads_and_precision import autocast
 from txl_lightning.runs.trained import TrainedModel, text_options
 
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -135,23 +136,33 @@ def _report_missing(vocabulary: Vocabulary, content: bytes, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class FreshUnits(Scoring):
-    """Protocol `carried`, every unit a stream of its own: its losses are those of a text that is this unit.
+class Fresh:
+    """Protocol in which every unit is a stream of its own: its losses are those of a text that is this unit.
 
     Args:
+        carried: lengths and precision.
         units: of every split.
         per: name of a unit.
         before: tokens read before every unit, K: its first token is then scored too.
     """
 
-    units: dict[str, Units] = field(default_factory=dict, kw_only=True)
-    per: str = field(default="", kw_only=True)
-    before: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), kw_only=True)
+    carried: Carried
+    units: dict[str, Units]
+    per: str
+    before: np.ndarray
 
-    @torch.no_grad()
-    def score(self, split: str) -> TokenLosses:
-        started, model, units, given = time.perf_counter(), self.model(), self.units[split], self.evaluation
-        T, lengths, most = given.segment_len, self.model_lengths(), given.max_segments
+    def corpus(self, corpus: Corpus) -> Corpus:
+        """Return the corpus with the tokens of every unit alone, one unit after another."""
+        return replace(corpus, splits={split: np.concatenate(of.tokens) for split, of in self.units.items()})
+
+    def losses(self, corpus: Corpus, split: str) -> TokenLosses:
+        """Score the units of a split."""
+        with torch.no_grad(), autocast(self.carried.precision, device_of(self.carried.trained.model)):
+            return self._losses(self.carried.model(), split)
+
+    def _losses(self, model: Any, split: str) -> TokenLosses:
+        started, units, given = time.perf_counter(), self.units[split], self.carried.evaluation
+        T, lengths, most = given.segment_len, self.carried.lengths, given.max_segments
         texts = [
             torch.from_numpy(np.concatenate([self.before, of_unit, units.closing]).astype(np.int64))
             for of_unit in units.tokens
@@ -189,11 +200,19 @@ class FreshUnits(Scoring):
         return TokenLosses(nll_P.numpy()[positions], positions, left_out, time.perf_counter() - started)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "batch_size": None, "fresh_for": self.per, "unit_context": self.before.tolist()}
+        """Return all lengths and the precision (`Protocol`)."""
+        own = {"batch_size": None, "fresh_for": self.per, "unit_context": self.before.tolist()}
+        return {**self.carried.settings(), **own}
 
-    def description(self) -> str:
+    def describe(self) -> str:
+        """Describe lengths and context, for a line of text."""
         after = f", after {len(self.before)} tokens of unit_context" if len(self.before) else ""
-        return f"{super().description().rpartition(', ')[0]}, each {self.per} {self.streams_start}{after}"
+        return f"{self.carried.describe_segments()}, each {self.per} {self.streams_start}{after}"
+
+    @property
+    def streams_start(self) -> str:
+        """Context of the first token of a unit, in words."""
+        return self.carried.streams_start
 
 
 def _batches(n_U: np.ndarray, longest: int, together: bool) -> Iterator[np.ndarray]:

@@ -69,8 +69,8 @@ def content_and_position(
 ) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "H B_or_1 T K"] | None]:
     """Return (q_i + u) / sqrt(E), whose products with the keys are (a) + (c), and (b) + (d) by key; None without both.
 
-    Arguments as for `scores`. Entries of keys after a query are those of other distances (`relative_shift`): `wraps`
-    says that they are read, so that the distances must not be padded for a GPU.
+    Arguments as for `scores`. Columns of keys after a query hold values of other distances (`relative_shift`). With
+    `wraps` the mask shows them, so that the distances must not be padded for a GPU.
     """
     (H, _, T, E), K = q_HBTE.shape, k_HBKE.shape[2]
     # Queries and biases are scaled, which are smaller than the scores.
@@ -172,7 +172,12 @@ def attend_fused(operands: Operands, p: float = 0.0) -> Float[Tensor, "H B T E"]
     content_HBTE, position_HBTK = content_and_position(q, k, r, u, v, bias, terms, wraps=not visible.causal)
     # In one type: a sum of two types would convert all scores.
     added = visible.mask_TK.to((values_HBKE if position_HBTK is None else position_HBTK).dtype)
-    added = added if position_HBTK is None else position_HBTK + added
+    if position_HBTK is not None and added.ndim == 2 and is_eager_on_cpu(q) and not torch.is_grad_enabled():
+        first = visible.first_hidden  # in place, and nothing for the keys that all queries see
+        position_HBTK[..., first:] += added[:, first:]
+        added = position_HBTK
+    elif position_HBTK is not None:
+        added = position_HBTK + added
     added_HBTK = added.expand(*content_HBTE.shape[:3], -1)
     return fused.attend(content_HBTE, k, values_HBKE, added_HBTK, p)
 
@@ -286,12 +291,12 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax_j(A_i) value_j for all heads."""
         parts = kv_PHBKE.unbind()  # P = 1: no term reads the keys
-        q, k, r, u, v, bias, terms = self.of_scores(q_HBTE, parts[0], positions, self.terms)
+        q, k, r, u, v, bias, terms = self.score_arguments(q_HBTE, parts[0], positions, self.terms)
         if self.kernel is not None:
             return self.kernel(q, k, r, u, v, parts[-1], visible, self.dropout, bias, terms)
         return attend(Operands(q, k, r, u, v, bias, terms, parts[-1], visible), self.dropout)
 
-    def of_scores(self, q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions, terms: str) -> Any:
+    def score_arguments(self, q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions, terms: str) -> Any:
         """Return the arguments of `scores`: queries and keys rotated if the encoding rotates them."""
         if positions.rotation_2SE is not None:
             q_HBTE, k_HBKE = (rotate(x, positions.rotation_2SE) for x in (q_HBTE, k_HBKE))
@@ -332,9 +337,9 @@ class Attention(nn.Module):
             ValueError: the attention lacks one of the terms.
         """
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
-        return self.scores(q_HBTE, kv_PHBKE[0], positions, visible, terms)
+        return self.masked_scores(q_HBTE, kv_PHBKE[0], positions, visible, terms)
 
-    def scores(
+    def masked_scores(
         self,
         q_HBTE: Float[Tensor, "H B T E"],
         k_HBKE: Float[Tensor, "H B K E"],
@@ -346,4 +351,4 @@ class Attention(nn.Module):
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        return scores(*self.of_scores(q_HBTE, k_HBKE, positions.of_terms(terms), terms)) + visible.mask_TK
+        return scores(*self.score_arguments(q_HBTE, k_HBKE, positions.of_terms(terms), terms)) + visible.mask_TK

@@ -19,8 +19,6 @@ from txl_lightning.errors import OptionError
 from txl_lightning.model.kernels.fused import aligned, aligned_product, is_eager_on_cpu
 from txl_lightning.model.layers import draw_normal
 
-ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
-
 
 class TokenEmbedding(nn.Module):
     """Embedding of tokens in D dimensions, times sqrt(D).
@@ -131,11 +129,11 @@ class TokenSoftmax(nn.Module):
         hidden, targets, rows = hidden_BTD.flatten(0, 1), targets_BT.flatten(), embedding.rows()
         hidden = hidden if embedding.projections else aligned(hidden)  # once for all clusters
         if embedding.n_clusters == 1:
-            nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), targets, overwrite=True)
+            nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), targets)
             return nll.view_as(targets_BT).to(self.bias.dtype)
         cluster_of = embedding.cluster_of(targets)
         head_targets = torch.where(cluster_of > 0, embedding.edges[1] + cluster_of - 1, targets)
-        nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), head_targets, overwrite=True)
+        nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), head_targets)
         nll = self._add_tails(nll, hidden, targets, embedding, rows, known_targets_BT)
         return nll.view_as(targets_BT).to(self.bias.dtype)
 
@@ -156,7 +154,7 @@ class TokenSoftmax(nn.Module):
         for cluster, members in enumerate(places[1:], 1):
             logits = self._logits(hidden.index_select(0, members), cluster, embedding, rows[cluster])
             own = targets[members] - embedding.edges[cluster]
-            nll = nll.index_add(0, members, negative_log_likelihood(logits, own, overwrite=True))
+            nll = nll.index_add(0, members, negative_log_likelihood(logits, own))
         return nll
 
     def log_probabilities(
@@ -209,9 +207,7 @@ def make_softmax(config: Architecture, embedding: Any) -> Any:
     return TokenSoftmax(embedding, config.tie_projections) if config.vocab_size else NoVocabulary()
 
 
-def negative_log_likelihood(
-    logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"], overwrite: bool = False
-) -> Float[Tensor, " N"]:
+def negative_log_likelihood(logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Return -log softmax(logits)_target in nats, in float32 or float64.
 
     `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the logits.
@@ -219,12 +215,11 @@ def negative_log_likelihood(
     Args:
         logits_NV: logits of N tokens.
         targets_N: their targets.
-        overwrite: whether the logits may be overwritten. On the CPU they then are, unless they are in half precision.
 
     Raises:
         RuntimeError: in a backward pass with create_graph=True, because there is no second derivative.
     """
-    nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N, overwrite)
+    nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N)
     return nll
 
 
@@ -232,11 +227,8 @@ class _NegativeLogLikelihood(torch.autograd.Function):
     """Backward: (softmax(logits) - one_hot(target)) · gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, overwrite: bool) -> Tensor:
-        if overwrite and is_eager_on_cpu(logits_NV) and logits_NV.dtype in (torch.float32, torch.float64):
-            log_probabilities_NV = torch.log_softmax(logits_NV, 1, out=logits_NV)
-        else:
-            log_probabilities_NV = _log_softmax(logits_NV)
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+        log_probabilities_NV = _log_softmax(logits_NV)
         nll_N1 = -log_probabilities_NV.gather(1, targets_N[:, None])
         ctx.dtype = logits_NV.dtype
         if log_probabilities_NV.dtype == logits_NV.dtype or is_eager_on_cpu(logits_NV):
@@ -246,36 +238,17 @@ class _NegativeLogLikelihood(torch.autograd.Function):
         return nll_N1.squeeze(1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():  # create_graph=True: the log-probabilities are not linked to the logits
             raise RuntimeError("the losses have no second derivative: differentiate F.cross_entropy")
         (gradient_N,) = gradients
         log_probabilities_NV, targets_N, normalizer_N1 = ctx.saved_tensors
-        if not is_eager_on_cpu(gradient_N):
-            of_logits = normalizer_N1 is not None
-            P_NV = (log_probabilities_NV - normalizer_N1).exp_() if of_logits else log_probabilities_NV.exp()
-            P_NV.scatter_add_(1, targets_N[:, None], P_NV.new_full((len(targets_N), 1), -1.0))
-            return torch.mul(P_NV, gradient_N[:, None], out=P_NV.new_empty(P_NV.shape, dtype=ctx.dtype)), None, None
-        # A graph that is kept may be passed again, and needs the log-probabilities then.
-        kept = torch._C._autograd._get_current_graph_task_keep_graph()
-        result_NV = torch.empty_like(log_probabilities_NV) if kept else log_probabilities_NV
-        for rows, gradient_RV in _one_hot_rows(gradient_N, targets_N, log_probabilities_NV):
-            arguments = (gradient_RV, log_probabilities_NV[rows], 1, gradient_RV.dtype)
-            # Each row is summed before it is overwritten.
-            torch.ops.aten._log_softmax_backward_data.out(*arguments, out=result_NV[rows])
-        return result_NV.to(ctx.dtype), None, None
-
-
-def _one_hot_rows(gradient_N: Tensor, targets_N: Tensor, like_NV: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield -gradient at the targets, and zero elsewhere, in one buffer for some rows after the others."""
-    N, V = like_NV.shape
-    n = max(1, ROWS_BYTES // (V * like_NV.element_size()))
-    buffer_RV = like_NV.new_zeros(min(n, N), V)
-    for first in range(0, N, n):
-        rows = slice(first, min(first + n, N))
-        part_RV, targets_R = buffer_RV[: rows.stop - first], targets_N[rows, None]
-        yield rows, part_RV.scatter_(1, targets_R, -gradient_N[rows, None])
-        part_RV.scatter_(1, targets_R, 0)
+        of_logits = normalizer_N1 is not None
+        P_NV = (log_probabilities_NV - normalizer_N1).exp_() if of_logits else log_probabilities_NV.exp()
+        P_NV.scatter_add_(1, targets_N[:, None], P_NV.new_full((len(targets_N), 1), -1.0))
+        # Into another type at once is one pass over a GPU's memory, and slow on a CPU.
+        out_NV = P_NV if is_eager_on_cpu(P_NV) else P_NV.new_empty(P_NV.shape, dtype=ctx.dtype)
+        return torch.mul(P_NV, gradient_N[:, None], out=out_NV).to(ctx.dtype), None
 
 
 def cluster_sizes(cluster_of: Int[Tensor, "*n"], n_clusters: int) -> list[int]:

@@ -104,8 +104,7 @@ class VisibleKeys(NamedTuple):
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
-        sees_memory: whether a causal mask [T, K] hides no key before the first query's own: adding it there can be left
-            out. Other masks are added whole.
+        sees_memory: whether a causal mask [T, K] hides no key before the first query's own, so that it is not read.
         causal: whether queries see no keys after their own: only then a block of queries needs no later keys.
         places: the only queries whose output is read, if they are few; the others may give anything.
     """
@@ -141,12 +140,11 @@ def attention_mask(
         attention_len: number of keys that a query sees, itself included; None for all.
         like: tensor with the type and device of the result.
     """
-    queries = torch.arange(n_memory, n_memory + n_queries, device=like.device)[:, None]
-    keys = torch.arange(n_memory + n_queries, device=like.device)[None, :]
-    hidden = (keys > queries) | (keys < n_memory - filled)
+    mask_TK = like.new_full((n_queries, n_memory + n_queries), float("-inf")).triu_(n_memory + 1)
+    mask_TK[:, : n_memory - filled] = float("-inf")
     if attention_len is not None:
-        hidden |= queries - keys >= attention_len
-    return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        mask_TK += torch.full_like(mask_TK, float("-inf")).tril_(n_memory - attention_len)
+    return mask_TK
 
 
 def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:

@@ -267,11 +267,12 @@ class TransformerXL(ScoringModel, nn.Module):
             inputs.append(self.encoding.at_layer(n, hidden_BTD, padding_B))
             queries_BTD, states_BMD, places = inputs[n], memory_N[n], None
             if n == self.config.n_layer - 1:  # of which no later layer reads all states
-                n_queries = T if n_last is None else n_last
-                queries_BTD, states_BMD, visible = last_queries(n_queries, queries_BTD, states_BMD, visible)
-                places = places_Q
+                places, n_queries = places_Q, T if n_last is None else n_last
                 if places is not None and visible.causal and FEWER_PLACES * len(places) <= T:
+                    n_queries = T - int(places.min())
+                    places = places - (T - n_queries)
                     visible = visible._replace(places=tuple(places.tolist()))
+                queries_BTD, states_BMD, visible = last_queries(n_queries, queries_BTD, states_BMD, visible)
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
         return self.dropout(hidden_BTD), self.next_memory(memory, inputs, first_BT, padding_B)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pydantic import ValidationError  # of W&B's settings
 from wandb.sdk.lib.runid import generate_id
 
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.errors import OptionError, notice
+from txl_lightning.errors import OptionError, first_line, notice
 
 
 def start_run(
@@ -34,7 +33,7 @@ def start_run(
         logger: project, group, tags and mode.
         job_type: name of the command, if the variable WANDB_JOB_TYPE has none.
         config: configuration to show beside the run.
-        name: name of the run, if the variable WANDB_NAME has none; None lets W&B choose one.
+        name: name of the run, if the variable WANDB_NAME has none; None for that of the command.
         tags: tags besides those of the logger.
         run_id: id of a run to resume; None starts a new one.
         takes_given_id: whether a new run has the id of the variable WANDB_RUN_ID, which an online training always
@@ -43,20 +42,19 @@ def start_run(
     Raises:
         OptionError: W&B refuses the run (online without a key, no server, a wrong name), or one of its variables.
     """
-    given = os.environ.get("WANDB_RUN_ID")
-    if given and not takes_given_id and not (job_type == "train" and logger.mode == "online"):
-        notice(f"WANDB_RUN_ID={given} is of another run or session: this one gets an id of its own")
-        run_id, given = generate_id(), None
-    elif given:
+    if given := os.environ.get("WANDB_RUN_ID"):
         run_id = given
-    if os.environ.get("WANDB_DIR"):
-        notice(f"WANDB_DIR={os.environ['WANDB_DIR']} has no effect: the files of W&B are in {directory}/wandb")
+        if not takes_given_id and not (job_type == "train" and logger.mode == "online"):
+            notice(f"WANDB_RUN_ID={given} is of another run or session: this one gets an id of its own")
+            run_id = generate_id()
+    if unused := os.environ.get("WANDB_DIR"):
+        notice(f"WANDB_DIR={unused} has no effect: the files of W&B are in {directory}/wandb")
     try:
         return wandb.init(
             dir=directory,
             project=logger.project,
             group=logger.group,
-            name=os.environ.get("WANDB_NAME") or name,
+            name=os.environ.get("WANDB_NAME") or name or job_type,
             tags=list(dict.fromkeys((*logger.tags, *tags))),
             job_type=os.environ.get("WANDB_JOB_TYPE") or job_type,
             mode=logger.mode,  # type: ignore[arg-type]
@@ -66,22 +64,11 @@ def start_run(
             settings=wandb.Settings(silent=True, console="off", disable_git=True),
         )
     except wandb.errors.Error as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise OptionError("logger.mode", logger.mode, f"Weights & Biases says: {why}") from error
+        raise OptionError("logger.mode", logger.mode, f"Weights & Biases says: {first_line(error)}") from error
     except ValidationError as error:
         wrong = error.errors()[0]
         variable = f"WANDB_{wrong['loc'][0]}".upper()
         raise OptionError(variable, os.environ.get(variable, ""), f"Weights & Biases says: {wrong['msg']}") from error
-
-
-@contextmanager
-def wandb_run(directory: Path, logger: LoggerConfig, job_type: str, config: dict[str, Any]) -> Iterator[wandb.Run]:
-    """Start the run of a command that does not train, and finish it at the end of the block."""
-    run = start_run(directory, logger, job_type, config, name=job_type)
-    try:
-        yield run
-    finally:
-        run.finish()
 
 
 def log_line_series(

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from operator import attrgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-from torch import Tensor
-
-from txl_lightning.config.architecture import (
-    LENGTHS,
-    RecurrentConfig,
-    TransformerXLConfig,
-    option_names,
-    options_beside,
-)
+from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig, option_names, options_beside
 from txl_lightning.config.lengths import table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require, require_memory
 from txl_lightning.guests import VARIABLES
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
-from txl_lightning.model.checkpoints.contents import shapes_of
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
 
@@ -28,6 +19,7 @@ Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
 LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
+SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
 OPTIONS = {**option_names(TransformerXLConfig), **{name: name for name in VARIABLES}}  # by the name in an error
 
 
@@ -104,31 +96,22 @@ def make_model(config: Config, vocab_size: int) -> Model:
     return made
 
 
-def shapes(model: Any, sizes: TransformerXLConfig | RecurrentConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of a model on the meta device (see `shapes_of`)."""
-    return shapes_of(lambda: model(sizes))
-
-
 def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = "") -> None:
-    """Check, without building the model, that the machine's memory can hold it.
+    """Check that the machine's memory can hold the matrices of all layers, before anything is built.
 
     Args:
-        sizes: config of the model; all layers from the third on are alike.
+        sizes: config of the model.
         bytes_each: bytes of a parameter with what belongs to it.
         without: group that the options of the command lack.
 
     Raises:
         OptionError: it cannot; names the option that is farthest from its default.
     """
-    kinds: list[Any] = [RecurrentLanguageModel, TransformerXL, *VARIANTS.values()]
-    model = next(model for model in kinds if model.config_class is type(sizes))
-    few = [
-        bytes_each * sum(tensor.numel() for tensor in shapes(model, replace(sizes, n_layer=n)).values())
-        for n in (min(sizes.n_layer, 2), min(sizes.n_layer, 3))
-    ]
-    needed = few[1] + max(0, sizes.n_layer - 3) * (few[1] - few[0] + LAYER_BYTES)
-    options, own = option_names(type(sizes)), {*options_beside(type(sizes), TransformerXLConfig)}
-    defaults = {f.name: f.default for f in fields(sizes) if f.name in options and f.name not in LENGTHS | own}
-    numbers = {name: value for name in defaults if type(value := getattr(sizes, name)) is int}
-    name = max(numbers, key=lambda name: numbers[name] / (cast("Any", defaults[name]) or 512))
-    require_memory(needed, options[name].removeprefix(without), numbers[name])
+    if isinstance(sizes, RecurrentConfig):
+        rows = 3 * sizes.d_model
+    else:
+        rows = 2 * sizes.d_inner + 4 * sizes.n_head * sizes.d_head
+    numbers = {f.name: getattr(sizes, f.name) / f.default for f in fields(sizes) if f.name in SIZES}
+    name = max(numbers, key=lambda name: numbers[name])
+    option = option_names(type(sizes))[name].removeprefix(without)
+    require_memory(sizes.n_layer * (bytes_each * rows * sizes.d_model + LAYER_BYTES), option, getattr(sizes, name))

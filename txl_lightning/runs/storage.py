@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import shutil
 import struct
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, require
 from txl_lightning.files import checksum, write_atomically
 
 OF_FRAME, OF_FILE = b"frames=", b"sha256="  # before the checksum; the second up to 0.4.0
@@ -104,14 +103,14 @@ def copy_checkpoint(source: Path, target: Path) -> None:
             write_atomically(target, lambda temporary: os.link(source, temporary))
             return
     for name in memory_files(source) if source.parent != target.parent else []:
-        if (source.parent / name).exists():
+        if (source.parent / name).is_file():
             (target.parent / MEMORY).mkdir(exist_ok=True)
             copy_checkpoint(source.parent / name, target.parent / name)
     write_atomically(target, lambda temporary: shutil.copyfile(source, temporary))
 
 
 def memory_files(path: Path) -> list[str]:
-    """Return the files of memory that a checkpoint names; none if it cannot be read or names others.
+    """Return the files of memory that a checkpoint names; none if it cannot be read.
 
     Tensors are not read and the checksum is not compared.
     """
@@ -125,18 +124,9 @@ def memory_files(path: Path) -> list[str]:
         return []
 
 
-def named_files(contents: Any) -> list[str]:
-    """Return the files of memory that the contents of a checkpoint name, relative to its folder.
-
-    Raises:
-        UserError: a name is not that of a file in the folder `MEMORY`.
-    """
-    carried = contents.get("training_memory", {}) if isinstance(contents, dict) else {}
-    files = carried.get("files", []) if isinstance(carried, dict) else []
-    for name in files if isinstance(files, list) else [[files]]:
-        if not isinstance(name, str) or not re.fullmatch(rf"{MEMORY}/\w[\w.-]*", name):
-            raise UserError(f"names {name!r} as a file of memory, which is not in its folder {MEMORY}/")
-    return files
+def named_files(contents: dict[str, Any]) -> list[str]:
+    """Return the files of memory that a checkpoint names, relative to its folder; they are never outside `MEMORY`."""
+    return [f"{MEMORY}/{Path(name).name}" for name in contents.get("training_memory", {}).get("files", [])]
 
 
 def remove_unused_memory(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -18,8 +19,6 @@ from txl_lightning.runs.trained import TrainedModel
 # less than it costs beside another program: each product then waits for the thread whose core is taken.
 FLOPS_PER_THREAD = 3e9
 PRECISIONS = ("32-true", "bf16-mixed", "auto")
-PRODUCTS = ((1024, 96, 288), (1024, 96, 384), (1024, 384, 96))  # rows, inner, columns: the layers of a small model
-REPEATS = 10
 NEEDED_SPEEDUP = 1.2  # of products; mixed precision also converts the weights in every step
 
 
@@ -109,23 +108,21 @@ def cpu_has_bfloat16() -> bool:
 
 @cache
 def cpu_bfloat16_speedup() -> float:
-    """Return how many times as fast as in float32 one thread multiplies the `PRODUCTS` in bfloat16, in about 50 ms.
+    """Return how many times as fast as in float32 one thread multiplies matrices of a small model in bfloat16.
 
     The best of several turns counts, in CPU time: other programs may wait for the same core.
     """
-    dtypes, threads = (torch.float32, torch.bfloat16), torch.get_num_threads()
-    best = dict.fromkeys(dtypes, float("inf"))
+
+    def seconds(dtype: torch.dtype) -> float:
+        factors = {"x": torch.ones(1024, 96, dtype=dtype), "W": torch.ones(96, 384, dtype=dtype)}
+        return min(timeit.repeat("x @ W", timer=time.thread_time, repeat=20, number=5, globals=factors))
+
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for dtype in dtypes * REPEATS:
-            factors = [(torch.ones(n, k, dtype=dtype), torch.ones(k, m, dtype=dtype)) for n, k, m in PRODUCTS]
-            started = time.thread_time()
-            for a, b in factors:
-                torch.mm(a, b)
-            best[dtype] = min(best[dtype], time.thread_time() - started)
+        return seconds(torch.float32) / seconds(torch.bfloat16)
     finally:
         torch.set_num_threads(threads)
-    return best[torch.float32] / best[torch.bfloat16]
 
 
 def chosen_precision(precision: str, accelerator: str) -> str:

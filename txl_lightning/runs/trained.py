@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, DataConfig, FileData, check_counts, file_data, from_plain
+from txl_lightning.config.schemas import Config, DataConfig, FileData, file_data, from_plain
 from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand
-from txl_lightning.model.checkpoints.contents import check
-from txl_lightning.runs.models import Model, architecture, make_model, model_class, shapes
-from txl_lightning.runs.storage import named_files, read_file
+from txl_lightning.runs.earlier_versions import upgraded
+from txl_lightning.runs.models import Model, architecture, make_model, require_room
+from txl_lightning.runs.storage import read_file
 
-REPORTED: set[tuple[str | None, str]] = set()  # checksums of texts at training and now, in this process
+REPORTED: set[str] = set()  # checksums of texts at training and now, in this process
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint of `txl train` whose contents `read_checkpoint` has validated.
+    """Checkpoint of `txl train`, as `read_checkpoint` returns it.
 
     Args:
         path: path of the file.
@@ -60,7 +60,7 @@ class Checkpoint:
         contents: what the file holds, on the CPU.
         config: config of the run, its values literal.
         vocabulary: vocabulary of its corpus.
-        weights: the model's, under its own names; they fit config and vocabulary.
+        weights: the model's, under its own names.
     """
 
     path: Path
@@ -88,62 +88,40 @@ class Checkpoint:
 def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
     """Open a checkpoint of `txl train`: the one place for all that read one.
 
-    Nothing in it is trusted. No code stored in it runs, its config is literal and names no cache folder that is not
-    one here, its files of memory lie below its own folder, and before a model is built its weights are compared with
-    the config.
+    A file whose checksum fits is trusted. No code in a file ever runs, values of its config are literal, and a cache
+    folder that is not one here is not used.
 
     Args:
         path: path of the checkpoint.
         option: name of the command-line option that gave the path, for errors.
 
     Raises:
-        OptionError: the file is missing, is damaged, or does not hold what `txl train` writes, down to the shapes and
-            numbers of the weights; its encoding or variant is not registered (see `guests`).
+        OptionError: the file is missing, is damaged, or does not hold what `txl train` writes; its encoding, variant or
+            corpus is not registered (see `guests`).
     """
     require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
     require(Path(path).is_file(), option, path, "no such file")
     contents = read_file(path, option)
     with naming(option, path):
-        return Checkpoint(Path(path), option, contents, *_checked(contents))
+        record = upgraded(contents)["txl_lightning"]
+        config, vocabulary = from_plain(record["config"]), Vocabulary.from_state_dict(record["vocabulary"])
+        require_room(architecture(config, len(vocabulary)))
+        if not any(expand(config.data.cache_dir).glob("*/description.json")):  # not a cache of this machine
+            config.data.cache_dir = DataConfig.cache_dir
+        weights = {name.removeprefix("model."): tensor for name, tensor in contents["state_dict"].items()}
+        return Checkpoint(Path(path), option, contents, config, vocabulary, weights)
 
 
 @contextmanager
 def naming(option: str, path: str | Path) -> Iterator[None]:
-    """Name the option and the file in an error about what the file holds."""
+    """Name the option and the file in an error about what the file holds, a library's with its own reason."""
     try:
         yield
-    except (UserError, RecursionError) as error:
+    except Exception as error:  # of any library that reads a file which somebody else wrote
         if isinstance(error, OptionError) and error.option == option:
             raise
-        raise OptionError(option, path, str(error)) from error
-
-
-def _checked(contents: Any) -> tuple[Config, Vocabulary, dict[str, torch.Tensor]]:
-    """Return config, vocabulary and weights of a checkpoint.
-
-    Raises:
-        UserError: they are not those of one model of `txl train`, or something else has another type.
-    """
-    record = contents.get("txl_lightning") if isinstance(contents, dict) else None
-    if not isinstance(record, dict) or not {"config", "vocabulary"} <= set(record):
-        raise UserError("is not a checkpoint of txl train")
-    kinds = {"corpus": str, "wandb_id": str, "vocabulary_given": bool, "ended_by": str, "logger_ids": {}}
-    like = {name: kind for name, kind in kinds.items() if record.get(name) is not None}
-    check(contents, {"state_dict": {}, "global_step": 0, "txl_lightning": like})
-    named_files(contents)
-    config, vocabulary = from_plain(record["config"]), Vocabulary.from_state_dict(record["vocabulary"])
-    check_counts(config)
-    if not any(expand(config.data.cache_dir).glob("*/description.json")):  # not a cache of this machine
-        config.data.cache_dir = DataConfig.cache_dir
-    state = contents["state_dict"].items()
-    weights = {name[6:] if str(name).startswith("model.") else repr(name): tensor for name, tensor in state}
-    sizes, rows = architecture(config, len(vocabulary)), weights.get("softmax.bias")
-    if isinstance(rows, torch.Tensor) and rows.shape != (len(vocabulary),):
-        raise UserError(f"has {len(vocabulary)} tokens in its vocabulary, and weights for {list(rows.shape)}")
-    if sizes.n_layer > len(weights):
-        raise UserError(f"has {len(weights)} weights, too few for the {sizes.n_layer} layers of its config")
-    check(weights, shapes(model_class(config), sizes), only=True)
-    return config, vocabulary, weights
+        of_library = " ".join(f"cannot be used ({type(error).__name__}: {error})".split())
+        raise OptionError(option, path, str(error) if isinstance(error, UserError) else of_library[:300]) from error
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
@@ -157,8 +135,11 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
         OptionError: as `read_checkpoint`.
     """
     found = read_checkpoint(path, option)
-    model = make_model(found.config, len(found.vocabulary))
-    model.load_state_dict(found.weights)
+    with naming(option, path):
+        model = make_model(found.config, len(found.vocabulary))
+        model.load_state_dict(found.weights)
+    finite = all(bool(x.isfinite().all()) for x in found.weights.values())
+    found.require(finite, "has weights that are not finite: its training diverged")
     given, corpus = found.record.get("vocabulary_given", False), found.record.get("corpus")
     return TrainedModel(model.eval(), found.config, found.vocabulary, found.step, given, corpus)
 
@@ -217,8 +198,8 @@ def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) ->
         now: its checksum.
     """
     before = trained.corpus
-    if before not in (None, now) and (before, now) not in REPORTED:
-        REPORTED.add((before, now))
+    if before not in (None, now) and (pair := f"{before} {now}") not in REPORTED:
+        REPORTED.add(pair)
         reason = "parts of its validation and test split may have been in the training text"
         print(f"{given} was trained on another text than {name} has now: {reason}", file=sys.stderr, flush=True)
 

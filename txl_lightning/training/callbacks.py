@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.schemas import Config
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, UserError, first_line, require
 from txl_lightning.runs.metrics import loss_metrics
 
 UNFIT = {  # and what to use
@@ -31,6 +31,7 @@ UNFIT = {  # and what to use
     "BaseFinetuning": "would add groups to the optimizer, so that no checkpoint could be resumed",
     "SpikeDetection": "cannot load the state that it saves, so that no run could be resumed",
     "ModelPruning": "would rename weights, so that no checkpoint could be read",
+    "BasePredictionWriter": "has no effect: a training predicts nothing",
 }
 
 
@@ -48,12 +49,9 @@ def custom_callbacks(config: Config) -> list[Callback]:
         shown, monitor = f"[{given}]", getattr(callback, "monitor", None)
         for name, reason in UNFIT.items():
             require(not isinstance(callback, getattr(of_lightning, name)), "trainer.callbacks", shown, reason)
-        hooks = {name for name in dir(Callback) if getattr(type(callback), name) is not getattr(Callback, name)}
-        only = any("predict" in name for name in hooks) and not any("train" in name or "val" in name for name in hooks)
-        require(not only, "trainer.callbacks", shown, "has no effect: a training predicts nothing")
-        for hook in (hook for hook in dir(Callback) if not callable(getattr(callback, hook, None))):
+        for hook in (name for name in dir(Callback) if name[0] != "_" and name != "state_key"):
             function = f"{hook} is no function: {{_target_: hydra.utils.get_method, path: MODULE.FUNCTION}}"
-            require(hook.startswith("_") or hook == "state_key", "trainer.callbacks", shown, function)
+            require(callable(getattr(callback, hook)), "trainer.callbacks", shown, function)
         allowed = f"must monitor one of {', '.join(monitored)}"
         require(monitor is None or monitor in monitored, "trainer.callbacks", shown, allowed)
         made.append(callback)
@@ -69,13 +67,7 @@ def options_win(callbacks: Iterable[Callback], states: Mapping[str, Any]) -> Non
                 state[name] = getattr(callback, name)
 
 
-def make(
-    given: Any,
-    option: str,
-    kind: type,
-    defaults: Mapping[str, Any] | None = None,
-    named: Mapping[str, Iterable[str]] | None = None,
-) -> Any:
+def make(given: Any, option: str, kind: type, defaults: Mapping[str, Any] | None = None) -> Any:
     """Return an object of the class `given["_target_"]`, made by Hydra, objects within its arguments too.
 
     Args:
@@ -83,7 +75,6 @@ def make(
         option: where it was given, for errors.
         kind: class that the object must have.
         defaults: arguments that it gets if its class takes them and they are not given.
-        named: by argument, others that mean what `run_name` means in classes that take this one too.
 
     Raises:
         OptionError: it cannot be made.
@@ -93,14 +84,13 @@ def make(
     module, _, name = str(shown).rpartition(".")
     try:
         target = getattr(import_module(module), name)
-        bases = [base.__module__ for base in target.__mro__] if isinstance(target, type) else []
-        other = any(base.startswith("pytorch_lightning.") for base in bases)
+        other = any("'pytorch_lightning." in str(base) for base in getattr(target, "__mro__", ()))
         here = "; it is of pytorch_lightning, here Lightning is lightning.pytorch" if other else ""
         fits = isinstance(target, type) and issubclass(target, kind)
         require(fits, option, shown, f"is no Lightning {kind.__name__}{here}")
         taken = signature(target).parameters
-        for argument, names in (named or {}).items():
-            defaults |= dict.fromkeys(names if argument in taken else (), defaults.get("run_name"))
+        if "project" in taken and defaults:  # beside a project these name the run, else the experiment
+            defaults |= dict.fromkeys(("name", "experiment_name"), defaults["run_name"])
         found = instantiate({**{n: v for n, v in defaults.items() if n in taken}, **given}, _convert_="all")
         require(isinstance(found, kind), option, shown, f"makes no Lightning {kind.__name__}")
         return found
@@ -108,8 +98,7 @@ def make(
         raise
     except (Exception, SystemExit) as error:  # of anybody's class
         cause = error.__cause__ or error
-        line = (str(cause).splitlines() or [""])[0]
-        raise OptionError(option, shown, f"cannot be made: {type(cause).__name__}: {line}") from error
+        raise OptionError(option, shown, f"cannot be made: {type(cause).__name__}: {first_line(cause)}") from error
 
 
 def _custom(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[Callback, str]]:

@@ -21,7 +21,6 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import PART, write_text
-from txl_lightning.model.checkpoints.contents import Each, check
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.storage import (
     MEMORY,
@@ -34,8 +33,6 @@ from txl_lightning.runs.storage import (
 )
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.loggers import continues_in, reported
-from txl_lightning.training.module import MemoryHolder, steps_of
-from txl_lightning.training.optimization import MuonWithAdam
 
 LAST, PREVIOUS, BEST, BEST_OF = "last.ckpt", "previous.ckpt", "best.ckpt", "best-*.ckpt"
 
@@ -185,19 +182,17 @@ class Checkpoints(Callback):
                 number = path.stem.removeprefix("step").removeprefix("best-")
                 if path.name.startswith(PART) or (number.isdecimal() and int(number) > self.saved_step):
                     path.unlink(missing_ok=True)
-        if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best(pl_module)):
+        if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best()):
             self.best = NO_BEST
 
-    def _find_best(self, module: L.LightningModule) -> bool:
+    def _find_best(self) -> bool:
         assert self.resumed_from is not None
-        like = {"callbacks": {self.state_key: {"best": object}}, "state_dict": module.state_dict()}
         for path in (self.resumed_from.with_name(BEST), self.resumed_from):
             try:
                 found = read_checkpoint(path)
-                check(found.contents, like)
             except UserError:
                 continue
-            record = found.contents["callbacks"][self.state_key]["best"]
+            record = found.contents.get("callbacks", {}).get(self.state_key, {}).get("best")
             if record == self.best and found.step == self.best["step"]:
                 return path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path)
         return False
@@ -267,8 +262,7 @@ class Checkpoints(Callback):
         return {"best": self.best, "kept": self.kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"] if state_dict.get("best_counts", True) else NO_BEST
-        self.kept = state_dict.get("kept", {})
+        self.best, self.kept = state_dict["best"], state_dict["kept"]
 
 
 class DurableCheckpoints(TorchCheckpointIO):
@@ -278,7 +272,7 @@ class DurableCheckpoints(TorchCheckpointIO):
     The caller checks `error` instead.
 
     Args:
-        resumed: contents of the checkpoint that the run resumes from, which were checked; it is not read again.
+        resumed: contents of the checkpoint that the run resumes from; it is not read again.
 
     Attributes:
         error: why the last checkpoint could not be written; None if it was.
@@ -299,7 +293,7 @@ class DurableCheckpoints(TorchCheckpointIO):
             self.error = error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what was checked, once."""
+        """Return these contents, once."""
         resumed, self.resumed = self.resumed, None
         return resumed
 
@@ -448,77 +442,15 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
     resumed.require(same, "was trained on another text than this corpus has now")
 
 
-def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> None:
-    """Check that a checkpoint holds the state of training that this run would write: keys, types, shapes and counts.
-
-    torch and Lightning trust what they restore: a state of another shape would end the process. What this run knows
-    itself, such as the betas, takes the place of what the checkpoint says.
-
-    Args:
-        resumed: the checkpoint.
-        trainer: the new trainer, with its callbacks.
-        module: the LightningModule.
-        data: its data.
-
-    Raises:
-        OptionError: something is missing or different, or a file of memory is damaged.
-    """
-    made = module.configure_optimizers()
-    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
-    groups, schedules, plugin = optimizer.state_dict()["param_groups"], schedule.state_dict(), trainer.precision_plugin
-    changing: Any = [{name: group[name] for name in ("lr", "initial_lr")} for group in groups]
-    scheduled = {name: schedules[name] for name in ("base_lrs", "last_epoch", "_last_lr")}
-    position = {"state_dict": {"combined_loader": [data.train_dataloader().state_dict()]}}
-    like: dict[str, Any] = {"pytorch-lightning_version": object, "training_memory": {"next_number": 0}}
-    like |= {"optimizer_states": [{"state": {}, "param_groups": changing}], "lr_schedulers": [scheduled]}
-    like |= {"loops": {"fit_loop": {**trainer.fit_loop.state_dict(), **position}}}
-    like |= {type(plugin).__qualname__: plugin.state_dict()} if plugin.state_dict() else {}
-    curves = {"tokens": 0, "seconds": 0.0, "since": Each((0.0, 0))}
-    ranks = {"ranks": Each({"cpu": torch.get_rng_state()})}
-    like["callbacks"] = {"Checkpoints": {"best": NO_BEST}, "RandomState": ranks, "TrainingCurves": curves}
-    state = resumed.contents
-    with naming(resumed.option, resumed.path):
-        check(state, like)
-        found, fit, carried = state["optimizer_states"][0], state["loops"]["fit_loop"], state["training_memory"]
-        parameters = [(x, "betas" in group) for group in optimizer.param_groups for x in group["params"]]
-        by_matrix = isinstance(optimizer, MuonWithAdam) and any(n not in range(len(parameters)) for n in found["state"])
-        if by_matrix:  # up to 0.3.0
-            parameters = [(part, adam) for x, adam in parameters for part in x.chunk(optimizer.n_matrices.get(x, 1))]
-        moments: dict[int, Any] = {}
-        for n, (x, has_adam) in enumerate(parameters):
-            adam = {"step": torch.tensor(0.0), "exp_avg": x, "exp_avg_sq": x}
-            moments[n] = adam if has_adam else {"momentum_buffer": x}
-        with_moments = {n: moments[n] for n in moments if n in found["state"]}  # the others never had a gradient
-        check(found["state"], with_moments, "optimizer_states.0.state", only=True)
-        if by_matrix:
-            found["state"] = optimizer.by_parameter(found["state"])
-        resumed.require(bool(with_moments) or not resumed.step, "lacks the moments of the optimizer")
-        done, at = steps_of(fit)["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
-        resumed.require(done == resumed.step, f"has done {resumed.step} steps, and {done} in its loops")
-        next_number = carried["next_number"]
-        resumed.require(at in (0, next_number), f"is at segment {at}, and its memory at segment {next_number}")
-        n_streams, folder = module.config.data.batch_size, resumed.path.parent
-        MemoryHolder().load_state_dict(carried, folder, n_streams, module.ranks, module.model)
-    try:
-        for of_rank in state["callbacks"]["RandomState"]["ranks"]:
-            torch.Generator().set_state(of_rank["cpu"])
-    except RuntimeError as error:
-        raise OptionError(resumed.option, resumed.path, f"holds no random state ({error})") from error
-    ours = zip(groups, found["param_groups"], strict=True)
-    found["param_groups"] = [{**own, **{name: its[name] for name in changing[0]}} for own, its in ours]
-    state["lr_schedulers"] = [{**schedules, **{name: state["lr_schedulers"][0][name] for name in scheduled}}]
-    names = [callback.state_key for callback in trainer.callbacks if callback.state_key in state["callbacks"]]
-    state["callbacks"] = {name: state["callbacks"][name] for name in names}  # up to 0.3.0 also SkippedSteps
-    state["pytorch-lightning_version"] = L.__version__
+def restored_state(resumed: Checkpoint, callbacks: list[Callback]) -> dict[str, Any]:
+    """Return the contents of a checkpoint as Lightning restores them: states of these callbacks, of its own version."""
+    states, kept = resumed.contents["callbacks"], {callback.state_key for callback in callbacks}
+    states = {name: state for name, state in states.items() if name in kept}
+    return {**resumed.contents, "callbacks": states, "pytorch-lightning_version": L.__version__}
 
 
-def check_weights(found: Checkpoint, model: Model, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint for the model.
-
-    Args:
-        found: the checkpoint of `resume` or `initial_weights`.
-        model: model that takes the weights.
-        vocabulary: vocabulary of the corpus.
+def load_weights(model: Model, found: Checkpoint, vocabulary: Vocabulary) -> None:
+    """Load the weights of a checkpoint of `resume` or `initial_weights` into the model of a corpus.
 
     Raises:
         OptionError: the checkpoint has another architecture or vocabulary.
@@ -529,4 +461,5 @@ def check_weights(found: Checkpoint, model: Model, vocabulary: Vocabulary) -> di
         needed = getattr(model.config, name, None)
         allowed = f"is of another model: {name} is {value}, this model needs {needed}"
         found.require(name in free or value == needed, allowed)
-    return found.weights
+    with naming(found.option, found.path):
+        model.load_state_dict(found.weights)

@@ -20,7 +20,7 @@ from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, check_count
+from txl_lightning.errors import OptionError
 from txl_lightning.measure.loss_by_context import ContextCurve, context_curve, position_blocks
 from txl_lightning.runs.metrics import (
     loss_metrics,
@@ -29,7 +29,7 @@ from txl_lightning.runs.metrics import (
     shown_units,
     unit_name,
 )
-from txl_lightning.training.loggers import CurveFile, log_metrics, reported
+from txl_lightning.training.loggers import CurveFile, keep_lines, log_metrics, reported
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -72,7 +72,7 @@ class TrainingCurves(Callback):
         self._started = self._since = time.perf_counter()
         self._tokens_before = self._tokens
         if self.ranks.rank == 0:
-            self.file.keep_until(trainer.global_step)
+            keep_lines(self.file.path, lambda row: row["steps"] <= trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Batch, *_: Any) -> None:
         n_tokens = batch.targets.numel()
@@ -159,8 +159,6 @@ class ContextCurves(Callback):
     def __init__(self, config: Config, tokens: np.ndarray, directory: Path, curves: TrainingCurves) -> None:
         self.file, self.curves = CurveFile(directory / "context_curve.jsonl"), curves
         self.every_n_steps, self.tokens, options = config.context_curve.every_n_steps, tokens, config.context_curve
-        check_count("context_curve.every_n_steps", options.every_n_steps)
-        check_count("context_curve.max_context", options.max_context, least=N_CONTEXTS)
         step = options.max_context // N_CONTEXTS
         self.contexts = [step * (i + 1) for i in range(N_CONTEXTS)]
         try:
@@ -175,7 +173,7 @@ class ContextCurves(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            self.file.keep_until(trainer.global_step)
+            keep_lines(self.file.path, lambda row: row["steps"] <= trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if self.every_n_steps is None or trainer.global_step % self.every_n_steps:
@@ -201,7 +199,7 @@ class ContextCurves(Callback):
         return scalars | {f"recl/{r}/guarded": float(found["guarded"]) for r, found in row["recl"].items()}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        rows = self.file.keep(lambda row: True) if trainer.is_global_zero else []
+        rows = keep_lines(self.file.path, lambda row: True) if trainer.is_global_zero else []
         rows = [row for row in rows if row.get("contexts") == self.contexts]
         if not rows:
             return

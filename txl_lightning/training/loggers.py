@@ -24,6 +24,8 @@ from txl_lightning.files import append_text, write_text
 from txl_lightning.runs.trained import Checkpoint
 from txl_lightning.training.callbacks import make
 
+SECONDS_TO_WRITE = 20.0
+
 
 @contextmanager
 def reported(what: str) -> Iterator[None]:
@@ -43,19 +45,6 @@ class CurveFile:
     def __init__(self, path: Path) -> None:
         self.path, self.unwritten = path, ""
 
-    def keep_until(self, step: int) -> None:
-        """Drop later lines: a run resumed at `step` in the same directory measures them again."""
-        self.keep(lambda row: row["steps"] <= step)
-
-    def keep(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Drop the lines whose row does not meet a condition, or that hold none; return the other rows."""
-        text = text_of(self.path)
-        kept, rows = parsed(self.path, text.splitlines(keepends=True), json.loads, condition)
-        if (kept_text := "".join(kept)) != text:
-            with reported(self.path.name):
-                write_text(self.path, kept_text)
-        return rows
-
     def append(self, row: dict[str, Any]) -> None:
         """Append one whole line, after those for which the disk was full."""
         self.unwritten += f"{json.dumps(row)}\n"
@@ -69,30 +58,32 @@ def text_of(path: Path) -> str:
     return path.read_text("utf-8", "replace") if path.exists() else ""
 
 
-def parsed(
-    path: Path, lines: list[str], parse: Callable[[str], Any], condition: Callable[[Any], bool], first: int = 1
-) -> tuple[list[str], list[Any]]:
-    """Return the whole lines of a curve file whose row meets a condition, and these rows; report lines without a row.
+def keep_lines(path: Path, keep: Callable[[Any], bool], parse: Callable[..., Any] = json.loads, head: int = 0) -> list:
+    """Drop lines of a curve file whose row does not meet a condition, or that hold none; return the other rows.
 
     Args:
         path: path of the file.
-        lines: with their ends, which a line that a kill or a full disk has cut short lacks.
-        parse: returns the row of a line, or raises an error, as `condition` may for a row of something else.
-        condition: whether a row is kept.
-        first: number of the first line.
+        keep: whether a row is kept, if a kill or a full disk has not cut it short.
+        parse: returns the row of a line, or raises an error, as `keep` may for a row of something else.
+        head: number of lines of the header.
     """
-    kept, foreign = list[tuple[str, Any]](), list[int]()
-    for number, line in enumerate(lines, first):
+    lines = text_of(path).splitlines(keepends=True)
+    kept, rows, foreign = lines[:head], [], list[int]()
+    for number, line in enumerate(lines[head:], head + 1):
         try:
             row = parse(line)
-            if condition(row) and line.endswith("\n"):
-                kept.append((line, row))
+            if keep(row) and line.endswith("\n"):
+                kept.append(line)
+                rows.append(row)
         except (ValueError, LookupError, TypeError, RecursionError, csv.Error):
             foreign.append(number)
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         print(f"{path}, line {foreign[0]}{more}: cut short, or not of this run; removed", file=sys.stderr, flush=True)
-    return [line for line, _ in kept], [row for _, row in kept]
+    if kept != lines:
+        with reported(path.name):
+            write_text(path, "".join(kept))
+    return rows
 
 
 class Rows(ExperimentWriter):
@@ -116,25 +107,15 @@ class Rows(ExperimentWriter):
 
 def keep_rows(logger: CSVLogger, step: int) -> None:
     """Let a logger of a resumed run continue its file, with the rows up to `step`: Lightning starts an empty one."""
-    if "://" in logger.log_dir:
-        return
     rows = logger._experiment = Rows(logger.log_dir)  # private
     path = Path(rows.metrics_file_path)
-    text = text_of(path)
-    head, *lines = text.splitlines(keepends=True) or [""]
-    names = next(csv.reader([head]), [])
+    names = next(csv.reader(text_of(path).splitlines()[:1]), [])
 
     def parse(line: str) -> dict[str, str]:
         return dict(zip(names, next(csv.reader([line])), strict=True))
 
-    kept, _ = parsed(path, lines, parse, lambda row: int(row["step"]) <= step, first=2) if step else ([], [])
-    if not kept:
-        path.unlink(missing_ok=True)
-    else:
+    if keep_lines(path, lambda row: int(row["step"]) <= step > 0, parse, head=1):
         rows.metrics_keys = names
-        if (kept_text := "".join([head, *kept])) != text:
-            with reported(path.name):
-                write_text(path, kept_text)
 
 
 def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
@@ -145,18 +126,9 @@ def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
             logger.save()
 
 
-SECONDS_TO_WRITE = 20.0
-
-
 def continues_in(directory: Path, checkpoint: Path | None) -> bool:
     """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
     return checkpoint is not None and checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
-
-
-CLASSES: dict[str, dict[str, Any]] = {
-    "csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": None},
-    "tensorboard": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger"},
-}
 
 
 def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | None) -> dict[str, Logger]:
@@ -174,12 +146,13 @@ def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | Non
     require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
     require(not arguments or len(names) == 1, "logger.arguments", arguments, "is of one logger: use logger.each")
     for name in names:
-        given = {**(group.each.get(name) or CLASSES.get(name, {"_target_": group._target_})), **arguments}
-        folders = {"save_dir": directory, "dir": directory / name, "logdir": directory / name}
-        defaults = {**folders, "run_name": run_name(config)} | ({} if "save_dir" in given else {"version": ""})
-        if resumed and same and continues_in(directory, resumed.path):
-            defaults["run_id"] = resumed.record.get("logger_ids", {}).get(name)  # an argument of MLflow's
-        made[name] = make(given, "logger._target_", Logger, defaults, named={"project": ("name", "experiment_name")})
+        given = {**(group.each.get(name) or {"_target_": group._target_}), **arguments}
+        folders = dict.fromkeys(("dir", "log_dir", "repo"), directory / name)
+        defaults = {**folders, "save_dir": directory, "run_name": run_name(config)}
+        defaults |= {} if "save_dir" in given else {"version": ""}
+        if resumed and same and continues_in(directory, resumed.path):  # MLflow's name of the argument, and Aim's
+            defaults |= dict.fromkeys(("run_id", "run_hash"), resumed.record.get("logger_ids", {}).get(name))
+        made[name] = make(given, "logger._target_", Logger, defaults)
     return made
 
 
@@ -193,25 +166,21 @@ def start_loggers(
     """
     ids = resumed.record.get("logger_ids", {}) if resumed else {}
     for name, logger in made.items():
-        if isinstance(logger, CSVLogger):
+        if isinstance(logger, CSVLogger) and "://" not in logger.log_dir:
             keep_rows(logger, resumed.step if resumed else 0)
         if name != "csv" and str(logger.version or None) != ids.get(name):  # MLflow refuses other values in one run
             logger.log_hyperparams(plain(config))
     online = resumed is not None and config.logger.mode == resumed.config.logger.mode == "online"
     run_id = resumed.record.get("wandb_id") if resumed and online else None
     return [
-        start_wandb(config, directory, n_parameters, resumed, run_id) if name == "wandb" else made[name]
+        start_wandb(config, directory, n_parameters, resumed is None, run_id) if name == "wandb" else made[name]
         for name in config.logger.names
         if name != "none"
     ]
 
 
 def upload_line(directory: Path) -> str | None:
-    """Return a line with the command that uploads the offline runs of a run directory, or why the last is incomplete.
-
-    Returns:
-        None if there is none.
-    """
+    """Return a line with the command that uploads offline runs, or why the last is incomplete; None without any."""
     files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
     if not files:
         return None
@@ -241,16 +210,14 @@ CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.mi
 }
 
 
-def start_wandb(
-    config: Config, directory: Path, n_parameters: int, resumed: Checkpoint | None, run_id: str | None
-) -> WandbLogger:
+def start_wandb(config: Config, directory: Path, n_parameters: int, first: bool, run_id: str | None) -> WandbLogger:
     """Start a W&B run with the whole config, in group `logger.group` and tagged by arm; curves are over `tokens`.
 
     Args:
         config: config of the run.
         directory: run directory.
         n_parameters: number of trained parameters.
-        resumed: checkpoint of the session before; None for the first.
+        first: whether this is the first session of the run.
         run_id: id of an online W&B run to continue; None for a new one.
 
     Raises:
@@ -260,7 +227,7 @@ def start_wandb(
 
     words = arm(config)
     recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)}
-    given: dict[str, Any] = {"name": run_name(config), "tags": words, "takes_given_id": resumed is None}
+    given: dict[str, Any] = {"name": run_name(config), "tags": words, "takes_given_id": first}
     run = start_run(directory, config.logger, "train", recorded, run_id=run_id, **given)
     for metric, summary in CURVES.items():
         run.define_metric(metric, step_metric="tokens", summary=summary)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, ParallelStrategy
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -21,9 +21,9 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.baselines import LSTMLayer
-from txl_lightning.model.checkpoints.contents import CheckpointError, check
 from txl_lightning.model.embedding import TokenSoftmax
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
@@ -36,8 +36,6 @@ from txl_lightning.training.graph import OnePlace, why_no_graph
 from txl_lightning.training.optimization import make_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
-STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
-
 
 UNCOMPILED: tuple[tuple[Any, str], ...] = (
     (TokenSoftmax, "_add_tails"),  # the shapes differ in every call, and each would be compiled
@@ -95,13 +93,13 @@ class MemoryHolder:
             write_checkpoint(self.memory.to("cpu").state_dict(), path)
             self.files = files
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain containers: the memory of a single process, or the `files` of several."""
+    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
+        """Return plain containers: the memory of all ranks, or the `files` that they wrote; all must call this."""
         state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
         if self.files:
             state["files"] = self.files
         elif self.memory is not None:
-            state["memory"] = self.memory.to("cpu").state_dict()
+            state["memory"] = join_streams(ranks.gather(self.memory.to("cpu"))).state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any) -> None:
@@ -118,48 +116,20 @@ class MemoryHolder:
 
         Raises:
             OptionError: a file is damaged.
-            CheckpointError: a state is not one of the model.
         """
         self.memory, self.next_number = None, state["next_number"]
         first, end = part_of_streams(n_streams, ranks.rank, ranks.world_size)
-        parts, files, bounds = [state["memory"]], named_files({"training_memory": state}), [(0, n_streams)]
+        parts, files = [state["memory"]], named_files({"training_memory": state})
         if files:
-            bounds = [part_of_streams(n_streams, part, len(files)) for part in range(len(files))]
-            needed = [n for n, (start, stop) in enumerate(bounds) if start < end and first < stop]
-            paths, bounds = [folder / files[n] for n in needed], [bounds[n] for n in needed]
+            bounds = (part_of_streams(n_streams, part, len(files)) for part in range(len(files)))
+            of_files = zip(files, bounds, strict=True)
+            paths = [folder / file for file, (start, stop) in of_files if start < end and first < stop]
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
             parts = [read_file(path, "resume") for path in paths]
-        if parts[0] is not None:
-            for part, (start, stop) in zip(parts, bounds, strict=True):
-                check_memory(part, model, start, stop)
         if parts[0]:
             joined = join_streams([model.state_class.from_state_dict(part) for part in parts])
             self.memory = joined.streams(first - joined.first_column, end - joined.first_column)
-
-
-def steps_of(fit_loop: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of steps that Lightning's loop stored; versions up to 0.2.0 left the step to Lightning."""
-    done = fit_loop[STEPS]
-    automatic = fit_loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
-    return done if done["total"]["completed"] else automatic
-
-
-def check_memory(found: Any, model: Model, start: int, stop: int) -> None:
-    """Check that these are the plain containers of the memory of streams `start` to `stop`.
-
-    Raises:
-        CheckpointError: they are not.
-    """
-    like = {**model.start_memory(stop - start).state_dict(), "first_column": start}
-    states, length = found.get("states") if isinstance(found, dict) else None, 0
-    if "states" in like and isinstance(states, Tensor) and states.ndim == 4:
-        length = min(states.shape[2], cast("Any", model).config.memory_slots)
-        N, B, _, D = like["states"].shape
-        like["states"] = like["states"].new_zeros(()).expand(N, B, length, D)
-    check(found, like, "training_memory.memory", only=True)
-    if found["first_column"] != start or found.get("filled", 0) > length:
-        raise CheckpointError(f"training_memory.memory is not of {length} states of the streams {start} to {stop}")
 
 
 def join_streams(memories: Sequence[State]) -> State:
@@ -303,6 +273,19 @@ class LanguageModelModule(L.LightningModule):
         module = cls(trained.model.train(), trained.config, trained.vocabulary, lengths, **kwargs)
         return module if map_location is None else module.to(map_location)
 
+    def setup(self, stage: str) -> None:
+        """Take the ranks of a Trainer of one's own, which started other processes than `ranks`.
+
+        Raises:
+            OptionError: its strategy divides the weights, whose gradients could not be clipped by their norm.
+        """
+        trainer, dividing = self.trainer, (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
+        allowed = "divides the weights, and a step clips their whole gradient: use auto or ddp"
+        require(not isinstance(trainer.strategy, dividing), "strategy", type(trainer.strategy).__name__, allowed)
+        if trainer.world_size != self.ranks.world_size:
+            group = torch.distributed.new_group(backend="gloo")
+            self.ranks = Ranks(trainer.global_rank, trainer.world_size, group, trainer.local_rank)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Do one step: gradients, clipping (`on_before_optimizer_step`, called by `step`), weights, learning rate.
 
@@ -330,7 +313,9 @@ class LanguageModelModule(L.LightningModule):
         n, W, B_r = self.config.trainer.stream_groups, self.ranks.world_size, len(batch.targets)
         B = self.config.data.batch_size if W > 1 else B_r
         self.share_of_batch = W * B_r / B
-        rank_first, _ = part_of_streams(B, self.ranks.rank, W)
+        rank_first, rank_end = part_of_streams(B, self.ranks.rank, W)
+        allowed = f"must be the streams of all {W} processes: rank {self.ranks.rank} reads {B_r}"
+        require(rank_end - rank_first == B_r, "data.batch_size", B, allowed)
         memory, losses, memories = self._memory_before(batch), [], []
         for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
             nll_BP, after = self._score(
@@ -339,7 +324,7 @@ class LanguageModelModule(L.LightningModule):
             share = (end - first) / B_r
             loss = nll_BP.mean() * share
             losses.append(loss.detach())
-            memories.append(replace(after, first_column=rank_first + first))  # a memory that starts here counts from 0
+            memories.append(replace(after, first_column=rank_first + first))  # a memory made in this step has 0
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
                 self.manual_backward(loss * self.share_of_batch)
         after = join_streams(memories)
@@ -418,6 +403,12 @@ class LanguageModelModule(L.LightningModule):
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_start(self) -> None:
+        """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
+        for x, moments in self.trainer.optimizers[0].state.items():
+            if any(part.shape not in (x.shape, ()) for part in moments.values()):
+                raise ValueError(f"moments of a weight of shape {list(x.shape)} have another shape")
+
     def on_train_batch_end(self, *args: Any) -> None:
         """Let a validation follow the last step too: its interval need not divide the number of steps."""
         if self.trainer.global_step >= self.trainer.max_steps:
@@ -469,12 +460,10 @@ class LanguageModelModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training memory, or the names of its files."""
-        checkpoint["training_memory"] = self.training_memory.state_dict()
+        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore this rank's slice of the training memory, and the number of steps; report a missing memory."""
-        loops = checkpoint["loops"]["fit_loop"]
-        loops[STEPS] = steps_of(loops)
+        """Restore this rank's slice of the training memory; report a missing one."""
         carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
         data, holder, folder = self.config.data, self.training_memory, path.parent
         holder.load_state_dict(carried, folder, data.batch_size, self.ranks, self.model)

@@ -13,34 +13,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.errors import require
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-OPTIMIZERS = (*ADAM, "muon")
 NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Muon's iteration
 
 # Of Muon, as in `torch.optim.Muon`.
 MOMENTUM, STEPS, COEFFICIENTS, EPS = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
-
-
-def check_optimizer(config: OptimizerConfig) -> None:
-    """Raise `OptionError` for an option that is not allowed."""
-    require(config.name in OPTIMIZERS, "optimizer", config.name, f"must be one of {', '.join(OPTIMIZERS)}")
-    ns_precisions = ("auto", *NS_PRECISIONS)
-    rules = {
-        "schedule": (config.schedule in ("cosine", "constant"), "must be cosine or constant"),
-        "betas": ([0 <= beta < 1 for beta in config.betas] == [True, True], "must be two numbers in [0, 1)"),
-        "weight_decay": (0 <= config.weight_decay < math.inf, "must be >= 0 and finite"),
-        "ns_precision": (config.ns_precision in ns_precisions, f"must be one of {', '.join(ns_precisions)}"),
-        "lr": (0 < config.lr < math.inf, "must be > 0 and finite"),
-        "warmup_steps": (config.warmup_steps >= 0, "must be an integer >= 0"),
-        "min_lr": (0 <= config.min_lr <= config.lr, "must be between 0 and optimizer.lr"),
-        "clip_norm": (config.clip_norm >= 0, "must be >= 0 (0 for no clipping)"),
-    }
-    for name, (is_good, allowed) in rules.items():
-        require(is_good, f"optimizer.{name}", getattr(config, name), allowed)
-    without_muon = config.ns_precision == "32-true" and config.name != "muon"
-    require(not without_muon, "optimizer.ns_precision", config.ns_precision, "is for optimizer=muon only")
 
 
 def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
@@ -116,17 +94,6 @@ class MuonWithAdam(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:  # torch calls it with the groups and state of a checkpoint
         super().__setstate__(state)
         self._share()
-
-    def by_parameter(self, state: dict[int, Any]) -> dict[int, Any]:
-        """Return the state of a checkpoint up to 0.3.0, where each matrix had an entry, with one for each parameter."""
-        number, joined = 0, {}
-        for i, parameter in enumerate(parameter for group in self.param_groups for parameter in group["params"]):
-            n = self.n_matrices.get(parameter, 1)
-            own = [state[j] for j in range(number, number + n) if j in state]
-            if own:
-                joined[i] = own[0] if n == 1 else {"momentum_buffer": torch.cat([x["momentum_buffer"] for x in own])}
-            number += n
-        return joined
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -29,25 +29,25 @@ from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.distributed.environment import connect, environment
 from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, leaving, n_processes
-from txl_lightning.errors import OptionError, Stopped, UserError, require
+from txl_lightning.errors import OptionError, Stopped, UserError, first_line, require
 from txl_lightning.files import write_json
 from txl_lightning.reporting.machine import cores
 from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.threads_and_precision import resolve_threads
-from txl_lightning.runs.trained import Checkpoint, read_checkpoint
+from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.callbacks import Trainer, custom_callbacks, naming_callbacks, options_win
 from txl_lightning.training.checkpointing import (
     Checkpoints,
     DurableCheckpoints,
     RandomState,
     check_same_run,
-    check_state,
-    check_weights,
     find_checkpoint,
     last_good,
+    load_weights,
     prepare_directory,
     refuse_to_replace,
+    restored_state,
 )
 from txl_lightning.training.checks import (
     check_config,
@@ -112,7 +112,8 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
     config, directory = resolve_accelerator(config), Path(directory)
     check_config(config)
     refuse_to_replace(config, directory)
-    _require_room(config, max(getattr(config.model, "cutoffs", ()), default=0) + 1)  # before the corpus is prepared
+    copies = (3 if config.optimizer.name == "muon" else 4) * config.trainer.devices  # with gradients and moments
+    require_room(architecture(config, 2**31), 4 * (copies if config.trainer.accelerator == "cpu" else 1))
     threads = torch.get_num_threads()
     try:
         if config.trainer.num_threads is not None:
@@ -185,7 +186,8 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         OptionError: an option, the corpus or a checkpoint is not usable.
     """
     resumed = find_checkpoint(config, directory, ranks)
-    config = _choose_precision(config, ranks, resumed)
+    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
+    check_config(config)
     own_callbacks = custom_callbacks(config)  # before the corpus, whose preparation may take long
     made = lightning_loggers(config, directory, resumed) if ranks.rank == 0 else {}
     L.seed_everything(config.seed, verbose=False)
@@ -227,7 +229,6 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     ]
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], resumed)
     if resumed is not None:
-        check_state(resumed, trainer, module, data)
         options_win(own_callbacks, resumed.contents["callbacks"])
     trainer.loggers = [DummyLogger() for name in config.logger.names if name != "none"]  # rank 0 alone writes
     if ranks.rank == 0:
@@ -255,13 +256,6 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
         f"device: {devices}, precision {trainer.precision}, {torch.get_num_threads()} of {cores()} CPU threads",
         f"steps: {trainer.max_steps:,}, each of {tokens:,} tokens ({segments})",
     ]
-
-
-def _choose_precision(config: Config, ranks: Ranks, resumed: Checkpoint | None) -> Config:
-    """Return the config with the precision of the resumed run, or the fastest one, in place of `auto`."""
-    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
-    check_config(config)
-    return config
 
 
 def _load_data(
@@ -318,14 +312,14 @@ def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocab
 def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint | None) -> Model:
     """Return the model, with the weights that the config names; check that those of a resumed run fit."""
     vocabulary, max_steps = corpus.vocabulary, config.trainer.max_steps
-    _require_room(config, len(vocabulary))
     model = make_model(config, len(vocabulary))
     try:
         model.with_lengths(**evaluation_lengths(in_windows(config)).keywords())
     except OptionError as error:
         raise error.within("evaluation") from error
+    if found is not None:
+        load_weights(model, found, vocabulary)
     if found is not None and found.option == "resume":
-        check_weights(found, model, vocabulary)
         check_same_run(config, found, corpus.checksum)
         done = found.step
         allowed = f"must be greater than the {done} steps of resume={found.path}"
@@ -337,17 +331,8 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
         if done < max_steps and now != before and not _ended_before(config, found):
             jumps = f"the learning rate jumps from {before:.2g} to {now:.2g}, the schedule's of {max_steps} steps"
             ranks.report(f"trainer.max_steps={max_steps}: after the {done} steps of resume={found.path} {jumps}")
-    elif found is not None:
-        model.load_state_dict(check_weights(found, model, vocabulary))
     # Lightning converts the model after it has restored the weights, which float32 would round.
     return model.double() if config.trainer.precision == "64-true" else model
-
-
-def _require_room(config: Config, vocab_size: int) -> None:
-    """Check that the model fits into the memory of this machine, on the CPU with gradients and moments of all ranks."""
-    of_training = (3 if config.optimizer.name == "muon" else 4) * config.trainer.devices
-    copies = of_training if config.trainer.accelerator == "cpu" else 1
-    require_room(architecture(config, vocab_size), 4 * copies)
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], resumed: Checkpoint | None) -> Trainer:
@@ -360,7 +345,10 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], r
         devices=min(options.devices, n_visible),
         num_nodes=options.num_nodes,
         strategy=several if n_processes(options) > 1 else "auto",
-        plugins=[DurableCheckpoints(resumed.contents if resumed else None), environment() or LightningEnvironment()],
+        plugins=[
+            DurableCheckpoints(restored_state(resumed, callbacks) if resumed else None),
+            environment() or LightningEnvironment(),
+        ],
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=resumed.step if resumed and _ended_before(config, resumed) else options.max_steps,
         val_check_interval=options.val_every_n_steps,
@@ -396,7 +384,17 @@ def fit(run: TrainingRun) -> None:
     Raises:
         UserError: the last state cannot be saved.
     """
-    run.trainer.fit(run.module, datamodule=run.data, ckpt_path=run.resumed.path if run.resumed else None)
+    resumed = run.resumed
+    try:
+        with naming_callbacks():
+            run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed.path if resumed else None)
+    except (UserError, MisconfigurationException):
+        raise
+    except Exception:
+        if resumed is None or run.trainer.global_step > resumed.step:
+            raise
+        with naming(resumed.option, resumed.path):  # until a step is done, of what the checkpoint holds
+            raise
     if run.checkpoints is not None:
         run.checkpoints.finish(run.trainer)
 
@@ -434,6 +432,7 @@ def quiet_libraries() -> Iterator[None]:
     The messages: devices found, advertisements, loaders without shuffling or workers.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)  # ModelSummary, EarlyStopping's verbose
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=r".*exists and is not empty.*")
@@ -443,7 +442,7 @@ def quiet_libraries() -> Iterator[None]:
         try:
             yield
         except MisconfigurationException as error:  # of a user's callback: ours fit
-            raise UserError(f"trainer.callbacks: Lightning says: {str(error).splitlines()[0]}") from error
+            raise UserError(f"trainer.callbacks: Lightning says: {first_line(error)}") from error
 
 
 def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:

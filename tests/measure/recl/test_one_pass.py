@@ -13,7 +13,7 @@ from tests.measure.recl.small_recl import recl
 from tests.measure.recl.tiny_huggingface import TEXT, VOCABULARY, random_model, save_tiny
 from txl_lightning.measure.huggingface import load_huggingface
 from txl_lightning.measure.losses import window_losses
-from txl_lightning.measure.models import TokenizedText, checked
+from txl_lightning.measure.models import Member, TokenizedText, checked
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
@@ -31,6 +31,14 @@ SMALL |= {"max_position_embeddings": 400}
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 16.0, 32.0], "factor": 4.0}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 100, **FACTORS}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+ORIGINAL: dict[str, Any] = {"original_max_position_embeddings": 100}
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "yarn": ORIGINAL,
+    "llama3": ORIGINAL | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "dynamic": {},
+    "longrope": ORIGINAL | FACTORS,
+}
 INDEXER = {"index_topk": 80, "index_n_heads": 2, "index_head_dim": 16, "q_lora_rank": 16, "kv_lora_rank": 16}
 INDEXER |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "qk_head_dim": 16, "v_head_dim": 8, "n_group": 1}
 INDEXER |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "topk_group": 1}
@@ -63,17 +71,32 @@ def fresh_losses(model: Any, positions: np.ndarray, contexts: list[int]) -> np.n
         )
 
 
-@pytest.mark.parametrize("kind", BY_WINDOW)
-def test_a_model_that_reads_long_windows_otherwise_gets_windows_of_exactly_c_tokens(kind: str, tmp_path: Path) -> None:
-    loaded = load_huggingface(saved(tmp_path, *BY_WINDOW[kind]), "name", False)
+def exactly_read(folder: Path, name: str, options: dict[str, Any]) -> Member:
+    """The model as it is checked, after a comparison of its losses with those of fresh windows."""
+    loaded = load_huggingface(saved(folder, name, options), "name", False)
     loaded = replace(loaded, reader=replace(loaded.reader, limit=None))
     untouched = copy.deepcopy(loaded.reader.model)
     found = checked(loaded, TokenizedText(TOKENS, None, len(TOKENS)), CONTEXTS, 100)
-    assert found.one_pass_difference is not None
-    assert (found.reader.one_pass, found.one_pass_difference > 0.01) == (False, True)
     positions = np.arange(250, 400, 25)
     expected = fresh_losses(untouched, positions, CONTEXTS)
     np.testing.assert_allclose(window_losses(found.reader, TOKENS, positions, CONTEXTS), expected, rtol=0, atol=1e-5)
+    return found
+
+
+@pytest.mark.parametrize("kind", BY_WINDOW)
+def test_a_model_that_reads_long_windows_otherwise_gets_windows_of_exactly_c_tokens(kind: str, tmp_path: Path) -> None:
+    found = exactly_read(tmp_path, *BY_WINDOW[kind])
+    assert found.one_pass_difference is not None
+    assert (found.reader.one_pass, found.one_pass_difference > 0.01) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "MistralConfig", "Olmo2Config"])
+@pytest.mark.parametrize("rope", ROPES)
+def test_every_scaling_of_rotations_is_read_exactly(rope: str, name: str, tmp_path: Path) -> None:
+    """Those that depend on the length of the window are read in windows of their own, the others in one pass."""
+    scaled = {"rope_type": rope, "rope_theta": 1e4, "factor": 4.0, **ROPES[rope]}
+    found = exactly_read(tmp_path, name, {"rope_parameters": scaled, "max_position_embeddings": 100})
+    assert found.reader.one_pass == (rope not in ("longrope", "dynamic"))
 
 
 @pytest.mark.parametrize(("length", "exact"), [(39, True), (100, False), (240, True)])

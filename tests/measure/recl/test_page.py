@@ -1,5 +1,6 @@
 """The page of txl recl: its data, its escapes and size, and a token's curve in a browser."""
 
+import html
 import json
 import re
 import shutil
@@ -148,3 +149,20 @@ def test_a_page_without_a_token_in_focus_hides_the_card(shown_in_chromium: Calla
     shown = shown_in_chromium(drawn(90, CONTEXTS)[0], "")
     assert re.search(r'<div id="card"[^>]*hidden', shown)
     assert shown.count('<li><a href="#t') == 24
+
+
+NARROW = """<!doctype html><iframe id="frame" width="360" height="640" srcdoc="{}"></iframe><script>onload = () => {{
+  const inside = frame.contentDocument, tokens = [...inside.querySelectorAll(".token")];
+  const place = element => element.getBoundingClientRect();
+  const seen = tokens.map(token => (token.focus(), place(token).bottom <= place(inside.querySelector("#card")).top));
+  const {{ scrollWidth, clientWidth }} = inside.documentElement, n = seen.filter(Boolean).length;
+  document.body.append(`${{scrollWidth - clientWidth}} too wide, ${{n}} of ${{seen.length}} seen`);
+}}</script>"""
+
+
+def test_a_narrow_page_fits_and_its_card_never_covers_the_token_in_focus(
+    shown_in_chromium: Callable[[str, str], str],
+) -> None:
+    page, _ = drawn(90, CONTEXTS, models=3)
+    shown = shown_in_chromium(NARROW.format(html.escape(page)), "")
+    assert re.findall(r"\d+ too wide, \d+ of \d+ seen", shown) == ["0 too wide, 270 of 270 seen"]

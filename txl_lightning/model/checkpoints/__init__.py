@@ -261,7 +261,7 @@ def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: F
     for names, _ in expected:
         if not any(name in given for name in names):
             raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {names[0]!r}")
-    check(given, {name: view for names, view in expected for name in names if name in given}, only=True)
+    check(given, {name: view for names, view in expected for name in names if name in given})
     given = _flipped(given, family)
     model = TransformerXL(config).to(given[next(name for name in expected[0][0] if name in given)].dtype)
     for names, view in named_views(model.state_dict(), config, family):

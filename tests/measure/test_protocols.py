@@ -13,7 +13,7 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.measure.scoring import Scoring
+from txl_lightning.measure.protocols import Carried, Windows
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel
 
@@ -22,7 +22,7 @@ TOKENS = np.random.default_rng(3).integers(0, 256, N).astype(np.uint8)
 LONGER = {"relative": 14, "shaw": 14}  # absolute positions end with the trained length
 
 
-def protocol_of(folder: Path, *overrides: str, tokens: np.ndarray = TOKENS, **others: Any) -> Scoring:
+def protocol_of(folder: Path, *overrides: str) -> Carried:
     """Protocol of an untrained model with large weights in float64, on one stream."""
     config = tiny_config(folder, "evaluation.batch_size=1", *overrides)
     torch.manual_seed(1)
@@ -30,14 +30,11 @@ def protocol_of(folder: Path, *overrides: str, tokens: np.ndarray = TOKENS, **ot
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    vocabulary = Vocabulary("byte")
-    corpus = Corpus("text", {"test": tokens}, vocabulary, "")
-    trained = TrainedModel(model, config, vocabulary, 0)
-    return Scoring(trained, corpus, config.evaluation, **others)
+    return Carried(TrainedModel(model, config, Vocabulary("byte"), 0), config.evaluation)
 
 
 def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
-    return replace(protocol, corpus=replace(protocol.corpus, splits={"test": tokens})).losses("test").nll
+    return protocol.losses(Corpus("text", {"test": tokens}, Vocabulary("byte"), ""), "test").nll
 
 
 @pytest.mark.parametrize(
@@ -80,12 +77,10 @@ def test_distances_beyond_training_are_clamped_and_others_are_not(tmp_path: Path
 
 
 def test_the_sliding_window_is_clamped_too(tmp_path: Path) -> None:
-    own = protocol_of(tmp_path, "memory=off")
-    sliding = replace(own, protocol="window", stride=2)
+    sliding = Windows(protocol_of(tmp_path, "memory=off").trained, length=8, given_stride=2)
     assert sliding.at_attention_length(8).settings()["clamp_len"] == -1
     assert sliding.at_attention_length(12).settings()["clamp_len"] == 7
-    given = replace(sliding, evaluation=replace(own.evaluation, clamp_len=9))
-    assert given.at_attention_length(12).settings()["clamp_len"] == 9
+    assert replace(sliding, clamp_len=9).at_attention_length(12).settings()["clamp_len"] == 9
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Run the code cells of a notebook in this process and store what they print and draw; needs no Jupyter.
 
-python examples/run_notebook.py examples/transformer_xl_in_ten_minutes.ipynb
+python -m tests.run_notebook examples/transformer_xl_in_ten_minutes.ipynb
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+"""A model in `txl recl` that sees two words: the trigrams of English in pocketsphinx 5.1.1.
+
+Its RECL is 2:
+
+    pip install pocketsphinx==5.1.1
+    txl recl models=[py:examples.pocketsphinx_words.trigrams] data_path=text.txt first_context=1 step=1 max_context=6
+"""
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LEAST = -50.0  # ln P; that of an unknown word is lower
+
+
+class Trigrams:
+    """P(word | the two words before it). Tokens are the known words of a text in lower case; others are left out.
+
+    Args:
+        log_probability: returns ln P of a word; words before it follow, the nearest first.
+    """
+
+    def __init__(self, log_probability: Callable[..., float]) -> None:
+        self.log_probability, self.numbers = log_probability, dict[str, int]()
+
+    def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of the known words, and the bytes from each of them to the next."""
+        words = [(found.group().decode(), found.start()) for found in re.finditer(rb"[a-z']+", text.lower())]
+        known = [(word, start) for word, start in words if self.log_probability(word) > LEAST]
+        tokens = [self.numbers.setdefault(word, len(self.numbers)) for word, _ in known]
+        return np.array(tokens), np.diff([0, *(start for _, start in known[1:]), len(text)])
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+        """Return the loss of each target in nats; the first tokens are context if targets are fewer."""
+        first, words = tokens_BT.shape[1] - targets_BT.shape[1], [*self.numbers]
+        losses = torch.zeros(targets_BT.shape, dtype=torch.float64)
+        for b, (row, targets) in enumerate(zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)):
+            for i, target in enumerate(targets):
+                before = row[: first + i + 1][:-3:-1]
+                losses[b, i] = -self.log_probability(*(words[n] for n in (target, *before)))
+        return losses, None
+
+
+def trigrams() -> Trigrams:
+    """Return the model that the installed package has."""
+    import pocketsphinx
+
+    path = pocketsphinx.get_model_path("en-us/en-us.lm.bin")
+    model = pocketsphinx.NGramModel(pocketsphinx.Config(), pocketsphinx.LogMath(), path)
+    return Trigrams(lambda *words: model.prob(list(words)) * math.log(1.0001))  # logarithms to this base
