@@ -9,7 +9,7 @@ import logging
 import signal
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -252,6 +252,28 @@ def test_callbacks_that_watch_change_no_bit_also_after_a_stop(
         rates = [(row["step"], float(row["lr-Adam"])) for row in read if row["lr-Adam"]]
         assert [step for step, _ in rates] == ["2", "5", "8", "11"]
         assert all(rate > 0 for _, rate in rates)
+
+
+HOOKS = {name for name in dir(Callback) if name[0] != "_" and name != "state_key"}
+UNCALLED = {name for name in HOOKS if any(kind in name for kind in ("predict", "sanity", "exception"))}  # none happens
+
+
+class Recorder(Callback):
+    """Notes which of its hooks are called."""
+
+    called: ClassVar[set[str]] = set()
+
+
+for hook in HOOKS:
+    setattr(Recorder, hook, lambda self, *_, _hook=hook, **__: {"called": self.called.add(_hook)})
+
+
+def test_every_hook_of_a_callback_is_called(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    config.trainer.callbacks = [{"_target_": f"{__name__}.Recorder"}]
+    for config.trainer.max_steps, config.resume in ((5, None), (6, "auto")):
+        train(config, tmp_path / "run")
+    assert Recorder.called == HOOKS - UNCALLED
 
 
 class Stopper(Callback):

@@ -291,6 +291,8 @@ class LanguageModelModule(L.LightningModule):
             The loss of this rank's streams, without its graph, for callbacks.
         """
         optimizer, schedule = cast("Any", self.optimizers()), cast("Any", self.lr_schedulers())
+        for callback in cast("Any", self.trainer).callbacks:  # in manual optimization Lightning does not call it
+            callback.on_before_zero_grad(self.trainer, self, optimizer)
         optimizer.zero_grad()
         self.add_gradients(batch)
         with torch.autocast(self.device.type, enabled=False):  # Lightning has it on in the whole `training_step`
