@@ -15,6 +15,7 @@ from txl_lightning.measure.recl_page import notes, tables
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend
 from txl_lightning.runs.metrics import unit_name
 
+Curve = tuple[str, np.ndarray, np.ndarray | None]  # name, values, standard errors
 MOST_TICKS = 12
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
 
@@ -88,13 +89,8 @@ def gain_figure(
 
 def context_figure(stem: Path, results: dict[str, Any]) -> None:
     """Draw Figure 4, perplexity or bits per character by context, as SVG and PNG."""
-    figure, unit, contexts = new_figure(*SIZE), results["unit"], results["contexts"]
-    axes = figure.add_subplot()
-    for model, look in zip(results["models"], looks(), strict=False):
-        _draw(axes, model["name"], contexts, model[unit], look)
-    _context_axis(axes, results)
-    axes.set(ylabel=unit_name(results["corpus"]["level"]), title="Loss by context, all positions")
-    save_with_legend(figure, axes, stem)
+    curves = [(model["name"], np.array(model[results["unit"]]), None) for model in results["models"]]
+    _draw_by_context(stem, results, curves, unit_name(results["corpus"]["level"]), "Loss by context, all positions")
 
 
 def difference_figure(stem: Path, results: dict[str, Any]) -> None:
@@ -103,32 +99,33 @@ def difference_figure(stem: Path, results: dict[str, Any]) -> None:
     Bands are standard errors over blocks of the differences paired by position: variation of the text that both models
     share is not in them.
     """
-    figure, contexts, first = new_figure(*SIZE), results["contexts"], results["models"][0]["name"]
-    axes, of_models = figure.add_subplot(), iter(looks())
-    axes.axhline(0, **{**next(of_models), "marker": ""}, linewidth=1.1, label=plain_text(first))
-    for found, look in zip((one for one in results["differences"] if one["model"] == first), of_models, strict=False):
-        mean, error = -np.array(found["nll"]), np.array(found["nll_standard_error"])
-        _draw(axes, found["minus"], contexts, mean, look)
-        axes.fill_between(contexts, mean - error, mean + error, color=look["color"], alpha=0.12, linewidth=0)
-    _context_axis(axes, results)
+    first = results["models"][0]["name"]
+    curves: list[Curve] = [(first, np.zeros(len(results["contexts"])), None)]
+    for one in (one for one in results["differences"] if one["model"] == first):
+        curves.append((one["minus"], -np.array(one["nll"]), np.array(one["nll_standard_error"])))
     title = plain_text(f"Loss minus that of {first} (± standard error)")
-    axes.set(ylabel="difference of the loss (nats)", title=title)
-    save_with_legend(figure, axes, stem)
+    _draw_by_context(stem, results, curves, "difference of the loss (nats)", title)
 
 
 def _draw(axes: Axes, name: str, x: Any, y: Any, look: Mapping[str, Any]) -> None:
     axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
 
 
-def _context_axis(axes: Axes, results: dict[str, Any]) -> None:
-    """Label the contexts, on a logarithmic axis if the grid is uneven."""
-    ticks = results["contexts"][:: -(-len(results["contexts"]) // MOST_TICKS)]
-    slant: dict[str, Any] = {}
+def _draw_by_context(stem: Path, results: dict[str, Any], curves: Sequence[Curve], ylabel: str, title: str) -> None:
+    """Draw curves with bands over the contexts, on a logarithmic axis if the grid is uneven."""
+    figure, contexts, slant = new_figure(*SIZE), results["contexts"], dict[str, Any]()
+    axes = figure.add_subplot()
+    for (name, values, error), look in zip(curves, looks(), strict=False):
+        _draw(axes, name, contexts, values, look)
+        if error is not None:
+            axes.fill_between(contexts, values - error, values + error, color=look["color"], alpha=0.12, linewidth=0)
     if results["step"] is None:
         axes.set_xscale("log", base=2)
         slant = {"rotation": 40, "ha": "right"}
+    ticks = contexts[:: -(-len(contexts) // MOST_TICKS)]
     axes.set_xticks(ticks, [str(c) for c in ticks], **slant)
-    axes.set_xlabel(f"context ({results['context_unit']}s)")
+    axes.set(xlabel=f"context ({results['context_unit']}s)", ylabel=ylabel, title=title)
+    save_with_legend(figure, axes, stem)
 
 
 def _gains_by_file(results: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[float]], list[float]]]:
