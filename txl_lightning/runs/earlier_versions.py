@@ -39,6 +39,10 @@ GONE: dict[str, tuple[Any, ...] | None] = {  # options of earlier versions: thei
     "optimizer.eps": (1e-8,),
     "optimizer.split_qkv": (True,),
 }
+LOGGERS = {  # of Lightning, which were named without their classes up to 0.4.0
+    "csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": None},
+    "tensorboard": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger"},
+}
 STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
 
 
@@ -65,7 +69,9 @@ def _upgrade_config(config: dict[str, Any]) -> None:
             value = inside.pop(name)
             if without_effect is not None and value not in without_effect:
                 raise UserError(f"its config has {option}={value}, which version 0.3.0 has and this one has not")
-    trainer, data = config["trainer"], config["data"]
+    trainer, data, logger = config["trainer"], config["data"], config["logger"]
+    if logger["name"] in LOGGERS:
+        logger.setdefault("each", {logger["name"]: LOGGERS[logger["name"]]})
     if "column_chunks" in trainer:  # the name up to 0.3.0
         trainer["stream_groups"] = trainer.pop("column_chunks")
     if data["level"] == "word":
