@@ -1,24 +1,36 @@
 """Optional libraries around a training, in an environment of their own: `make test-crossings`."""
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.training.small_run import tiny_config, trained
+from tests.docs.pages import ROOT, blocks
+from tests.training.small_run import TEXT, TINY, tiny_config, trained
 from txl_lightning.training.run import train
 
+pytestmark = pytest.mark.filterwarnings("default")
+PYTHONPATH = {"PYTHONPATH": str(ROOT)}
 
-@pytest.mark.filterwarnings("default")
+
+def needs(module: str) -> None:
+    pytest.importorskip(module, reason="needs make test-crossings")
+
+
+def losses(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: metrics[name] for name in metrics if "nll" in name}
+
+
 def test_mlflow_names_the_run_and_continues_it(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow", reason="needs make test-crossings")
+    needs("mlflow")
     target = "logger._target_=lightning.pytorch.loggers.MLFlowLogger"
     config = tiny_config(tmp_path, "logger=lightning", target, "trainer.log_every_n_steps=4", "trainer.max_steps=12")
     config.logger.arguments = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db", "experiment_name": "txl"}
-    metrics = train(config, tmp_path / "run")
-    expected = json.loads((trained() / "run/metrics.json").read_text())
-    assert {n: metrics[n] for n in metrics if "nll" in n} == {n: expected[n] for n in expected if "nll" in n}
+    assert losses(train(config, tmp_path / "run")) == losses(json.loads((trained() / "run/metrics.json").read_text()))
     config.resume, config.trainer.max_steps = "auto", 20
     train(config, tmp_path / "run")
     with sqlite3.connect(tmp_path / "mlflow.db") as store:
@@ -26,3 +38,45 @@ def test_mlflow_names_the_run_and_continues_it(tmp_path: Path) -> None:
         steps = [step for (step,) in store.execute("select step from metrics where key = 'train/nll' order by step")]
     assert name == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
     assert steps == [4, 8, 12, 16, 20]
+
+
+def test_aim_names_the_run_and_continues_it(tmp_path: Path) -> None:
+    needs("aim")
+    target = "logger._target_=aim.pytorch_lightning.AimLogger"
+    config = tiny_config(tmp_path, "logger=lightning", target, "trainer.log_every_n_steps=4", "trainer.max_steps=12")
+    assert losses(train(config, tmp_path / "run")) == losses(json.loads((trained() / "run/metrics.json").read_text()))
+    config.resume, config.trainer.max_steps = "auto", 20
+    train(config, tmp_path / "run")
+    with sqlite3.connect(tmp_path / "run/lightning/.aim/run_metadata.sqlite") as store:
+        ((name,),) = store.execute("select name from run")
+    assert name == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_other_launchers_give_the_same_table(tmp_path: Path, launcher: str) -> None:
+    needs("hydra_plugins.hydra_joblib_launcher")  # with it submitit's, which the extra dev has too
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = [*TINY, "data.path=text.txt", f"data.cache_dir={tmp_path}/cache", "memory=on,off"]
+    for name in ("process", launcher):
+        command = [sys.executable, "-m", "txl_lightning.cli", "train", "-m", f"hydra/launcher={name}", *words]
+        command += [f"hydra.sweep.dir={tmp_path / name}"]
+        ended = subprocess.run(command, cwd=tmp_path, env={**os.environ, **PYTHONPATH}, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    ours, theirs = (json.loads((tmp_path / name / "multirun.json").read_text()) for name in ("process", launcher))
+    assert [job["state"] for job in ours["jobs"]] == ["finished"] * 2
+    assert ours == theirs
+
+
+def test_papermill_runs_the_notebook_of_the_page(tmp_path: Path) -> None:
+    needs("papermill")
+    (code,) = (code for code in blocks(ROOT / "docs/training.md", "python") if "import compose, train" in code)
+    code = code.replace("max_steps=2", "max_steps={steps}").replace('"trainer', 'f"trainer')
+    sources = {"parameters": "steps = 1", "train": code, "end": "assert metrics['steps'] == steps == 3"}
+    empty = {"cell_type": "code", "outputs": [], "execution_count": 1}
+    cells = [{**empty, "id": tag, "metadata": {"tags": [tag]}, "source": source} for tag, source in sources.items()]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
+    notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "in.ipynb").write_text(json.dumps(notebook))
+    words = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb", "-p", "steps", "3"]
+    ended = subprocess.run(words, cwd=tmp_path, env={**os.environ, **PYTHONPATH}, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
