@@ -43,6 +43,7 @@ EVALUATE: list[Refusal] = [
     ("relative", {"per": "word"}, "per=word: must be null, line, document or token"),
     ("relative", FRESH, "unit_memory=fresh: is for per=line or document"),
     ("relative", {**FRESH, "per": "line", **SLIDING}, "unit_memory=fresh: .*protocol=carried"),
+    ("lstm", {**FRESH, "per": "line", "select_on": "valid"}, "unit_memory=fresh: is for select_on=null"),
     ("relative", {"per": "line", "attention_lengths": [4]}, "attention_lengths=.*must be null with per"),
     ("relative", {"per": "line", **DYNAMIC}, "per=line: must be null for dynamic"),
     ("characters", {"dynamic": DynamicOptions(lr=-1.0)}, "^dynamic.lr=-1.0: must be >= 0"),

@@ -32,7 +32,6 @@ from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.errors import require
 from txl_lightning.files import write_atomically, write_json
 from txl_lightning.measure.commands import (
-    check_at_least_one,
     log_results,
     open_checkpoint,
     options_as_typed,
@@ -75,7 +74,6 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     started = time.perf_counter()
-    check_at_least_one(options, "batch_size", "segment_len", "max_segments")
     trained = open_checkpoint(options)
     fits = isinstance(trained.model, TransformerXL) and "one-pass windows" not in trained.model.cannot
     allowed = f"is {trained.config.model.name}; must be a Transformer-XL whose keys are its tokens"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import check_logger, check_seed, plain
+from txl_lightning.config.schemas import check_logger, check_seed, check_values, plain
 from txl_lightning.data.corpus import SPLITS
 from txl_lightning.distributed.ranks import own_gpu
 from txl_lightning.errors import OptionError, check_count, require
@@ -24,12 +24,12 @@ Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 
 def check_common_options(options: Any) -> None:
-    """Check `accelerator` and `num_threads`; also `precision`, `split`, `seed` and `logger` of some commands.
+    """Check the rules of fields, and `accelerator`; also `precision`, `split`, `seed` and `logger` of some commands.
 
     Raises:
         OptionError: naming the option.
     """
-    check_at_least_one(options, "num_threads")
+    check_values(options)
     chosen_device(options.accelerator)
     if hasattr(options, "precision"):
         chosen_precision(options.precision, options.accelerator)

@@ -163,10 +163,6 @@ def check_dynamic(options: EvaluateOptions) -> None:
     """
     dynamic = options.dynamic
     require(dynamic.lr is not None, "dynamic.lr", None, "must be given with other options of dynamic")
-    require((dynamic.lr or 0.0) >= 0, "dynamic.lr", dynamic.lr, "must be >= 0")
-    require(0 <= dynamic.decay <= 1, "dynamic.decay", dynamic.decay, "must be in 0 … 1")
-    require(dynamic.epsilon > 0, "dynamic.epsilon", dynamic.epsilon, "must be > 0")
-    require(dynamic.segments >= 1, "dynamic.segments", dynamic.segments, "must be an integer >= 1")
     for name, only in {"protocol": "carried", "attention_lengths": None, "select_on": None, "per": None}.items():
         value, allowed = getattr(options, name), f"must be {only or 'null'} for dynamic evaluation"
         require(value == only, name, value, allowed)

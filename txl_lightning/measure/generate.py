@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, training_lengths
+from txl_lightning.config.lengths import training_lengths
+from txl_lightning.config.schemas import check_values
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.own_files import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import not_special, write_atomically, write_json
-from txl_lightning.measure.commands import check_at_least_one, open_checkpoint, options_as_typed
+from txl_lightning.measure.commands import open_checkpoint, options_as_typed
 from txl_lightning.measure.losses import device_of
 from txl_lightning.measure.options import GenerateOptions
-from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.measure.protocols import Carried
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -114,7 +115,7 @@ def _check_options(options: GenerateOptions) -> None:
     given = [name for name in names if getattr(options, name) is not None] or ["prompt"]
     chosen = getattr(options, given[-1])
     require(len(given) == 1 and chosen is not None, given[-1], chosen, f"one of {', '.join(names)} must be given")
-    check_at_least_one(options, "context", "n_tokens", "n_samples", "mem_len")
+    check_values(options)
     check_sampling(options.top_k, options.top_p, options.temperature)
     at_a_position = options.position is None or (options.context is not None and options.position >= 0)
     require(at_a_position, "position", options.position, "must be an integer >= 0, with context=N")
@@ -132,13 +133,12 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         window = training_lengths(config).window
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
-    if mem_len is not None:
-        config.evaluation.mem_len = mem_len
-    lengths = clamp_untrained(replace(evaluation_lengths(config), extended=0), config)
-    given = "must be given: the run was evaluated without memory"
-    require(bool(lengths.memory), "mem_len", lengths.memory, given)
-    model = model.with_lengths(**lengths.keywords())
-    return CachedTransformerXL(model) if can_cache(model) else model, f"memory of {lengths.memory:,} tokens"
+    own = config.evaluation
+    evaluation = replace(own, mem_len=own.mem_len if mem_len is None else mem_len, ext_len=0)
+    carried = Carried(trained, evaluation, clamped=True)
+    memory, given = carried.lengths.memory, "must be given: the run was evaluated without memory"
+    require(bool(memory), "mem_len", memory, given)
+    return carried.model(), f"memory of {memory:,} tokens"
 
 
 def _write_samples(

@@ -7,9 +7,17 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.config.architecture import COUNT, Rule
+from txl_lightning.config.schemas import LoggerConfig, at_most, option
 
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
+LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
+
+
+def either(*choices: str, null: bool = False) -> Rule:
+    """Return the rule that a value is one of a few, in the words of a sentence; `null` names that one too."""
+    *named, last = (*["null"] * null, *choices)
+    return lambda x: x in choices, f"must be {', '.join(named)} or {last}"
 
 
 @dataclass(kw_only=True)
@@ -22,7 +30,7 @@ class MachineOptions:
     """
 
     accelerator: str = "cpu"
-    num_threads: int | None = None
+    num_threads: int | None = option(None, COUNT, at_most("num_threads"))
 
 
 @dataclass(kw_only=True)
@@ -72,10 +80,10 @@ class DynamicOptions:
         segments: segments of training text for the root mean square of the gradients.
     """
 
-    lr: float | None = None
-    decay: float = 0.0
-    epsilon: float = 1e-4
-    segments: int = 1024
+    lr: float | None = option(None, (lambda x: x >= 0, "must be >= 0"))
+    decay: float = option(0.0, (lambda x: 0 <= x <= 1, "must be in 0 … 1"))
+    epsilon: float = option(1e-4, (lambda x: x > 0, "must be > 0"))
+    segments: int = option(1024, COUNT)
 
 
 @dataclass
@@ -115,26 +123,26 @@ class EvaluateOptions(LoggedOptions, PrecisionOptions, CheckpointOptions):
     """
 
     splits: list[str] = field(default_factory=list)
-    protocol: str = "carried"
-    batch_size: int | None = None
-    segment_len: int | None = None
+    protocol: str = option("carried", either("carried", "window"))
+    batch_size: int | None = option(None, COUNT)
+    segment_len: int | None = option(None, COUNT)
     mem_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
-    window: int | None = None
-    stride: int | None = None
-    attention_lengths: list[int] | None = None
+    window: int | None = option(None, COUNT)
+    stride: int | None = option(None, COUNT)
+    attention_lengths: list[int] | None = field(default=None, metadata={"rules": (LENGTHS,)})
     select_on: str | None = None
-    sweep_tokens: int | None = None
+    sweep_tokens: int | None = option(None, COUNT)
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
-    block_len: int = 1000
+    block_len: int = option(1000, COUNT)
     losses: bool = False
-    per: str | None = None
-    unit_memory: str = "carried"
+    per: str | None = option(None, either("line", "document", "token", null=True))
+    unit_memory: str = option("carried", either("carried", "fresh"))
     unit_context: str | None = None
-    table: str = "tsv"
-    max_segments: int | None = None
+    table: str = option("tsv", either("tsv", "parquet"))
+    max_segments: int | None = option(None, COUNT)
     cached: bool = True
 
 
@@ -216,12 +224,12 @@ class AttentionOptions(LoggedOptions, CheckpointOptions):
     """
 
     split: str | None = None
-    batch_size: int | None = None
-    segment_len: int | None = None
+    batch_size: int | None = option(None, COUNT)
+    segment_len: int | None = option(None, COUNT)
     mem_len: int | None = None
     same_length: bool = True
     clamp_len: int | None = None
-    max_segments: int | None = None
+    max_segments: int | None = option(None, COUNT)
     heads: list[str] | None = None
     text_position: int | None = None
     text_tokens: int | None = None
@@ -245,13 +253,15 @@ class SpeedOptions(LoggedOptions):
         seed: seed of weights and text.
     """
 
-    n_layer: int = 4
-    d_model: int = 128
-    n_head: int = 8
-    d_inner: int = 512
-    segment_len: int = 128
-    attention_lengths: list[int] = field(default_factory=lambda: [800, 1800, 2800, 3800])
-    rounds: int = 15
+    n_layer: int = option(4, COUNT)
+    d_model: int = option(128, COUNT)
+    n_head: int = option(8, COUNT)
+    d_inner: int = option(512, COUNT)
+    segment_len: int = option(128, COUNT)
+    attention_lengths: list[int] = field(
+        default_factory=lambda: [800, 1800, 2800, 3800], metadata={"rules": (LENGTHS,)}
+    )
+    rounds: int = option(15, COUNT)
     budget_seconds: float = 480.0
     seed: int = 1
 
@@ -284,14 +294,14 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     prompts: list[str] | None = None
     prompt_file: str | None = None
     prompt_ids: Any = None
-    context: int | None = None
+    context: int | None = option(None, COUNT)
     position: int | None = None
     split: str | None = None
-    n_tokens: int = 500
+    n_tokens: int = option(500, COUNT)
     stop: Any = None
-    n_samples: int = 1
+    n_samples: int = option(1, COUNT, at_most("n_samples"))
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0
     seed: int = 1
-    mem_len: int | None = None
+    mem_len: int | None = option(None, COUNT)

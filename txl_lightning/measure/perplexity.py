@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from txl_lightning.config.schemas import check_values
 from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus
 from txl_lightning.errors import require
 from txl_lightning.files import write_json
 from txl_lightning.measure.commands import (
-    check_at_least_one,
     log_results,
     open_checkpoint,
     options_as_typed,
@@ -110,9 +110,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
 
 def _check_options(options: EvaluateOptions) -> None:
     splits, lengths, per = options.splits or OWN_SPLITS, options.attention_lengths, options.per
-    check_at_least_one(options, "batch_size", "segment_len", "max_segments", "window", "stride", "block_len")
-    check_at_least_one(options, "sweep_tokens")
-    require(options.protocol in ("carried", "window"), "protocol", options.protocol, "must be carried or window")
+    check_values(options)
     other, names = ("carried", OF_CARRIED) if options.protocol == "window" else ("window", OF_WINDOWS)
     for name in names:
         require(getattr(options, name) is None, name, getattr(options, name), f"is for protocol={other}")
@@ -120,16 +118,12 @@ def _check_options(options: EvaluateOptions) -> None:
     fresh = options.unit_memory == "fresh"
     rules = [
         ("splits", set(splits) <= set(SPLITS), f"must be of {', '.join(SPLITS)}"),
-        ("attention_lengths", lengths is None or min(lengths, default=0) >= 1, "must be integers >= 1, at least one"),
         ("select_on", options.select_on in (None, *to_select), f"must be null, or valid or train and among {splits=}"),
         ("sweep_tokens", options.sweep_tokens is None or options.select_on is not None, "is for select_on=valid"),
-        ("per", per in (None, "line", "document", "token"), "must be null, line, document or token"),
-        ("unit_memory", options.unit_memory in ("carried", "fresh"), "must be carried or fresh"),
         ("unit_memory", not fresh or per in ("line", "document"), "is for per=line or document"),
         ("unit_memory", not fresh or options.protocol == "carried", "is for protocol=carried"),
         ("unit_memory", not fresh or options.select_on is None, "is for select_on=null"),
         ("unit_context", fresh or options.unit_context is None, "is for unit_memory=fresh"),
-        ("table", options.table in ("tsv", "parquet"), "must be tsv or parquet"),
         ("table", options.table == "tsv" or per is not None, "is for per=line, document or token"),
         ("attention_lengths", per is None or lengths is None, "must be null with per"),
     ]

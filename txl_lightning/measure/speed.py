@@ -18,7 +18,6 @@ from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import require
 from txl_lightning.files import write_json
 from txl_lightning.measure.commands import (
-    check_at_least_one,
     check_common_options,
     chosen_device,
     log_results,
@@ -105,9 +104,7 @@ def run(options: SpeedOptions, directory: Path, show: Show = print_now) -> list[
 
 def _check_options(options: SpeedOptions) -> None:
     check_common_options(options)
-    check_at_least_one(options, *SIZES, "segment_len", "rounds")
     lengths = options.attention_lengths
-    require(bool(lengths) and min(lengths) >= 1, "attention_lengths", lengths, "must be integers >= 1, at least one")
     most = f"must be at most {TEXT_LEN:,}, the length of the text"
     require(options.segment_len <= TEXT_LEN, "segment_len", options.segment_len, most)
     require(max(lengths) <= TEXT_LEN, "attention_lengths", lengths, most)
