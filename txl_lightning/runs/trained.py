@@ -121,6 +121,8 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
         if not any(expand(config.data.cache_dir).glob("*/description.json")):  # not a cache of this machine
             config.data.cache_dir = DataConfig.cache_dir
         weights = {name.removeprefix("model."): tensor for name, tensor in contents["state_dict"].items()}
+        if (rows := len(weights.get("softmax.bias", vocabulary))) != len(vocabulary):
+            raise UserError(f"has {len(vocabulary)} tokens in its vocabulary, and weights for {rows}")
         return Checkpoint(Path(path), option, contents, config, vocabulary, weights)
 
 
