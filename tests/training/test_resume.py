@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.training.recorded_run import complete, recorded_losses
 from tests.training.small_run import stored_memory
@@ -29,6 +30,12 @@ OPTIONS = (
     "trainer.log_every_n_steps=7",
     "resume=auto",
 )
+TWO = ("trainer.devices=2",)
+KINDS = {
+    "several loggers": ("logger=[csv,wandb]",),
+    "lstm": ("model=lstm", "model.d_model=16"),
+    "compressive": ("beyond=compressive", "beyond.rate=2"),
+}
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
@@ -38,7 +45,7 @@ MEASURED = ("train/tokens_per_second", "train/peak_memory_bytes")
 def outcome(directory: Path) -> dict[str, object]:
     """Return everything of a run that must not depend on interruptions."""
     run = directory / "run"
-    last = read_file(run / "checkpoints/last.ckpt")
+    last, memory = read_file(run / "checkpoints/last.ckpt"), stored_memory(run / "checkpoints/last.ckpt").state_dict()
     metrics = json.loads((run / "metrics.json").read_text())
     rows = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
     seen = {name: metrics[name] for name in ("steps", "tokens", "val/nll", "test/nll", "weights")}
@@ -51,36 +58,39 @@ def outcome(directory: Path) -> dict[str, object]:
         "validation": [{name: value for name, value in row.items() if name != "seconds"} for row in rows],
         "curve": curve,
         "weights": {name: tensor.tolist() for name, tensor in last["state_dict"].items()},
-        "memory": stored_memory(run / "checkpoints/last.ckpt").states.tolist(),
+        "memory": {name: torch.as_tensor(x).tolist() for name, x in memory.items()},
         "best": last["callbacks"]["Checkpoints"]["best"],
     }
 
 
 @cache
-def uninterrupted(processes: int, steps: int) -> Path:
+def uninterrupted(*options: str) -> Path:
     """Train without interruption, once for all tests."""
     directory = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    done = complete(directory, *OPTIONS, f"trainer.devices={processes}", f"trainer.max_steps={steps}")
+    done = complete(directory, *options)
     assert done.returncode == 0, done.stderr
     return directory
 
 
 @pytest.mark.parametrize(
-    ("processes", "steps", "events"),
+    ("more", "steps", "events"),
     [
-        (1, 64, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)]),  # step 30 validates, step 56 ends an epoch
-        pytest.param(1, 200, [(at, KILL) for at in (11, 60, 61, 120, 173)], marks=pytest.mark.slow),
-        pytest.param(1, 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.slow),
+        ((), 64, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)]),  # step 30 validates, step 56 ends an epoch
+        pytest.param((), 200, [(at, KILL) for at in (11, 60, 61, 120, 173)], marks=pytest.mark.slow),
+        pytest.param((), 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.slow),
         # the ranks by turns
-        pytest.param(2, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.slow),
+        pytest.param(TWO, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.slow),
+        *(pytest.param(more, 50, [(27, KILL), (43, KILL)], marks=pytest.mark.slow) for more in KINDS.values()),
     ],
-    ids=["in short", "killed", "stopped", "killed and stopped, 2 processes"],
+    ids=["in short", "killed", "stopped", "killed and stopped, 2 processes", *KINDS],
 )
-def test_interruptions_change_no_bit(tmp_path: Path, processes: int, steps: int, events: list[tuple[int, int]]) -> None:
-    options = (*OPTIONS, f"trainer.devices={processes}", f"trainer.max_steps={steps}")
+def test_interruptions_change_no_bit(
+    tmp_path: Path, more: tuple[str, ...], steps: int, events: list[tuple[int, int]]
+) -> None:
+    options = (*OPTIONS, f"trainer.max_steps={steps}", *more)
     for i, (at, number) in enumerate(events):
-        broken = complete(tmp_path, *options, at=at, signal=number, rank=i % processes)
+        broken = complete(tmp_path, *options, at=at, signal=number, rank=i % (2 if more == TWO else 1))
         if number == KILL:
             assert broken.returncode != 0
         else:
@@ -89,7 +99,7 @@ def test_interruptions_change_no_bit(tmp_path: Path, processes: int, steps: int,
         assert not (tmp_path / "run/metrics.json").exists()
     done = complete(tmp_path, *options)
     assert done.returncode == 0, done.stderr
-    whole = uninterrupted(processes, steps)
+    whole = uninterrupted(*options)
     expected = dict(recorded_losses(whole / "run"))
     losses = recorded_losses(tmp_path / "run")
     assert len(expected) == steps
