@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_a_dry_run_leaves_every_part_in_one_folder(tmp_path: Path) -> None:
     command = ["benchmarks/gpu.sh", "--dry-run", "--minutes", "30", "--output", str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
