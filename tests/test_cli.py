@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import lightning as L
@@ -340,7 +341,7 @@ def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
         assert run_txl(*words) == (0, f"txl_lightning {__version__}\n", "")
     said = run_txl("env").out
     assert said.startswith(f"txl_lightning {__version__} in {Path(txl_lightning.__file__).parent}\nPython 3.")
-    assert f"torch {torch.__version__}, lightning {L.__version__}, hydra-core 1.3." in said
+    assert f"torch {version('torch')}, lightning {version('lightning')}, hydra-core 1.3." in said
     assert "txl train [overrides]" in help_text
     assert all(f"txl {name} " in help_text for name in COMMANDS)
     assert max(map(len, help_text.splitlines())) <= 120

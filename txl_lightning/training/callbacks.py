@@ -31,7 +31,6 @@ UNFIT = {  # and what to use
     "BaseFinetuning": "would add groups to the optimizer, so that no checkpoint could be resumed",
     "SpikeDetection": "cannot load the state that it saves, so that no run could be resumed",
     "ModelPruning": "would rename weights, so that no checkpoint could be read",
-    "BasePredictionWriter": "has no effect: a training predicts nothing",
 }
 
 
@@ -49,7 +48,14 @@ def custom_callbacks(config: Config) -> list[Callback]:
         shown, monitor = f"[{given}]", getattr(callback, "monitor", None)
         for name, reason in UNFIT.items():
             require(not isinstance(callback, getattr(of_lightning, name)), "trainer.callbacks", shown, reason)
-        for hook in (name for name in dir(Callback) if name[0] != "_" and name != "state_key"):
+        hooks = [name for name in dir(Callback) if name[0] != "_" and name != "state_key"]
+        own = [
+            name for name in hooks if getattr(getattr(callback, name), "__func__", None) is not getattr(Callback, name)
+        ]
+        acts = any(name.startswith("on_") and "predict" not in name for name in own)
+        only = not acts and any("predict" in name for name in own)
+        require(not only, "trainer.callbacks", shown, "has no effect: a training predicts nothing")
+        for hook in hooks:
             function = f"{hook} is no function: {{_target_: hydra.utils.get_method, path: MODULE.FUNCTION}}"
             require(callable(getattr(callback, hook)), "trainer.callbacks", shown, function)
         allowed = f"must monitor one of {', '.join(monitored)}"
