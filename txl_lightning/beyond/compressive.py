@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -19,6 +19,7 @@ from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
+from txl_lightning.model.positions import OwnKeys
 from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
@@ -275,14 +276,8 @@ class CompressiveTransformerXL(TransformerXL):
         memory: Any = super().start_memory(batch_size)
         return replace(memory, n_compressed=max(0, memory.length - self.config.mem_len))
 
-    def next_memory(
-        self,
-        memory: Any,
-        inputs: Sequence[Float[Tensor, "B T D"]],
-        first_BT: Int[Tensor, "B T"] | None = None,
-        padding_B: Int[Tensor, " B"] | None = None,
-    ) -> Any:
-        require(first_BT is None, "reset", True, f"is not possible: {self.cannot['documents']}")
+    def next_memory(self, memory: Any, inputs: Sequence[Float[Tensor, "B T D"]], own: OwnKeys | None = None) -> Any:
+        require(own is None, "reset", True, f"is not possible: {self.cannot['documents']}")
         if not self.config.compresses:
             return super().next_memory(memory, inputs)
         return self.compressor.next_memory(memory, inputs, self.config)

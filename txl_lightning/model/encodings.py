@@ -27,7 +27,7 @@ from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
 from txl_lightning.guests import Guests
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.positions import distances_of_keys, rotation, shift, sinusoids_of_distances
+from txl_lightning.model.positions import OwnKeys, distances_of_keys, rotation, shift, sinusoids_of_distances
 
 
 class LayerPositions(NamedTuple):
@@ -103,14 +103,14 @@ class Encoding(nn.Module):
         """
         return [LayerPositions()] * self.n_layer
 
-    def at_start(self, hidden_BTD: Tensor, clamp_len: int, padding_B: Tensor | None) -> Float[Tensor, "B T D"]:
+    def at_start(self, hidden_BTD: Tensor, clamp_len: int, own: OwnKeys | None) -> Float[Tensor, "B T D"]:
         """Return `embed` with positions from the end of each stream, before its padding."""
-        late_B = padding_B if self.absolute else None
+        late_B = own.padding_B if own and self.absolute else None
         return shift(self.embed(shift(hidden_BTD, late_B), clamp_len), None if late_B is None else -late_B)
 
-    def at_layer(self, n: int, hidden_BTD: Tensor, padding_B: Tensor | None) -> Float[Tensor, "B T D"]:
+    def at_layer(self, n: int, hidden_BTD: Tensor, own: OwnKeys | None) -> Float[Tensor, "B T D"]:
         """Return `layer_input` with positions from the end of each stream, before its padding."""
-        late_B = padding_B if self.absolute else None
+        late_B = own.padding_B if own and self.absolute else None
         return shift(self.layer_input(n, shift(hidden_BTD, late_B)), None if late_B is None else -late_B)
 
     def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:

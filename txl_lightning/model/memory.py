@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from txl_lightning.model.positions import shift, states_of_document
+from txl_lightning.model.positions import OwnKeys, shift
 
 State = TypeVar("State", bound="CarriedState")
 
@@ -115,10 +115,15 @@ def _one_each(done_B: Tensor, n_streams: int) -> Tensor:
 
 def after_reset(memory: Any, done_B: Bool[Tensor, " B"], device: torch.device) -> Int[Tensor, " B"]:
     """Return `in_document_B` of a memory of states, or of keys and values, after `reset`."""
-    states_B = memory.in_document_B
-    if states_B is None:
-        states_B = torch.full((memory.batch_size,), memory.filled, device=device)
+    states_B = states_of_document(memory, device) if memory.in_document_B is None else memory.in_document_B
     return states_B.masked_fill(_one_each(done_B, memory.batch_size).to(device), -1)
+
+
+def states_of_document(memory: Any, device: torch.device) -> Int[Tensor, " B"]:
+    """Return `in_document_B`, at least 0, of such a memory; one that was not reset so far is of one document."""
+    if memory.in_document_B is not None:
+        return memory.in_document_B.clamp(min=0)
+    return torch.full((memory.batch_size,), memory.filled, device=device)
 
 
 @dataclass
@@ -163,8 +168,7 @@ class Memory(CarriedState):
         inputs: Sequence[Float[Tensor, "B T D"]],
         mem_len: int,
         ext_len: int = 0,
-        first_BT: Int[Tensor, "B T"] | None = None,
-        padding_B: Int[Tensor, " B"] | None = None,
+        own: OwnKeys | None = None,
     ) -> Memory:
         """Append one segment's layer inputs and keep the last `mem_len` states, by default without gradient (SG).
 
@@ -178,12 +182,12 @@ class Memory(CarriedState):
             inputs: inputs of the layers, in their order.
             mem_len: longest memory.
             ext_len: tokens of extended context.
-            first_BT: first key of each token's document (`positions.first_of_documents`), if documents are told apart.
-            padding_B: number of each stream's tokens, counted from the last, that do not enter it; needs `first_BT`,
-                since then only `in_document_B` counts the states of a stream. None for none.
+            own: where streams begin and end, if documents are told apart or streams have padding, which does not enter
+                it; then only `in_document_B` counts the states of a stream.
         """
         appended = max(0, inputs[0].shape[1] - ext_len)
         length = min(mem_len, self.length + appended)
+        padding_B = None if own is None or own.padding_B is None else own.padding_B.clamp(max=appended)
         span = length if padding_B is None else self.length + appended
         taken = min(appended, span)
         kept = span - taken
@@ -193,17 +197,9 @@ class Memory(CarriedState):
                 old = self.states[:, :, self.length - kept :].to(states.dtype)
                 states = torch.cat([old, states], dim=2)
             if padding_B is not None:
-                padding_B = padding_B.clamp(max=appended)
                 states = shift(states, padding_B)[:, :, span - length :].contiguous()
         in_document_B = None
-        if first_BT is not None:
-            own = appended if padding_B is None else appended - padding_B
-            in_document_B = states_of_document(first_BT, self.length, own, mem_len, self.document_states())
+        if own is not None:
+            in_document_B = own.states(self.length, appended, mem_len, states_of_document(self, states.device))
         filled = min(mem_len, self.filled + appended)
         return replace(self, states=states, filled=filled, in_document_B=in_document_B)
-
-    def document_states(self) -> Int[Tensor, " B"]:
-        """Return `in_document_B`, at least 0; if the memory was not reset so far, all states are of one document."""
-        if self.in_document_B is not None:
-            return self.in_document_B.clamp(min=0)
-        return torch.full((self.batch_size,), self.filled, device=self.states.device)

@@ -155,48 +155,54 @@ def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return torch.maximum(tokens_BT, ~tokens_BT)
 
 
-def first_of_documents(
-    tokens_BT: Int[Tensor, "B T"] | None, n_tokens: int, n_memory: int, in_document_B: Int[Tensor, " B"]
-) -> Int[Tensor, "B T"]:
-    """Return the first of the K = M + T keys that belongs to the document of each token.
+class OwnKeys(NamedTuple):
+    """Where streams begin and end within K = M + T keys: their documents or episodes, and padding after their tokens.
 
     Args:
-        tokens_BT: tokens, marked where a document begins; None if none begins among them.
-        n_tokens: T.
-        n_memory: M.
-        in_document_B: number of states of the memory, counted from the newest, of the last document before the tokens.
+        first_BT: first key of each token's document.
+        padding_B: number of places at the end of each stream that are padding; None for none.
     """
-    first_B1 = n_memory - in_document_B[:, None]
-    if tokens_BT is None:
-        return first_B1.expand(-1, n_tokens)
-    places_T = torch.arange(n_memory, n_memory + n_tokens, device=tokens_BT.device)
-    return torch.where(tokens_BT < 0, places_T, first_B1).cummax(dim=1).values
 
+    first_BT: Int[Tensor, "B T"]
+    padding_B: Int[Tensor, " B"] | None = None
 
-def hide_other_documents(mask_TK: Float[Tensor, "T K"], first_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
-    """Return the mask of every stream: -inf also at the keys before each query's document (`first_of_documents`)."""
-    keys_K = torch.arange(mask_TK.shape[1], device=mask_TK.device)
-    return mask_TK.masked_fill(keys_K < first_BT[:, :, None], float("-inf"))
+    @classmethod
+    def of(
+        cls, marked_BT: Tensor | None, lengths_B: Tensor | None, n_tokens: int, n_memory: int, in_document_B: Tensor
+    ) -> OwnKeys:
+        """Return those of a segment.
 
+        Args:
+            marked_BT: tokens, marked where a document begins; None if none begins among them.
+            lengths_B: number of each stream's tokens; None if all have T.
+            n_tokens: T.
+            n_memory: M.
+            in_document_B: number of states of the memory, counted from the newest, of the document before the tokens.
+        """
+        first_BT = (n_memory - in_document_B[:, None]).expand(-1, n_tokens)
+        if marked_BT is not None:
+            places_T = torch.arange(n_memory, n_memory + n_tokens, device=marked_BT.device)
+            first_BT = torch.where(marked_BT < 0, places_T, first_BT).cummax(dim=1).values
+        return cls(first_BT, None if lengths_B is None else n_tokens - lengths_B.long())
 
-def states_of_document(
-    first_BT: Int[Tensor, "B T"], n_memory: int, appended: int | Tensor, mem_len: int, in_document_B: Int[Tensor, " B"]
-) -> Int[Tensor, " B"]:
-    """Return how many states of the next memory, counted from the newest, belong to the document of its last token.
+    def hide_others(self, mask_TK: Float[Tensor, "T K"]) -> Float[Tensor, "B T K"]:
+        """Return the mask of every stream: -inf also at the keys before each query's document."""
+        keys_K = torch.arange(mask_TK.shape[1], device=mask_TK.device)
+        return mask_TK.masked_fill(keys_K < self.first_BT[:, :, None], float("-inf"))
 
-    Args:
-        first_BT: of `first_of_documents`.
-        n_memory: M of the memory before the tokens.
-        appended: number of the T tokens that enter the next memory, of all streams or of each.
-        mem_len: longest memory.
-        in_document_B: this number for the memory before the tokens.
-    """
-    if isinstance(appended, Tensor):
-        first_B1 = first_BT.gather(1, (appended[:, None] - 1).clamp(min=0))
-        return torch.where(appended > 0, (n_memory + appended - first_B1[:, 0]).clamp(max=mem_len), in_document_B)
-    if not appended:
-        return in_document_B
-    return (n_memory + appended - first_BT[:, appended - 1]).clamp(max=mem_len)
+    def states(self, n_memory: int, appended: int, mem_len: int, in_document_B: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Return how many states of the next memory, counted from the newest, belong to the document of its last token.
+
+        Args:
+            n_memory: M of the memory before the tokens.
+            appended: number of the T places that enter the next memory, padding among them.
+            mem_len: longest memory.
+            in_document_B: this number for the memory before the tokens.
+        """
+        own_B = torch.full_like(in_document_B, appended)
+        own_B = own_B if self.padding_B is None else (own_B - self.padding_B).clamp(min=0)
+        first_B = self.first_BT.gather(1, (own_B[:, None] - 1).clamp(min=0))[:, 0]
+        return torch.where(own_B > 0, (n_memory + own_B - first_B).clamp(max=mem_len), in_document_B)
 
 
 def shift(x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None) -> Float[Tensor, "*_ B K D"]:

@@ -19,14 +19,8 @@ from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, FeedForward, initialize
-from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import (
-    VisibleKeys,
-    attention_mask,
-    first_of_documents,
-    hide_other_documents,
-    without_marks,
-)
+from txl_lightning.model.memory import Memory, states_of_document
+from txl_lightning.model.positions import OwnKeys, VisibleKeys, attention_mask, without_marks
 
 Inference = Literal["cached inference", "one-pass windows", "generation", "attention lengths"]
 Ability = Literal[Inference, "documents", "unequal lengths", "extended context", "gradient segments"]
@@ -211,14 +205,10 @@ class TransformerXL(ScoringModel, nn.Module):
         return VisibleKeys(mask_TK, sees_memory=memory.filled == memory.length and attention_len is None)
 
     def next_memory(
-        self,
-        memory: Memory,
-        inputs: Sequence[Float[Tensor, "B T D"]],
-        first_BT: Int[Tensor, "B T"] | None = None,
-        padding_B: Int[Tensor, " B"] | None = None,
+        self, memory: Memory, inputs: Sequence[Float[Tensor, "B T D"]], own: OwnKeys | None = None
     ) -> Memory:
         """Return the memory after a segment, from the inputs of the layers (`Memory.update`)."""
-        return memory.update(inputs, self.config.mem_len, self.config.ext_len, first_BT, padding_B)
+        return memory.update(inputs, self.config.mem_len, self.config.ext_len, own)
 
     def forward(
         self,
@@ -253,18 +243,17 @@ class TransformerXL(ScoringModel, nn.Module):
         hidden_BTD = self.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
         memory = self.checked(self.start_memory(B) if memory is None else memory, B)
-        padding_B = None if lengths_B is None else T - lengths_B.long()
-        hidden_BTD = self.dropout(self.encoding.at_start(hidden_BTD, self.config.clamp_len, padding_B))
+        own = None
+        if marked_BT is not None or memory.in_document_B is not None or lengths_B is not None:
+            own = OwnKeys.of(marked_BT, lengths_B, T, memory.length, states_of_document(memory, hidden_BTD.device))
+        hidden_BTD = self.dropout(self.encoding.at_start(hidden_BTD, self.config.clamp_len, own))
         positions, visible = self.positions(memory.length + T, hidden_BTD), self.visible(memory, T, hidden_BTD)
-        first_BT = None
-        if marked_BT is not None or memory.in_document_B is not None or padding_B is not None:
-            first_BT = first_of_documents(marked_BT, T, memory.length, memory.document_states())
-            visible = visible._replace(mask_TK=hide_other_documents(visible.mask_TK, first_BT))
+        visible = visible if own is None else visible._replace(mask_TK=own.hide_others(visible.mask_TK))
 
         inputs: list[Tensor] = []
         memory_N = memory.states.unbind()  # the gradient of an index would be as large as all states, in every layer
         for n, layer in enumerate(self.layers):
-            inputs.append(self.encoding.at_layer(n, hidden_BTD, padding_B))
+            inputs.append(self.encoding.at_layer(n, hidden_BTD, own))
             queries_BTD, states_BMD, places = inputs[n], memory_N[n], None
             if n == self.config.n_layer - 1:  # of which no later layer reads all states
                 places, n_queries = places_Q, T if n_last is None else n_last
@@ -274,7 +263,7 @@ class TransformerXL(ScoringModel, nn.Module):
                     visible = visible._replace(places=tuple(places.tolist()))
                 queries_BTD, states_BMD, visible = last_queries(n_queries, queries_BTD, states_BMD, visible)
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
-        return self.dropout(hidden_BTD), self.next_memory(memory, inputs, first_BT, padding_B)
+        return self.dropout(hidden_BTD), self.next_memory(memory, inputs, own)
 
     def losses(
         self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"], known_targets_BT: Tensor | None = None

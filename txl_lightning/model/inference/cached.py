@@ -23,16 +23,8 @@ from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.memory import after_reset
-from txl_lightning.model.positions import (
-    VisibleKeys,
-    attention_mask,
-    first_of_documents,
-    hide_other_documents,
-    shift,
-    states_of_document,
-    without_marks,
-)
+from txl_lightning.model.memory import after_reset, states_of_document
+from txl_lightning.model.positions import OwnKeys, VisibleKeys, attention_mask, shift, without_marks
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
@@ -161,23 +153,18 @@ class KeyValueMemory:
         return kv_PHBKE
 
     @torch.no_grad()
-    def advance(
-        self, T: int, config: TransformerXLConfig, first_BT: Tensor | None = None, padding_B: Tensor | None = None
-    ) -> None:
+    def advance(self, T: int, config: TransformerXLConfig, own: OwnKeys | None = None) -> None:
         """Add the T written tokens but the last `ext_len`; keep the last `mem_len` tokens.
 
-        The last `padding_B` tokens of each stream are not added: the others are moved over them.
+        The padding of a stream is not added: its tokens are moved over it.
         """
         appended = max(0, T - config.ext_len)
-        own: Any = appended
-        if padding_B is not None:
-            padding_B = padding_B.clamp(max=appended)
-            own = appended - padding_B
+        if own is not None and own.padding_B is not None:
             for of_layer in self._buffer():
                 window = self._window(of_layer, appended)
-                window.copy_(shift(window, padding_B))
-        if first_BT is not None and self.in_document_B is not None:
-            self.in_document_B = states_of_document(first_BT, self.filled, own, config.mem_len, self.in_document_B)
+                window.copy_(shift(window, own.padding_B.clamp(max=appended)))
+        if own is not None and self.in_document_B is not None:
+            self.in_document_B = own.states(self.filled, appended, config.mem_len, self.in_document_B)
         end = self.filled + appended
         self.filled = min(config.mem_len, end)
         self.begin += end - self.filled
@@ -298,18 +285,16 @@ class CachedTransformerXL(ScoringModel):
         memory.make_room(T)
         if memory.in_document_B is not None and config.memory_start == "zeros":
             memory.restart(self.start_memory(1))
-        first_BT = None
-        if memory.in_document_B is not None:
-            first_BT = first_of_documents(marked_BT, T, memory.filled, memory.in_document_B.clamp(min=0))
+        own = None
+        if memory.in_document_B is not None or lengths_B is not None:
+            own = OwnKeys.of(marked_BT, lengths_B, T, memory.filled, states_of_document(memory, hidden_BTD.device))
         layers: Any = model.layers
-        padding_B = None if lengths_B is None else T - lengths_B.long()
-        hidden_BTD = model.encoding.at_start(hidden_BTD, config.clamp_len, padding_B)
+        hidden_BTD = model.encoding.at_start(hidden_BTD, config.clamp_len, own)
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
-        if first_BT is not None:
-            mask_TK = hide_other_documents(mask_TK, first_BT)
+        mask_TK = mask_TK if own is None else own.hide_others(mask_TK)
         visible = VisibleKeys(mask_TK, sees_memory=config.attention_len is None)
         for n, layer in enumerate(layers):
-            input_BTD = model.encoding.at_layer(n, hidden_BTD, padding_B)
+            input_BTD = model.encoding.at_layer(n, hidden_BTD, own)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
             Q = T if n_last is None or n < config.n_layer - 1 else n_last
             before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
@@ -318,7 +303,7 @@ class CachedTransformerXL(ScoringModel):
             q_HBTE, kv_PHBTE = attention.project(segment_BTD, past_BTD)
             heads_HBTE = attention.attend(q_HBTE, memory.write(n, kv_PHBTE), positions[n], of_queries)
             hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE))
-        memory.advance(T, config, first_BT, padding_B)
+        memory.advance(T, config, own)
         return hidden_BTD, memory
 
 
