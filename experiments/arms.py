@@ -14,7 +14,7 @@ import torch
 import txl_lightning.model.encodings  # noqa: F401 - registers the encodings that `kind_named` knows
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import Profile, Setup
-from txl_lightning.config.encoding_kinds import kind_named
+from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.schemas import Config, from_plain, plain
 from txl_lightning.errors import require
 from txl_lightning.runs.models import make_model

@@ -9,7 +9,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from txl_lightning.cli import COMMANDS
-from txl_lightning.config.encoding_kinds import KINDS
+from txl_lightning.config.architecture import KINDS
 from txl_lightning.config.schemas import OWN_OPTIONS
 from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
 from txl_lightning.data.formats import FORMATS

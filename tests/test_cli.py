@@ -21,7 +21,7 @@ import txl_lightning
 from tests.in_process import run_txl
 from tests.training.small_run import trained
 from txl_lightning import __version__
-from txl_lightning.cli import COMMANDS, main, register_all
+from txl_lightning.cli import COMMANDS, main, register
 from txl_lightning.command_line.messages import OF_LIGHTNING, suggestion
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
@@ -275,7 +275,7 @@ def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, mo
 
 @cache
 def options_of(command: str) -> DictConfig:
-    register_all()
+    register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(COMMANDS[command].config_name)
 
@@ -291,7 +291,7 @@ def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.M
     [
         ("import txl_lightning.cli", ("torch", "hydra", "omegaconf", "numpy")),
         ("import txl_lightning.command_line.hydra_app", ("torch", "lightning", "matplotlib", "wandb", "optuna")),
-        ("from txl_lightning.cli import register_all; register_all()", ("torch", "lightning", "numpy")),
+        ("from txl_lightning.cli import register; register()", ("torch", "lightning", "numpy")),
         ("import txl_lightning; txl_lightning.__version__", ("torch", "hydra")),
     ],
 )

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import MISSING, OmegaConf
 
 from txl_lightning import TransformerXL
-from txl_lightning.cli import COMMANDS, register_all
+from txl_lightning.cli import COMMANDS, register
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import (
     CONF,
@@ -23,7 +23,7 @@ from txl_lightning.config.schemas import (
 from txl_lightning.runs.models import make_model
 from txl_lightning.training.run import train
 
-register_all()
+register()
 ALL_EXPERIMENTS = sorted(
     path.relative_to(CONF / "experiment").with_suffix("").as_posix() for path in CONF.glob("experiment/**/*.yaml")
 )

@@ -12,7 +12,7 @@ from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig, register_encoding
-from txl_lightning.config.encoding_kinds import KINDS, kind_named
+from txl_lightning.config.architecture import KINDS, kind_named
 from txl_lightning.config.lengths import position_limit
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError

@@ -20,7 +20,7 @@ from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl
 from tests.training.small_run import TINY
-from txl_lightning.cli import register_all
+from txl_lightning.cli import register
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs
 from txl_lightning.config.schemas import CONF, Config
@@ -163,7 +163,7 @@ def test_slurm_without_slurm_ends_with_one_line(tmp_path: Path) -> None:
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
-    register_all()
+    register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=[*overrides, "hydra.job.name=cli"], return_hydra_config=True)
     config.hydra.sweep.dir = "sweep"

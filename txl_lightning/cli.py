@@ -13,7 +13,7 @@ from importlib.metadata import distribution
 
 from txl_lightning import __version__
 from txl_lightning.command_line import COMMANDS, Command, ended_by_ctrl_c, register_measurement, show
-from txl_lightning.errors import UserError
+from txl_lightning.errors import UserError, cores
 from txl_lightning.guests import load_guests
 
 ROWS = (
@@ -86,7 +86,7 @@ def usage() -> str:
 
 def environment() -> str:
     """Return versions, of this package and of those on which results depend, machine and variables."""
-    from txl_lightning.reporting.machine import cores, gpus, processor
+    from txl_lightning.reporting.machine import gpus, processor
 
     versions = [f"{found.metadata['Name']} {found.version}" for found in map(distribution, NAMED)]  # not imported
     names = [name for name in sorted(os.environ) if name.startswith(("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_"))]
@@ -95,13 +95,13 @@ def environment() -> str:
     return "\n".join([*lines, *(f"{name}={os.environ[name]}" for name in names)])
 
 
-def register_all() -> None:
-    """Register the options of every command with Hydra, under the names that `conf/` uses."""
+def register(*names: str) -> None:
+    """Register the options of commands, by default of all, with Hydra, under the names that `conf/` uses."""
     from txl_lightning.config.composition import register_command, register_schemas
 
     register_schemas()
-    for row in COMMANDS.values():
-        register_command(row.name, row.schema)
+    for name in names or COMMANDS:
+        register_command(name, COMMANDS[name].schema)
 
 
 def main() -> None:
@@ -137,7 +137,7 @@ def main() -> None:
         # Import Hydra late: it takes a quarter of a second, and neither help nor an unknown command needs it.
         from txl_lightning.command_line.hydra_app import run_command
 
-        register_all()
+        register(words[0])
     run_command(COMMANDS[words[0]], words[1:])
 
 

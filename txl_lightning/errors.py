@@ -61,6 +61,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def cores() -> int:
+    """Return the number of CPU cores available to this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
 def memory_of_machine() -> int:
     """Return the bytes of memory that this process may have, of the machine or of its control group."""

@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.engine.code import code_of
-from txl_lightning.cli import COMMANDS, register_all
+from txl_lightning.cli import COMMANDS, register
 from txl_lightning.command_line.hydra_app import quoted
 from txl_lightning.config.schemas import CONF, Config, DataConfig, data_class, plain, typed
 from txl_lightning.data.corpus import load_corpus
@@ -136,7 +136,7 @@ def chosen_precision(overrides: tuple[str, ...], directory: Path, planning: bool
 
 @cache
 def _composed(command: str, overrides: tuple[str, ...] = ()) -> DictConfig:
-    register_all()
+    register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(COMMANDS[command].config_name, overrides=list(overrides))
 

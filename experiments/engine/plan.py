@@ -22,10 +22,9 @@ from experiments.engine.progress import Progress, clock
 from txl_lightning.cli import main
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.distributed.processes import Ended, JobProcess
-from txl_lightning.errors import UserError
+from txl_lightning.errors import UserError, cores
 from txl_lightning.files import file_checksum
 from txl_lightning.jobs import JobFolder, Jobs
-from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.training.checkpointing import last_good

@@ -27,10 +27,10 @@ from experiments.engine.plan import Plan
 from experiments.engine.progress import Progress, clock
 from experiments.report.pictures import courses, draw_effects
 from experiments.sections import HEADINGS, Section, cell_text, decimal, interval, to_json, unit_words
-from txl_lightning.errors import UserError
+from txl_lightning.errors import UserError, cores
 from txl_lightning.files import write_text
 from txl_lightning.jobs import JobFolder
-from txl_lightning.reporting.machine import cores, processor
+from txl_lightning.reporting.machine import processor
 from txl_lightning.reporting.tables import escape, markdown_table
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")

@@ -39,9 +39,8 @@ from txl_lightning.command_line.multirun import (
     write_results,
 )
 from txl_lightning.distributed.processes import Ended, JobProcess
-from txl_lightning.errors import MOST, check_count, notice, require
+from txl_lightning.errors import MOST, check_count, cores, notice, require
 from txl_lightning.jobs import JobFolder, Jobs, choose_folders, identity, of_text, refuse_another_text
-from txl_lightning.reporting.machine import cores
 
 log = logging.getLogger(__name__)
 LOG = "log.txt"

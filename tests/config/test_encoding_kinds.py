@@ -1,7 +1,7 @@
 """Properties of encodings without their modules."""
 
 import txl_lightning.model.encodings  # noqa: F401 - registers the encodings
-from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
+from txl_lightning.config.architecture import EncodingKind, kind_named
 
 
 def test_the_kinds_of_the_package_are_registered() -> None:

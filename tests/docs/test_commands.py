@@ -91,7 +91,7 @@ def test_every_command_is_a_known_one() -> None:
 
 
 def test_commands_that_cannot_run_here_compose() -> None:
-    cli.register_all()
+    cli.register()
     running = must_run()
     found = [words for words in map(txl_words, commands()) if words and words not in running and "--help" not in words]
     assert len(found) >= 20

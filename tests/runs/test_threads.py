@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
-from txl_lightning.reporting.machine import cores
+from txl_lightning.errors import cores
 from txl_lightning.runs import threads_and_precision as threads
 from txl_lightning.runs.threads_and_precision import set_threads
 from txl_lightning.runs.trained import load_trained, read_checkpoint

@@ -14,8 +14,8 @@ from tests.training.small_run import bare_module, tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch
-from txl_lightning.training.checks import options_without_effect
-from txl_lightning.training.graph import OnePlace, why_no_graph
+from txl_lightning.training.checks import options_without_effect, why_no_graph
+from txl_lightning.training.graph import OnePlace
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
+from txl_lightning.config.architecture import EncodingKind, kind_named
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.errors import OptionError, require
 

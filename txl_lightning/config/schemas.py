@@ -68,7 +68,7 @@ class RecurrentModelConfig(RecurrentOptions, ModelConfig):
 
 @dataclass
 class EncodingConfig:
-    """Group `encoding`: `name` of the encoding of positions, built in or custom (see `encoding_kinds`)."""
+    """Group `encoding`: `name` of the encoding of positions, built in or custom (see `EncodingKind`)."""
 
     name: str = MISSING
 

@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
+from txl_lightning.config.architecture import KINDS, EncodingKind, TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.guests import Guests
 from txl_lightning.model.layers import Dropout

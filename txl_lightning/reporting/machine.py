@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from pathlib import Path
@@ -26,8 +25,3 @@ def gpus() -> list[str]:
     """Return the models of NVIDIA's GPUs as the driver names them, without starting CUDA: a process forks after it."""
     texts = [path.read_text() for path in sorted(GPU_INFORMATION.glob("*/information"))]
     return [found[1] for text in texts if (found := re.search(r"Model:\s*(.+)", text))]
-
-
-def cores() -> int:
-    """Return the number of CPU cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

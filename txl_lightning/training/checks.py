@@ -25,7 +25,6 @@ from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.runs.models import architecture
 from txl_lightning.runs.threads_and_precision import fastest_precision
-from txl_lightning.training.graph import why_no_graph
 
 
 def resolve_accelerator(config: Config) -> Config:
@@ -116,6 +115,20 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             ("trainer.precision", precision in ("32-true", "auto"), "must be 32-true with trainer.accelerator=mps"),
         ]
     return rules
+
+
+def why_no_graph(config: Config) -> str | None:
+    """Return why the steps of a training are not replayed; None if they are."""
+    trainer = config.trainer
+    reasons = {
+        "only a compiled step is captured: trainer.compile=true": not trainer.compile,
+        "it is for trainer.accelerator=gpu": trainer.accelerator not in ("gpu", "auto"),
+        "trainer.callbacks may read what a replay overwrites": bool(trainer.callbacks),
+        "trainer.stream_groups have several backward passes in a step": trainer.stream_groups > 1,
+        "memory.gradient_segments have several forward passes in a step": config.memory.gradient_segments > 0,
+        "several processes average gradients during the backward pass": n_processes(trainer) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:

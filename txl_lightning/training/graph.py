@@ -14,23 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_lightning.config.schemas import Config
-from txl_lightning.distributed.ranks import n_processes
-
-
-def why_no_graph(config: Config) -> str | None:
-    """Return why the steps of a training are not replayed; None if they are."""
-    trainer = config.trainer
-    reasons = {
-        "only a compiled step is captured: trainer.compile=true": not trainer.compile,
-        "it is for trainer.accelerator=gpu": trainer.accelerator not in ("gpu", "auto"),
-        "trainer.callbacks may read what a replay overwrites": bool(trainer.callbacks),
-        "trainer.stream_groups have several backward passes in a step": trainer.stream_groups > 1,
-        "memory.gradient_segments have several forward passes in a step": config.memory.gradient_segments > 0,
-        "several processes average gradients during the backward pass": n_processes(trainer) > 1,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
 
 class OnePlace:
     """Keeps the tensors of a memory in one storage from step to step."""

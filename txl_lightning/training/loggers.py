@@ -17,7 +17,7 @@ import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from txl_lightning.config.encoding_kinds import kind_named
+from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
 from txl_lightning.errors import require
 from txl_lightning.files import append_text, write_text

@@ -32,7 +32,8 @@ from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.models import Model, State
 from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.graph import OnePlace, why_no_graph
+from txl_lightning.training.checks import why_no_graph
+from txl_lightning.training.graph import OnePlace
 from txl_lightning.training.optimization import make_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices

@@ -28,9 +28,8 @@ from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.distributed.environment import connect, environment
 from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, leaving, n_processes
-from txl_lightning.errors import OptionError, Stopped, UserError, require
+from txl_lightning.errors import OptionError, Stopped, UserError, cores, require
 from txl_lightning.files import write_json
-from txl_lightning.reporting.machine import cores
 from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.threads_and_precision import resolve_threads
