@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from txl_lightning.training.loggers import is_complete
-
 WANDB = str(Path(sys.executable).parent / "wandb")
 
 
@@ -19,7 +17,7 @@ def run_files(directory: Path) -> list[Path]:
     W&B still writes after a run's end: on a busy machine for seconds.
     """
     files, deadline = sorted(directory.glob("wandb/offline-run-*/run-*.wandb")), time.monotonic() + 60
-    while not all(map(is_complete, files)):
+    while not all(map(_has_ended, files)):
         assert time.monotonic() < deadline, files
         time.sleep(0.1)
     return files
@@ -56,6 +54,10 @@ def table(run: Path, key: str) -> dict[str, Any]:
     """Columns and rows of a table."""
     (path,) = media(run, "table", key)
     return json.loads(path.read_text())
+
+
+def _has_ended(run: Path) -> bool:
+    return any(record["type"] == "exit" for record in map(json.loads, _inspect.__wrapped__(run).splitlines()))
 
 
 @cache

@@ -99,21 +99,6 @@ def test_one_command_uploads_all_offline_sessions(directory: Path, run: Path) ->
     assert upload_line(directory / "run") == f"offline run of Weights & Biases, to upload it: {folders}"
 
 
-def test_a_file_that_a_full_disk_cut_is_told(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loggers, "SECONDS_TO_WRITE", 0.0)
-    copy = tmp_path / "wandb" / run.parent.name / run.name  # nobody writes to it any more
-    copy.parent.mkdir(parents=True)
-    data, end = run.read_bytes(), run.stem.removeprefix("run-").encode() + b"\x92\x01"
-    split = [bytes(32_768 - at) + end[:at] + bytes(7) + end[at:] for at in range(1, len(end))]  # between two blocks
-    for whole in (data, data + data[200:600], *split):  # the second as by a measurement after the run's end
-        copy.write_bytes(whole)
-        assert upload_line(tmp_path) == f"offline run of Weights & Biases, to upload it: wandb sync {copy.parent}"
-    of_146_bytes = b"\x1a\x92\x01" + b"x" * 40  # a text's length, in the bytes of the tag
-    for cut in (data[: data.index(end)], data[: len(data) // 2] + of_146_bytes, data[:100]):
-        copy.write_bytes(cut)
-        assert upload_line(tmp_path) == f"offline run of Weights & Biases: {copy} was cut off, as by a full disk"
-
-
 def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several with one id an upload would keep the last."""
     monkeypatch.setenv("WANDB_RUN_ID", "given")

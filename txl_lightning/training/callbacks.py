@@ -42,7 +42,6 @@ def custom_callbacks(config: Config) -> list[Callback]:
             loss of validation.
     """
     made: list[Callback] = []
-    monitored = [f"val/{name}" for name in loss_metrics(0.0, config.data.level)]
     for given in config.trainer.callbacks:
         callback = make(given, "trainer.callbacks", Callback)
         shown, monitor = f"[{given}]", getattr(callback, "monitor", None)
@@ -58,6 +57,7 @@ def custom_callbacks(config: Config) -> list[Callback]:
         for hook in hooks:
             function = f"{hook} is no function: {{_target_: hydra.utils.get_method, path: MODULE.FUNCTION}}"
             require(callable(getattr(callback, hook)), "trainer.callbacks", shown, function)
+        monitored = [f"val/{name}" for name in loss_metrics(0.0, config.data.level)]
         allowed = f"must monitor one of {', '.join(monitored)}"
         require(monitor is None or monitor in monitored, "trainer.callbacks", shown, allowed)
         made.append(callback)

@@ -6,7 +6,6 @@ import csv
 import json
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import StringIO
@@ -23,8 +22,6 @@ from txl_lightning.errors import require
 from txl_lightning.files import append_text, write_text
 from txl_lightning.runs.trained import Checkpoint
 from txl_lightning.training.callbacks import make
-
-SECONDS_TO_WRITE = 20.0
 
 
 @contextmanager
@@ -180,27 +177,11 @@ def start_loggers(
 
 
 def upload_line(directory: Path) -> str | None:
-    """Return a line with the command that uploads offline runs, or why the last is incomplete; None without any."""
-    files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
-    if not files:
-        return None
-    deadline = time.monotonic() + SECONDS_TO_WRITE
-    while not (complete := is_complete(files[-1])) and time.monotonic() < deadline:  # W&B still writes after its end
-        time.sleep(0.1)
-    if not complete:
-        return f"offline run of Weights & Biases: {files[-1]} was cut off, as by a full disk"
-    folders = " ".join(shlex.quote(str(file.parent)) for file in files)
-    return f"offline run of Weights & Biases, to upload it: wandb sync {folders}"
-
-
-def is_complete(path: Path) -> bool:
-    """Return whether a file of W&B has the record of the run's end: a full disk cuts it without an error.
-
-    The format is private: the record begins with the run's id and this tag. Blocks of the file have a header of seven
-    bytes, which may lie within the record.
-    """
-    data, end = path.read_bytes(), path.stem.removeprefix("run-").encode() + b"\x92\x01"
-    return end in b"".join(data[start + 7 : start + 32_768] for start in range(0, len(data), 32_768))
+    """Return a line with the command that uploads offline runs; None without any."""
+    folders = " ".join(
+        shlex.quote(str(path.parent)) for path in sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
+    )
+    return f"offline run of Weights & Biases, to upload it: wandb sync {folders}" if folders else None
 
 
 CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`

@@ -151,6 +151,38 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     return metrics
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: from scratch, from the checkpoint that it resumes, or from weights with another training.
+
+    Args:
+        resumed: checkpoint of the run that goes on.
+        weights: checkpoint of `initial_weights`.
+        continues: whether the resumed run is that of the directory, found by `resume=auto`.
+    """
+
+    resumed: Checkpoint | None = None
+    weights: Checkpoint | None = None
+    continues: bool = False
+
+    @classmethod
+    def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
+        """Open the checkpoint that the config names.
+
+        Raises:
+            OptionError: it cannot be read.
+        """
+        resumed, weights = find_checkpoint(config, directory, ranks), None
+        if resumed is None and config.initial_weights is not None:
+            weights = read_checkpoint(config.initial_weights, option="initial_weights")
+        return cls(resumed, weights, config.resume == "auto")
+
+    @property
+    def ended_by(self) -> str | None:
+        """Callback that ended the run which `resume=auto` finds; another `resume` trains on."""
+        return self.resumed.record.get("ended_by") if self.resumed and self.continues else None
+
+
 @dataclass
 class TrainingRun:
     """Everything that one rank needs to train, evaluate and write its results."""
@@ -162,81 +194,71 @@ class TrainingRun:
     trainer: Trainer
     curves: TrainingCurves
     checkpoints: Checkpoints | None
-    resumed: Checkpoint | None
+    start: Start
 
     @property
     def ended_by(self) -> str | None:
         """Callback that ended the training, now or before it resumed; None if none did."""
-        return self.trainer.ended_by or _ended_before(self.config, self.resumed)
-
-
-def _ended_before(config: Config, resumed: Checkpoint | None) -> str | None:
-    """Return the callback that ended the run which `resume=auto` finds; another `resume` trains on."""
-    return resumed.record.get("ended_by") if resumed and config.resume == "auto" else None
+        return self.trainer.ended_by or self.start.ended_by
 
 
 def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
-    """Build a run from its config and the checkpoint that it resumes from; create its directory.
+    """Build a run from its config and its start; create its directory.
 
     Precision and number of threads are resolved here: they depend on the checkpoint.
 
     Raises:
         OptionError: an option, the corpus or a checkpoint is not usable.
     """
-    resumed = find_checkpoint(config, directory, ranks)
-    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
-    check_config(config)
+    start = Start.of(config, directory, ranks)
+    resumed_config = start.resumed.config if start.resumed else None
+    config = ranks.first(resolve_precision(config, resumed_config))
     own_callbacks = custom_callbacks(config)  # before the corpus, whose preparation may take long
-    made = lightning_loggers(config, directory, resumed) if ranks.rank == 0 else {}
+    made = lightning_loggers(config, directory, start.resumed) if ranks.rank == 0 else {}
     L.seed_everything(config.seed, verbose=False)
-    initial = None
-    if resumed is None and config.initial_weights is not None:
-        initial = read_checkpoint(config.initial_weights, option="initial_weights")
-    data, vocabulary_given = _load_data(config, ranks, resumed, initial)
-    corpus = data.corpus
-    model = _build_model(config, corpus, ranks, resumed or initial)
+    data, vocabulary_given = _load_data(config, ranks, start)
+    model = _build_model(config, data.corpus, ranks, start)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    config = resolve_threads(config, n_parameters, resumed.config if resumed else None)
+    config = resolve_threads(config, n_parameters, resumed_config)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
-    lengths = evaluation_lengths(in_windows(config))
-    module = LanguageModelModule(model, config, corpus.vocabulary, lengths, ranks)
+    module = LanguageModelModule(model, config, data.corpus.vocabulary, evaluation_lengths(in_windows(config)), ranks)
     record = {
         "config": stored(config),
-        "vocabulary": corpus.vocabulary.state_dict(),
+        "vocabulary": data.corpus.vocabulary.state_dict(),
         "vocabulary_given": vocabulary_given,
-        "corpus": corpus.checksum,
+        "corpus": data.corpus.checksum,
         "wandb_id": None,
     }
-    if ended := _ended_before(config, resumed):
-        ranks.report(f"resume=auto: {ended} ended this run, which is evaluated again; resume=CHECKPOINT trains on")
-    curves = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks)
-    checkpoints = None
+    if start.ended_by:
+        ended = f"resume=auto: {start.ended_by} ended this run"
+        ranks.report(f"{ended}, which is evaluated again; resume=CHECKPOINT trains on")
+    curves, checkpoints = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks), None
     if config.checkpoint.enabled:
-        checkpoints = Checkpoints(directory / "checkpoints", config, ranks, record, resumed)
+        checkpoints = Checkpoints(directory / "checkpoints", config, ranks, record, start.resumed)
     contexts = config.context_curve.every_n_steps is not None
     callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
         FiniteLoss(config, ranks, checkpoints),
         curves,
-        ContextCurves(config, corpus.splits["valid"], directory, curves) if contexts else None,
+        ContextCurves(config, data.corpus.splits["valid"], directory, curves) if contexts else None,
         RandomState(ranks, config.seed),
         ProgressBar(curves) if config.trainer.progress_bar else None,
         *own_callbacks,
         checkpoints,
         CleanStop(signals, checkpoints),
     ]
-    trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], resumed)
-    if resumed is not None:
-        options_win(own_callbacks, resumed.contents["callbacks"])
+    trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], start)
+    if start.resumed is not None:
+        options_win(own_callbacks, start.resumed.contents["callbacks"])
     trainer.loggers = [DummyLogger() for name in config.logger.names if name != "none"]  # rank 0 alone writes
     if ranks.rank == 0:
-        prepare_directory(config, directory, resumed, corpus.vocabulary.tokenizer)
-        trainer.loggers = start_loggers(config, directory, resumed, made, n_parameters)
+        prepare_directory(config, directory, start.resumed, data.corpus.vocabulary.tokenizer)
+        trainer.loggers = start_loggers(config, directory, start.resumed, made, n_parameters)
         record["logger_ids"] = {name: str(logger.version) for name, logger in made.items()}
         if wandb := next((logger for logger in trainer.loggers if isinstance(logger, WandbLogger)), None):
             record["wandb_id"] = wandb.experiment.id
-    ranks.report(*opening_lines(config, corpus, n_parameters))
-    return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, resumed)
+    ranks.report(*opening_lines(config, data.corpus, n_parameters))
+    return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, start)
 
 
 def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str]:
@@ -256,15 +278,13 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
     ]
 
 
-def _load_data(
-    config: Config, ranks: Ranks, resumed: Checkpoint | None, initial: Checkpoint | None
-) -> tuple[StreamsDataModule, bool]:
+def _load_data(config: Config, ranks: Ranks, start: Start) -> tuple[StreamsDataModule, bool]:
     """Return the data, and whether its vocabulary is that of a checkpoint and not made of the text."""
-    given = None
+    resumed, given = start.resumed, None
     if resumed and (config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")):
         given = resumed.vocabulary  # without file and training
-    elif initial:
-        given = _kept_vocabulary(config, initial, ranks)
+    elif start.weights:
+        given = _kept_vocabulary(config, start.weights, ranks)
     data = ranks.in_turn(lambda: make_data(config, given))
     corpus = data.corpus
     if given is not None and not resumed and any(corpus.unknown.values()):
@@ -307,34 +327,40 @@ def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocab
     return replace(vocabulary, lenient=vocabulary.unknown >= 0)
 
 
-def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint | None) -> Model:
-    """Return the model, with the weights that the config names; check that those of a resumed run fit."""
-    vocabulary, max_steps = corpus.vocabulary, config.trainer.max_steps
-    model = make_model(config, len(vocabulary))
+def _build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> Model:
+    """Return the model, with the weights of its start."""
+    model, found = make_model(config, len(corpus.vocabulary)), start.resumed or start.weights
     try:
         model.with_lengths(**evaluation_lengths(in_windows(config)).keywords())
     except OptionError as error:
         raise error.within("evaluation") from error
     if found is not None:
-        load_weights(model, found, vocabulary)
-    if found is not None and found.option == "resume":
-        check_same_run(config, found, corpus.checksum)
-        done = found.step
-        allowed = f"must be greater than the {done} steps of resume={found.path}"
-        require(done < max_steps or config.resume == "auto", "trainer.max_steps", max_steps, allowed)
-        if done > max_steps:
-            nothing = "nothing to train, the run is evaluated again"
-            ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
-        before, now = (learning_rate(config.optimizer, done, n) for n in (found.config.trainer.max_steps, max_steps))
-        if done < max_steps and now != before and not _ended_before(config, found):
-            jumps = f"the learning rate jumps from {before:.2g} to {now:.2g}, the schedule's of {max_steps} steps"
-            ranks.report(f"trainer.max_steps={max_steps}: after the {done} steps of resume={found.path} {jumps}")
+        load_weights(model, found, corpus.vocabulary)
+    if start.resumed is not None:
+        check_same_run(config, start.resumed, corpus.checksum)
+        _check_steps(config, start.resumed.step, start, ranks)
     # Lightning converts the model after it has restored the weights, which float32 would round.
     return model.double() if config.trainer.precision == "64-true" else model
 
 
-def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], resumed: Checkpoint | None) -> Trainer:
-    options = config.trainer
+def _check_steps(config: Config, done: int, start: Start, ranks: Ranks) -> None:
+    """Refuse a run without steps left, unless `resume=auto` evaluates it again; report a schedule that jumps."""
+    assert start.resumed is not None
+    max_steps, path = config.trainer.max_steps, start.resumed.path
+    allowed = f"must be greater than the {done} steps of resume={path}"
+    require(done < max_steps or start.continues, "trainer.max_steps", max_steps, allowed)
+    if done > max_steps:
+        nothing = "nothing to train, the run is evaluated again"
+        ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
+    of_schedules = (start.resumed.config.trainer.max_steps, max_steps)
+    before, now = (learning_rate(config.optimizer, done, n) for n in of_schedules)
+    if done < max_steps and now != before and not start.ended_by:
+        jumps = f"the learning rate jumps from {before:.2g} to {now:.2g}, the schedule's of {max_steps} steps"
+        ranks.report(f"trainer.max_steps={max_steps}: after the {done} steps of resume={path} {jumps}")
+
+
+def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], start: Start) -> Trainer:
+    options, resumed = config.trainer, start.resumed
     n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
     gpus = [torch.device("cuda", rank % n_visible) for rank in range(options.devices)]
     several = DDPStrategy(parallel_devices=gpus if options.accelerator == "gpu" else None)
@@ -348,7 +374,7 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], r
             environment() or LightningEnvironment(),
         ],
         precision=options.precision,  # type: ignore[arg-type]
-        max_steps=resumed.step if resumed and _ended_before(config, resumed) else options.max_steps,
+        max_steps=resumed.step if resumed and start.ended_by else options.max_steps,
         val_check_interval=options.val_every_n_steps,
         check_val_every_n_epoch=None if options.val_every_n_steps else 1,
         limit_val_batches=in_windows(config).trainer.val_max_segments,
@@ -382,7 +408,7 @@ def fit(run: TrainingRun) -> None:
     Raises:
         UserError: the last state cannot be saved.
     """
-    resumed = run.resumed
+    resumed = run.start.resumed
     try:
         with naming_callbacks():
             run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed.path if resumed else None)
