@@ -28,7 +28,7 @@ from txl_lightning.training.run import train
 FOLDER = Path(__file__).parents[1] / "old_checkpoint"
 EXPECTED = {
     f"{version}/{arm}": results
-    for version in ("before_0.2.0", "0.2.0", "0.3.0")
+    for version in ("before_0.2.0", "0.2.0", "0.3.0", "0.4.0")
     for arm, results in json.loads((FOLDER / version / "expected.json").read_text()).items()
 }
 GONE = "0.2.0/compressive"
