@@ -50,9 +50,8 @@ from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.models import make_model
-from txl_lightning.training.graph import OnePlace
+from txl_lightning.training.module import OnePlace, use_relative_kernel
 from txl_lightning.training.module import compiled as compile_score
-from txl_lightning.training.module import use_relative_kernel
 from txl_lightning.training.optimization import make_optimizer
 
 GRACE_SECONDS = 30  # for a stopped part to save and end

@@ -15,8 +15,7 @@ from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch
 from txl_lightning.training.checks import options_without_effect, why_no_graph
-from txl_lightning.training.graph import OnePlace
-from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.module import LanguageModelModule, OnePlace
 from txl_lightning.training.run import train
 
 SIZES = {"vocab_size": 11, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "mem_len": 6}

@@ -33,7 +33,6 @@ from txl_lightning.runs.models import Model, State
 from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.checks import why_no_graph
-from txl_lightning.training.graph import OnePlace
 from txl_lightning.training.optimization import make_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
@@ -157,7 +156,7 @@ def compiled(score: Any, backend: str = "inductor", graph: bool = False) -> Any:
     Args:
         score: the function.
         backend: of torch.compile.
-        graph: whether a GPU replays it (`training.graph`).
+        graph: whether a GPU replays it (`OnePlace`).
     """
     options: Any = torch._functorch.config
     options.backward_pass_autocast = "off"  # read when the function is first called
@@ -174,6 +173,30 @@ def use_relative_kernel(model: Any) -> None:
     for attention in model.modules():
         if isinstance(attention, Attention):
             attention.kernel = relative.attend
+
+
+class OnePlace:
+    """Keeps the tensors of a memory in one storage from step to step, for `trainer.graph`.
+
+    torch captures the compiled forward and backward pass (`mode="reduce-overhead"`) and replays them by one launch
+    each. A replay reads its inputs at the addresses of the capture, and overwrites the results of the replay before it.
+    So the memory is copied out of the results, always to one place. Clipping, optimizer, learning rate and gradient
+    scaler stay outside; dropout draws from the generator of the GPU, which each replay moves on.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def put(self, memory: Any) -> Any:
+        """Return the memory in the storage of the memories before it; a new one where shape or type has changed."""
+        return replace(memory, **{name: self._put(name, x) for name, x in memory._tensors().items()})
+
+    def _put(self, name: str, x: Tensor) -> Tensor:
+        kept = self.kept.get(name)
+        if kept is None or (kept.shape, kept.dtype, kept.device) != (x.shape, x.dtype, x.device):
+            kept = self.kept[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
+            torch._dynamo.mark_static_address(kept)  # a graph then reads it there, without a copy of its own
+        return kept if kept is x else kept.copy_(x)
 
 
 class TokenLoss(Metric):
