@@ -36,7 +36,6 @@ from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
-PACKED = 8  # times as large as its file a compressed text may be
 SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
 LEVELS_OF_OPTIONS = {
     "vocab_size": ("bpe", "ids"),
@@ -194,16 +193,9 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
             for part in parts:
-                cuts: tuple[Any, ...] = (
-                    name,
-                    checksum_of(part.path),
-                    part.start,
-                    part.stop,
-                    part.alignment,
-                    part.format,
-                )
-                cuts += (part.offset, checksum_of(part.starts)) if part.starts else ()
-                digest.update(repr(cuts).encode())
+                cuts = (name, checksum_of(part.path), part.start, part.stop, part.alignment, part.format)
+                starts = (part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest()) if len(part.starts) else ()
+                digest.update(repr(cuts + starts).encode())
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     if source.checksum not in (None, checksum := digest.hexdigest()):
@@ -234,8 +226,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocab
     most = source.subwords if size is None else size
 
     def train(_: Path) -> dict[str, Any]:
-        n_bytes = sum(map(len, read(source.parts["train"]))) if _is_large(source.parts["train"]) else 0
-        every = max(1, round(n_bytes / SAMPLE_BYTES))
+        every = max(1, round(sum(part.size for part in source.parts["train"]) / SAMPLE_BYTES))
         chunks = islice(decoded(read(source.parts["train"])), 0, None, every)
         tokenizer = train_byte_pairs(chunks, most, least=size or N_BYTES)
         return {"tokenizer": tokenizer, "sample": 1 / every if every > 1 else None}
@@ -244,13 +235,6 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocab
     if description["sample"]:
         notice(f"data={config.name}: subwords are trained on {description['sample']:.1%} of the training split")
     return Vocabulary.of_tokenizer(description["tokenizer"]), description["sample"]
-
-
-def _is_large(parts: Iterable[Part]) -> bool:
-    """Return whether a compressed text may have more than `SAMPLE_BYTES`, or a plain one has."""
-    return (
-        sum(part.path.stat().st_size * PACKED for part in {part.path: part for part in parts}.values()) > SAMPLE_BYTES
-    )
 
 
 def start_pattern(document_start: str | None) -> Pattern:

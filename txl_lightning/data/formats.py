@@ -34,11 +34,9 @@ LLM_C = {20240520: "uint16", 20240801: "uint32"}  # first number of the header: 
 LLM_C_HEADER = 256 * 4
 BLOCK_OF_TAR = 512
 FIRST_RECORDS = 100  # that show which columns there are
-NO_STARTS = np.zeros(0, np.int64)
 
 Columns = list[str]
 Values = Callable[[str], Iterable[Any]]  # of a column, one for each record
-Ids = tuple[Part, np.ndarray]  # and where documents begin, or nothing
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Format:
     name: str
     known: Callable[[Path, bytes], bool]
     records: Callable[[Path, Any], tuple[Columns, Values]] | None = None
-    ids: Callable[[Path], Ids] | None = None
+    ids: Callable[[Path], Part] | None = None
     hint: str = ""
 
 
@@ -177,25 +175,25 @@ def _decoded(content: bytes) -> str | bytes:
         return content
 
 
-def _numpy(path: Path) -> Ids:
+def _numpy(path: Path) -> Part:
     ids = np.load(path, mmap_mode="r")
     kind = ids.dtype
     require(kind.kind in "iu", "data.path", path, f"must hold an array of integers, not {kind}")
     shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
     require(ids.ndim == 1, "data.path", path, shape)
-    return Part(path, 0, len(ids), format=kind.name if kind.isnative else kind.str, offset=ids.offset), NO_STARTS
+    return Part(path, 0, len(ids), format=kind.name if kind.isnative else kind.str, offset=ids.offset)
 
 
-def _llm_c(path: Path) -> Ids:
+def _llm_c(path: Path) -> Part:
     magic, version, n_ids = struct.unpack_from("<3i", first_bytes(path))
     require(version in (1, 7), "data.path", path, f"must be of version 1 or 7 of llm.c, not {version}")
     kind = np.dtype(LLM_C[magic])
     held = (path.stat().st_size - LLM_C_HEADER) // kind.itemsize
     require(n_ids == held, "data.path", path, f"must have the {n_ids:,} ids of its header; it has {held:,}")
-    return Part(path, 0, n_ids, format=kind.name, offset=LLM_C_HEADER), NO_STARTS
+    return Part(path, 0, n_ids, format=kind.name, offset=LLM_C_HEADER)
 
 
-def _indexed(path: Path) -> Ids:
+def _indexed(path: Path) -> Part:
     """Map the ids of Megatron or fairseq: `.bin` without a header, beside an index of type, sequences and documents."""
     index = path.with_suffix(".idx").read_bytes()
     code, n = struct.unpack_from("<BQ", index, 17)
@@ -209,15 +207,15 @@ def _indexed(path: Path) -> Ids:
     require(whole, "data.path", path, "must have the sequences of its .idx one after the other, and no more")
     if not of_fairseq:
         starts = starts[np.frombuffer(index, "<i8", struct.unpack_from("<Q", index, 26)[0], at + 12 * n)]
-    return Part(path, 0, path.stat().st_size // kind.itemsize, format=kind.name), starts
+    return Part(path, 0, path.stat().st_size // kind.itemsize, format=kind.name, starts=starts)
 
 
-def _datatrove(path: Path) -> Ids:
+def _datatrove(path: Path) -> Part:
     ends = np.fromfile(path.with_name(f"{path.name}.index"), "<i8")
     kind = {2: "uint16", 4: "uint32"}.get(path.stat().st_size // max(1, int(ends[-1])), "")
     whole = kind != "" and path.stat().st_size == int(ends[-1]) * np.dtype(kind).itemsize
     require(whole, "data.path", path, f"must have the {ends[-1]:,} ids of its .index, of two or four bytes")
-    return Part(path, 0, int(ends[-1]), format=kind), np.append(0, ends)
+    return Part(path, 0, int(ends[-1]), format=kind, starts=np.append(0, ends))
 
 
 @cache

@@ -11,7 +11,6 @@ import tarfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,9 @@ ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog)\b.*|.*\.md", re.IGNO
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 RAW_SUFFIXES = ("", ".bin", ".npy", ".ds", ".raw", ".dat", ".u16", ".u32")
 TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
+# What libraries raise for a damaged file.
+UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+UNREADABLE += (RecursionError, struct.error, tarfile.TarError, csv.Error)
 IDS_AT_ONCE = 1 << 22
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 FEW_DISTINCT = 20  # times as many ids as occur
@@ -99,14 +101,15 @@ def file(config: FileData, whole: bool = False) -> Source:
         parts = {WHOLE: [part for of_split in parts.values() for part in of_split]}
     elif missing := [split for split in SPLITS if split not in files]:
         joined = parts.pop("", None) or parts["train"]
-        if len(missing) == 3 and not ids and joined == [plain := Part(joined[0].path, alignment=joined[0].alignment)]:
-            cut = cut_file(plain.path, fractions, plain.alignment)
+        first = joined[0]
+        if len(missing) == 3 and not (ids or joined[1:] or first.start or len(first.starts)):
+            cut = cut_file(first.path, fractions, first.alignment)
         else:
             shares = np.array([n * (split in (*missing, "train")) for split, n in zip(SPLITS, fractions, strict=True)])
-            cut = cut_parts(joined, list(map(_size, joined)), (shares / shares.sum()).tolist())
+            cut = cut_parts(joined, [part.size for part in joined], (shares / shares.sum()).tolist())
         parts |= {split: cut[split] for split in {"train", *missing}}
         if len({part.path for part in joined}) > 1 or "" not in files:
-            sizes = ", ".join(f"{split} {sum(map(_size, parts[split])):,}" for split in SPLITS)
+            sizes = ", ".join(f"{split} {sum(part.size for part in parts[split]):,}" for split in SPLITS)
             verb = "joined and cut" if "" in files else f"{' and '.join(missing)} cut from the end of train"
             notice(f"data.path={name}: {verb}, {'ids' if ids else 'bytes'} of each split: {sizes}")
     parts = {split: parts[split] for split in (SPLITS if not whole else (WHOLE,))}
@@ -115,16 +118,6 @@ def file(config: FileData, whole: bool = False) -> Source:
         counts = ", ".join(f"{split} {n:,}" for split, n in n_documents.items())
         notice(f"data.path={name}: {' and '.join(kinds)}; documents of each split: {counts}")
     return Source(name, parts, open_vocabulary(config), subwords=2048)
-
-
-def _size(part: Part) -> int:
-    """Return the number of bytes or ids of a part; its start and stop are not fractions."""
-    if part.stop is not None:
-        return int(part.stop - part.start)
-    if part.format != "plain":
-        return len(part.ids())
-    with mapped(part.path) as text:
-        return len(text) - int(part.start)
 
 
 def _files(given: Any, config: FileData, splits: bool = True) -> tuple[str, Files]:
@@ -350,38 +343,26 @@ def _parts(path: Path, config: FileData, kinds: dict[str, None]) -> list[Part]:
     directory = expand(config.cache_dir)
     if row.records is not None:
         kinds[f"{row.name}, column {column}"] = None
+        held = "ids.int32" if ids else "text.uint8"
         key = cache_key(checksum_once(directory, path), "records", column, ids)
-        _, found = cached(directory, key, partial(_store, path, row, column, ids))
-        if found["empty"]:
+        arrays, found = cached(directory, key, partial(_store, path, row, column, held))
+        if not len(arrays[Path(held).stem]):
             notice(f"{path}: none of its records has {column}; left out")
             return []
         if found["left_out"]:
             notice(f"{path}: {found['left_out']:,} records have no {column}; left out")
-        where = directory / key
-        if ids:
-            return [Part(where / "ids.int32", format="int32", starts=where / "starts.int64")]
-        return [Part(where / "text.uint8", alignment=ALIGNMENT[config.level], starts=where / "starts.int64")]
+        way: dict[str, Any] = {"format": "int32"} if ids else {"alignment": ALIGNMENT[config.level]}
+        return [Part(directory / key / held, starts=arrays["starts"], **way)]
     if not ids:
         if row.name != "text":
             notice(f"data.path={path}: not a text; its bytes are read as they are")
         start = len(BOM) * first_bytes(path).startswith(BOM)
         return [Part(path, start, alignment=ALIGNMENT[config.level])]
-    try:
-        if row.ids is None:
-            part, starts = Part(path, format=str(config.dtype)), np.zeros(0, np.int64)
-        else:
-            part, starts = row.ids(path)
-        if len(starts) > 1:
-            key = cache_key("starts", starts.tobytes())
-            cached(directory, key, lambda folder: starts.astype(np.int64).tofile(folder / "starts.int64") or {})  # type: ignore[func-returns-value]
-            part = replace(part, starts=directory / key / "starts.int64")
-        if not row.name.startswith("an array") and row.ids is not None:
+    with _naming(path):
+        part = Part(path, format=str(config.dtype)) if row.ids is None else row.ids(path)
+        if row.ids is not None and not row.name.startswith("an array"):
             kinds[f"{row.name}, {part.format}"] = None
-        return [part] if len(part.ids()) else []
-    except OptionError:
-        raise
-    except (OSError, ValueError, EOFError, IndexError, struct.error) as error:
-        raise OptionError("data.path", path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        return [part] if part.size else []
 
 
 @contextmanager
@@ -389,36 +370,31 @@ def _naming(path: Path, place: Callable[[], str] = str) -> Iterator[None]:
     """Name the file, and the place in it, in the error of a library that reads it."""
     try:
         yield
-    except OptionError:
+    except UserError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, tarfile.TarError, csv.Error) as error:
-        reason = " ".join(str(error).split())[:200]
+    except UNREADABLE as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
         raise OptionError("data.path", path, f"{place()}cannot be read ({type(error).__name__}: {reason})") from error
 
 
-def _store(path: Path, row: Format, column: str, ids: bool, folder: Path) -> dict[str, Any]:
+def _store(path: Path, row: Format, column: str, held: str, folder: Path) -> dict[str, Any]:
     """Write the texts of records as UTF-8, or their ids, and where each begins; count records that are null.
 
     Raises:
         OptionError: a record has something else.
     """
-    starts, left_out, at, number = array("q"), 0, 0, 0
-    with _naming(path, lambda: f"record {number + 1} "), mapped(path) as content:
-        _, values = row.records(path, content)  # type: ignore[misc]
-        with (folder / ("ids.int32" if ids else "text.uint8")).open("wb") as file:
-            for value in values(column):
-                for one in _sequences(value) if ids else [value]:
-                    if one is None:
-                        left_out += 1
-                    else:
-                        starts.append(at)
-                        at += file.write(_encoded(one, ids)) // (4 if ids else 1)
-                number += 1
-    if not at:
-        (folder / ("ids.int32" if ids else "text.uint8")).unlink()
-    else:
-        np.array(starts, np.int64).tofile(folder / "starts.int64")
-    return {"left_out": left_out, "empty": not at}
+    starts, left_out, at, number, ids = array("q"), 0, 0, 0, held.startswith("ids")
+    with _naming(path, lambda: f"record {number + 1} "), mapped(path) as content, (folder / held).open("wb") as file:
+        for value in row.records(path, content)[1](column):  # type: ignore[misc]
+            for one in _sequences(value) if ids else [value]:
+                if one is None:
+                    left_out += 1
+                else:
+                    starts.append(at)
+                    at += file.write(_encoded(one, ids)) // (4 if ids else 1)
+            number += 1
+    np.array(starts, np.int64).tofile(folder / "starts.int64")
+    return {"left_out": left_out}
 
 
 def _sequences(value: Any) -> Iterable[Any]:
