@@ -9,9 +9,11 @@ import struct
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -135,44 +137,28 @@ def _tar(path: Path, content: Any) -> tuple[Columns, Values]:
     if content[-BLOCK_OF_TAR:] != bytes(BLOCK_OF_TAR):
         raise tarfile.ReadError("its end is missing")
     with tarfile.open(fileobj=content, mode="r:") as opened:
-        names = [name_of_sample(member.name) for member in opened if member.isfile()]
-    keys, kinds = {key.rpartition("/")[2].lower() for key, _ in names}, Counter(kind for _, kind in names)
-    if {"train", "test"} <= keys:
+        files = [(*key_and_kind(member.name), member) for member in opened if member.isfile()]
+    if {"train", "test"} <= {key.rpartition("/")[2].lower() for key, *_ in files}:
         raise tarfile.ReadError("its files are splits: unpack it")
-    content.seek(0)
-    samples = _samples(content)
-    first = next(samples, {})
-    usual = [kind for kind, n in kinds.items() if 2 * n >= len({key for key, _ in names})]
-    return [*dict.fromkeys((*usual, *first))], lambda column: (s.get(column) for s in chain([first], samples))
+
+    def records() -> Iterator[dict[str, Any]]:
+        for _, of_sample in groupby(files, key=itemgetter(0)):
+            sample: dict[str, Any] = {}
+            for _, kind, member in of_sample:
+                held = content[member.offset_data : member.offset_data + member.size]
+                sample |= json.loads(held) if kind == "json" else {kind: held}
+            yield sample
+
+    n_samples = len({key for key, *_ in files})
+    usual = [kind for kind, n in Counter(kind for _, kind, _ in files).items() if 2 * n >= n_samples]
+    return [*dict.fromkeys((*usual, *next(records(), {})))], lambda column: (one.get(column) for one in records())
 
 
-def name_of_sample(name: str) -> tuple[str, str]:
+def key_and_kind(name: str) -> tuple[str, str]:
     """Return the key of a file in a tar, and its kind: its name up to the first dot, and what follows."""
     folder, _, file = name.rpartition("/")
     key, _, kind = file.partition(".")
     return f"{folder}/{key}", kind.lower()
-
-
-def _samples(content: Any) -> Iterator[dict[str, Any]]:
-    before = ""
-    sample: dict[str, Any] = {}
-    with tarfile.open(fileobj=content, mode="r:") as opened:
-        for member in filter(tarfile.TarInfo.isfile, opened):
-            key, kind = name_of_sample(member.name)
-            if sample and key != before:
-                yield sample
-                sample = {}
-            before, held = key, opened.extractfile(member).read()  # type: ignore[union-attr]
-            sample |= json.loads(held) if kind == "json" else {kind: _decoded(held)}
-    if sample:
-        yield sample
-
-
-def _decoded(content: bytes) -> str | bytes:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:  # a picture beside the text
-        return content
 
 
 def _numpy(path: Path) -> Part:
@@ -228,19 +214,15 @@ def _described(folder: Path, by: str) -> bool:
 
 
 def _is_json_lines(path: Path, head: bytes) -> bool:
-    if suffix(path) in (".jsonl", ".ndjson"):
-        return not head.removeprefix(BOM).lstrip().startswith(b"[")
     lines = [line for line in head.removeprefix(BOM).split(b"\n") if line.strip()]
-    whole = lines[:-1] if len(head) >= HEAD_BYTES else lines
+    if suffix(path) in (".jsonl", ".ndjson"):
+        return not lines or not lines[0].lstrip().startswith(b"[")
+    whole = lines[:-1] if len(head) >= HEAD_BYTES else lines  # none if the first record goes on
     if not lines or not lines[0].startswith(b"{"):
         return False
-    if not whole:  # the first record goes on
-        return bool(WITH_COLUMN.match(head))
-    try:
-        records = list(map(json.loads, whole[:2]))
-    except ValueError:
-        return False
-    return len(records) > 1 or bool(WITH_COLUMN.match(whole[0]))
+    with suppress(ValueError):
+        return len([*map(json.loads, whole[:2])]) > 1 or bool(WITH_COLUMN.match([*whole, head][0]))
+    return False
 
 
 def _delimiter(path: Path, head: bytes) -> str:
@@ -250,15 +232,13 @@ def _delimiter(path: Path, head: bytes) -> str:
 
 def _is_tfrecords(path: Path, head: bytes) -> bool:
     """Return whether each record has its length in eight bytes before it, four of a checksum on either side."""
-    at, size, n_records = 0, path.stat().st_size, 0
-    with path.open("rb") as file:
-        while at < size and n_records < 8:
-            file.seek(at)
-            n_bytes = int.from_bytes(file.read(8), "little")
-            if not 0 < n_bytes <= size - at - 16:
-                return False
-            at, n_records = at + 16 + n_bytes, n_records + 1
-    return n_records > 0
+    content, at = np.memmap(path, mode="r"), 0
+    for _ in range(8):
+        n_bytes = int.from_bytes(bytes(content[at : at + 8]), "little")
+        at += 16 + n_bytes
+        if at >= len(content) or not n_bytes:
+            return at == len(content) and n_bytes > 0
+    return True
 
 
 def _starts(*firsts: bytes) -> Callable[[Path, bytes], bool]:
@@ -323,7 +303,7 @@ FORMATS = [
     Format("binary", lambda _, head: True),
 ]
 # Signatures so short that ids may begin with them.
-RAW_IDS = ("UTF-16", "a picture or program", "text", "binary")
+RAW_IDS = ("UTF-16", "a picture or program", "binary")
 
 
 def _has_index(path: Path, first: bytes = b"MMIDIDX\0\0") -> bool:

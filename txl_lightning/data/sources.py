@@ -204,9 +204,9 @@ def cut_file(path: Path, fractions: Sequence[float] = FRACTIONS, alignment: Alig
     return by_split(Part(path, start, stop, alignment) for start, stop in pairwise([0, *shares, None]))
 
 
-def cut_parts(parts: Sequence[Part], sizes: Sequence[int], fractions: Sequence[float]) -> Parts:
-    """Cut parts of these sizes, one after the other, into splits by fractions; a cut part continues in the next one."""
-    ends = np.cumsum(sizes).tolist()
+def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
+    """Cut whole files, one after the other, into splits by fractions; a cut part continues in the next one."""
+    ends = np.cumsum([part.size for part in parts]).tolist()
     cuts = [0, *(int(share * ends[-1]) for share in np.cumsum(fractions)[:-1].tolist()), ends[-1]]
     splits: Parts = {split: [] for split in SPLITS}
     for split, (start, stop) in zip(SPLITS, pairwise(cuts), strict=True):
@@ -420,7 +420,7 @@ def _checksum(folder: Path, description: dict[str, Any]) -> str:
     """Return a checksum of the description, the sizes of all arrays and the bytes of small ones: large take long."""
     sizes = {path: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != DESCRIPTION}
     arrays = [
-        (path.name, size, zlib.crc32(path.read_bytes()) if size < LARGE_FILE_BYTES else 0)
+        (path.name, size, zlib.crc32(_mapped_array(path).data) if size < LARGE_FILE_BYTES else 0)
         for path, size in sizes.items()
     ]
     return hashlib.sha256(json.dumps([description, arrays]).encode()).hexdigest()
