@@ -113,57 +113,46 @@ def load_corpus(
         value, allowed = getattr(config, name, None), f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = corpus_source(config, whole)
-    make, given, sample = source.vocabulary, vocabulary, None
+    given, sample, least = vocabulary, None, config.min_count
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
-    require(config.min_count in (None, 1) or isinstance(make, partial), "data.min_count", config.min_count, allowed)
+    require(least in (None, 1) or not source.published, "data.min_count", least, allowed)
     if config.level == "ids":
         vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, given)
     elif config.level == "bpe" and given is None:
         vocabulary, sample = _tokenizer(config, source, checksum)
     if given is not None and given.by_line:
         notice("subwords are those of single lines, as versions before 0.5.0 trained on (docs/data.md#subwords)")
-    one_part = all(len(parts) == 1 for parts in source.parts.values())
     pattern = start_pattern(config.document_start) if marked else None
-    description: dict[str, Any] = {}
+    one_part = all(len(parts) == 1 for parts in source.parts.values())
+    unknown: dict[str, float] = {}
     if vocabulary is not None and config.level == "ids" and one_part and not (marked and config.document_start):
         # Never copied, however large.
+        parts = {split: part for split, (part,) in source.parts.items()}
+        starts = {split: np.append(0, part.inner_starts()) for split, part in parts.items()}
         splits: dict[str, Any] = {
-            split: SplitTokens(part.ids(), None, part.path) for split, (part,) in source.parts.items()
+            split: SplitTokens(part.ids(), starts[split] if marked else None, part.path)
+            for split, part in parts.items()
         }
-        starts = {split: np.append(0, part.inner_starts()) for split, (part,) in source.parts.items()}
     else:
+        make = source.vocabulary
         made = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
         closed = getattr(config, "sentence_marks", "start") == "both"
         key = cache_key(checksum, vocabulary or made, closed, pattern and pattern.pattern)
-        prepare = partial(_prepare, source, vocabulary, closed, pattern)
         try:
-            arrays, description = cached(expand(config.cache_dir), key, prepare)
+            arrays, description = cached(
+                expand(config.cache_dir), key, partial(_prepare, source, vocabulary, closed, pattern)
+            )
         except UserError as error:
             raise UserError(f"{source.name}: {error}") from error
-        vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
-        splits = {split: arrays[split] for split in source.parts}
-        starts = {split: arrays[f"{split}.starts"] for split in splits}
-    if marked:
-        for split, tokens in splits.items():
-            of_file = isinstance(tokens, SplitTokens)
-            splits[split] = SplitTokens(
-                tokens.tokens if of_file else tokens, starts[split], tokens.path if of_file else None
-            )
-    unknown = description.get("unknown", {})
+        vocabulary, unknown = Vocabulary.from_state_dict(description["vocabulary"]), description["unknown"]
+        starts = {split: arrays[f"{split}.starts"] for split in source.parts}
+        splits = {split: SplitTokens(arrays[split], starts[split]) if marked else arrays[split] for split in starts}
     if given is None and not unknown.get("train") and any(unknown.values()):
         shares = ", ".join(f"{unknown[split]:.1%} of {split}" for split in SPLITS)
         more = 1 + (config.min_count or 1)
         notice(f"data={config.name}: <unk> is never trained ({shares}); data.min_count={more} makes rare symbols <unk>")
-    return Corpus(
-        name=source.name,
-        unknown=unknown,
-        splits=splits,
-        vocabulary=vocabulary,
-        checksum=checksum,
-        cutoffs=source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else (),
-        documents=starts,
-        sample=sample,
-    )
+    cutoffs = source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else ()
+    return Corpus(source.name, splits, vocabulary, checksum, cutoffs, starts, unknown, sample)
 
 
 def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
