@@ -233,10 +233,10 @@ corpus_of({listed[0]!r}, __import__("pathlib").Path({str(tmp_path)!r}), level="b
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     (left,) = (tmp_path / "cache").glob(".*")
-    (tmp_path / "cache/.held.unfinished").mkdir()
-    for folder in (left, tmp_path / "cache/.held.unfinished"):
+    (tmp_path / "cache/.part-held").mkdir()
+    for folder in (left, tmp_path / "cache/.part-held"):
         os.utime(folder, (0, 0))
-    with sources._locked(tmp_path / "cache/.held.unfinished"):  # by a preparation that goes on
+    with sources._locked(tmp_path / "cache/.part-held"):  # by a preparation that goes on
         corpus_of(listed[1], tmp_path, level="byte")
         assert not left.exists()
-        assert (tmp_path / "cache/.held.unfinished").exists()
+        assert (tmp_path / "cache/.part-held").exists()

@@ -36,7 +36,6 @@ from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
-PACKED = 8  # times as large as its file a compressed text may be
 SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
 LEVELS_OF_OPTIONS = {
     "vocab_size": ("bpe", "ids"),
@@ -114,57 +113,46 @@ def load_corpus(
         value, allowed = getattr(config, name, None), f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = corpus_source(config, whole)
-    make, given, sample = source.vocabulary, vocabulary, None
+    given, sample, least = vocabulary, None, config.min_count
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
-    require(config.min_count in (None, 1) or isinstance(make, partial), "data.min_count", config.min_count, allowed)
+    require(least in (None, 1) or not source.published, "data.min_count", least, allowed)
     if config.level == "ids":
         vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, given)
     elif config.level == "bpe" and given is None:
         vocabulary, sample = _tokenizer(config, source, checksum)
     if given is not None and given.by_line:
         notice("subwords are those of single lines, as versions before 0.5.0 trained on (docs/data.md#subwords)")
-    one_part = all(len(parts) == 1 for parts in source.parts.values())
     pattern = start_pattern(config.document_start) if marked else None
-    description: dict[str, Any] = {}
+    one_part = all(len(parts) == 1 for parts in source.parts.values())
+    unknown: dict[str, float] = {}
     if vocabulary is not None and config.level == "ids" and one_part and not (marked and config.document_start):
         # Never copied, however large.
+        parts = {split: part for split, (part,) in source.parts.items()}
+        starts = {split: np.append(0, part.inner_starts()) for split, part in parts.items()}
         splits: dict[str, Any] = {
-            split: SplitTokens(part.ids(), None, part.path) for split, (part,) in source.parts.items()
+            split: SplitTokens(part.ids(), starts[split] if marked else None, part.path)
+            for split, part in parts.items()
         }
-        starts = {split: np.append(0, part.inner_starts()) for split, (part,) in source.parts.items()}
     else:
+        make = source.vocabulary
         made = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
         closed = getattr(config, "sentence_marks", "start") == "both"
         key = cache_key(checksum, vocabulary or made, closed, pattern and pattern.pattern)
-        prepare = partial(_prepare, source, vocabulary, closed, pattern)
         try:
-            arrays, description = cached(expand(config.cache_dir), key, prepare)
+            arrays, description = cached(
+                expand(config.cache_dir), key, partial(_prepare, source, vocabulary, closed, pattern)
+            )
         except UserError as error:
             raise UserError(f"{source.name}: {error}") from error
-        vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
-        splits = {split: arrays[split] for split in source.parts}
-        starts = {split: arrays[f"{split}.starts"] for split in splits}
-    if marked:
-        for split, tokens in splits.items():
-            of_file = isinstance(tokens, SplitTokens)
-            splits[split] = SplitTokens(
-                tokens.tokens if of_file else tokens, starts[split], tokens.path if of_file else None
-            )
-    unknown = description.get("unknown", {})
+        vocabulary, unknown = Vocabulary.from_state_dict(description["vocabulary"]), description["unknown"]
+        starts = {split: arrays[f"{split}.starts"] for split in source.parts}
+        splits = {split: SplitTokens(arrays[split], starts[split]) if marked else arrays[split] for split in starts}
     if given is None and not unknown.get("train") and any(unknown.values()):
         shares = ", ".join(f"{unknown[split]:.1%} of {split}" for split in SPLITS)
         more = 1 + (config.min_count or 1)
         notice(f"data={config.name}: <unk> is never trained ({shares}); data.min_count={more} makes rare symbols <unk>")
-    return Corpus(
-        name=source.name,
-        unknown=unknown,
-        splits=splits,
-        vocabulary=vocabulary,
-        checksum=checksum,
-        cutoffs=source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else (),
-        documents=starts,
-        sample=sample,
-    )
+    cutoffs = source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else ()
+    return Corpus(source.name, splits, vocabulary, checksum, cutoffs, starts, unknown, sample)
 
 
 def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
@@ -194,16 +182,9 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
             for part in parts:
-                cuts: tuple[Any, ...] = (
-                    name,
-                    checksum_of(part.path),
-                    part.start,
-                    part.stop,
-                    part.alignment,
-                    part.format,
-                )
-                cuts += (part.offset, checksum_of(part.starts)) if part.starts else ()
-                digest.update(repr(cuts).encode())
+                cuts = (name, checksum_of(part.path), part.start, part.stop, part.alignment, part.format)
+                starts = (part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest()) if len(part.starts) else ()
+                digest.update(repr(cuts + starts).encode())
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     if source.checksum not in (None, checksum := digest.hexdigest()):
@@ -234,8 +215,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocab
     most = source.subwords if size is None else size
 
     def train(_: Path) -> dict[str, Any]:
-        n_bytes = sum(map(len, read(source.parts["train"]))) if _is_large(source.parts["train"]) else 0
-        every = max(1, round(n_bytes / SAMPLE_BYTES))
+        every = max(1, round(sum(part.size for part in source.parts["train"]) / SAMPLE_BYTES))
         chunks = islice(decoded(read(source.parts["train"])), 0, None, every)
         tokenizer = train_byte_pairs(chunks, most, least=size or N_BYTES)
         return {"tokenizer": tokenizer, "sample": 1 / every if every > 1 else None}
@@ -244,13 +224,6 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocab
     if description["sample"]:
         notice(f"data={config.name}: subwords are trained on {description['sample']:.1%} of the training split")
     return Vocabulary.of_tokenizer(description["tokenizer"]), description["sample"]
-
-
-def _is_large(parts: Iterable[Part]) -> bool:
-    """Return whether a compressed text may have more than `SAMPLE_BYTES`, or a plain one has."""
-    return (
-        sum(part.path.stat().st_size * PACKED for part in {part.path: part for part in parts}.values()) > SAMPLE_BYTES
-    )
 
 
 def start_pattern(document_start: str | None) -> Pattern:

@@ -9,9 +9,11 @@ import struct
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,9 @@ LLM_C = {20240520: "uint16", 20240801: "uint32"}  # first number of the header: 
 LLM_C_HEADER = 256 * 4
 BLOCK_OF_TAR = 512
 FIRST_RECORDS = 100  # that show which columns there are
-NO_STARTS = np.zeros(0, np.int64)
 
 Columns = list[str]
 Values = Callable[[str], Iterable[Any]]  # of a column, one for each record
-Ids = tuple[Part, np.ndarray]  # and where documents begin, or nothing
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Format:
     name: str
     known: Callable[[Path, bytes], bool]
     records: Callable[[Path, Any], tuple[Columns, Values]] | None = None
-    ids: Callable[[Path], Ids] | None = None
+    ids: Callable[[Path], Part] | None = None
     hint: str = ""
 
 
@@ -137,65 +137,49 @@ def _tar(path: Path, content: Any) -> tuple[Columns, Values]:
     if content[-BLOCK_OF_TAR:] != bytes(BLOCK_OF_TAR):
         raise tarfile.ReadError("its end is missing")
     with tarfile.open(fileobj=content, mode="r:") as opened:
-        names = [name_of_sample(member.name) for member in opened if member.isfile()]
-    keys, kinds = {key.rpartition("/")[2].lower() for key, _ in names}, Counter(kind for _, kind in names)
-    if {"train", "test"} <= keys:
+        files = [(*key_and_kind(member.name), member) for member in opened if member.isfile()]
+    if {"train", "test"} <= {key.rpartition("/")[2].lower() for key, *_ in files}:
         raise tarfile.ReadError("its files are splits: unpack it")
-    content.seek(0)
-    samples = _samples(content)
-    first = next(samples, {})
-    usual = [kind for kind, n in kinds.items() if 2 * n >= len({key for key, _ in names})]
-    return [*dict.fromkeys((*usual, *first))], lambda column: (s.get(column) for s in chain([first], samples))
+
+    def records() -> Iterator[dict[str, Any]]:
+        for _, of_sample in groupby(files, key=itemgetter(0)):
+            sample: dict[str, Any] = {}
+            for _, kind, member in of_sample:
+                held = content[member.offset_data : member.offset_data + member.size]
+                sample |= json.loads(held) if kind == "json" else {kind: held}
+            yield sample
+
+    n_samples = len({key for key, *_ in files})
+    usual = [kind for kind, n in Counter(kind for _, kind, _ in files).items() if 2 * n >= n_samples]
+    return [*dict.fromkeys((*usual, *next(records(), {})))], lambda column: (one.get(column) for one in records())
 
 
-def name_of_sample(name: str) -> tuple[str, str]:
+def key_and_kind(name: str) -> tuple[str, str]:
     """Return the key of a file in a tar, and its kind: its name up to the first dot, and what follows."""
     folder, _, file = name.rpartition("/")
     key, _, kind = file.partition(".")
     return f"{folder}/{key}", kind.lower()
 
 
-def _samples(content: Any) -> Iterator[dict[str, Any]]:
-    before = ""
-    sample: dict[str, Any] = {}
-    with tarfile.open(fileobj=content, mode="r:") as opened:
-        for member in filter(tarfile.TarInfo.isfile, opened):
-            key, kind = name_of_sample(member.name)
-            if sample and key != before:
-                yield sample
-                sample = {}
-            before, held = key, opened.extractfile(member).read()  # type: ignore[union-attr]
-            sample |= json.loads(held) if kind == "json" else {kind: _decoded(held)}
-    if sample:
-        yield sample
-
-
-def _decoded(content: bytes) -> str | bytes:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:  # a picture beside the text
-        return content
-
-
-def _numpy(path: Path) -> Ids:
+def _numpy(path: Path) -> Part:
     ids = np.load(path, mmap_mode="r")
     kind = ids.dtype
     require(kind.kind in "iu", "data.path", path, f"must hold an array of integers, not {kind}")
     shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
     require(ids.ndim == 1, "data.path", path, shape)
-    return Part(path, 0, len(ids), format=kind.name if kind.isnative else kind.str, offset=ids.offset), NO_STARTS
+    return Part(path, 0, len(ids), format=kind.name if kind.isnative else kind.str, offset=ids.offset)
 
 
-def _llm_c(path: Path) -> Ids:
+def _llm_c(path: Path) -> Part:
     magic, version, n_ids = struct.unpack_from("<3i", first_bytes(path))
     require(version in (1, 7), "data.path", path, f"must be of version 1 or 7 of llm.c, not {version}")
     kind = np.dtype(LLM_C[magic])
     held = (path.stat().st_size - LLM_C_HEADER) // kind.itemsize
     require(n_ids == held, "data.path", path, f"must have the {n_ids:,} ids of its header; it has {held:,}")
-    return Part(path, 0, n_ids, format=kind.name, offset=LLM_C_HEADER), NO_STARTS
+    return Part(path, 0, n_ids, format=kind.name, offset=LLM_C_HEADER)
 
 
-def _indexed(path: Path) -> Ids:
+def _indexed(path: Path) -> Part:
     """Map the ids of Megatron or fairseq: `.bin` without a header, beside an index of type, sequences and documents."""
     index = path.with_suffix(".idx").read_bytes()
     code, n = struct.unpack_from("<BQ", index, 17)
@@ -209,15 +193,15 @@ def _indexed(path: Path) -> Ids:
     require(whole, "data.path", path, "must have the sequences of its .idx one after the other, and no more")
     if not of_fairseq:
         starts = starts[np.frombuffer(index, "<i8", struct.unpack_from("<Q", index, 26)[0], at + 12 * n)]
-    return Part(path, 0, path.stat().st_size // kind.itemsize, format=kind.name), starts
+    return Part(path, 0, path.stat().st_size // kind.itemsize, format=kind.name, starts=starts)
 
 
-def _datatrove(path: Path) -> Ids:
+def _datatrove(path: Path) -> Part:
     ends = np.fromfile(path.with_name(f"{path.name}.index"), "<i8")
     kind = {2: "uint16", 4: "uint32"}.get(path.stat().st_size // max(1, int(ends[-1])), "")
     whole = kind != "" and path.stat().st_size == int(ends[-1]) * np.dtype(kind).itemsize
     require(whole, "data.path", path, f"must have the {ends[-1]:,} ids of its .index, of two or four bytes")
-    return Part(path, 0, int(ends[-1]), format=kind), np.append(0, ends)
+    return Part(path, 0, int(ends[-1]), format=kind, starts=np.append(0, ends))
 
 
 @cache
@@ -230,19 +214,15 @@ def _described(folder: Path, by: str) -> bool:
 
 
 def _is_json_lines(path: Path, head: bytes) -> bool:
-    if suffix(path) in (".jsonl", ".ndjson"):
-        return not head.removeprefix(BOM).lstrip().startswith(b"[")
     lines = [line for line in head.removeprefix(BOM).split(b"\n") if line.strip()]
-    whole = lines[:-1] if len(head) >= HEAD_BYTES else lines
+    if suffix(path) in (".jsonl", ".ndjson"):
+        return not lines or not lines[0].lstrip().startswith(b"[")
+    whole = lines[:-1] if len(head) >= HEAD_BYTES else lines  # none if the first record goes on
     if not lines or not lines[0].startswith(b"{"):
         return False
-    if not whole:  # the first record goes on
-        return bool(WITH_COLUMN.match(head))
-    try:
-        records = list(map(json.loads, whole[:2]))
-    except ValueError:
-        return False
-    return len(records) > 1 or bool(WITH_COLUMN.match(whole[0]))
+    with suppress(ValueError):
+        return len([*map(json.loads, whole[:2])]) > 1 or bool(WITH_COLUMN.match([*whole, head][0]))
+    return False
 
 
 def _delimiter(path: Path, head: bytes) -> str:
@@ -252,15 +232,13 @@ def _delimiter(path: Path, head: bytes) -> str:
 
 def _is_tfrecords(path: Path, head: bytes) -> bool:
     """Return whether each record has its length in eight bytes before it, four of a checksum on either side."""
-    at, size, n_records = 0, path.stat().st_size, 0
-    with path.open("rb") as file:
-        while at < size and n_records < 8:
-            file.seek(at)
-            n_bytes = int.from_bytes(file.read(8), "little")
-            if not 0 < n_bytes <= size - at - 16:
-                return False
-            at, n_records = at + 16 + n_bytes, n_records + 1
-    return n_records > 0
+    content, at = np.memmap(path, mode="r"), 0
+    for _ in range(8):
+        n_bytes = int.from_bytes(bytes(content[at : at + 8]), "little")
+        at += 16 + n_bytes
+        if at >= len(content) or not n_bytes:
+            return at == len(content) and n_bytes > 0
+    return True
 
 
 def _starts(*firsts: bytes) -> Callable[[Path, bytes], bool]:
@@ -325,7 +303,7 @@ FORMATS = [
     Format("binary", lambda _, head: True),
 ]
 # Signatures so short that ids may begin with them.
-RAW_IDS = ("UTF-16", "a picture or program", "text", "binary")
+RAW_IDS = ("UTF-16", "a picture or program", "binary")
 
 
 def _has_index(path: Path, first: bytes = b"MMIDIDX\0\0") -> bool:

@@ -11,7 +11,7 @@ import tarfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,11 @@ SPLIT_NAMES = {
     "valid": r"val|valid(?:ation|set)?|dev(?:el|elopment|set)?|eval(?:uation)?|held-?out",
     "test": r"tst|test(?:ing|set|data)?",
 }
-SHORT_NAMES = {"train": "tr", "valid": "va", "test": "te"}  # also of languages: all three or none
+SPLIT = re.compile(
+    "|".join(rf"(?P<{split}>(?<![a-z])(?:{word})(?![a-z]))" for split, word in SPLIT_NAMES.items()), re.IGNORECASE
+)
+WORD_IN_NAME = re.compile(r"(?<=[a-z])(?=[A-Z])")
+SHORT_NAMES = {"tr": "train", "va": "valid", "te": "test"}  # also of languages: all three or none
 HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}', without valid and test they are cut from train"
 # Files beside the data that describe it.
 DESCRIPTIONS = re.compile(
@@ -58,11 +62,25 @@ ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog)\b.*|.*\.md", re.IGNO
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 RAW_SUFFIXES = ("", ".bin", ".npy", ".ds", ".raw", ".dat", ".u16", ".u32")
 TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
+# What libraries raise for a damaged file.
+UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+UNREADABLE += (RecursionError, struct.error, tarfile.TarError, csv.Error)
 IDS_AT_ONCE = 1 << 22
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 FEW_DISTINCT = 20  # times as many ids as occur
 MOST_COUNTED = 1 << 24  # ids that are counted one by one
-Files = dict[str, list[Path]]  # by split, or under "" if they are joined and cut
+
+
+@dataclass(frozen=True)
+class Found:
+    """File that can be read at the level: its format, and of a table the column."""
+
+    path: Path
+    row: Format
+    column: str = ""
+
+
+Files = dict[str, list[Found]]  # by split, or under "" if they are joined and cut
 
 
 @register_corpus("file", *LEVELS, "ids", options=FileData)
@@ -91,40 +109,31 @@ def file(config: FileData, whole: bool = False) -> Source:
     require(good, "data.fractions", fractions, "must be three positive numbers (train, valid, test) with sum 1")
     name, files = _files(config.path, config, not whole)
     kinds: dict[str, None] = {}
-    parts = {split: [part for path in paths for part in _parts(path, config, kinds)] for split, paths in files.items()}
+    parts = {split: [*filter(None, (_part(one, config, kinds) for one in found))] for split, found in files.items()}
     for split, found in parts.items():
-        of_split = f" in {_few(files[split])}" if split else ""
+        of_split = f" in {_few(one.path for one in files[split])}" if split else ""
         require(bool(found), "data.path", config.path, f"must have {'ids' if ids else 'text'}: it is empty{of_split}")
     if whole:
         parts = {WHOLE: [part for of_split in parts.values() for part in of_split]}
     elif missing := [split for split in SPLITS if split not in files]:
         joined = parts.pop("", None) or parts["train"]
-        if len(missing) == 3 and not ids and joined == [plain := Part(joined[0].path, alignment=joined[0].alignment)]:
-            cut = cut_file(plain.path, fractions, plain.alignment)
+        first = joined[0]
+        if len(missing) == 3 and not (ids or joined[1:] or first.start or len(first.starts)):
+            cut = cut_file(first.path, fractions, first.alignment)
         else:
             shares = np.array([n * (split in (*missing, "train")) for split, n in zip(SPLITS, fractions, strict=True)])
-            cut = cut_parts(joined, list(map(_size, joined)), (shares / shares.sum()).tolist())
-        parts |= {split: cut[split] for split in {"train", *missing}}
+            cut = cut_parts(joined, (shares / shares.sum()).tolist())
+        parts = {split: cut[split] if split in (*missing, "train") else parts[split] for split in SPLITS}
         if len({part.path for part in joined}) > 1 or "" not in files:
-            sizes = ", ".join(f"{split} {sum(map(_size, parts[split])):,}" for split in SPLITS)
+            sizes = ", ".join(f"{split} {sum(part.size for part in parts[split]):,}" for split in SPLITS)
             verb = "joined and cut" if "" in files else f"{' and '.join(missing)} cut from the end of train"
             notice(f"data.path={name}: {verb}, {'ids' if ids else 'bytes'} of each split: {sizes}")
-    parts = {split: parts[split] for split in (SPLITS if not whole else (WHOLE,))}
+    parts = {split: parts[split] for split in (WHOLE, *SPLITS) if split in parts}
     if kinds:
         n_documents = {split: sum(1 + len(part.inner_starts()) for part in parts[split]) for split in parts}
         counts = ", ".join(f"{split} {n:,}" for split, n in n_documents.items())
         notice(f"data.path={name}: {' and '.join(kinds)}; documents of each split: {counts}")
     return Source(name, parts, open_vocabulary(config), subwords=2048)
-
-
-def _size(part: Part) -> int:
-    """Return the number of bytes or ids of a part; its start and stop are not fractions."""
-    if part.stop is not None:
-        return int(part.stop - part.start)
-    if part.format != "plain":
-        return len(part.ids())
-    with mapped(part.path) as text:
-        return len(text) - int(part.start)
 
 
 def _files(given: Any, config: FileData, splits: bool = True) -> tuple[str, Files]:
@@ -144,20 +153,22 @@ def _files(given: Any, config: FileData, splits: bool = True) -> tuple[str, File
     require(bool(listed) and all(isinstance(path, str) and path for path in listed), "data.path", given, allowed)
     try:
         roots = [_with_suffix(not_special(path)) for path in listed]
-        found = {path for root in roots for path in (_files_of_folder(root, config) if root.is_dir() else [root])}
-        sizes = {path: size for path in sorted(found) if (size := path.stat().st_size)}
-        for path in sizes:
-            path.open("rb").close()
+        found = {
+            one.path: one
+            for root in roots
+            for one in (_found_in(root, config) if root.is_dir() else [_found(root, config)])
+            if one is not None
+        }
     except OSError as error:
         which = f"{error.filename} " if str(error.filename) != given else ""
         raise OptionError("data.path", given, f"{which}cannot be read ({error.strerror})") from error
-    require(bool(sizes), "data.path", given, "must not be empty")
-    name = roots[0].name or roots[0].resolve().name
-    name += f" and {len(sizes) - 1} more" if len(roots) > 1 and len(sizes) > 1 else ""
-    if len(sizes) == 1 or not splits:
-        return name, {"": list(sizes)}
+    require(bool(found), "data.path", given, "must not be empty")
+    name, files = roots[0].name or roots[0].resolve().name, [found[path] for path in sorted(found)]
+    name += f" and {len(files) - 1} more" if len(roots) > 1 and len(files) > 1 else ""
+    if len(files) == 1 or not splits:
+        return name, {"": files}
     base = roots[0] if len(roots) == 1 else Path(os.path.commonpath([root.absolute().parent for root in roots]))
-    return name, _by_name(sizes, base.absolute(), given, len(roots) == 1)
+    return name, _by_name(files, base.absolute(), given, len(roots) == 1)
 
 
 def _with_suffix(path: Path) -> Path:
@@ -172,29 +183,19 @@ def _split_of(name: str) -> str:
     A folder whose whole name is a split counts first, then the name of the file, then the other folders.
     """
     *folders, file = Path(name).parts
-    for part in reversed(folders):
-        for split, word in SPLIT_NAMES.items():
-            if re.fullmatch(word, part, re.IGNORECASE):
-                return split
-    for part in (file, *reversed(folders)):
-        if says := [split for split, found in _words_of_splits(part) if found]:
-            return says[0] if len(says) == 1 else ""
+    folders.reverse()
+    for part in (*filter(SPLIT.fullmatch, folders), file, *folders):
+        if says := {match.lastgroup for match in SPLIT.finditer(WORD_IN_NAME.sub("-", part))}:
+            return str(says.pop()) if len(says) == 1 else ""
     return ""
-
-
-def _words_of_splits(part: str) -> list[tuple[str, list[str]]]:
-    """Return the words for each split in a part of a path."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", part)
-    patterns = {split: rf"(?<![a-z])(?:{word})(?![a-z])" for split, word in SPLIT_NAMES.items()}
-    return [(split, re.findall(pattern, words, re.IGNORECASE)) for split, pattern in patterns.items()]
 
 
 def _set_of(name: str) -> str:
     """Return a path with `*` in place of the words for splits, and without its numbers: equal in one data set."""
-    return re.sub(r"\d+", "", re.sub("|".join(f"(?:{word})" for word in SPLIT_NAMES.values()), "*", name.lower()))
+    return re.sub(r"\d+", "", SPLIT.sub("*", WORD_IN_NAME.sub("-", name)).lower())
 
 
-def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool) -> Files:
+def _by_name(files: list[Found], base: Path, given: Any, is_folder: bool) -> Files:
     """Return files by the splits that their names below a folder say, or all joined under "" if they say none.
 
     Files are splits if one is train and another valid or test. Of a folder, the files that are no split are left out if
@@ -203,33 +204,37 @@ def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool)
     Raises:
         OptionError: some files of a list are splits and others are not.
     """
+    names = {one.path: one.path.absolute().relative_to(base).as_posix() for one in files}
+    short = {SHORT_NAMES.get(one.path.stem): [one] for one in files}
+    if {*SPLITS} <= {*short}:
+        return {split: short[split] for split in SPLITS}
     found: Files = {}
-    names = {path: path.absolute().relative_to(base).as_posix() for path in sizes}
-    short = {Path(name).stem: path for path, name in names.items()}
-    if {*SHORT_NAMES.values()} <= {*short}:
-        return {split: [short[name]] for split, name in SHORT_NAMES.items()}
-    for path, name in names.items():
-        found.setdefault(_split_of(name), []).append(path)
-    others = found.pop("", [])
-    larger = sum(map(sizes.__getitem__, others)) > sum(sizes.values()) / 2
-    if not {"valid", "test"} & set(found) or (is_folder and (larger or "train" not in found)):
-        return {"": list(sizes)}
+    for one in files:
+        found.setdefault(_split_of(names[one.path]), []).append(one)
+    others = [one.path for one in found.pop("", [])]
+    larger = _size(others) > _size(names) / 2
+    if not {"valid", "test"} & {*found} or (is_folder and (larger or "train" not in found)):
+        return {"": files}
     mixed = f"has files that are splits and {others[0].name}, which is none; {HINT}" if others else HINT
     require(is_folder or ("train" in found and not others), "data.path", given, mixed)
     if others:
         notice(f"data.path={given}: the names of {_few(others)} say no split; left out")
-    sets = [{_set_of(names[path]) for path in paths} for paths in found.values()]
+    sets = [{_set_of(names[one.path]) for one in of_split} for of_split in found.values()]
     if is_folder and len(several := set.union(*sets)) > 1 and any(len(of_split) > 1 for of_split in sets):
         notice(f"data.path={given}: {len(several)} sets of files are joined: {', '.join(sorted(several)[:5])}")
     return found
 
 
-def _few(paths: list[Path]) -> str:
-    names = ", ".join(path.name for path in paths[:3])
-    return f"{names} and {len(paths) - 3} more files" if len(paths) > 3 else names
+def _few(paths: Iterable[Path]) -> str:
+    first, *more = [path.name for path in paths]
+    return f"{', '.join([first, *more[:2]])} and {len(more) - 2} more files" if more[2:] else ", ".join([first, *more])
 
 
-def _files_of_folder(root: Path, config: FileData) -> list[Path]:
+def _size(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+def _found_in(root: Path, config: FileData) -> list[Found]:
     """Return the files of a folder and its folders that can be read, all plain texts or all tables; name the others.
 
     Names that begin with a dot and `__pycache__` are not entered; of `save_to_disk` only the files that it lists are.
@@ -248,78 +253,68 @@ def _files_of_folder(root: Path, config: FileData) -> list[Path]:
         if {"state.json", "dataset_info.json"} <= {*names}:
             names = [file["filename"] for file in json.loads(Path(folder, "state.json").read_bytes())["_data_files"]]
         files += [Path(folder, name) for name in names if not name.startswith(".") and not DESCRIPTIONS.fullmatch(name)]
-    sizes = {path: path.stat().st_size for path in sorted(files) if path.is_file()}
     why: dict[Path, str] = {}
-    plain: list[Path] = []
-    tables: list[Path] = []
-    for path in (path for path, size in sizes.items() if size):
-        path.open("rb").close()
+    found: dict[bool, list[Found]] = {False: [], True: []}  # whether it is a table
+    for path in sorted(filter(Path.is_file, files)):
         try:
-            row = format_of(path)
-            _check(path, row, config, named=False)
-            (tables if row.records else plain).append(path)
+            if one := _found(path, config, named=False):
+                found[bool(one.column)].append(one)
         except OptionError as error:
             why[path] = error.allowed if error.option == "data.path" else f"({error.option}) {error.allowed}"
-    about = [path for path in plain if tables and ABOUT.fullmatch(path.name)]
-    plain = [path for path in plain if path not in about]
-    kept, other = sorted((plain, tables), key=lambda paths: -sum(map(sizes.__getitem__, paths)))
-    why |= dict.fromkeys(other, "is not of the same kind")
-    if about:
+    if found[True] and (about := [one.path for one in found[False] if ABOUT.fullmatch(one.path.name)]):
+        found[False] = [one for one in found[False] if one.path not in about]
         notice(f"data.path={root}: {_few(about)}: left out, beside tables")
+    kept, other = sorted(found.values(), key=lambda files: -_size(one.path for one in files))
+    why |= dict.fromkeys((one.path for one in other), "is not of the same kind")
     if why:
-        worst = max(why, key=sizes.__getitem__)
-        most = sum(map(sizes.__getitem__, why)) <= sum(map(sizes.__getitem__, kept))
+        worst = max(why, key=lambda path: path.stat().st_size)
+        most = _size(why) <= _size(one.path for one in kept)
         require(most, "data.path", root, f"has more that cannot be read than text or ids: {worst.name} {why[worst]}")
-        notice(f"data.path={root}: {_few([*why])}: left out; {worst.name} {why[worst]}")
+        notice(f"data.path={root}: {_few(why)}: left out; {worst.name} {why[worst]}")
     return kept
 
 
-def _check(path: Path, row: Format, config: FileData, named: bool) -> str:
-    """Return the column to read, or nothing for a file without columns.
+def _found(path: Path, config: FileData, named: bool = True) -> Found | None:
+    """Return what a file is, by its first bytes; None if it is empty.
 
     Args:
         path: a file.
-        row: its format.
         config: group `data`.
         named: the file was named, not found in a folder.
 
     Raises:
         OptionError: nothing of the level can be read from it.
+        OSError: it cannot be opened.
     """
-    ids = config.level == "ids"
+    with path.open("rb") as file:
+        if not file.read(1):
+            return None
+    row, ids = format_of(path), config.level == "ids"
     if row.records is not None:
         with _naming(path), mapped(path) as content:
             columns, _ = row.records(path, content)
         require(bool(columns), "data.path", path, f"must have records of {row.name}: it is empty")
-        return _column(path, columns, config)
+        return Found(path, row, _column(path, columns, config))
     of_table = f"must be null for {path}: it is {row.name}, no table"
     require(config.column is None, "data.column", config.column, of_table)
-    if row.hint:
-        raise OptionError("data.path", path, f"must be {'ids' if ids else 'a text'}, not {row.name}: {row.hint}")
+    require(not row.hint, "data.path", path, f"must be {'ids' if ids else 'a text'}, not {row.name}: {row.hint}")
     if ids:
         require(not is_packed(path), "data.path", path, "must be ids that can be mapped, not compressed: unpack it")
-        held = "digits of a text" if not first_bytes(path).translate(None, TEXT_OF_IDS) else row.name
-        raw = (
-            row.name in RAW_IDS
-            and held != "digits of a text"
-            and suffix(path) in RAW_SUFFIXES
-            and path.suffix == suffix(path)
-        )
-        if held == "text":
-            raw &= config.dtype in (None, "uint8")
-        require(row.ids is not None or raw, "data.path", path, f"must be ids, not {held}: save them with numpy.save")
+        held = row.name if first_bytes(path).translate(None, TEXT_OF_IDS) else "digits of a text"
+        raw = held in RAW_IDS or (held == "text" and config.dtype in (None, "uint8"))
+        raw = row.ids is not None or (raw and path.suffix.lower() in RAW_SUFFIXES)
+        require(raw, "data.path", path, f"must be ids, not {held}: save them with numpy.save")
         types = f"must be {', '.join(RAW_DTYPES)} for {path.name}: a raw file does not state the type of its ids"
         require(row.ids is not None or config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
-        return ""
+        return Found(path, row)
     require(row.ids is None, "data.level", config.level, f"must be ids for {path}: it holds {row.name}")
     json_text = named and suffix(path) in (".json", ".jsonl", ".ndjson") and config.level != "byte"
-    require(
-        not json_text, "data.path", path, "must be JSON lines or a list of records: name it .txt to read it as text"
-    )
+    of_json = "must be JSON lines or a list of records: name it .txt to read it as text"
+    require(not json_text, "data.path", path, of_json)
     readable = row.name == "text" or (config.level == "byte" and named)
     others = "data.level=byte reads any bytes, data.level=ids token ids"
     require(readable, "data.path", path, f"must be a text, not {row.name}; {others}")
-    return ""
+    return Found(path, row)
 
 
 def _column(path: Path, columns: Columns, config: FileData) -> str:
@@ -328,60 +323,44 @@ def _column(path: Path, columns: Columns, config: FileData) -> str:
     Raises:
         OptionError: it is not there.
     """
-    usual, others = (ID_COLUMNS, TEXT_COLUMNS) if config.level == "ids" else (TEXT_COLUMNS, ID_COLUMNS)
+    kinds = {"ids": ID_COLUMNS, "bpe": TEXT_COLUMNS}
+    usual = kinds.pop("ids" if config.level == "ids" else "bpe")
     column = config.column or next((name for name in usual if name in columns), None)
-    allowed = f"must be a column of {path}: {', '.join(map(str, columns))}"
-    if column is None and {*others} & {*columns}:
-        allowed += (
-            f" (data.level={'bpe' if config.level == 'ids' else 'ids'} reads {next(iter({*others} & {*columns}))})"
-        )
+    others = [f" (data.level={level} reads {name})" for level, of in kinds.items() for name in of if name in columns]
+    hint = "" if column or not others else others[0]
+    allowed = f"must be a column of {path}: {', '.join(map(str, columns))}{hint}"
     require(column in columns, "data.column", config.column, allowed)
     return str(column)
 
 
-def _parts(path: Path, config: FileData, kinds: dict[str, None]) -> list[Part]:
-    """Return the parts of a file, and note its kind.
+def _part(found: Found, config: FileData, kinds: dict[str, None]) -> Part | None:
+    """Return the text or ids of a file, None if it has none, and note its kind.
 
     Raises:
-        OptionError: it cannot be read as what `data.level` asks for.
+        OptionError: it cannot be read as what its format says.
     """
-    row, ids = format_of(path), config.level == "ids"
-    column = _check(path, row, config, named=True)
-    directory = expand(config.cache_dir)
-    if row.records is not None:
+    path, row, column, ids = found.path, found.row, found.column, config.level == "ids"
+    if column:
         kinds[f"{row.name}, column {column}"] = None
+        directory, held = expand(config.cache_dir), "ids.int32" if ids else "text.uint8"
         key = cache_key(checksum_once(directory, path), "records", column, ids)
-        _, found = cached(directory, key, partial(_store, path, row, column, ids))
-        if found["empty"]:
+        arrays, description = cached(directory, key, partial(_store, found, held))
+        if not len(arrays[Path(held).stem]):
             notice(f"{path}: none of its records has {column}; left out")
-            return []
-        if found["left_out"]:
-            notice(f"{path}: {found['left_out']:,} records have no {column}; left out")
-        where = directory / key
-        if ids:
-            return [Part(where / "ids.int32", format="int32", starts=where / "starts.int64")]
-        return [Part(where / "text.uint8", alignment=ALIGNMENT[config.level], starts=where / "starts.int64")]
+            return None
+        if description["left_out"]:
+            notice(f"{path}: {description['left_out']:,} records have no {column}; left out")
+        way: dict[str, Any] = {"format": "int32"} if ids else {"alignment": ALIGNMENT[config.level]}
+        return Part(directory / key / held, starts=arrays["starts"], **way)
     if not ids:
         if row.name != "text":
             notice(f"data.path={path}: not a text; its bytes are read as they are")
-        start = len(BOM) * first_bytes(path).startswith(BOM)
-        return [Part(path, start, alignment=ALIGNMENT[config.level])]
-    try:
-        if row.ids is None:
-            part, starts = Part(path, format=str(config.dtype)), np.zeros(0, np.int64)
-        else:
-            part, starts = row.ids(path)
-        if len(starts) > 1:
-            key = cache_key("starts", starts.tobytes())
-            cached(directory, key, lambda folder: starts.astype(np.int64).tofile(folder / "starts.int64") or {})  # type: ignore[func-returns-value]
-            part = replace(part, starts=directory / key / "starts.int64")
-        if not row.name.startswith("an array") and row.ids is not None:
+        return Part(path, len(BOM) * first_bytes(path).startswith(BOM), alignment=ALIGNMENT[config.level])
+    with _naming(path):
+        part = Part(path, format=str(config.dtype)) if row.ids is None else row.ids(path)
+        if row.ids is not None and not row.name.startswith("an array"):
             kinds[f"{row.name}, {part.format}"] = None
-        return [part] if len(part.ids()) else []
-    except OptionError:
-        raise
-    except (OSError, ValueError, EOFError, IndexError, struct.error) as error:
-        raise OptionError("data.path", path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        return part if part.size else None
 
 
 @contextmanager
@@ -389,41 +368,34 @@ def _naming(path: Path, place: Callable[[], str] = str) -> Iterator[None]:
     """Name the file, and the place in it, in the error of a library that reads it."""
     try:
         yield
-    except OptionError:
+    except UserError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, tarfile.TarError, csv.Error) as error:
-        reason = " ".join(str(error).split())[:200]
+    except UNREADABLE as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
         raise OptionError("data.path", path, f"{place()}cannot be read ({type(error).__name__}: {reason})") from error
 
 
-def _store(path: Path, row: Format, column: str, ids: bool, folder: Path) -> dict[str, Any]:
+def _store(found: Found, held: str, folder: Path) -> dict[str, Any]:
     """Write the texts of records as UTF-8, or their ids, and where each begins; count records that are null.
 
     Raises:
         OptionError: a record has something else.
     """
-    starts, left_out, at, number = array("q"), 0, 0, 0
-    with _naming(path, lambda: f"record {number + 1} "), mapped(path) as content:
-        _, values = row.records(path, content)  # type: ignore[misc]
-        with (folder / ("ids.int32" if ids else "text.uint8")).open("wb") as file:
-            for value in values(column):
-                for one in _sequences(value) if ids else [value]:
-                    if one is None:
-                        left_out += 1
-                    else:
-                        starts.append(at)
-                        at += file.write(_encoded(one, ids)) // (4 if ids else 1)
-                number += 1
-    if not at:
-        (folder / ("ids.int32" if ids else "text.uint8")).unlink()
-    else:
-        np.array(starts, np.int64).tofile(folder / "starts.int64")
-    return {"left_out": left_out, "empty": not at}
-
-
-def _sequences(value: Any) -> Iterable[Any]:
-    """Return the sequences of ids in a value: itself, or its members if they are lists, as MidiTok writes tracks."""
-    return value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    starts, left_out, at, number, ids = array("q"), 0, 0, 0, held.startswith("ids")
+    naming_record = _naming(found.path, lambda: f"record {number + 1} ")
+    with naming_record, mapped(found.path) as content, (folder / held).open("wb") as file:
+        for value in found.row.records(found.path, content)[1](found.column):  # type: ignore[misc]
+            # Several sequences of ids if its members are lists: tracks, as MidiTok writes.
+            tracks = ids and isinstance(value, list) and value and isinstance(value[0], list)
+            for one in value if tracks else [value]:
+                if one is None:
+                    left_out += 1
+                else:
+                    starts.append(at)
+                    at += file.write(_encoded(one, ids)) // (4 if ids else 1)
+            number += 1
+    np.array(starts, np.int64).tofile(folder / "starts.int64")
+    return {"left_out": left_out}
 
 
 def _encoded(value: Any, ids: bool) -> bytes:
@@ -434,9 +406,10 @@ def _encoded(value: Any, ids: bool) -> bytes:
         if found.size and not 0 <= found.min() <= found.max() < 2**31:
             raise TypeError(f"must be ids from 0 to 2^31 - 1, not {found.min()} to {found.max()}")
         return found.astype(np.int32).tobytes()
-    if not isinstance(value, str):
+    text = value.decode() if isinstance(value, bytes) else value
+    if not isinstance(text, str):
         raise TypeError(f"must be a text, not {str(value)[:40]}")
-    return f"{value.removesuffix(chr(10))}\n".encode()
+    return f"{text.removesuffix(chr(10))}\n".encode()
 
 
 def chunks_of_ids(ids: np.ndarray) -> Iterator[np.ndarray]:
@@ -450,9 +423,12 @@ def map_ids(path: Path, option: str = "data.path") -> np.ndarray:
     Raises:
         OptionError: it cannot be read, or holds something else.
     """
+    config = FileData(level="ids")
     try:
-        (part,) = _parts(path, FileData(level="ids"), {})
-        return part.ids()
+        with _naming(path):
+            found = _found(path, config)
+            part = _part(found, config, {}) if found else None
+        return part.ids() if part else np.zeros(0, np.int64)
     except UserError as error:
         raise OptionError(option, path, getattr(error, "allowed", str(error).removeprefix(f"{path}: "))) from error
 

@@ -12,6 +12,7 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,6 +35,7 @@ from txl_lightning.data.sources import (
 from txl_lightning.errors import UserError, first_line, require
 from txl_lightning.files import expand
 
+Layout = str | Callable[[Path], Parts | None]  # of a folder
 SHARDS_OF_LM1B, TRAIN_SHARDS_OF_LM1B = ("news.en-?????-of-00100", "news.en.heldout-00000-of-00050"), 99
 SECONDS_TO_ANSWER = 15
 DAMAGED = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, zlib.error, EOFError)  # an archive
@@ -88,37 +90,31 @@ def text8(config: DataConfig) -> Source:
 
 def _hundred_mb(config: DataConfig, make_vocabulary: MakeVocabulary, way: str = "") -> Source:
     """Read the 10^8 bytes in one file, or in the three `.raw` files of the original's scripts."""
-    folder = _folder(config, config.name)
 
-    def find() -> Parts | None:
-        path = folder / config.name
-        if not path.is_file():
-            return _files(folder, "{}.txt.raw")
-        size, cuts = path.stat().st_size, [0, *accumulate(CHARACTERS.values())]
-        if size != cuts[-1]:
+    def one_file(folder: Path) -> Parts | None:
+        path, cuts = folder / config.name, [0, *accumulate(CHARACTERS.values())]
+        if path.is_file() and (size := path.stat().st_size) != cuts[-1]:
             raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
-        return by_split(Part(path, start, stop) for start, stop in pairwise(cuts))
+        return by_split(Part(path, start, stop) for start, stop in pairwise(cuts)) if path.is_file() else None
 
-    parts = _find(config, folder, find, f"the file {config.name} (100,000,000 bytes)")
-    return _source(config, parts, make_vocabulary, way)
+    layouts, needed = (one_file, "{}.txt.raw"), f"the file {config.name} (100,000,000 bytes)"
+    return _source(config, _folder(config, config.name), layouts, needed, make_vocabulary, way)
 
 
 @register_corpus("wikitext-103", "word")
 @register_corpus("wikitext-2", "word")
 def wikitext(config: DataConfig) -> Source:
     """WikiText-103 and WikiText-2: words and `<eos>`, the vocabulary from the training split."""
-    folder = _folder(config, config.name)
-    needed = "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
-    parts = _find(config, folder, lambda: _files(folder, "wiki.{}.tokens", "{}.txt"), needed)
-    return _source(config, parts, vocabulary.words, cutoffs=(20_000, 40_000, 200_000))
+    folder, needed = _folder(config, config.name), "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
+    cutoffs = (20_000, 40_000, 200_000)
+    return _source(config, folder, ("wiki.{}.tokens", "{}.txt"), needed, vocabulary.words, cutoffs=cutoffs)
 
 
 @register_corpus("ptb", "word")
 def ptb(config: DataConfig) -> Source:
     """Penn Treebank as Mikolov prepared it: 10,000 words with `<eos>`."""
-    folder = _folder(config, "penn", "ptb")
-    parts = _find(config, folder, lambda: _files(folder, "{}.txt", "ptb.{}.txt"), "train.txt, valid.txt and test.txt")
-    return _source(config, parts, vocabulary.words)
+    folder, needed = _folder(config, "penn", "ptb"), "train.txt, valid.txt and test.txt"
+    return _source(config, folder, ("{}.txt", "ptb.{}.txt"), needed, vocabulary.words)
 
 
 @register_corpus("lm1b", "word", options=Lm1bData)
@@ -131,39 +127,31 @@ def lm1b(config: Lm1bData) -> Source:
     """
     marks, allowed = config.sentence_marks, "must be start or both (as in the TensorFlow code)"
     require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
-    folder = _folder(config, "one-billion-words", "lm1b")
 
-    def find() -> Parts | None:
+    def shards(folder: Path) -> Parts | None:
         train, held_out = ([Part(path) for path in sorted(folder.glob(f"**/{name}"))] for name in SHARDS_OF_LM1B)
-        if held_out and len(train) == TRAIN_SHARDS_OF_LM1B:
-            return {"train": train, "valid": held_out, "test": held_out}
-        return _files(folder, "{}.txt")
+        complete = held_out and len(train) == TRAIN_SHARDS_OF_LM1B
+        return {"train": train, "valid": held_out, "test": held_out} if complete else None
 
     needed = "training-monolingual.tokenized.shuffled/news.en-*"
     needed += " and heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
-    parts, file = _find(config, folder, find, needed), folder / "1b_word_vocab.txt"
-    listed = (Part(file),) if file.is_file() else ()
-    make = vocabulary.words_of_list if listed else vocabulary.words_of_sentences
-    way = ", <S> at both ends" * (marks == "both")
-    return _source(config, parts, make, way, listed=listed, cutoffs=(60_000, 100_000, 640_000))
+    folder, way = _folder(config, "one-billion-words", "lm1b"), ", <S> at both ends" * (marks == "both")
+    cutoffs = (60_000, 100_000, 640_000)
+    source = _source(config, folder, (shards, "{}.txt"), needed, vocabulary.words_of_sentences, way, cutoffs=cutoffs)
+    listed = folder / "1b_word_vocab.txt"
+    return replace(source, vocabulary=vocabulary.words_of_list, listed=(Part(listed),)) if listed.is_file() else source
 
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
 def wikipedia_2015(config: DataConfig) -> Source:
     """Plain text of Wikipedia articles of 2015 (`<doc …>` lines between them), of about enwik8's size: 90/5/5 %."""
-    folder = _folder(config, "wikipedia-2015")
 
-    def find() -> Parts | None:
+    def one_file(folder: Path) -> Parts | None:
         paths = [path for end in ("", ".xz") if (path := folder / f"wikipedia-2015.txt{end}").is_file()]
         return cut_file(paths[0], alignment=ALIGNMENT[config.level]) if paths else None
 
-    parts = _find(config, folder, find, "wikipedia-2015.txt or wikipedia-2015.txt.xz")
-    return _source(config, parts, open_vocabulary(config))
-
-
-def _source(config: DataConfig, parts: Parts, make_vocabulary: MakeVocabulary, way: str = "", **more: Any) -> Source:
-    name = f"{config.name}{way}"
-    return Source(name, parts, make_vocabulary, published=PUBLISHED.get(name, {}), **more)
+    needed = "wikipedia-2015.txt or wikipedia-2015.txt.xz"
+    return _source(config, _folder(config, config.name), (one_file,), needed, open_vocabulary(config))
 
 
 def _folder(config: DataConfig, *names: str) -> Path:
@@ -181,34 +169,48 @@ def _folder(config: DataConfig, *names: str) -> Path:
     return next((root / name for name in names if (root / name).is_dir()), root / names[-1])
 
 
-def _files(folder: Path, *patterns: str) -> Parts | None:
-    """Return the files of the three splits by the first pattern that has all; `{}` stands for the split's name."""
-    for pattern in patterns:
-        paths = [folder / pattern.format(split) for split in SPLITS]
-        if all(path.is_file() for path in paths):
-            return by_split(map(Part, paths))
-    return None
-
-
-def _find(config: DataConfig, folder: Path, find: Callable[[], Parts | None], needed: str) -> Parts:
-    """Return the files of a corpus, which is downloaded if it is missing.
+def _source(
+    config: DataConfig,
+    folder: Path,
+    layouts: tuple[Layout, ...],
+    needed: str,
+    make_vocabulary: MakeVocabulary,
+    way: str = "",
+    **more: Any,
+) -> Source:
+    """Return a corpus by the first of its layouts that its folder has; it is downloaded if there is none.
 
     Args:
         config: group `data`.
         folder: folder of the corpus.
-        find: returns the files of the corpus, if they are there.
-        needed: which these are, in words.
+        layouts: names of the files of the splits, `{}` for that of the split, or functions that find them.
+        needed: which files these are, in words.
+        make_vocabulary: see `Source`.
+        way: how it is read, for its name.
+        more: other arguments of `Source`.
 
     Raises:
         UserError: the corpus cannot be downloaded.
     """
+
+    def find() -> Parts | None:
+        for layout in layouts:
+            if callable(layout):
+                found = layout(folder)
+            else:
+                found = by_split(Part(folder / layout.format(split)) for split in SPLITS)
+            if found and all(part.path.is_file() for parts in found.values() for part in parts):
+                return found
+        return None
+
     parts = find()
     if parts is None:
         fetch(config.name, folder, needed)
         parts = find()
     if parts is None:
         raise UserError(f"data={config.name}: the download in {folder} is not complete")
-    return parts
+    name = f"{config.name}{way}"
+    return Source(name, parts, make_vocabulary, published=PUBLISHED.get(name, {}), **more)
 
 
 def fetch(corpus: str, folder: Path, needed: str) -> None:
@@ -239,8 +241,8 @@ def fetch(corpus: str, folder: Path, needed: str) -> None:
 def from_archive(url: str, pattern: str, most_bytes: int, folder: Path) -> list[Path]:
     """Download an archive, unpack the files that match the pattern into a folder, and return them.
 
-    Neither the archive nor its files may have more than `most_bytes`; the archive's checksum is compared before it is
-    opened. Nothing else is unpacked, and of a file's place in the archive only its name is used.
+    Neither the archive nor its files may have more than `most_bytes`; checksums are compared before anything is opened
+    or returned. Nothing else is unpacked, and of a file's place in the archive only its name is used.
 
     Raises:
         UserError: the download fails, the archive is damaged or too large, or a file is missing or not as expected.
@@ -249,64 +251,45 @@ def from_archive(url: str, pattern: str, most_bytes: int, folder: Path) -> list[
     try:
         with urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response:
             _copy(response, archive, most_bytes)
-        check(archive)
-        for name, content in _members(archive):
-            if fnmatch.fnmatch(name, pattern):
-                most_bytes -= _copy(content, folder / "unpacked" / name, most_bytes)
+        for place, content in _members(archive):
+            if fnmatch.fnmatch(name := PurePosixPath(place).name, pattern):
                 paths.append(folder / "unpacked" / name)
+                most_bytes -= _copy(content, paths[-1], most_bytes)
     except (OSError, http.client.HTTPException, *DAMAGED) as error:
         raise UserError(f"{url} cannot be downloaded and unpacked ({error})") from error
     if not paths:
         raise UserError(f"{archive.name} lacks {pattern}")
-    for path in paths:
-        check(path)
     return paths
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Any]]:
     """Yield the name and the open content of every file in a zip or tar archive."""
     if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as opened:
-            for info in opened.infolist():
-                with opened.open(info) as content:
-                    yield PurePosixPath(info.filename).name, content
-        return
-    with tarfile.open(archive) as unpacked:
-        for member in unpacked:
-            if member.isfile():
-                yield PurePosixPath(member.name).name, unpacked.extractfile(member)
+        with zipfile.ZipFile(archive) as zipped:
+            yield from ((name, zipped.open(name)) for name in zipped.namelist())
+    else:
+        with tarfile.open(archive) as tarred:
+            yield from ((member.name, tarred.extractfile(member)) for member in tarred if member.isfile())
 
 
 def _copy(source: Any, path: Path, most_bytes: int) -> int:
-    """Write what an open file holds, and return its bytes.
+    """Write what an open file holds, compare it with its checksum in `CHECKSUMS`, if there is one, and return its size.
 
     Raises:
-        UserError: there are more than `most_bytes`.
+        UserError: it has another checksum, or more than `most_bytes`.
     """
+    algorithm, _, expected = CHECKSUMS.get(path.name, "md5:").partition(":")
+    digest, n_bytes = hashlib.new(algorithm, usedforsecurity=False), 0
     path.parent.mkdir(exist_ok=True)
-    n_bytes = 0
     with path.open("wb") as file:
         while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
             n_bytes += file.write(chunk)
             if n_bytes > most_bytes:
                 raise UserError(f"{path.name} is larger than expected")
+    if expected not in ("", digest.hexdigest()):
+        raise UserError(f"{path.name} has the {algorithm} {digest.hexdigest()}, expected is {expected}")
     return n_bytes
-
-
-def check(path: Path) -> None:
-    """Compare a file with its checksum in `CHECKSUMS`, if there is one.
-
-    Raises:
-        UserError: it has another checksum.
-    """
-    algorithm, _, expected = CHECKSUMS.get(path.name, "").partition(":")
-    if expected:
-        digest = hashlib.new(algorithm, usedforsecurity=False)
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-        if digest.hexdigest() != expected:
-            raise UserError(f"{path.name} has the {algorithm} {digest.hexdigest()}, expected is {expected}")
 
 
 def from_datasets(corpus: str, folder: Path) -> list[Path]:

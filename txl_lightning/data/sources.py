@@ -19,7 +19,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -34,7 +34,7 @@ from txl_lightning.config.schemas import OWN_OPTIONS, DataConfig
 from txl_lightning.data import vocabulary
 from txl_lightning.data.vocabulary import LEVELS, Level, Vocabulary
 from txl_lightning.errors import UserError, notice, require
-from txl_lightning.files import expand, file_checksum, sync_folder, write_json
+from txl_lightning.files import PART, expand, file_checksum, new_folder, sync_folder, write_json
 from txl_lightning.guests import Guests
 
 SPLITS = ("train", "valid", "test")
@@ -44,7 +44,7 @@ CHUNK_BYTES = 1 << 22
 SECONDS_TO_LOCK = 60  # at most, between making a folder and locking it
 HEAD_BYTES = 1 << 16  # that tell the kind of a file
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
-PREPARATION_VERSION, DESCRIPTION = 9, "description.json"
+PREPARATION_VERSION, DESCRIPTION = 10, "description.json"
 PACKAGES = {"sympy": "1.14.0", "networkx": "3.6.1"}  # as in `constraints.txt`; torch needs both
 PACKAGES_CHECKSUM = "9cf24e9700e0a49d0fd0ec4c3e620ab30311cf772b9846100a968ff394086b9f"
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -82,7 +82,7 @@ class Part:
             line break at the end of the file gets one.
         format: `plain` text, or the type of ids.
         offset: bytes before the first id.
-        starts: file with the positions in this file where documents begin, as int64.
+        starts: positions in this file where documents begin, if it says so.
     """
 
     path: Path
@@ -91,7 +91,7 @@ class Part:
     alignment: Alignment = "byte"
     format: str = "plain"
     offset: int = 0
-    starts: Path | None = None
+    starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
 
     def ids(self) -> np.ndarray:
         """Return the ids of the part, memory-mapped."""
@@ -100,9 +100,9 @@ class Part:
 
     def inner_starts(self) -> NDArray[np.int64]:
         """Return the positions in the part where its further documents begin, ascending; without the first one."""
-        if self.starts is None:
-            return np.zeros(0, np.int64)
-        starts, (start, stop) = np.unique(np.fromfile(self.starts, np.int64)), self.bounds()
+        if not len(self.starts):
+            return self.starts
+        starts, (start, stop) = np.unique(self.starts), self.bounds()
         return starts[(starts > start) & (starts < stop)] - start
 
     def bounds(self) -> tuple[int, int]:
@@ -111,6 +111,12 @@ class Part:
             return int(self.start), int(self.start) + len(self.ids())
         with mapped(self.path) as text:
             return _cut(text, self.start, self.alignment), _cut(text, self.stop, self.alignment)
+
+    @property
+    def size(self) -> int:
+        """Number of bytes or ids."""
+        start, stop = self.bounds()
+        return stop - start
 
 
 Parts = dict[str, list[Part]]  # by split
@@ -198,9 +204,9 @@ def cut_file(path: Path, fractions: Sequence[float] = FRACTIONS, alignment: Alig
     return by_split(Part(path, start, stop, alignment) for start, stop in pairwise([0, *shares, None]))
 
 
-def cut_parts(parts: Sequence[Part], sizes: Sequence[int], fractions: Sequence[float]) -> Parts:
-    """Cut parts of these sizes, one after the other, into splits by fractions; a cut part continues in the next one."""
-    ends = np.cumsum(sizes).tolist()
+def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
+    """Cut whole files, one after the other, into splits by fractions; a cut part continues in the next one."""
+    ends = np.cumsum([part.size for part in parts]).tolist()
     cuts = [0, *(int(share * ends[-1]) for share in np.cumsum(fractions)[:-1].tolist()), ends[-1]]
     splits: Parts = {split: [] for split in SPLITS}
     for split, (start, stop) in zip(SPLITS, pairwise(cuts), strict=True):
@@ -214,16 +220,12 @@ def cut_parts(parts: Sequence[Part], sizes: Sequence[int], fractions: Sequence[f
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
     """Yield the bytes of a file, memory-mapped; a compressed file is unpacked into a temporary one."""
-    with _opened(path) as (given, unpack):
-        if unpack is None:
-            size = given.seek(0, os.SEEK_END)
-            yield mmap.mmap(given.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-        else:
-            with tempfile.TemporaryFile() as file, unpack(given) as unpacked:
-                shutil.copyfileobj(unpacked, file, CHUNK_BYTES)
-                size = file.tell()
-                file.flush()
-                yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+    with _opened(path) as (content, packed), tempfile.TemporaryFile() if packed else nullcontext(content) as file:
+        if packed:
+            shutil.copyfileobj(content, file, CHUNK_BYTES)
+            file.flush()
+        size = file.seek(0, os.SEEK_END)
+        yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
 
 
 def first_bytes(path: Path) -> bytes:
@@ -232,24 +234,26 @@ def first_bytes(path: Path) -> bytes:
     Raises:
         UserError: it cannot be read.
     """
-    with _opened(path) as (given, unpack), unpack(given) if unpack else given as content:
+    with _opened(path) as (content, _):
         return content.read(HEAD_BYTES)
 
 
 def is_packed(path: Path) -> bool:
     """Return whether a file is compressed."""
-    with _opened(path) as (_, unpack):
-        return unpack is not None
+    with _opened(path) as (_, packed):
+        return packed
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Callable[[Any], Any] | None]]:
-    """Yield an open file and what unpacks it."""
+def _opened(path: Path) -> Iterator[tuple[Any, bool]]:
+    """Yield an open file, which is unpacked while it is read, and whether it is compressed."""
     try:
         with path.open("rb") as file:
             head = file.read(max(map(len, COMPRESSIONS)))
             file.seek(0)
-            yield file, next((way for first, way in COMPRESSIONS.items() if head.startswith(first)), None)
+            unpack = next((way for first, way in COMPRESSIONS.items() if head.startswith(first)), nullcontext)
+            with unpack(file) as content:
+                yield content, unpack is not nullcontext
     except (OSError, lzma.LZMAError, zlib.error, EOFError, ImportError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
@@ -258,27 +262,23 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
     """Yield the bytes of all parts in order, in chunks.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a file cannot be read, or a part that is aligned to characters is not UTF-8.
     """
     for part in parts:
         last, decoder = b"\n", codecs.getincrementaldecoder("utf-8")()
-        with mapped(part.path) as text:
-            start, stop = _cut(text, part.start, part.alignment), _cut(text, part.stop, part.alignment)
-            for at in range(start, stop, CHUNK_BYTES):
-                last = text[at : min(at + CHUNK_BYTES, stop)]
-                if part.alignment != "byte":
-                    _check_text(decoder, last, at + len(last) == stop, part.path)
-                yield last
+        try:
+            with mapped(part.path) as text:
+                start, stop = (_cut(text, position, part.alignment) for position in (part.start, part.stop))
+                for at in range(start, stop, CHUNK_BYTES):
+                    last = text[at : min(at + CHUNK_BYTES, stop)]
+                    if part.alignment != "byte":
+                        decoder.decode(last, final=at + len(last) == stop)
+                    yield last
+        except UnicodeDecodeError as error:
+            allowed = "convert it (iconv -f LATIN1 -t UTF-8), or read its bytes (data.level=byte)"
+            raise UserError(f"{part.path}: not UTF-8 text ({error.reason}): {allowed}") from error
         if part.alignment == "line" and not last.endswith(b"\n"):
             yield b"\n"  # otherwise the next part would continue the line
-
-
-def _check_text(decoder: codecs.IncrementalDecoder, chunk: bytes, final: bool, path: Path) -> None:
-    try:
-        decoder.decode(chunk, final)
-    except UnicodeDecodeError as error:
-        allowed = "convert it (iconv -f LATIN1 -t UTF-8), or read its bytes (data.level=byte)"
-        raise UserError(f"{path}: not UTF-8 text ({error.reason}): {allowed}") from error
 
 
 def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Alignment) -> int:
@@ -372,84 +372,58 @@ def cached(
         UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
     """
     folder = directory / key
+    if opened := _opened_cache(folder):
+        return opened
+    if os.path.lexists(folder):
+        notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")
     try:
-        if opened := _opened_cache(folder):
-            return opened
-        if os.path.lexists(folder):
-            notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")
         directory.mkdir(parents=True, exist_ok=True)
-        for left in directory.glob(".*.unfinished"):
+        for left in directory.glob(f"{PART}*"):
             with suppress(OSError), _locked(left):
                 if time.time() - left.stat().st_mtime > SECONDS_TO_LOCK:  # it was killed
                     shutil.rmtree(left)
-        with (
-            tempfile.TemporaryDirectory(prefix=f".{key}.", suffix=".unfinished", dir=directory) as scratch,
-            _locked(Path(scratch)),
-        ):
-            unfinished = Path(scratch, "tokens")
-            unfinished.mkdir()
+        with new_folder(folder) as unfinished, _locked(unfinished):
             description = prepare(unfinished)
-            description = {**description, "files": _files(unfinished)}
-            write_json(unfinished / DESCRIPTION, {**description, "checksum": _checksum(description)})
+            state = {"description": description, "checksum": _checksum(unfinished, description)}
+            write_json(unfinished / DESCRIPTION, state)
             for path in unfinished.iterdir():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-            with suppress(OSError):  # of another process that was faster, or a damaged one, which is removed
-                unfinished.rename(folder)
-            if unfinished.exists() and not _opened_cache(folder):
-                folder.rename(Path(scratch, "damaged"))
-                unfinished.rename(folder)
+            if os.path.lexists(folder) and not _opened_cache(folder):  # damaged
+                shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
         sync_folder(directory)
     except OSError as error:
+        if opened := _opened_cache(folder):  # of another process that was faster
+            return opened
         raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
     if opened := _opened_cache(folder):
         return opened
     raise UserError(f"data.cache_dir={directory}: {folder} is damaged as soon as it is written")
 
 
-def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> Path:
-    """Return the file with the text `text(*arguments)`, which is generated once for these arguments.
-
-    Raises:
-        UserError: the text cannot be stored.
-    """
-    code = Path(inspect.getfile(text)).read_text(encoding="utf-8")  # another text may follow from each change
-    directory, key = expand(config.cache_dir), cache_key(code, text.__qualname__, *arguments)
-
-    def write(folder: Path) -> dict[str, Any]:
-        (folder / "text.uint8").write_text(text(*arguments), encoding="utf-8")
-        return {}
-
-    cached(directory, key, write)
-    return directory / key / "text.uint8"
-
-
 def _opened_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     """Return arrays and description of a folder; None if it is missing or damaged."""
     with suppress(OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError):  # of any JSON
-        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        if description.pop("checksum") == _checksum(description) and description.pop("files") == _files(folder):
-            paths = [path for path in folder.iterdir() if path.name != DESCRIPTION]
-            return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in paths}, description
+        state = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        if state["checksum"] == _checksum(folder, state["description"]):
+            arrays = (path for path in folder.iterdir() if path.name != DESCRIPTION)
+            return {path.stem: _mapped_array(path) for path in arrays}, state["description"]
     return None
 
 
-def _checksum(description: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(description).encode()).hexdigest()
+def _mapped_array(path: Path) -> np.ndarray:
+    dtype = path.suffix[1:]
+    return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
-def _files(folder: Path) -> dict[str, list[int]]:
-    """Return the size of every array, and the CRC-32 of a small one: a large one takes long to read."""
+def _checksum(folder: Path, description: dict[str, Any]) -> str:
+    """Return a checksum of the description, the sizes of all arrays and the bytes of small ones: large take long."""
     sizes = {path: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != DESCRIPTION}
-    return {path.name: [size, _crc32(path) if size < LARGE_FILE_BYTES else 0] for path, size in sizes.items()}
-
-
-def _crc32(path: Path) -> int:
-    found = 0
-    with path.open("rb") as file:
-        while block := file.read(CHUNK_BYTES):
-            found = zlib.crc32(block, found)
-    return found
+    arrays = [
+        (path.name, size, zlib.crc32(_mapped_array(path).data) if size < LARGE_FILE_BYTES else 0)
+        for path, size in sizes.items()
+    ]
+    return hashlib.sha256(json.dumps([description, arrays]).encode()).hexdigest()
 
 
 @contextmanager
@@ -470,3 +444,19 @@ def checksum_once(directory: Path, path: Path) -> str:
         return file_checksum(path)
     key = cache_key("checksum", path.resolve(), status.st_size, status.st_mtime_ns)
     return str(cached(directory, key, lambda _: {"sha256": file_checksum(path)})[1]["sha256"])
+
+
+def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> Path:
+    """Return the file with the text `text(*arguments)`, which is generated once for these arguments.
+
+    Raises:
+        UserError: the text cannot be stored.
+    """
+    code = Path(inspect.getfile(text)).read_text(encoding="utf-8")  # another text may follow from each change
+    directory, key = expand(config.cache_dir), cache_key(code, text.__qualname__, *arguments)
+
+    def write(folder: Path) -> dict[str, Any]:
+        return {"characters": (folder / "text.uint8").write_text(text(*arguments), encoding="utf-8")}
+
+    cached(directory, key, write)
+    return directory / key / "text.uint8"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,16 @@ WORD_START = "▁"  # stands for a space in tokenizers like those of SentencePie
 # is that of the expression but for the separators 1c to 1f.
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
 LINE_START = re.compile(r"(?<=\n)(?=\S)", re.ASCII)
-LONGEST_PIECE = 1 << 16
+# Of more than 65,536 characters: before the last space in these, or after them without one.
+LONG_LINE = re.compile(r".{1,65536}\Z|.{1,65535}(?= )|.{65536}", re.DOTALL)
+WORDS_AT_ONCE = 1 << 16
 PIECES_AT_ONCE = 512
 MOST_KNOWN = 1 << 18  # pieces whose tokens are remembered
 WINDOW, OVERLAP, WINDOWS_AT_ONCE = 1 << 18, 1 << 14, 16
 
 Texts = list[str]  # the first continues the document before it, every further one begins a document
 Tokens = tuple[NDArray[np.int64], NDArray[np.int64]]  # and the positions in them where documents begin
+Window = tuple[NDArray[np.int64], NDArray[np.int64]]  # tokens, and the end of each in bytes of the text
 
 
 class Changed(Exception):  # noqa: N818 - caught here
@@ -44,7 +46,7 @@ class Subwords:
 
     Where the tokenizer is known to divide a text before a run of white space (GPT-2's expression), pieces between these
     places are encoded once each. Any other tokenizer encodes windows that overlap, joined where both have the same
-    tokens; windows that do not agree are encoded as one.
+    tokens; where windows do not agree they are made larger.
 
     Args:
         tokenizer: contents of a `tokenizer.json`.
@@ -157,89 +159,59 @@ class Subwords:
             tokens, begins = [np.zeros(0, np.int64)], []
             for number, text in enumerate(texts or []):
                 if number:
-                    tokens.append(self._windows(held, at, last=True)[0])
+                    tokens.append(self._windows(held, at, True, WINDOW)[0])
                     begins.append(sum(map(len, tokens)))
                     held, at = "", 0
                 held += text
             if texts is None or len(held) > WINDOW * WINDOWS_AT_ONCE:
-                more, held, at = self._windows(held, at, last=texts is None)
+                more, held, at = self._windows(held, at, texts is None, WINDOW)
                 tokens.append(more)
             yield np.concatenate(tokens), np.array(begins, np.int64)
 
-    def _windows(self, text: str, at: int, last: bool) -> tuple[NDArray[np.int64], str, int]:
-        """Return the tokens of a text from byte `at` on, by windows; unless it is the last, some text is left.
+    def _windows(self, text: str, at: int, last: bool, size: int) -> tuple[NDArray[np.int64], str, int]:
+        """Return the tokens of a text from byte `at` on, by windows; unless it is the last, the last window is left.
 
         Returns:
-            tokens; the text of the last window; its first byte whose tokens are to come.
+            tokens; the text that is left; its first byte whose tokens are to come.
 
         Raises:
             UserError: windows that were joined do not agree with more of the text.
         """
-        starts = [0, *range(WINDOW, len(text) - OVERLAP, WINDOW)] if text else []
-        coded = self._encode_each([text[start : start + WINDOW + OVERLAP] for start in starts], starts, text)
-        joins, k = [at], 1
-        while k < len(coded):
-            join = _agreement(coded[k - 1], coded[k])
-            if join is None or join < joins[-1]:
-                first, second = coded[k - 1], coded.pop(k)
-                chars = first.text + second.text[len(first.text) - (second.char - first.char) :]
-                (coded[k - 1],) = self._encode_each([chars], [first.char], text)
-                k, joins = max(1, k - 1), joins[: max(1, k - 1)]
-            else:
-                joins.append(join)
-                k += 1
-        if not last and len(coded) > 1:
-            kept = coded[-1]
-            ends, coded = [*joins[1:]], coded[:-1]
-        else:
-            kept = None
-            ends = [*joins[1:], coded[-1].ends[-1]] if coded else []
-        found = []
-        for window, (begin, end) in zip(coded, pairwise([joins[0], *ends]), strict=True):
-            places = np.searchsorted(window.ends, [begin, end], side="right")
-            if {begin, end} - {0, *window.ends[places[places > 0] - 1].tolist()}:
-                raise UserError("the tokenizer reads a long run of this text as one word: put spaces or lines into it")
-            found.append(window.tokens[places[0] if begin else 0 : places[1]])
-        tokens = np.concatenate([np.zeros(0, np.int64), *found])
-        stop = ends[-1] if ends else 0
-        self._compare(tokens, text.encode()[at:stop])
-        if kept is None:
-            return (tokens, "", 0) if last else (tokens[:0], text, at)
-        return tokens, text[kept.char :], stop - len(text[: kept.char].encode())
-
-    def _encode_each(self, texts: list[str], starts: list[int], text: str) -> list[Window]:
+        starts = [0, *range(size, len(text) - OVERLAP, size)]
+        texts = [text[start : start + size + OVERLAP] for start in starts]
+        before_W = [0, *accumulate(len(text[a:b].encode()) for a, b in pairwise(starts))]
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        bytes_before = np.cumsum([0, *(len(text[a:b].encode()) for a, b in pairwise([0, *starts]))])[1:].tolist()
-        coded = []
-        for chars, start, before, encoding in zip(texts, starts, bytes_before, found, strict=True):
+        windows: list[Window] = []
+        for chars, before, encoding in zip(texts, before_W, found, strict=True):
             tokens, n_bytes = np.array(encoding.ids, np.int64), len(chars.encode())
             ends = np.cumsum(self.lengths[tokens])
             if not n_bytes <= (of_tokens := int(ends[-1:].sum())) <= n_bytes + 1:
                 raise Changed
             # Counted from the end: a space that the tokenizer puts in front is before the window.
-            coded.append(Window(chars, start, tokens, before + n_bytes - of_tokens + ends))
-        return coded
+            windows.append((tokens, before + n_bytes - of_tokens + ends))
+        joins = [at, *(_agreement(left, right) for left, right in pairwise(windows))]
+        if joins != sorted(joins):
+            return self._windows(text, at, last, 2 * size)
+        if at and at not in windows[0][1]:
+            raise UserError("the tokenizer reads a long run of this text as one word: put spaces or lines into it")
+        content = text.encode()
+        stops, parts = [*joins[1:], *[len(content)] * last], [np.zeros(0, np.int64)]
+        for (tokens, ends), begin, stop in zip(windows, joins, stops, strict=False):
+            first, end = np.searchsorted(ends, [begin, stop], side="right")
+            parts.append(tokens[first if begin else 0 : end])
+        tokens = np.concatenate(parts)
+        self._compare(tokens, content[at : [at, *stops][-1]])
+        return (tokens, "", 0) if last else (tokens, text[starts[-1] :], joins[-1] - before_W[-1])
 
 
-@dataclass
-class Window:
-    """Window of a text: its characters, the place of the first in the text, its tokens and their ends in bytes."""
-
-    text: str
-    char: int
-    tokens: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-
-def _agreement(left: Window, right: Window) -> int | None:
-    """Return the end of a token in the middle of what two windows share, if their tokens around it are the same."""
-    begin, end = int(right.ends[0]), int(left.ends[-1])
-    low, high = begin + (end - begin) // 4, end - (end - begin) // 4
-    (a, b), (c, d) = (np.searchsorted(window.ends, [low, high]) for window in (left, right))
-    same = np.array_equal(left.ends[a:b], right.ends[c:d]) and np.array_equal(
-        left.tokens[a + 1 : b], right.tokens[c + 1 : d]
-    )
-    return int(left.ends[(a + b) // 2]) if same and b - a > 1 else None
+def _agreement(left: Window, right: Window) -> int:
+    """Return the end of a token in the middle of what two windows share; -1 if their tokens around it differ."""
+    (tokens, ends), (others, other_ends) = left, right
+    quarter = (int(ends[-1]) - int(other_ends[0])) // 4
+    around = [int(other_ends[0]) + quarter, int(ends[-1]) - quarter]
+    (a, b), (c, d) = np.searchsorted(ends, around), np.searchsorted(other_ends, around)
+    same = np.array_equal(ends[a:b], other_ends[c:d]) and np.array_equal(tokens[a + 1 : b], others[c + 1 : d])
+    return int(ends[(a + b) // 2]) if same and b - a > 1 else -1
 
 
 def _contents(vocabulary: dict[str, int], state: dict[str, Any], added: set[int]) -> dict[int, bytes]:
@@ -267,19 +239,8 @@ def _members(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _lines(text: str) -> list[str]:
-    """Cut a text before every line that does not begin with white space.
-
-    A longer piece than `LONGEST_PIECE` characters is cut before the last space in these, or after them without one.
-    """
-    found = []
-    for piece in LINE_START.split(text):
-        while len(piece) > LONGEST_PIECE:
-            space = piece.rfind(" ", 1, LONGEST_PIECE)
-            end = space if space > 0 else LONGEST_PIECE
-            found.append(piece[:end])
-            piece = piece[end:]
-        found.append(piece)
-    return found
+    """Cut a text before every line that does not begin with white space, and a very long line before spaces."""
+    return [part for line in LINE_START.split(text) for part in LONG_LINE.findall(line) or [line]]
 
 
 def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES) -> str:
@@ -318,5 +279,5 @@ def _whole_words(texts: Iterable[str]) -> Iterator[str]:
     rest = ""
     for text in texts:
         *words, rest = WORD.findall(rest + text) or [""]
-        yield from ("".join(words[at : at + LONGEST_PIECE]) for at in range(0, len(words), LONGEST_PIECE))
+        yield from ("".join(words[at : at + WORDS_AT_ONCE]) for at in range(0, len(words), WORDS_AT_ONCE))
     yield rest
