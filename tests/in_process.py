@@ -39,6 +39,13 @@ def run_txl(*words: str, directory: Path | None = None) -> Ended:
     return Ended(status if isinstance(status, int) else 0 if status is None else 1, out.getvalue(), err.getvalue())
 
 
+def refusal(*words: str, directory: Path | None = None) -> str:
+    """Run `txl WORDS…`, which must end with status 2 and one line alone, and return the line."""
+    done = run_txl(*words, directory=directory)
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1), done
+    return done.err
+
+
 @contextlib.contextmanager
 def _as_before(directory: Path | None) -> Iterator[None]:
     arguments, variables, here, threads = sys.argv, dict(os.environ), Path.cwd(), torch.get_num_threads()

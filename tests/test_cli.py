@@ -13,12 +13,11 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 import txl_lightning
-from tests.in_process import run_txl
+from tests.in_process import refusal, run_txl
 from tests.training.small_run import trained
 from txl_lightning import __version__
 from txl_lightning.cli import COMMANDS, main, register
@@ -58,65 +57,6 @@ def test_a_command_gets_no_new_pages_for_blocks_that_it_has_freed() -> None:
 MULTIRUN = ["train", "-m", "hydra.sweep.dir=run", "seed=1,2"]
 
 
-def files(directory: Path) -> None:
-    (directory / "empty.txt").touch()
-    (directory / "short.txt").write_text("too short for sixteen streams\n")
-    (directory / "no.ckpt").write_text("no checkpoint\n")
-    torch.save({"state_dict": {}}, directory / "other.ckpt")
-    (directory / "old/checkpoints").mkdir(parents=True)
-    (directory / "old/checkpoints/last.ckpt").touch()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["train", "modle.n_layer=3"], "modle.n_layer=3: no such option, did you mean model.n_layer?"),
-        (["train", "mem_len=-1"], "mem_len=-1: no such option, did you mean memory.mem_len or evaluation.mem_len?"),
-        (["train", "+model.n_layers=3"], "+model.n_layers=3: options cannot be added, did you mean model.n_layer"),
-        (["train", "hydra.run.dir=empty.txt/run"], "hydra.run.dir=empty.txt/run: cannot be used ("),
-        (["train", "encoding=null", "--help"], "encoding=null: must be one of absolute, al_rfou, alibi"),
-        (["train", "memory=on,off"], "'memory=on,off' 1. To use it as a list"),
-        (["train", "model=[lstm,qrnn]"], "takes one choice; several need -m (a multirun): model=lstm,qrnn"),
-        (["train", "trainer.max_steps=many"], "trainer.max_steps=many: Value 'many'"),
-        (["train", "data.path=a (1).txt"], "data.path=a (1).txt: cannot be parsed; a value with special signs needs"),
-        (["train", "smaller"], "smaller: must be option=value"),
-        (["train", "--trainer.max_steps=2"], "no such flag; options have no dashes: trainer.max_steps=2 ("),
-        (["train", "experiment=published/enwik8_large"], "experiment=published/enwik8_large: must be one of laptop_"),
-        (["evaluate", "experiment=paper/enwik8_large"], "experiment=paper/enwik8_large: must be one of published/"),
-        (["evaluate", "--checkpoint", "a.ckpt"], "--checkpoint: no such flag; options have no dashes: checkpoint=…"),
-        (["evaluate"], "txl evaluate: checkpoint: must be given (checkpoint=…)"),
-        (["evaluate", "checkpoint=empty.txt"], "checkpoint=empty.txt: is not a checkpoint"),
-        (["evaluate", "checkpoint=a", "attention_lengths=64"], "attention_lengths=64: Invalid value assigned: int is"),
-        (["recl", "checkpoints=[a.ckpt,"], "checkpoints=[a.ckpt,: a bracket or a quote is missing"),
-        (["train", "hydra.searchpath=[pkg://nosuch.conf]"], "path=nosuch.conf is not available"),
-        (["train", "hydra.searchpath=conf"], "hydra.searchpath must be a list of strings. Got: conf"),
-        (["train", "--config-name=nosuch"], "Cannot find primary config 'nosuch'"),
-        (
-            ["train", "--experimental-rerun=a.pickle"],
-            "--experimental-rerun=a.pickle: is not supported, its file can run code",
-        ),
-        (["train", "--cfg"], "argument --cfg/-c: expected one argument (--hydra-help lists the flags)"),
-        (
-            ["train", "data=file", "data.level=byte", "data.path=short.txt", "trainer.precision=32-true"],
-            "a target need 1,040; data.batch_size=1 data.segment_len=26 fits",
-        ),
-        (
-            ["train", "data=recall", "resume=old"],
-            "resume=old: is a folder: give a file in it",
-        ),
-        (["fly"], "unknown command 'fly': must be one of train, evaluate"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_input_ends_soon_with_one_clear_line(tmp_path: Path, arguments: list[str], words: str) -> None:
-    files(tmp_path)
-    done = run_txl(*arguments, directory=tmp_path)
-    assert done.status == 2
-    assert words in done.err
-    assert done.out == ""
-    assert len(done.err.strip().splitlines()) == 1
-
-
 OWN = """# @package _global_
 defaults:
   - override /profile: smoke
@@ -153,9 +93,8 @@ def test_own_files_of_groups_lie_anywhere(tmp_path: Path, where: list[str]) -> N
     shown = OmegaConf.create(text[text.index("model:\n") :])
     assert "  data: enwik8, file, lm1b, mine, ptb," in text
     assert (shown.trainer.max_steps, shown.memory.mem_len) == (4, 5)
-    refused = run_txl("train", *where, "experiment=my", directory=tmp_path)
-    assert "experiment=my: must be one of broken, laptop_baselines," in refused.err
-    assert "mine, on, paper/" in refused.err
+    refused = refusal("train", *where, "experiment=my", directory=tmp_path)
+    assert re.search(r"experiment=my: must be one of broken, laptop_baselines,.* mine, on, paper/", refused)
 
 
 @pytest.mark.parametrize(
@@ -168,17 +107,14 @@ def test_own_files_of_groups_lie_anywhere(tmp_path: Path, where: list[str]) -> N
 )
 def test_a_fault_in_an_own_file_is_one_line(tmp_path: Path, name: str, message: str) -> None:
     own_configs(tmp_path)
-    done = run_txl("train", "--config-dir=own", f"experiment={name}", directory=tmp_path)
-    assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1)
-    assert message in done.err
+    assert message in refusal("train", "--config-dir=own", f"experiment={name}", directory=tmp_path)
 
 
 def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> None:
     (own_configs(tmp_path) / "data/ptb.yaml").write_text("defaults: [file]\npath: text.txt\n")
     for words in (["--config-dir", "own", "experiment=mine"], ["-m", "hydra.searchpath=[own]", "seed=1,2"]):
-        done = run_txl("train", *words, directory=tmp_path)
-        assert (done.status, len(done.err.splitlines())) == (2, 1)
-        assert "own/data/ptb.yaml: has the name of a file of txl_lightning" in done.err
+        refused = refusal("train", *words, directory=tmp_path)
+        assert "own/data/ptb.yaml: has the name of a file of txl_lightning" in refused
 
 
 def test_options_that_replace_names_of_lightning_exist() -> None:
@@ -207,9 +143,7 @@ def test_options_that_replace_names_of_lightning_exist() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_or_a_device_is_refused_and_not_waited_for(
-    tmp_path: Path, words: list[str], option: str, kind: str
-) -> None:
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, words: list[str], option: str, kind: str) -> None:
     path = tmp_path / "pipe" if kind == "pipe" else Path("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
     whole = trained()
@@ -219,15 +153,13 @@ def test_a_pipe_or_a_device_is_refused_and_not_waited_for(
     done = run_txl(*words, directory=tmp_path)
     assert done.status == 2
     line = done.err.splitlines()[-1]
-    assert line.startswith(f"txl {words[0]}: {option}")
-    assert "no such file" in line or "neither a file nor a folder" in line
+    assert re.match(f"txl {words[0]}: {option}.*(no such file|neither a file nor a folder)", line)
 
 
 @pytest.mark.parametrize("option", ["prompt", "prompt_file", "checkpoint"])
 def test_words_that_are_not_utf_8_are_refused(tmp_path: Path, option: str) -> None:
-    done = run_txl("generate", f"{option}=a\udcff", directory=tmp_path)
-    said = {"prompt": "prompt='a\\udcff'"}.get(option, f"{option}=a\\udcff")
-    assert (done.status, done.err) == (2, f"txl generate: {said}: must be UTF-8\n")
+    said = "prompt='a\\udcff'" if option == "prompt" else f"{option}=a\\udcff"
+    assert refusal("generate", f"{option}=a\udcff", directory=tmp_path) == f"txl generate: {said}: must be UTF-8\n"
 
 
 WRITERS = [name for name, row in COMMANDS.items() if row.directory != "none"]
@@ -236,13 +168,10 @@ WRITERS = [name for name, row in COMMANDS.items() if row.directory != "none"]
 @pytest.mark.parametrize("words", [*([f"{name}", "hydra.run.dir=run"] for name in WRITERS), MULTIRUN], ids=" ".join)
 def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, words: list[str]) -> None:
     with JobFolder(tmp_path / "run").locked():
-        done = run_txl(*words, directory=tmp_path)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]  # nothing of Hydra
-    assert done.status == 2
-    line = f"txl {words[0]}: {tmp_path if '-m' not in words else '.'}/run: another command writes into this folder"
-    assert done.err.startswith(line.replace("./", ""))
-    assert (done.out, len(done.err.splitlines())) == ("", 1)
-    assert {path.name for path in (tmp_path / "run").iterdir()} <= {LOCK, ".hydra"}
+        refused = refusal(*words, directory=tmp_path)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]  # nothing of Hydra
+    folder = "run" if "-m" in words else f"{tmp_path}/run"
+    assert refused.startswith(f"txl {words[0]}: {folder}: another command writes into this folder")
 
 
 @pytest.mark.parametrize("link", [".lock", "checkpoints", "checkpoints/memory", "metrics.csv", "config.yaml", ".hydra"])
@@ -254,10 +183,7 @@ def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path, words: lis
     (outside / "file").write_text("kept")
     (run / link).symlink_to(outside / "file" if "." in link[1:] or link == ".lock" else outside)
     where = "hydra.sweep.dir=run" if "-m" in words else "hydra.run.dir=run"
-    done = run_txl(*words, where, directory=tmp_path)
-    assert done.status == 2
-    assert f"run/{link}: is a link to {outside}" in done.err
-    assert (len(done.err.splitlines()), done.out) == (1, "")
+    assert f"run/{link}: is a link to {outside}" in refusal(*words, where, directory=tmp_path)
     assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "kept")]
 
 
@@ -287,18 +213,15 @@ def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("code", "absent"),
+    ("module", "absent"),
     [
-        ("import txl_lightning.cli", ("torch", "hydra", "omegaconf", "numpy")),
-        ("import txl_lightning.command_line.hydra_app", ("torch", "lightning", "matplotlib", "wandb", "optuna")),
-        ("from txl_lightning.cli import register; register()", ("torch", "lightning", "numpy")),
-        ("import txl_lightning; txl_lightning.__version__", ("torch", "hydra")),
+        ("cli", {"torch", "hydra", "omegaconf", "numpy"}),
+        ("command_line.hydra_app", {"torch", "lightning", "matplotlib", "wandb", "optuna"}),
     ],
 )
-def test_start_up_imports_only_the_necessary(code: str, absent: tuple[str, ...]) -> None:
-    code += "; import sys; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not set(absent) & set(modules)
+def test_start_up_imports_only_the_necessary(module: str, absent: set[str]) -> None:
+    code = f"import sys, txl_lightning.{module}; assert not {absent} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_paths_are_those_of_the_folder_where_the_command_started(tmp_path: Path) -> None:
@@ -354,9 +277,7 @@ def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
     assert run_txl().status == 2
 
 
-def test_the_command_leaves_arguments_and_environment_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_leaves_arguments_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["txl", "evaluate", "checkpoint=missing.ckpt"]
     monkeypatch.setattr(sys, "argv", words)

@@ -33,9 +33,6 @@ from txl_lightning.training.run import train
 T5 = Path(__file__).parent.parent / "examples/t5.py"
 NO_LOGGER = LoggerConfig("none")
 EXACT = {"rtol": 0, "atol": 1e-9}
-BUILT_IN = tuple(KINDS)
-
-
 pytestmark = pytest.mark.usefixtures("no_guests")
 
 
@@ -80,35 +77,6 @@ def test_every_command_has_it(t5: None, tmp_path: Path) -> None:
     for convert in (to_original, to_huggingface):
         with pytest.raises(CheckpointError, match="encoding=t5"):
             convert(load_trained(path).model)
-
-
-BROKEN = "import no_such_library\n"
-UNKNOWN = rf"^encoding=t5: must be one of {', '.join(BUILT_IN)}, or one that a file in the variable "
-
-
-@pytest.mark.parametrize(
-    ("variable", "message"),
-    [
-        (None, UNKNOWN + r"TXL_GUESTS registers \(not set\)$"),
-        ("other.py", UNKNOWN + r"TXL_GUESTS registers \(other.py\)$"),
-        ("missing.py", r"^TXL_GUESTS=missing.py: cannot be imported: FileNotFoundError: .*missing.py'$"),
-        ("no_such_module", r"^TXL_GUESTS=no_such_module: cannot be imported: ModuleNotFoundError: "),
-        ("other.py, broken.py", r"^TXL_GUESTS=broken.py: cannot be imported: .*'no_such_library'$"),
-        ("taken.py", r"^TXL_GUESTS=taken.py: cannot be imported: OptionError: name=shaw: is the name of another"),
-    ],
-)
-def test_an_encoding_that_is_missing_or_cannot_be_imported_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "t5.py").write_text("raise SystemExit('imported without being asked for')\n")
-    (tmp_path / "other.py").touch()
-    (tmp_path / "broken.py").write_text(BROKEN)
-    (tmp_path / "taken.py").write_text(T5.read_text().replace('"t5"', '"shaw"'))
-    if variable is not None:
-        monkeypatch.setenv("TXL_GUESTS", variable)
-    with pytest.raises(OptionError, match=message):
-        architecture(tiny_config(tmp_path, "encoding.name=t5"), vocab_size=50)
 
 
 def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t5: None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from txl_lightning import files
 from txl_lightning.command_line import usable_caches
 from txl_lightning.errors import notice
@@ -31,9 +32,7 @@ def test_text_and_json_are_written_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.json", "a.txt"]
 
 
-def test_the_old_file_stays_until_the_new_one_is_complete_and_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_old_file_stays_until_the_new_one_is_complete_and_on_disk(tmp_path: Path, monkeypatch: Patch) -> None:
     path = tmp_path / "a"
     path.write_text("old")
 
@@ -55,15 +54,8 @@ def test_the_old_file_stays_until_the_new_one_is_complete_and_on_disk(
     assert (path.read_text(), names(tmp_path)) == ("old", ["a"])
 
 
-def test_the_file_before_can_be_kept(tmp_path: Path) -> None:
-    for text in ("1", "2", "3"):
-        write_atomically(tmp_path / "last", lambda path, text=text: path.write_text(text), tmp_path / "previous")
-    assert [(tmp_path / name).read_text() for name in ("last", "previous")] == ["3", "2"]
-    assert names(tmp_path) == ["last", "previous"]
-
-
 @pytest.mark.parametrize("size", [0, 8, 100])
-def test_checksums_are_sha_256_whatever_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_checksums_are_sha_256_whatever_the_block(tmp_path: Path, monkeypatch: Patch, size: int) -> None:
     monkeypatch.setattr(files, "BLOCK_BYTES", 8)
     content = os.urandom(size)
     (tmp_path / "a").write_bytes(content)
@@ -83,9 +75,7 @@ def test_checksums_are_sha_256_whatever_the_block(tmp_path: Path, monkeypatch: p
         ("data", "/var/caches", "data"),
     ],
 )
-def test_caches_are_where_the_variables_say(
-    monkeypatch: pytest.MonkeyPatch, given: str, caches: str | None, expanded: str
-) -> None:
+def test_caches_are_where_the_variables_say(monkeypatch: Patch, given: str, caches: str | None, expanded: str) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if caches is not None:
@@ -94,8 +84,8 @@ def test_caches_are_where_the_variables_say(
 
 
 @pytest.mark.parametrize("home", ["/proc", "/dev/null", None])
-def test_a_home_that_cannot_be_written_is_said_and_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], home: str | None
+def test_a_home_that_cannot_be_written_is_replaced(
+    tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str], home: str | None
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("MPLCONFIGDIR", raising=False)

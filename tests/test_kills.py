@@ -20,8 +20,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback
 
 from tests.forked import start_module
 from tests.test_resumed_multirun import words, written
@@ -137,38 +135,6 @@ def test_what_was_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_p
             done_before = written(folder)
             wait_until(lambda: not alive(processes))  # noqa: B023
         assert differences(results(folder), whole) == []
-
-
-class KilledOnce(Callback):
-    """Kills the second job of a multirun after its fifth step, the first time that it is there."""
-
-    def __init__(self, mark: str) -> None:
-        self.mark = Path(mark)
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == 5 and Path(trainer.default_root_dir).name == "1" and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_a_second_job_that_was_killed_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    killed = f"trainer.callbacks=[{{_target_: tests.test_kills.KilledOnce, mark: {mark}}}]"
-
-    def multirun(name: str) -> tuple[int, str]:
-        done = start_module(tmp_path, "txl_lightning.cli", *words(tmp_path / name, *STEPS, "seed=1,2", killed)).finish()
-        return done.returncode, done.stderr
-
-    status, said = multirun("cut")
-    assert (status, mark.exists()) == (1, True), said
-    assert "txl train: job 1 (" in said
-    before = written(tmp_path / "cut")
-    assert multirun("cut")[0] == 0
-    assert before.keys() == {"0"}
-    assert before.items() <= written(tmp_path / "cut").items()
-    assert multirun("whole")[0] == 0
-    assert differences(results(tmp_path / "cut"), results(tmp_path / "whole")) == []
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:

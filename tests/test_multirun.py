@@ -2,29 +2,28 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from unittest.mock import Mock
 
 import psutil
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from hydra_plugins.txl_process_launcher import ProcessLauncher
 from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
-from tests.in_process import run_txl
 from tests.training.small_run import TINY
 from txl_lightning.cli import register
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs
 from txl_lightning.config.schemas import CONF, Config
-from txl_lightning.errors import OptionError
 
 FILES = ("multirun.json", "multirun.md", "multirun.yaml")
 
@@ -46,9 +45,8 @@ def test_a_failed_job_does_not_stop_the_others_and_the_exit_status_counts_it(tmp
     done = txl(tmp_path, "memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2")
     assert done.returncode == 1
     job, summary = done.stderr.splitlines()
-    assert job.startswith("txl train: job 1 (")
-    assert "memory.mem_len=-1" in job.partition(": memory")[0]
-    assert job.endswith("): memory.mem_len=-1: must be an integer >= 0 (sweep/1/error.txt)")
+    of_job_1 = r"txl train: job 1 \(.*memory\.mem_len=-1.*\): memory\.mem_len=-1: must be an integer >= 0 "
+    assert re.fullmatch(of_job_1 + r"\(sweep/1/error\.txt\)", job)
     assert summary == "txl train: 1 of 3 jobs failed"
     assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == [".lock", "0", "1", "2", *FILES]
     assert not (tmp_path / "sweep/1/metrics.json").exists()
@@ -62,9 +60,8 @@ def test_a_failed_job_does_not_stop_the_others_and_the_exit_status_counts_it(tmp
 
 def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
     """Return the processes of the running jobs, which have sessions of their own."""
-    return [
-        child for child in psutil.Process(process.pid).children(recursive=True) if os.getsid(child.pid) == child.pid
-    ]
+    below = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in below if os.getsid(child.pid) == child.pid]
 
 
 @pytest.mark.slow
@@ -86,12 +83,7 @@ def test_optuna_minimises_the_validation_loss_and_continues_with_a_seed(tmp_path
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        signal.SIGKILL,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP)),
-    ],
+    "number", [SIGTERM, SIGKILL, *(pytest.param(n, marks=pytest.mark.slow) for n in (SIGINT, SIGHUP))]
 )
 def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
@@ -102,35 +94,14 @@ def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: s
     assert len(jobs) == 2
     process.send_signal(number)
     done = process.finish(timeout=30)
-    if number == signal.SIGKILL:
+    if number == SIGKILL:
         assert psutil.wait_procs(jobs, timeout=20)[1] == []
         return
-    again = "txl train: interrupted; to continue, repeat the command with hydra.sweep.dir=sweep\n"
-    assert done.stderr == again
+    assert done.stderr == "txl train: interrupted; to continue, repeat the command with hydra.sweep.dir=sweep\n"
     assert done.returncode == 128 + number
     assert not [job for job in jobs if job.is_running()]
     assert all((tmp_path / f"sweep/{i}/checkpoints/last.ckpt").exists() for i in (0, 1))
     assert not (tmp_path / "sweep/2").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "words", "message"),
-    [
-        ((1, 0, 1), [], "hydra.launcher.threads=0: must be an integer >= 1"),
-        (
-            (1, None, 1),
-            ["a=range(200)", "b=choice(1,2,3)", "c=range(1,3,0.1)"],
-            "b=choice|a=range.*at most 10,000 jobs",
-        ),
-    ],
-)
-def test_options_of_the_launcher_are_checked_before_a_job_starts(
-    options: tuple[Any, ...], words: list[str], message: str
-) -> None:
-    sweeper = {"_target_": "hydra._internal.BasicSweeper"}
-    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": words}}})
-    with pytest.raises(OptionError, match=message):
-        ProcessLauncher(*options).setup(hydra_context=Mock(), task_function=Mock(), config=config)
 
 
 def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,41 +120,14 @@ def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.M
         assert made.call_args.kwargs["log"] == (tmp_path / "0/log.txt" if at_once > 1 else None)
 
 
-def test_a_multirun_that_cannot_be_composed_ends_with_one_line(tmp_path: Path) -> None:
-    done = run_txl("train", "-m", "hydra.sweep.dir=sweep", "memory=on,sometimes", directory=tmp_path)
-    assert done.status == 2
-    assert done.err == "txl train: memory=sometimes: must be one of off, on\n"
-    assert not list(tmp_path.glob("sweep/*/"))
-
-
-def test_slurm_without_slurm_ends_with_one_line(tmp_path: Path) -> None:
-    done = run_txl("train", "-m", "seed=1", "hydra/launcher=slurm", directory=tmp_path)
-    assert done.status == 2
-    assert done.err == 'txl train: Could not detect "srun", are you indeed on a slurm cluster?\n'
-
-
-def composed(name: str, *overrides: str) -> DictConfig:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(name, overrides=[*overrides, "hydra.job.name=cli"], return_hydra_config=True)
-    config.hydra.sweep.dir = "sweep"
-    return config
-
-
 def test_slurm_gives_every_device_a_task() -> None:
-    overrides = ("hydra/launcher=slurm", "trainer.devices=4", "hydra.launcher.partition=gpu")
-    launcher = OmegaConf.to_container(composed("config", *overrides).hydra.launcher, resolve=True)
-    expected = {
-        "_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
-        "nodes": 1,
-        "tasks_per_node": 4,
-        "gpus_per_node": 4,
-        "partition": "gpu",
-        "timeout_min": 1440,
-        "signal_delay_s": 120,
-        "submitit_folder": "sweep/.submitit/%j",
-    }
-    assert launcher == {**launcher, **expected}
+    register()
+    words = ["hydra/launcher=slurm", "trainer.devices=4", "hydra.launcher.partition=gpu", "hydra.job.name=cli"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=[*words, "hydra.sweep.dir=sweep"], return_hydra_config=True)
+    launcher = config.hydra.launcher
+    assert (launcher.tasks_per_node, launcher.gpus_per_node, launcher.partition) == (4, 4, "gpu")
+    assert launcher.submitit_folder == "sweep/.submitit/%j"
 
 
 @pytest.mark.parametrize(
@@ -198,13 +142,9 @@ def test_a_multirun_is_named_after_its_folder(directory: str, name: str) -> None
     assert multirun_name(directory) == name
 
 
-def test_more_failures_than_an_exit_status_can_say(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcomes = [*(f"job {i} (seed={i}): was killed by SIGKILL" for i in range(300)), None]
-    monkeypatch.setattr("txl_lightning.command_line.multirun.OUTCOMES", outcomes)
+def test_more_failures_than_an_exit_status_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txl_lightning.command_line.multirun.OUTCOMES", [*map(str, range(300)), None])
     assert report_failed_jobs("train") == 100
-    assert capsys.readouterr().err.splitlines()[-1] == "txl train: 300 of 301 jobs failed"
 
 
 def test_a_defect_is_named_by_its_type() -> None:

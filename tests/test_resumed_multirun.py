@@ -105,9 +105,7 @@ def test_word_pieces_have_bits_per_byte_to_compare_them_with_bytes(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
-def test_finished_jobs_are_skipped_stopped_ones_resume_and_the_rest_runs(
-    tmp_path: Path, whole: Path, launcher: str
-) -> None:
+def test_finished_jobs_are_skipped_and_stopped_ones_resume(tmp_path: Path, whole: Path, launcher: str) -> None:
     """Job 0 has finished, job 1 was killed after its last checkpoint, job 2 before its first."""
     assert txl(tmp_path, "seed=1,2").status == 0
     before = written(tmp_path)
