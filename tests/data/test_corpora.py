@@ -24,6 +24,8 @@ from txl_lightning.data import sources
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import UserError, notice
 
+Captured = pytest.CaptureFixture[str]
+
 
 def installed_corpus(name: str, folder: Path) -> Corpus:
     return load_corpus(DataConfig(name=name, cache_dir=str(folder / "cache")))
@@ -48,7 +50,7 @@ def test_python_stdlib_is_its_source_files_in_their_own_order(tmp_path: Path, mo
     assert (corpus.name, len(corpus.vocabulary)) == (f"python-stdlib {platform.python_version()}", 256)
 
 
-def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: Captured) -> None:
     corpus = installed_corpus("python-packages", tmp_path)
     if corpus.name != "sympy 1.14.0 + networkx 3.6.1":  # which needs Python 3.11
         assert corpus.name == " + ".join(f"{name} {metadata.version(name)}" for name in ("sympy", "networkx"))
@@ -60,21 +62,20 @@ def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: p
     assert (installed_corpus("python-packages", tmp_path).name, capfd.readouterr().err) == (corpus.name, "")
 
 
-SOURCES = [f"core/m{i}.py" for i in range(30)]
+SOURCES = ["__init__.py", *(f"core/m{i}.py" for i in range(30))]
 
 
-OTHERS = [
-    ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
-    ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
-]
-
-
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(
+    ("networkx", "name", "said"),
+    [
+        ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
+        ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
+    ],
+)
 def test_other_packages_are_named_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], other: tuple[str, str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured, networkx: str, name: str, said: str
 ) -> None:
-    networkx, name, said = other
-    texts = [f"{package}/{file}" for package in ("sympy", "networkx") for file in ("__init__.py", *SOURCES)]
+    texts = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
     files(tmp_path / "site", {file: f"raise ImportError  # {file}\n" * 20 for file in texts})
     for package, version in (("sympy", "1.14.0"), ("networkx", networkx)):  # as pip does
         information = f"Name: {package}\nVersion: {version}\n"
@@ -180,13 +181,12 @@ def to_lost_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("train.uint8", lambda path: os.truncate(path, 100)),
         ("train.uint8", lambda path: os.truncate(path, 0)),
         ("train.uint8", lambda path: path.write_bytes(b"\xff" * path.stat().st_size)),
         ("test.uint8", Path.unlink),
         ("test.uint8", to_folder),
         ("train.uint8", lambda path: path.with_name("other.uint8").write_bytes(b"1")),
-        *(("description.json", partial(Path.write_bytes, data=data)) for data in (b"", b"{", b"[]", b"1", b"\xff")),
+        *(("description.json", partial(Path.write_bytes, data=data)) for data in (b"{", b"[]", b"\xff")),
         ("description.json", lambda path: path.write_bytes(b"[" * 100_000)),
         ("description.json", lambda path: path.write_text(path.read_text().replace("byte", "bite"))),
         ("description.json", Path.unlink),
@@ -196,7 +196,7 @@ def to_lost_link(path: Path) -> None:
     ],
 )
 def test_a_damaged_cache_is_made_again_and_that_is_said(
-    tmp_path: Path, name: str, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, damage: Callable[[Path], object], capsys: Captured
 ) -> None:
     listed = files(tmp_path, {"t.txt": "text " * 50})
     corpus_of(listed, tmp_path)
