@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -149,27 +148,18 @@ def test_the_white_space_that_divides_is_that_of_the_expression() -> None:
         assert (len(WORD.findall("a" + chr(code))) == 2) == divides, hex(code)
 
 
-def test_a_checkpoint_of_before_keeps_the_ids_of_lines() -> None:
-    tokenizer_json = train_byte_pairs([PROSE, CODE], 600)
-    state = Vocabulary.of_tokenizer(tokenizer_json).state_dict()
-    assert state.pop("by_line") is False
-    before = Vocabulary.from_state_dict(state)
-    whole = Tokenizer.from_str(tokenizer_json)
-    lines = subwords.LINE_START.split(CODE)
-    expected = [number for line in lines for number in whole.encode(line, add_special_tokens=False).ids]
-    assert before.encode(CODE.encode()).tolist() == expected != whole.encode(CODE, add_special_tokens=False).ids
-    assert Vocabulary.from_state_dict(before.state_dict()) == before != Vocabulary.of_tokenizer(tokenizer_json)
-
-
-def test_a_text_that_is_read_as_before_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_before_keeps_the_ids_of_lines_and_that_is_said(tmp_path: Path, capsys: Any) -> None:
     (path,) = files(tmp_path, {"code.py": CODE})
-    now = Vocabulary.of_tokenizer(tokenizer("gpt2"))
-    for vocabulary, said in ((now, False), (replace(now, by_line=True), True)):
-        config = FileData(name="file", path=path, level="bpe", cache_dir=str(tmp_path / "cache"))
+    config = FileData(name="file", path=path, level="bpe", cache_dir=str(tmp_path / "cache"))
+    whole, now = Tokenizer.from_str(tokenizer("gpt2")), Vocabulary.of_tokenizer(tokenizer("gpt2"))
+    before = Vocabulary.from_state_dict({key: value for key, value in now.state_dict().items() if key != "by_line"})
+    assert Vocabulary.from_state_dict(before.state_dict()) == before != now
+    for vocabulary, parts in ((now, [CODE]), (before, subwords.LINE_START.split(CODE))):
         corpus = load_corpus(config, vocabulary, whole=True)
-        assert np.array_equal(corpus.splits["whole"], vocabulary.encode(CODE.encode()))
-        assert corpus.facts()["by_line"] == said
-        assert ("subwords are those of single lines" in capsys.readouterr().err) == said
+        expected = [number for part in parts for number in whole.encode(part, add_special_tokens=False).ids]
+        assert corpus.splits["whole"].tolist() == expected
+        assert corpus.facts()["by_line"] == (vocabulary is before)
+        assert ("subwords are those of single lines" in capsys.readouterr().err) == (vocabulary is before)
 
 
 def test_training_counts_the_words_of_the_whole_text() -> None:
