@@ -41,13 +41,7 @@ def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
     return {"rtol": 0, "atol": 1e-12}
 
 
-def model_of(reference: Reference) -> MemoryTokensTransformerXL:
-    return from_original(reference.weights, reference.config)
-
-
-def scored(
-    reference: Reference, model: MemoryTokensTransformerXL, keeps_gradient: bool = False
-) -> list[tuple[Tensor, TokenMemory]]:
+def scored(reference: Reference, model: Any, keeps_gradient: bool = False) -> list[tuple[Tensor, TokenMemory]]:
     """Losses of every segment and the memory after it."""
     memory, results = replace(model.start_memory(2), keeps_gradient=keeps_gradient), []
     for tokens, targets in reference.segments():
@@ -60,9 +54,8 @@ def scored(
 def test_losses_memory_tokens_and_states_are_those_of_the_authors_code(
     reference: Reference, close: dict[str, float]
 ) -> None:
-    for i, (nll, memory) in enumerate(scored(reference, model_of(reference))):
+    for i, (nll, memory) in enumerate(scored(reference, from_original(reference.weights, reference.config))):
         torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **close)
-        assert memory.tokens_nBD is not None
         torch.testing.assert_close(memory.tokens_nBD.transpose(0, 1), reference.tensors[f"memory_tokens/{i}"], **close)
         expected = reference.under(f"memory/{i}/")
         assert len(expected) == (reference.config["n_layer"] if reference.config["mem_len"] else 0)
@@ -74,9 +67,9 @@ def test_losses_memory_tokens_and_states_are_those_of_the_authors_code(
 def test_gradients_of_every_parameter_are_those_of_the_authors_code(
     reference: Reference, close: dict[str, float], through: bool
 ) -> None:
-    model, expected = model_of(reference), reference.under("grad_through/" if through else "grad_last/")
+    model = from_original(reference.weights, reference.config)
+    expected = reference.under("grad_through/" if through else "grad_last/")
     nll, memory = scored(reference, model, keeps_gradient=through)[-1]
-    assert memory.tokens_nBD is not None
     assert memory.tokens_nBD.requires_grad is through
     nll.mean().backward()
     ours = {"mem_tokens": model.memory_tokens.initial.grad[:, None]}
@@ -93,7 +86,6 @@ def naive(model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemor
     """Hidden states of one stream and the memory tokens that it writes, pair by pair."""
     config, layers = model.config, list[Any](model.layers)
     n, T, M, scale = config.n_tokens, len(tokens_T), memory.length, config.d_head**-0.5
-    assert memory.tokens_nBD is not None
     z_nD = memory.tokens_nBD[:, b]
     hidden = torch.cat([z_nD, model.embedding(tokens_T[None])[0], *([z_nD] if config.write_tokens else [])])
     Q, K = len(hidden), M + len(hidden)
@@ -136,7 +128,6 @@ def test_segments_equal_loops_over_all_pairs(n: int, mem_len: int, writes: bool,
     memory = model.start_memory(2)
     for tokens in random_stream(2, 9).split([4, 3, 2], dim=1):
         hidden, after = model(tokens, memory)
-        assert after.tokens_nBD is not None
         for b in range(2):
             expected, written = naive(model, tokens[b], memory, b)
             torch.testing.assert_close(hidden[b], expected, **CLOSE)
@@ -165,9 +156,7 @@ def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(enco
 
 
 @pytest.mark.parametrize("options", [{}, {"write_tokens": False, "encoding": "rope", "d_head": 4}], ids=str)
-def test_long_segments_on_the_cpu_equal_the_fused_kernel(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_segments_on_the_cpu_equal_the_fused_kernel(options: dict[str, Any], monkeypatch: Any) -> None:
     """Blocks of queries would hide the later keys that memory tokens see."""
     stream, found = random_stream(2, 301), []
     for on_cpu in (True, False):
@@ -177,8 +166,7 @@ def test_long_segments_on_the_cpu_equal_the_fused_kernel(
         losses.mean().backward()
         with torch.no_grad():
             found.append([score_segments(model, stream, 150)[0], losses, *(p.grad for p in model.parameters())])
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, **CLOSE)
+    torch.testing.assert_close(*found, **CLOSE)
 
 
 def test_the_initial_memory_tokens_have_a_gradient_of_zero_after_the_first_segment() -> None:
@@ -188,19 +176,21 @@ def test_the_initial_memory_tokens_have_a_gradient_of_zero_after_the_first_segme
         model.zero_grad()
         nll, memory = model.score(tokens[:, :-1], tokens[:, 1:], memory)
         nll.mean().backward()
-        gradients.append(bool(initial.grad.any()))  # type: ignore[union-attr]
+        gradients.append(bool(initial.grad.any()))
     assert gradients == [True, False]
 
 
 def test_what_memory_tokens_cannot_do_is_refused_in_one_line() -> None:
     model, tokens = tokens_model(n_tokens=3).eval(), random_stream(2, 4)
-    with pytest.raises(OptionError, match=r"^model=Memory\w+: cannot be cached, use the model itself: memory"):
-        CachedTransformerXL(model)
-    with pytest.raises(OptionError, match=r"^model=Memory\w+: cannot generate: memory tokens are written once"):
-        generate_all(model, tokens, 1)
-    with pytest.raises(CheckpointError, match="MemoryTokensTransformerXL: the paper's code has no such model"):
-        to_original(model)
-    with pytest.raises(ValueError, match="Memory given to a MemoryTokensTransformerXL"):
-        model(tokens, tiny_model().start_memory(2))
-    with pytest.raises(OptionError, match=r"^lengths_B=\[4, 2\]: must be None"):
-        model(tokens, lengths_B=torch.tensor([4, 2]))
+    for use, error, words in (
+        (lambda: CachedTransformerXL(model), OptionError, r"^model=Memory\w+: cannot be cached, use the model itself"),
+        (lambda: generate_all(model, tokens, 1), OptionError, r"^model=Memory\w+: cannot generate: memory tokens are"),
+        (lambda: to_original(model), CheckpointError, "MemoryTokensTransformerXL: the paper's code has no such model"),
+        (
+            lambda: model(tokens, tiny_model().start_memory(2)),
+            ValueError,
+            "Memory given to a MemoryTokensTransformerXL",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            use()

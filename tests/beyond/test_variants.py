@@ -8,6 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from tests.covering import product_of
 from tests.training.recorded_run import recorded_losses, recorded_runs
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning import TransformerXLConfig
@@ -35,24 +36,17 @@ PARALLEL = (
 
 def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> None:
     assert {path.stem for path in (CONF / "beyond").glob("*.yaml")} == {"none", *VARIANTS}
+    known = {f.name for f in fields(TransformerXLConfig)}
     for name in VARIANTS:
-        config = tiny_config(tmp_path, f"beyond={name}").beyond
-        known = {f.name for f in fields(TransformerXLConfig)}
-        own = {f.name: f.default for f in fields(model_class(tiny_config(tmp_path, f"beyond={name}")).config_class)}
+        config = tiny_config(tmp_path, f"beyond={name}")
         given: Any = OmegaConf.load(CONF / f"beyond/{name}.yaml")
         given = given.get("beyond", given)
-        interpolated = {option for option in given if OmegaConf.is_interpolation(given, option)}
-        expected = {option: value for option, value in own.items() if option not in known | interpolated}
-        assert {option: config[option] for option in config if option not in interpolated} == {"name": name} | expected
+        left_out = known | {option for option in given if OmegaConf.is_interpolation(given, option)}
+        own = {f.name: f.default for f in fields(model_class(config).config_class) if f.name not in left_out}
+        assert {option: x for option, x in config.beyond.items() if option not in left_out} == {"name": name} | own
 
 
-QUICK = [("compressive", "on"), ("memory_tokens", "off"), ("forget_gate", "on")]
-RUNS = [(variant, memory) for variant in VARIANTS for memory in ("on", "off")]
-
-
-@pytest.mark.parametrize(
-    ("variant", "memory"), [pytest.param(*run, marks=() if run in QUICK else pytest.mark.slow) for run in RUNS]
-)
+@pytest.mark.parametrize(("variant", "memory"), product_of(VARIANTS, ["on", "off"]))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str, memory: str) -> None:
     options = (f"beyond={variant}", *VARIANTS[variant], f"memory={memory}", *OPTIONS)
     whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=16"), tmp_path / "whole")
@@ -60,10 +54,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, v
     train(tiny_config(tmp_path, *options, "trainer.max_steps=16", "resume=auto"), tmp_path / "second")
     assert whole["val/bpb"] < first["val/bpb"] < 8.5
     checkpoints = [tmp_path / name / "checkpoints/last.ckpt" for name in ("whole", "second")]
-    expected, found = (read_file(path)["state_dict"] for path in checkpoints)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    before, after = (stored_memory(path).state_dict() for path in checkpoints)
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    states = [(read_file(path)["state_dict"], stored_memory(path).state_dict()) for path in checkpoints]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
     assert type(load_trained(checkpoints[1]).model).__module__ == f"txl_lightning.beyond.{variant}"
 
 
@@ -80,35 +72,20 @@ def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path: Path) 
         assert two == [(step, pytest.approx(loss, abs=1e-10)) for step, loss in one], name
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("beyond=gru_residual", "model=lstm"), "beyond=gru_residual: must be none: lstm is no Transformer-XL"),
-        (
-            ("beyond=gru_residual", "beyond.name=none"),
-            r"beyond=none: must be .*one that a file in the variable TXL_GUESTS",
-        ),
-        (
-            ("beyond=gru_residual", "beyond.name=os"),
-            r"beyond=os: must be .*one that a file in the variable TXL_GUESTS",
-        ),
-        (("beyond=memory_tokens", "beyond.n_tokens=0"), "beyond.n_tokens=0: must be an integer >= 1"),
-        (
-            ("beyond=memory_tokens", "memory.reset=document"),
-            "memory.reset=document: is not possible with beyond=memory",
-        ),
-        (
-            ("beyond=memory_tokens", "model.ext_len=2"),
-            "model.ext_len=2: is not possible with beyond=memory_tokens: memo",
-        ),
-        (
-            ("beyond=compressive", "memory.gradient_segments=1"),
-            "memory.gradient_segments=1: is not possible with beyond",
-        ),
-    ],
-)
+REFUSED = [
+    ("gru_residual", "model=lstm", "beyond=gru_residual: must be none: lstm is no Transformer-XL"),
+    ("gru_residual", "beyond.name=none", "beyond=none: must be .*one that a file in the variable TXL_GUESTS"),
+    ("gru_residual", "beyond.name=os", "beyond=os: must be .*one that a file in the variable TXL_GUESTS"),
+    ("memory_tokens", "beyond.n_tokens=0", "beyond.n_tokens=0: must be an integer >= 1"),
+    ("memory_tokens", "memory.reset=document", "memory.reset=document: is not possible with beyond=memory"),
+    ("memory_tokens", "model.ext_len=2", "model.ext_len=2: is not possible with beyond=memory_tokens: memo"),
+    ("compressive", "memory.gradient_segments=1", "memory.gradient_segments=1: is not possible with beyond"),
+]
+
+
+@pytest.mark.parametrize(("variant", "override", "words"), REFUSED)
 def test_what_is_no_variant_or_what_it_cannot_do_is_refused(
-    tmp_path: Path, overrides: tuple[str, ...], message: str
+    tmp_path: Path, variant: str, override: str, words: str
 ) -> None:
-    with pytest.raises(OptionError, match=message):
-        train(tiny_config(tmp_path, *overrides), tmp_path / "run")
+    with pytest.raises(OptionError, match=words):
+        train(tiny_config(tmp_path, f"beyond={variant}", override), tmp_path / "run")

@@ -13,6 +13,7 @@ from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from txl_lightning.data import corpus as corpus_module
 from txl_lightning.data import sources
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import UserError, notice
+
+Captured = pytest.CaptureFixture[str]
 
 
 def installed_corpus(name: str, folder: Path) -> Corpus:
@@ -48,7 +51,7 @@ def test_python_stdlib_is_its_source_files_in_their_own_order(tmp_path: Path, mo
     assert (corpus.name, len(corpus.vocabulary)) == (f"python-stdlib {platform.python_version()}", 256)
 
 
-def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: Captured) -> None:
     corpus = installed_corpus("python-packages", tmp_path)
     if corpus.name != "sympy 1.14.0 + networkx 3.6.1":  # which needs Python 3.11
         assert corpus.name == " + ".join(f"{name} {metadata.version(name)}" for name in ("sympy", "networkx"))
@@ -60,21 +63,20 @@ def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: p
     assert (installed_corpus("python-packages", tmp_path).name, capfd.readouterr().err) == (corpus.name, "")
 
 
-SOURCES = [f"core/m{i}.py" for i in range(30)]
+SOURCES = ["__init__.py", *(f"core/m{i}.py" for i in range(30))]
 
 
-OTHERS = [
-    ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
-    ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
-]
-
-
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(
+    ("networkx", "name", "said"),
+    [
+        ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
+        ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
+    ],
+)
 def test_other_packages_are_named_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], other: tuple[str, str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured, networkx: str, name: str, said: str
 ) -> None:
-    networkx, name, said = other
-    texts = [f"{package}/{file}" for package in ("sympy", "networkx") for file in ("__init__.py", *SOURCES)]
+    texts = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
     files(tmp_path / "site", {file: f"raise ImportError  # {file}\n" * 20 for file in texts})
     for package, version in (("sympy", "1.14.0"), ("networkx", networkx)):  # as pip does
         information = f"Name: {package}\nVersion: {version}\n"
@@ -153,55 +155,38 @@ def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatc
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    full_disk = MagicMock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(sources, "write_json", full_disk)
     with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
         corpus_of(files(tmp_path, {"t.txt": "text " * 50}), tmp_path)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def to_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+def replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda path: (shutil.rmtree(path) if path.is_dir() else path.unlink(), make(path))
 
 
-def to_file(path: Path) -> None:
-    shutil.rmtree(path)
-    path.touch()
+DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
+    ("train.uint8", lambda path: os.truncate(path, 0)),
+    ("train.uint8", lambda path: path.write_bytes(b"\xff" * path.stat().st_size)),
+    ("test.uint8", Path.unlink),
+    ("test.uint8", replaced(Path.mkdir)),
+    ("train.uint8", lambda path: path.with_name("other.uint8").write_bytes(b"1")),
+    *(("description.json", partial(Path.write_bytes, data=data)) for data in (b"{", b"[]", b"\xff", b"[" * 100_000)),
+    ("description.json", lambda path: path.write_text(path.read_text().replace("byte", "bite"))),
+    ("description.json", replaced(Path.mkdir)),
+    ("", replaced(Path.touch)),
+    ("", replaced(lambda path: path.symlink_to("gone"))),
+]
 
 
-def to_lost_link(path: Path) -> None:
-    shutil.rmtree(path)
-    path.symlink_to("gone")
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("train.uint8", lambda path: os.truncate(path, 100)),
-        ("train.uint8", lambda path: os.truncate(path, 0)),
-        ("train.uint8", lambda path: path.write_bytes(b"\xff" * path.stat().st_size)),
-        ("test.uint8", Path.unlink),
-        ("test.uint8", to_folder),
-        ("train.uint8", lambda path: path.with_name("other.uint8").write_bytes(b"1")),
-        *(("description.json", partial(Path.write_bytes, data=data)) for data in (b"", b"{", b"[]", b"1", b"\xff")),
-        ("description.json", lambda path: path.write_bytes(b"[" * 100_000)),
-        ("description.json", lambda path: path.write_text(path.read_text().replace("byte", "bite"))),
-        ("description.json", Path.unlink),
-        ("description.json", to_folder),
-        ("", to_file),
-        ("", to_lost_link),
-    ],
-)
-def test_a_damaged_cache_is_made_again_and_that_is_said(
-    tmp_path: Path, name: str, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path: Path, damage: Any, capsys: Captured) -> None:
     listed = files(tmp_path, {"t.txt": "text " * 50})
     corpus_of(listed, tmp_path)
     (folder,) = tmp_path.glob("cache/*")
-    damage(folder / name)
+    name, spoil = damage
+    spoil(folder / name)
     for said in (1, 0):
         after = corpus_of(listed, tmp_path)
         assert text_of(after) == "text " * 50

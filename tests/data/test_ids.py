@@ -54,11 +54,9 @@ def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_p
 
 
 def test_every_split_may_have_its_own_file(tmp_path: Path) -> None:
-    for name, part in {"train.bin": IDS[:800], "val.bin": IDS[800:]}.items():
-        (tmp_path / "ids").mkdir(exist_ok=True)
-        part.astype(np.uint16).tofile(tmp_path / "ids" / name)
-    paths = [str(tmp_path / "ids" / name) for name in ("train.bin", "val.bin", "val.bin")]
-    corpus = ids_of(paths, tmp_path, dtype="uint16")
+    parts = {"train.bin": IDS[:800], "val.bin": IDS[800:]}
+    train, valid = files(tmp_path / "ids", {name: part.astype(np.uint16).tobytes() for name, part in parts.items()})
+    corpus = ids_of([train, valid, valid], tmp_path, dtype="uint16")
     assert [corpus.splits[split][:].tolist() for split in SPLITS] == [IDS[:800].tolist(), *[IDS[800:].tolist()] * 2]
     by_name = ids_of(str(tmp_path / "ids"), tmp_path, dtype="uint16")
     assert by_name.splits["valid"][:].tolist() == IDS[800:].tolist()
@@ -85,13 +83,6 @@ def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, sta
     assert corpus.documents["train"].tolist() == [0, *range(7, 900, 37)]
     assert (len(corpus.vocabulary), corpus.vocabulary.decode([7, 8, 40])) == (41, "<go> 8 x")
     assert corpus.vocabulary.encode(b"x 8\n<go>").tolist() == [40, 8, 7]
-
-
-def test_names_are_the_lines_of_a_file(tmp_path: Path) -> None:
-    (names,) = files(tmp_path, {"names.txt": "".join(f"note {number}\n" for number in range(40))})
-    for more, size, last in (({}, 40, "note 39"), ({"vocab_size": 64}, 64, "63")):
-        vocabulary = ids_of(saved(tmp_path, IDS), tmp_path, names=names, **more).vocabulary
-        assert (len(vocabulary), vocabulary.symbols[-1]) == (size, last)
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [

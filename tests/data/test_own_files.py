@@ -2,22 +2,23 @@
 
 import bz2
 import gzip
-import io
-import json
 import lzma
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow
 import pytest
 
 from tests.data.helpers import corpus_of, files, text_of
 from txl_lightning.data.corpus import SPLITS
 from txl_lightning.errors import OptionError, UserError
 
+Captured = pytest.CaptureFixture[str]
 SPLIT_TEXTS = {"train": "to be or not to be\n" * 90, "valid": "that is the question\n" * 9, "test": "to sleep\n" * 9}
 
 
@@ -29,6 +30,11 @@ SPLIT_TEXTS = {"train": "to be or not to be\n" * 90, "valid": "that is the quest
         ("training-00000-of-00001.txt", "dev-00000-of-00001.txt", "test-00000-of-00001.txt"),
         ("a/train/1.txt", "a/validation/1.txt", "a/test/1.txt"),
         ("my_Train_set.txt", "my_VAL.log", "my_testset.md"),
+        ("myTrain.txt", "myDev.txt", "myTest.txt"),
+        ("trn.txt", "val.txt", "tst.txt"),
+        ("tr.txt", "va.txt", "te.txt"),
+        ("lm-eval/train.txt", "lm-eval/valid.txt", "lm-eval/test.txt"),
+        ("test-runs/train/1.txt", "test-runs/validation/1.txt", "test-runs/test/1.txt"),
     ],
 )
 @pytest.mark.parametrize("given", ["folder", "list", "mapping"])
@@ -39,7 +45,7 @@ def test_files_that_are_splits_are_splits(tmp_path: Path, names: tuple[str, ...]
     assert {split: text_of(corpus, split) for split in SPLITS} == SPLIT_TEXTS
 
 
-def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: Captured) -> None:
     train, test = files(tmp_path, {"train.txt": "train " * 100, "test.txt": "held out"})
     said = "valid cut from the end of train, bytes of each split: train 568, valid 32, test 8"
     for paths in ([train, test], {"train": train, "test": test}):
@@ -50,7 +56,7 @@ def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: pyte
     assert (text_of(swapped, "train", "valid"), text_of(swapped, "test")) == ("held out", "train " * 100)
 
 
-def test_other_files_are_joined_and_said_with_their_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_are_joined_and_said_with_their_bytes(tmp_path: Path, capsys: Captured) -> None:
     """A folder of code has train.py and test_model.py; they are no splits of it."""
     files(tmp_path / "code", {"train.py": "a" * 10, "test_model.py": "b" * 10, "model.py": "c" * 80})
     assert text_of(corpus_of(str(tmp_path / "code"), tmp_path)) == "c" * 80 + "b" * 10 + "a" * 10
@@ -58,6 +64,32 @@ def test_other_files_are_joined_and_said_with_their_bytes(tmp_path: Path, capsys
     files(tmp_path / "data", {"train.txt": "a" * 90, "test.txt": "b" * 10, "README": "c", ".git/x": "d"})
     assert text_of(corpus_of(str(tmp_path / "data"), tmp_path), "test") == "b" * 10
     assert "README say no split; left out" in capsys.readouterr().err
+
+
+def test_languages_are_no_splits(tmp_path: Path) -> None:
+    files(tmp_path / "texts", {"tr.txt": "merhaba " * 20, "te.txt": "x " * 20, "en.txt": "hello " * 20})
+    assert len(text_of(corpus_of(str(tmp_path / "texts"), tmp_path))) == 320
+
+
+def test_a_folder_that_is_a_split_counts_before_names(tmp_path: Path) -> None:
+    files(tmp_path / "texts", {"train/a.txt": "a" * 90, "test/train-station.txt": "b" * 9, "test/b.txt": "c"})
+    assert sorted(text_of(corpus_of(str(tmp_path / "texts"), tmp_path), "test")) == [*"bbbbbbbbbc"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "said"),
+    [
+        ("{}/{}-00000.txt", ("en", "fr"), "en/*-.txt, fr/*-.txt"),
+        ("ptb{}.{}.txt", ("", ".char"), "ptb.*.txt, ptb.char.*.txt"),
+    ],
+)
+def test_sets_of_files_in_one_folder_are_named(
+    tmp_path: Path, capsys: Captured, name: str, sets: tuple[str, str], said: str
+) -> None:
+    names = [name.format(kind, split) for kind in sets for split in ("train", "test")]
+    files(tmp_path / "texts", dict.fromkeys(names, "x " * 50))
+    corpus_of(str(tmp_path / "texts"), tmp_path)
+    assert f"2 sets of files are joined: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -76,7 +108,7 @@ def test_unclear_splits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         corpus_of(path, tmp_path)
 
 
-def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path, capsys: Captured) -> None:
     train = "to be or not to be or not once\n" * 1 + "to be\n" * 9
     listed = files(tmp_path, {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5})
     corpus = corpus_of(listed, tmp_path, level="word")
@@ -109,46 +141,22 @@ def test_a_text_that_cannot_be_words_is_refused(tmp_path: Path, text: str, words
     assert len(corpus_of(path, tmp_path, level="char").splits["valid"]) > 0
 
 
-def parquet(texts: list[str]) -> bytes:
-    import pyarrow
-    import pyarrow.parquet
-
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"id": list(range(len(texts))), "text": texts}), buffer)
-    return buffer.getvalue()
-
-
-def zstd(content: bytes) -> bytes:
-    import pyarrow
-
-    return pyarrow.compress(content, codec="zstd", asbytes=True)
-
-
-RECORDS = [f"record {n} é" for n in range(60)]
-JOINED = "".join(f"{record}\n" for record in RECORDS)
-LINES = "".join(json.dumps({"text": record}) + "\n" for record in RECORDS).encode()
-FORMATS: dict[str, Callable[[], bytes]] = {
-    "text.gz": lambda: gzip.compress(JOINED.encode()),
-    "text.txt": lambda: gzip.compress(JOINED.encode()),  # by its contents
-    "text.bz2": lambda: bz2.compress(JOINED.encode()),
-    "text.xz": lambda: lzma.compress(JOINED.encode()),
-    "text.zst": lambda: zstd(JOINED.encode()),
-    "text.bom.txt.gz": lambda: gzip.compress(JOINED.encode("utf-8-sig")),
-    "text.jsonl": lambda: LINES,
-    "text.jsonl.zst": lambda: zstd(LINES),
-    "text.parquet": lambda: parquet(RECORDS),
+TEXT = "".join(f"line {n} é\n" for n in range(60))
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    "text.gz": gzip.compress,
+    "text.txt": gzip.compress,  # by its contents
+    "text.bz2": bz2.compress,
+    "text.xz": lzma.compress,
+    "text.zst": partial(pyarrow.compress, codec="zstd", asbytes=True),
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("level", ["byte", "word"])
-def test_files_are_read_as_their_contents_say(tmp_path: Path, name: str, level: str) -> None:
-    (path,) = files(tmp_path, {name: FORMATS[name]()})
-    corpus = corpus_of(path, tmp_path, level=level)
-    assert text_of(corpus) == JOINED if level == "byte" else text_of(corpus).count("record") == 60
-    n_documents = sum(len(corpus.documents[split]) for split in SPLITS)
-    of_records = any(kind in name for kind in ("json", "parquet"))
-    assert 60 <= n_documents <= 62 if of_records else n_documents == 3  # a cut goes through a document
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_a_compressed_text_is_one_document(tmp_path: Path, name: str, encoding: str) -> None:
+    corpus = corpus_of(files(tmp_path, {name: COMPRESSED[name](TEXT.encode(encoding))}), tmp_path)
+    assert text_of(corpus) == TEXT
+    assert sum(len(corpus.documents[split]) for split in SPLITS) == 3  # cuts go through it
 
 
 NO_TEXT = "must be a text, not "
@@ -164,11 +172,10 @@ RECORD_OF = r"data.path=.*a.jsonl: record {} cannot be read "
         ("a.dat", b"a\0" * 99, NO_TEXT + "binary; data.level=byte reads any bytes"),
         ("latin.txt", "größer".encode("latin-1"), "latin.txt: not UTF-8 text .*: convert it .iconv -f LATIN1 -t UTF-8"),
         (
-            "text.txt",
+            "a.txt",
             gzip.compress(bytes(257) + b"ustar" + bytes(999), mtime=0),
             "cannot be read .ReadError: bad checksum",
         ),
-        ("a.jsonl", b'{"id": 1, "body": "a"}\n', "data.column=None: must be a column of .*a.jsonl: id, body"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', RECORD_OF.format(2) + r"\(TypeError: must be a text, not 7\)"),
         ("a.jsonl", b'{"text": null}\n' * 9, "must have text: it is empty"),
         ("a.jsonl", b'{"text": "a"}\nno json\n', r"a.jsonl: cannot be read \(ValueError: record 2: Expecting value"),
@@ -183,7 +190,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, w
         corpus_of(path, tmp_path, level="char")
 
 
-def test_of_a_folder_texts_are_read_and_the_rest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_folder_texts_are_read_and_the_rest_is_named(tmp_path: Path, capsys: Captured) -> None:
     texts: dict[str, str | bytes] = {"a.txt": "a" * 50, "b.txt.gz": gzip.compress(b"b" * 50)}
     others: dict[str, str | bytes] = {"c.png": b"\x89PNG\r\n\x1a\nx", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x"}
     files(tmp_path / "texts", {**texts, **others, ".git/f": "f"})
@@ -191,22 +198,23 @@ def test_of_a_folder_texts_are_read_and_the_rest_is_named(tmp_path: Path, capsys
     assert "c.png, d.dat: left out; c.png must be a text, not a picture" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root gives its place to a user who may not read")
-@pytest.mark.parametrize("locked", ["texts", "texts/sub", "texts/sub/b.txt"])
-def test_what_may_not_be_read_is_named(locked: str) -> None:
-    with TemporaryDirectory() as name:  # below a folder that others may read, unlike that of pytest
-        root = Path(name)
-        files(root / "texts", {"a.txt": "a" * 50, "sub/b.txt": "b" * 50})
-        root.chmod(0o755)
-        (root / locked).chmod(0)
-        code = f"""
-import os, re
+READ_BY_NOBODY = """
+import os, sys
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.own_files import file
 os.setgid(65534), os.setuid(65534)  # the interpreter's files need not be readable to all
-file(FileData(name="file", path={str(root / "texts")!r}, cache_dir="/nowhere"))
+file(FileData(name="file", path=sys.argv[1], cache_dir="/nowhere"))
 """
-        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    last = ended.stderr.strip().splitlines()[-1]
-    which = "" if locked == "texts" else f"{root / locked} "
-    assert f"data.path={root / 'texts'}: {which}cannot be read (Permission denied)" in last
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives its place to a user who may not read")
+@pytest.mark.parametrize("locked", ["", "sub", "sub/b.txt"])
+def test_what_may_not_be_read_is_named(locked: str) -> None:
+    with TemporaryDirectory() as name:  # below a folder that others may read, unlike that of pytest
+        folder = Path(name) / "texts"
+        files(folder, {"a.txt": "a" * 50, "sub/b.txt": "b" * 50})
+        Path(name).chmod(0o755)
+        (folder / locked).chmod(0)
+        ended = subprocess.run([sys.executable, "-c", READ_BY_NOBODY, folder], capture_output=True, text=True)
+    which = f"{folder / locked} " if locked else ""
+    assert f"data.path={folder}: {which}cannot be read (Permission denied)" in ended.stderr.splitlines()[-1]

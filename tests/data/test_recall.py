@@ -20,23 +20,10 @@ LANES = Recall((4, 4, 8, 12), 0.8, 4)
 BLOCKS = Recall((3, 6, 10), 0.9, 8, block_len=40.0)
 
 
-def numbers(recall: Recall, n_tokens: int, seed: int = 1) -> np.ndarray:
-    """Tokens as numbers: alphabet k has kV to kV + V - 1."""
-    return np.array([CHARACTERS.index(character) for character in recall.text(n_tokens, seed)])
-
-
 def load(folder: Path, **options: object) -> Corpus:
     return load_corpus(
         RecallData(**{"name": "recall", "level": "char", "distance": 12, "cache_dir": str(folder), **options})
     )
-
-
-def test_blocks_end_at_any_token_with_equal_probability_and_the_next_has_another_distance() -> None:
-    alphabets = numbers(BLOCKS, 400_000) // 8
-    lengths = np.diff(np.flatnonzero(np.diff(alphabets)) + 1)
-    assert lengths.mean() == pytest.approx(40, rel=0.03)
-    assert lengths[lengths > 40].mean() == pytest.approx(80, rel=0.05)  # memoryless
-    assert np.bincount(alphabets) / len(alphabets) == pytest.approx([1 / 3] * 3, abs=0.02)
 
 
 @pytest.mark.parametrize("recall", [ONE, LANES, BLOCKS], ids=["one", "lanes", "blocks"])

@@ -94,9 +94,8 @@ def test_a_seed_draws_where_the_streams_begin_and_they_wrap(batch_size: int, seg
     first = epoch(streams)
     start = int(first[0, 0]) - 1
     expected = (start + torch.arange(batch_size * stream_len).view(batch_size, stream_len)) % n
-    assert torch.equal(first, expected[:, 1:])
-    assert torch.equal(epoch(streams), first), "every epoch begins at the same place"
-    assert torch.equal(epoch(same), first)
+    for again in (first, epoch(streams), epoch(same)):  # every epoch begins at the same place
+        assert torch.equal(again, expected[:, 1:])
     starts = {int(Streams(np.arange(10), 2, 3, seed=seed).positions(0)[0, 0]) for seed in range(99)}
     assert starts == set(range(10))
 
@@ -125,14 +124,12 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
     list(straight)
     expected = list(straight)
     for stop in (0, 3, len(straight) - 1, len(straight)):  # after the last segment nothing is left of the epoch
-        interrupted = make(3, 4)
+        interrupted, resumed = make(3, 4), make(3, 4)
         list(interrupted)
         list(itertools.islice(interrupted, stop))
-        resumed = make(3, 4)
         resumed.load_state_dict(interrupted.state_dict())
-        rest = list(resumed)
-        assert [segment.number for segment in rest] == list(range(stop, len(straight)))
-        assert all(torch.equal(a.targets, b.targets) for a, b in zip(rest, expected[stop:], strict=True))
+        for segment, other in zip(resumed, expected[stop:], strict=True):
+            assert (segment.number, segment.targets.tolist()) == (other.number, other.targets.tolist())
         assert resumed.state_dict() == straight.state_dict()
         assert len(list(resumed)) == len(straight), "the next epoch is whole"
         assert len(list(interrupted)) == len(straight), "without its state it begins again"
@@ -150,10 +147,9 @@ def test_a_stream_is_whole_sentences(n: int, segment_len: int, lengths: list[int
         assert targets == stream[1:]
         assert (SENTENCE, SENTENCE) not in itertools.pairwise(stream), "the duplicate <S> is never a target"
         pieces = [list(group) for is_mark, group in itertools.groupby(stream, lambda t: t == SENTENCE) if not is_mark]
-        firsts = [piece[0] for piece in pieces]
-        whole = [list(range(first, first + lengths[first // 100 - 1])) for first in firsts]
-        assert pieces[:-1] == whole[:-1]
-        assert all(first % 100 == 0 for first in firsts)
+        firsts = [piece[0] // 100 for piece in pieces]
+        whole = [list(range(100 * first, 100 * first + lengths[first - 1])) for first in firsts]
+        assert [*pieces[:-1], pieces[-1]] == [*whole[:-1], whole[-1][: len(pieces[-1])]]
         seen += firsts
     assert len(seen) == len(set(seen)), "no sentence is read twice in an epoch"
 

@@ -62,14 +62,6 @@ def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     heads_HBTE.backward(torch.empty_like(heads_HBTE))
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-def test_rows_of_all_products_begin_at_16_bytes(sizes: str) -> None:
-    with LeadingDimensions() as products:
-        attend(sizes)
-    assert products.found
-    assert not {n for n in products.found if n % 8}
-
-
 ODD = {"n_layer": 1, "d_model": 10, "n_head": 2, "d_head": 5, "d_inner": 21, "vocab_size": 31, "table_len": 14}
 
 

@@ -85,19 +85,23 @@ def test_a_command_makes_its_gpu_the_current_one(
     assert [chosen_device("gpu")] == devices == [torch.device("cuda", index)]
 
 
-def test_ranks_on_gpus_meet_with_the_gpu_of_each(devices: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("accelerator", "backend"), [("gpu", "nccl"), ("cpu", "gloo")])
+def test_ranks_meet_with_the_gpu_of_each(
+    accelerator: str, backend: str, devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NCCL knows the GPU from the start; flags have a group of gloo's."""
     made: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, *_, **place: made.append((backend, place)))
-    monkeypatch.setattr(dist, "new_group", lambda backend: made.append(backend))
+    monkeypatch.setattr(dist, "new_group", lambda backend, **_: made.append(backend) or backend)
     elastic = {"TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
     for name, value in {**elastic, "RANK": "2", "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
-    connect(TrainerConfig(accelerator="gpu", devices=4))
-    gpu = torch.device("cuda", 2)
-    assert made == [("nccl", {"rank": 2, "world_size": 4, "device_id": gpu}), "gloo"]
-    assert devices == [gpu]
+    connected = connect(TrainerConfig(accelerator=accelerator, devices=4))
+    gpu = torch.device("cuda", 2) if accelerator == "gpu" else None
+    assert made[0] == (backend, {"rank": 2, "world_size": 4, "device_id": gpu})
+    assert devices == [gpu] * (gpu is not None)
+    assert (connected.rank, connected.world_size, connected.group) == (2, 4, "gloo")
 
 
 def test_a_task_of_slurm_may_see_its_own_gpu_alone(

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning.model.baselines import (
@@ -33,19 +34,18 @@ def random_state(model: RecurrentLanguageModel, n_streams: int) -> RecurrentStat
     return RecurrentState(previous, cells)
 
 
+SEGMENTS = st.lists(st.integers(1, 9), min_size=2, max_size=6)
+
+
 @settings(max_examples=30)
-@given(
-    cell=st.sampled_from(["lstm", "qrnn"]),
-    adaptive=st.sampled_from([{}, *ADAPTIVE]),
-    segments=st.lists(st.integers(1, 9), min_size=2, max_size=6),
-)
+@given(st.sampled_from(["lstm", "qrnn"]), st.sampled_from([{}, *ADAPTIVE]), SEGMENTS)
 def test_segments_do_not_matter(cell, adaptive, segments):
     model, stream = tiny_model(cell=cell, **adaptive), random_stream(2, sum(segments) + 1)
-    whole, whole_state = score_segments(model, stream, [sum(segments)])
-    cut, cut_state = score_segments(model, stream, segments)
-    torch.testing.assert_close(cut, whole, **EXACT)
-    torch.testing.assert_close(cut_state.previous, whole_state.previous, **EXACT)
-    torch.testing.assert_close(cut_state.cells, whole_state.cells, **EXACT)
+    whole, of_whole = score_segments(model, stream, [sum(segments)])
+    cut, of_cut = score_segments(model, stream, segments)
+    torch.testing.assert_close(
+        (cut, of_cut.previous, of_cut.cells), (whole, of_whole.previous, of_whole.cells), **EXACT
+    )
 
 
 def test_the_layers_are_those_of_torchs_lstm():
@@ -76,8 +76,7 @@ def test_no_gradient_enters_or_leaves_a_state(cell):
     model, stream = tiny_model(cell=cell), random_stream(2, 6)
     state = random_state(model, 2)
     nll, new = model.score(stream[:, :-1], stream[:, 1:], state)
-    assert not new.previous.requires_grad
-    assert not new.cells.requires_grad
+    assert not any(values.requires_grad for values in (new.previous, new.cells))
     assert torch.autograd.grad(nll.sum(), (state.previous, state.cells), allow_unused=True) == (None, None)
 
 
@@ -116,19 +115,12 @@ def loop(forget: Tensor, candidate: Tensor, cell: Tensor) -> Tensor:
     return torch.stack(cells, dim=1)
 
 
-def pooling_inputs(T: int, B: int = 2, D: int = 3, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Gates, a few of them exactly or almost 0 or 1; candidates; first cells."""
-    generator = torch.Generator().manual_seed(T)
-    forget = (6 * torch.randn(B, T, D, generator=generator, dtype=dtype)).sigmoid()
-    forget[forget < 0.02] = 0.0
-    forget[forget > 0.98] = 1.0
-    candidate = torch.randn(B, T, D, generator=generator, dtype=dtype)
-    return [x.requires_grad_() for x in (forget, candidate, torch.randn(B, D, generator=generator, dtype=dtype))]
-
-
 @pytest.mark.parametrize("T", [*range(1, 18), 31, 32, 33, 100, 257])
 def test_pooling_over_time_equals_a_loop(T):
-    inputs = pooling_inputs(T)
+    """With some gates of exactly or almost 0 or 1."""
+    gates, candidates, cells = (torch.randn(2, *shape, dtype=torch.float64) for shape in ((T, 3), (T, 3), (3,)))
+    forget = F.hardtanh(1.04 * (6 * gates).sigmoid() - 0.02, 0, 1)
+    inputs = [x.requires_grad_() for x in (forget, candidates, cells)]
     fast, slow = forget_mult(*inputs), loop(*inputs)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-12)
     weights = torch.randn_like(slow)

@@ -15,10 +15,7 @@ from txl_lightning import TransformerXL
 from txl_lightning.model.inference.cached import CachedTransformerXL, weights_of
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
-ARMS: dict[str, dict[str, Any]] = {
-    **ENCODINGS,
-    "relative, untied u and v": {"untie_biases": True},
-}
+ARMS: dict[str, dict[str, Any]] = {**ENCODINGS, "relative, untied u and v": {"untie_biases": True}}
 
 
 def model_of(encoding: str, **options: Any) -> TransformerXL:
@@ -46,25 +43,22 @@ def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], toler
     assert_close(cached, outputs(model, stream, segments), tolerance)
 
 
+OPTIONS = {
+    "terms": st.sampled_from(["abcd", "abcd", *SUBSETS]),
+    "mem_len": st.integers(0, 12),
+    "ext_len": st.sampled_from([0, 0, 1, 3]),
+    "clamp_len": st.sampled_from([-1, 0, 1, 4]),
+    "same_length": st.booleans(),
+    "pre_norm": st.booleans(),
+    "memory_start": st.sampled_from(["empty", "zeros"]),
+}
+SEGMENTS = st.lists(st.integers(1, 9) | st.just(1), min_size=1, max_size=14)
+
+
 @settings(max_examples=30)
-@given(
-    encoding=st.sampled_from(sorted(ARMS)),
-    terms=st.sampled_from(["abcd", "abcd", *SUBSETS]),
-    lengths=st.fixed_dictionaries(
-        {
-            "mem_len": st.integers(0, 12),
-            "ext_len": st.sampled_from([0, 0, 1, 3]),
-            "clamp_len": st.sampled_from([-1, 0, 1, 4]),
-            "same_length": st.booleans(),
-            "pre_norm": st.booleans(),
-            "memory_start": st.sampled_from(["empty", "zeros"]),
-        }
-    ),
-    segments=st.lists(st.integers(1, 9) | st.just(1), min_size=1, max_size=14),
-    n_streams=st.integers(1, 3),
-)
-def test_with_any_options_and_segments(encoding, terms, lengths, segments, n_streams):
-    model = model_of(encoding, terms=terms, **lengths)
+@given(st.sampled_from(sorted(ARMS)), st.fixed_dictionaries(OPTIONS), SEGMENTS, st.integers(1, 3))
+def test_with_any_options_and_segments(encoding, options, segments, n_streams):
+    model = model_of(encoding, **options)
     assert_same(model, random_stream(n_streams, sum(segments)), segments, EXACT)
 
 
@@ -72,15 +66,14 @@ def test_with_any_options_and_segments(encoding, terms, lengths, segments, n_str
 def test_the_window_slides_many_times_over_one_buffer(T):
     model = tiny_model(mem_len=5, same_length=True)
     cached, stream = CachedTransformerXL(model), random_stream(2, 118)
-    memory, places = None, []
+    memory, places, losses = None, [], []
     with torch.no_grad():
         expected, _ = score_segments(model, stream, [117])  # same_length: segments do not matter
-        for tokens, targets, losses in zip(
-            *(x.split(T, 1) for x in (stream[:, :-1], stream[:, 1:], expected)), strict=True
-        ):
-            nll, memory = cached.score(tokens, targets, memory)
-            assert_close(nll, losses, EXACT)
+        for first in range(0, 117, T):
+            nll, memory = cached.score(stream[:, first : first + T], stream[:, first + 1 : first + T + 1], memory)
+            losses.append(nll)
             places.append((memory.begin, memory.buffer_NPXCE.data_ptr()))
+    assert_close(torch.cat(losses, dim=1), expected, EXACT)
     begins, buffers = zip(*places[len(places) // 5 :], strict=True)
     assert sum(later < earlier for earlier, later in pairwise(begins)) >= 8
     assert (memory.filled, len(set(buffers))) == (5, 1), "a full memory allocates nothing"
@@ -92,41 +85,39 @@ def test_a_memory_can_be_given_once_and_copied_before():
         _, memory = cached(stream[:, :6])
         twin = memory.copy()
         first, _ = cached(stream[:, 6:], memory)
-        with pytest.raises(ValueError, match="this memory is spent"):
-            cached(stream[:, 6:], memory)
-        with pytest.raises(ValueError, match="this memory is spent"):
-            memory.copy()
-        with pytest.raises(ValueError, match="memory of 2 streams given with tokens of 1 streams"):
-            cached(stream[:1, 6:], twin)
-        with pytest.raises(ValueError, match="made by another CachedTransformerXL"):
-            cached.with_lengths()(stream[:, 6:], twin)
+        for use, words in (
+            (lambda: cached(stream[:, 6:], memory), "this memory is spent"),
+            (lambda: memory.copy(), "this memory is spent"),
+            (lambda: cached(stream[:1, 6:], twin), "memory of 2 streams given with tokens of 1 streams"),
+            (lambda: cached.with_lengths()(stream[:, 6:], twin), "made by another CachedTransformerXL"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                use()
         second, _ = cached(stream[:, 6:], twin)
     assert torch.equal(first, second)
 
 
-CHANGES = {  # a replaced parameter is seen in torch's private `_parameters`
-    "other weights loaded in place": lambda model: model.load_state_dict(
-        {k: v * 0.9 for k, v in model.state_dict().items()}
-    ),
-    "a parameter replaced": lambda model: setattr(
-        model.layers[1].attention.position, "weight", torch.nn.Parameter(torch.randn(6, 8, dtype=torch.float64))
-    ),
-    "another type": lambda model: model.float(),
-}
+def load_others(model: TransformerXL) -> None:
+    model.load_state_dict({name: value * 0.9 for name, value in model.state_dict().items()})
 
 
-@pytest.mark.parametrize("change", CHANGES)
+def replace_one(model: TransformerXL) -> None:
+    """Seen in torch's private `_parameters`."""
+    model.layers[1].attention.position.weight = torch.nn.Parameter(torch.randn(6, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("change", [load_others, replace_one, TransformerXL.float])
 def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change):
     model, stream = tiny_model(), random_stream(2, 12)
     cached = CachedTransformerXL(model)
     with torch.no_grad():
         _, memory = cached(stream[:, :6])
-    CHANGES[change](model)
+    change(model)
     with torch.no_grad():
         for use in (lambda: cached(stream[:, 6:], memory), lambda: cached(stream), lambda: cached.start_memory(2)):
             with pytest.raises(RuntimeError, match=r"\w changed after cached inference was set up; make a new"):
                 use()
-    tolerance = SINGLE if change == "another type" else EXACT
+    tolerance = SINGLE if change is TransformerXL.float else EXACT
     assert_same(model, stream, [6, 6], tolerance)
     assert_close(outputs(cached.with_lengths(), stream, [6, 6]), outputs(model, stream, [6, 6]), tolerance)
 
@@ -156,16 +147,12 @@ def test_gradients_and_dropout_are_refused():
 
 def test_in_inference_mode():
     model, stream = tiny_model(), random_stream(2, 12)
-    expected = outputs(model, stream, [3] * 4)
     with torch.inference_mode():
-        assert_close(outputs(CachedTransformerXL(model), stream, [3] * 4), expected, EXACT)
-        made_inside = tiny_model()
-        assert_close(outputs(CachedTransformerXL(made_inside), stream, [3] * 4), expected, EXACT)
+        for made in (model, tiny_model()):
+            assert_same(made, stream, [3] * 4, EXACT)
 
 
-@pytest.mark.parametrize(
-    "options", [{"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4}], ids=str
-)
+@pytest.mark.parametrize("options", [{"terms": "acd"}, ENCODINGS["shaw"], ENCODINGS["rope"]], ids=str)
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
     model, stream = tiny_model(**options).float(), random_stream(2, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():

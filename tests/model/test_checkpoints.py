@@ -97,13 +97,11 @@ NOT_IN_HUGGINGFACE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("convert", "options", "message"),
-    [
-        *((convert, *case) for convert in (to_original, to_huggingface) for case in NOWHERE),
-        *((to_huggingface, *case) for case in NOT_IN_HUGGINGFACE),
-    ],
-)
+CANNOT = [(convert, *case) for convert in (to_original, to_huggingface) for case in NOWHERE]
+CANNOT += [(to_huggingface, *case) for case in NOT_IN_HUGGINGFACE]
+
+
+@pytest.mark.parametrize(("convert", "options", "message"), CANNOT)
 def test_what_a_format_cannot_hold_is_named(convert, options, message):
     with pytest.raises(CheckpointError, match=f"^{message}"):
         convert(tiny_model(**{"memory_start": "zeros", **options}))

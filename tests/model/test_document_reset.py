@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
+from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.model import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -17,14 +17,8 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 EXACT = {"rtol": 0, "atol": 1e-9}
 B, T, L = 3, 4, 18
 
-LENGTHS: list[dict[str, Any]] = [
-    {"mem_len": 0},
-    {"mem_len": 3},
-    {"mem_len": 9},
-    {"mem_len": 5, "same_length": True, "pre_norm": True},
-    {"mem_len": 5, "ext_len": 2, "clamp_len": 3},
-    {"mem_len": 4, "ext_len": 6},
-]
+LENGTHS: list[dict[str, Any]] = [{"mem_len": 0}, {"mem_len": 3}, {"mem_len": 9}, {"mem_len": 4, "ext_len": 6}]
+LENGTHS += [{"mem_len": 5, "same_length": True, "pre_norm": True}, {"mem_len": 5, "ext_len": 2, "clamp_len": 3}]
 
 
 def documents_model(**options: Any) -> TransformerXL:
@@ -106,18 +100,12 @@ def test_a_sliding_window_ends_at_the_start_of_its_document():
             torch.testing.assert_close(nll[:, i : i + 1], alone, **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("length", "same_length", "is_equal"), [(16, False, True), (60, True, True), (60, False, False)]
-)
-def test_the_place_of_a_document_counts_only_if_it_is_longer_than_the_memory(length, same_length, is_equal):
+@pytest.mark.parametrize(("length", "same_length", "equal"), [(16, False, True), (60, True, True), (60, False, False)])
+def test_the_place_of_a_document_counts_only_if_it_is_longer_than_the_memory(length, same_length, equal):
     """A query without `same_length` sees M + t keys, t its place in the segment."""
     model, losses = documents_model(mem_len=16, same_length=same_length), []
     for before in (3, 40):
-        stream, memory, nll = random_stream(1, 101)[:, 40 - before : 41 + length], None, []
-        tokens = marked(stream, [[before]])[:, :-1]
+        stream = random_stream(1, 101)[:, 40 - before : 41 + length]
         with torch.no_grad():
-            for inputs, targets in zip(tokens.split(16, 1), stream[:, 1:].split(16, 1), strict=True):
-                of_segment, memory = model.score(inputs, targets, memory)
-                nll.append(of_segment)
-        losses.append(torch.cat(nll, dim=1)[:, before:])
-    assert torch.allclose(*losses, rtol=0, atol=1e-10) == is_equal
+            losses.append(score_segments(model, marked(stream, [[before]]), 16)[0][:, before:])
+    assert torch.allclose(*losses, rtol=0, atol=1e-10) == equal

@@ -36,7 +36,6 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm: str, mode: str) -> 
                 hidden_BTD, memory = scorer(**given, n_last=3, **({} if memory is None else name(memory, arm)))
                 hidden.append(hidden_BTD)
             found.append(torch.cat(hidden, dim=1))
-    assert found[0].shape == (2, 9, 8)
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)  # no bits: AVX2's products depend on places in memory
 
 
@@ -56,7 +55,6 @@ def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax
     again, _ = bare(inputs_BTD=inputs[:, T:], **name(memory, arm))
     assert torch.equal(hidden, model(inputs_BTD=inputs[:, :T])[0])
     (hidden.square().sum() + again.square().sum()).backward()
-    assert inputs.grad is not None
     assert bool((inputs.grad.abs().sum(dim=-1) > 0).all())
     assert all(parameter.grad is not None for key, parameter in bare.named_parameters() if "compressor" not in key)
 
@@ -64,15 +62,11 @@ def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax
 def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line() -> None:
     bare, tokens = tiny_model(vocab_size=None).eval(), random_stream(2, T)
     hidden, _ = bare(inputs_BTD=torch.zeros(2, T, 8, dtype=torch.float64))
-    for call in (
-        lambda: bare(tokens),
-        lambda: bare.score(tokens, tokens),
-        lambda: bare.log_probabilities(hidden),
-        lambda: list(generate(bare, tokens, 3)),
-        lambda: tiny_model(cell="lstm", vocab_size=None)(tokens),
-    ):
+    recurrent = tiny_model(cell="lstm", vocab_size=None)
+    calls = [(bare, tokens), (bare.score, tokens, tokens), (bare.log_probabilities, hidden), (recurrent, tokens)]
+    for call, *given in [*calls, (lambda *prompt: list(generate(bare, *prompt)), tokens, 3)]:
         with pytest.raises(OptionError, match=NO_TOKENS):
-            call()
+            call(*given)
     for convert in (to_original, to_huggingface):
         with pytest.raises(CheckpointError, match="vocab_size"):
             convert(tiny_model(vocab_size=None, memory_start="zeros"))

@@ -31,8 +31,7 @@ def test_selected_streams_continue_as_they_would_in_their_places(arm: str) -> No
     stream, indices = stream_of(model, B, 3 * T), [2, 0, 0, 3, 2]
     with torch.no_grad():
         for scorer in (model, CachedTransformerXL(model)) if can_cache(model) else (model,):
-            _, memory = scorer(stream[:, :T])
-            _, memory = scorer(stream[:, T : 2 * T], memory)
+            _, memory = scorer(stream[:, : 2 * T], scorer(stream[:, :T])[1])
             some = memory.select(torch.tensor(indices))
             hidden, after = scorer(stream[:, 2 * T :], memory)
             selected, after_some = scorer(stream[indices, 2 * T :], some)

@@ -19,37 +19,31 @@ B, T, N = 3, 4, 6
 DONE: list[list[int]] = [[], [1], [0, 1], [], [2], []]  # streams that start from scratch before each segment
 
 TOKENS = {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 5}
-ARMS: dict[str, dict[str, Any]] = {
-    **{name: options for name, options in STATEFUL.items() if "model_class" not in options},
-    "memory tokens": {**TOKENS, "mem_len": 0},
-    "memory tokens and states": TOKENS,
-    "memory tokens that see states, in their places": {**TOKENS, "tokens_see_states": True, "write_tokens": False},
-}
+ARMS: dict[str, dict[str, Any]] = {name: arm for name, arm in STATEFUL.items() if "model_class" not in arm}
+ARMS |= {"memory tokens": {**TOKENS, "mem_len": 0}, "memory tokens and states": TOKENS}
+ARMS["memory tokens that see states, in their places"] = {**TOKENS, "tokens_see_states": True, "write_tokens": False}
 
 
 def done_before(segment: int) -> Tensor:
     return torch.tensor([row in DONE[segment] for row in range(B)])
 
 
-def hidden_of(model: Any, stream: Tensor, memory: Any = None, resets: bool = True) -> tuple[Tensor, Any]:
-    """Hidden states of all segments, with the resets of DONE or without any, and the last memory."""
-    hidden = []
-    memory = model.start_memory(B) if memory is None else memory
+def hidden_of(model: Any, stream: Tensor, static: bool, resets: bool) -> Tensor:
+    """Hidden states of all segments, with the resets of DONE or without any."""
+    hidden, memory = [], model.start_memory(B, **({"static": True} if static else {}))
     for n, tokens in enumerate(stream.split(T, dim=1)):
         memory = memory.reset(done_before(n)) if resets else memory
         hidden_BTD, memory = model(tokens, memory)
         hidden.append(hidden_BTD)
-    return torch.cat(hidden, dim=1), memory
+    return torch.cat(hidden, dim=1)
 
 
 @pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["model", "static", "cached"]))
 def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(arm: str, mode: str) -> None:
     model, stream = tiny_model(**ARMS[arm]), random_stream(B, N * T)
-    memory = model.start_memory(B, static=True) if mode == "static" else None
     scorer = CachedTransformerXL(model) if mode == "cached" and arm in CACHEABLE else model
     with torch.no_grad():
-        together, _ = hidden_of(scorer, stream, memory)
-        without, _ = hidden_of(scorer, stream, model.start_memory(B, static=True) if mode == "static" else None, False)
+        together, without = (hidden_of(scorer, stream, mode == "static", resets) for resets in (True, False))
         for row, first_reset in enumerate((2, 1, 4)):  # until then the resets of other streams change nothing
             torch.testing.assert_close(without[row, : first_reset * T], together[row, : first_reset * T], **EXACT)
             starts = [n for n in range(N) if n == 0 or row in DONE[n]]
@@ -107,10 +101,9 @@ def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
     memory.reset(done)
     with pytest.raises(ValueError, match="this memory is spent"):
         memory.reset(done)
-    states: list[Any] = [tiny_model().start_memory(B), tiny_model(cell="lstm").start_memory(B)]
-    for state in [*states, CachedTransformerXL(tiny_model()).start_memory(B)]:
+    for scorer in (tiny_model(), tiny_model(cell="lstm"), CachedTransformerXL(tiny_model())):
         with pytest.raises(ValueError, match=r"^done_B of shape \(2,\) given for 3 streams$"):
-            state.reset(done[:2])
+            scorer.start_memory(B).reset(done[:2])
 
 
 def test_a_document_that_begins_in_a_segment_ends_an_episode_too() -> None:

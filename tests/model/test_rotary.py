@@ -7,17 +7,13 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import ENCODINGS, SIZES, random_stream, score_segments, tiny_model
 from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model.encodings import ENCODINGS, RotaryEncoding, register_encoding, slopes
+from txl_lightning.model import encodings
+from txl_lightning.model.encodings import RotaryEncoding, register_encoding, slopes
 
 EXACT = {"rtol": 0, "atol": 1e-12}
-ARMS = {
-    "rope": {"encoding": "rope", "d_head": 4},
-    "alibi": {"encoding": "alibi", "n_head": 3},
-    "none": {"encoding": "none"},
-}
 
 
 def llama_rotation(x_HBTE: Tensor, first_position: int) -> Tensor:
@@ -50,7 +46,8 @@ def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
 @pytest.mark.parametrize(("arm", "dtype"), product_of(["rope", "alibi", "none"], [torch.float64, torch.float32]))
 def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(arm: str, dtype: torch.dtype) -> None:
     """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""
-    model, stream = tiny_model(**ARMS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype), random_stream(1, 3001)
+    model = tiny_model(**ENCODINGS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype)
+    stream = random_stream(1, 3001)
     cached = CachedTransformerXL(model)
     with torch.no_grad():
         ours, _ = score_segments(cached, stream, 10)
@@ -64,7 +61,7 @@ def test_an_encoding_that_rotates_has_terms_that_allow_it() -> None:
 
     with pytest.raises(OptionError, match="terms=ab: must be a or ad: angles rotate q and k"):
         register_encoding("own_rotation", "ab")(Own)
-    assert "own_rotation" not in ENCODINGS
+    assert "own_rotation" not in encodings.ENCODINGS
 
 
 PUBLISHED = {  # `get_slopes` of the ALiBi repository

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from tests.model.tiny_model import tiny_model
 from txl_lightning.config.architecture import Architecture
+from txl_lightning.model import embedding as module
 from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax, negative_log_likelihood
 
 
@@ -104,20 +105,21 @@ def test_a_second_derivative_of_the_losses_is_refused():
         torch.autograd.grad(loss, logits, create_graph=True)
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_losses_and_their_gradients_are_torchs(dtype: torch.dtype) -> None:
+def test_losses_and_their_gradients_are_torchs(
+    dtype: torch.dtype, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as a GPU computes them."""
+    monkeypatch.setattr(module, "is_eager_on_cpu", lambda tensor: on_cpu)
     logits, targets, cotangent = 5 * torch.randn(25, 4000, dtype=dtype), torch.randint(4000, (25,)), torch.randn(25)
-    results = []
-    for losses in (
-        lambda x: negative_log_likelihood(x, targets),
-        lambda x: F.cross_entropy(x.to(torch.promote_types(dtype, torch.float32)), targets, reduction="none"),
-    ):
-        leaf = logits.clone().requires_grad_()
-        nll = losses(leaf + 0)
-        nll.backward(cotangent.to(nll.dtype))
-        results.append((nll.detach(), leaf.grad))
-    for ours, torchs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, torchs)
+    ours, torchs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    nll = negative_log_likelihood(ours + 0, targets)
+    expected = F.cross_entropy(torchs.to(torch.promote_types(dtype, torch.float32)), targets, reduction="none")
+    torch.testing.assert_close(nll, expected)
+    for losses in (nll, expected):
+        losses.backward(cotangent.to(losses.dtype))
+    torch.testing.assert_close(ours.grad, torchs.grad)
 
 
 def test_a_graph_that_is_kept_gives_its_gradient_twice() -> None:
