@@ -200,14 +200,12 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     config = resolve_threads(config, n_parameters, resumed.config if resumed else None)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
-    lengths = evaluation_lengths(in_windows(config))
-    module = LanguageModelModule(model, config, corpus.vocabulary, lengths, ranks)
+    module = LanguageModelModule(model, config, corpus.vocabulary, evaluation_lengths(in_windows(config)), ranks)
     record = {
         "config": stored(config),
         "vocabulary": corpus.vocabulary.state_dict(),
         "vocabulary_given": vocabulary_given,
         "corpus": corpus.checksum,
-        "wandb_id": None,
     }
     if ended := _ended_before(config, resumed):
         ranks.report(f"resume=auto: {ended} ended this run, which is evaluated again; resume=CHECKPOINT trains on")
@@ -234,8 +232,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         prepare_directory(config, directory, resumed, corpus.vocabulary.tokenizer)
         trainer.loggers = start_loggers(config, directory, resumed, made, n_parameters)
         record["logger_ids"] = {name: str(logger.version) for name, logger in made.items()}
-        if wandb := next((logger for logger in trainer.loggers if isinstance(logger, WandbLogger)), None):
-            record["wandb_id"] = wandb.experiment.id
+        record["wandb_id"] = next((x.experiment.id for x in trainer.loggers if isinstance(x, WandbLogger)), None)
     ranks.report(*opening_lines(config, corpus, n_parameters))
     return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, resumed)
 
