@@ -16,6 +16,8 @@ from hydra.core.global_hydra import GlobalHydra
 from tests.in_process import run_txl
 from tests.training.small_run import TEXT, TINY
 from txl_lightning import compose
+from txl_lightning.command_line.messages import is_expected, one_line
+from txl_lightning.config.schemas import Config
 
 ROOT = Path(__file__).parents[1]
 SMALL = (*TINY, "data.path=text.txt", "data.cache_dir=cache", "trainer.max_steps=2")
@@ -97,6 +99,14 @@ def test_settings_of_hydra_can_be_added(tmp_path: Path) -> None:
     )
     assert done.status == 0, done.err
     assert "Succeeded with return value" in done.out + done.err
+    variable = "hydra.job.env_set.WANDB_MODE"
+    early = run_txl("train", *SMALL, f"+{variable}=disabled", "hydra.run.dir=second", directory=tmp_path)
+    assert f"{variable} has no effect: options are read before; export the variable\n" in early.err
+    refused = run_txl("train", callback[1:], directory=tmp_path)
+    assert (refused.status, refused.err) == (
+        2,
+        f"txl train: {callback[1:]}: no such option; Hydra adds it by {callback}\n",
+    )
 
 
 def test_a_plugin_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -> None:
@@ -105,6 +115,15 @@ def test_a_plugin_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -
     done = txl(tmp_path, "hydra.run.dir=run", PYTHONPATH=f"{ROOT}:{tmp_path}")
     reason = "this plugin of Hydra cannot be imported, uninstall or upgrade it (ValueError: mutable default)"
     assert (done.returncode, done.stderr) == (2, f"txl train: hydra_plugins.broken: {reason}\n")
+
+
+def test_a_plugin_whose_library_is_missing_at_its_first_use_is_named() -> None:
+    with pytest.raises(ImportError) as caught:
+        exec("import ray_is_missing", {"__name__": "hydra_plugins.hydra_ray_launcher._core"})
+    assert is_expected(caught.value)
+    said = one_line(caught.value, Config)
+    assert said.startswith("hydra_plugins.hydra_ray_launcher._core: this plugin of Hydra cannot be imported, ")
+    assert said.endswith("(ModuleNotFoundError: No module named 'ray_is_missing')")
 
 
 def test_a_multirun_has_its_loggers_its_own_ids_and_the_ends_that_callbacks_bring(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.docs.pages import ROOT, blocks
-from tests.training.small_run import TEXT, TINY, tiny_config, trained
+from tests.training.small_run import TEXT, TINY, stored_memory, tiny_config, trained
+from tests.training.test_custom import Stopper
+from txl_lightning.errors import Stopped
 from txl_lightning.training.run import train
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -50,6 +53,32 @@ def test_aim_names_the_run_and_continues_it(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run/lightning/.aim/run_metadata.sqlite") as store:
         ((name,),) = store.execute("select name from run")
     assert name == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
+
+
+LOGGERS: dict[str, dict[str, str]] = {
+    "wandb": {},
+    "tensorboardX": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger"},
+    "mlflow": {"_target_": "lightning.pytorch.loggers.MLFlowLogger", "tracking_uri": "sqlite:///STORE"},
+    "aim": {"_target_": "aim.pytorch_lightning.AimLogger"},
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("module", LOGGERS)
+def test_no_logger_changes_a_bit_also_after_a_stop(tmp_path: Path, module: str, devices: int) -> None:
+    needs(module)
+    words = (f"trainer.devices={devices}", "trainer.log_every_n_steps=3")
+    config = tiny_config(tmp_path, *words, "logger=[csv,wandb]" if module == "wandb" else "logger=csv")
+    if given := LOGGERS[module]:
+        config.logger.each[module] = {name: text.replace("STORE", f"{tmp_path}/db") for name, text in given.items()}
+    config.trainer.callbacks = [{"_target_": f"{Stopper.__module__}.Stopper", "step": 7}]
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "run")
+    config.trainer.callbacks, config.resume = [], "auto"
+    plain = trained(*words) / "run"
+    assert losses(train(config, tmp_path / "run")) == losses(json.loads((plain / "metrics.json").read_text()))
+    ours, theirs = (stored_memory(run / "checkpoints/last.ckpt").states for run in (tmp_path / "run", plain))
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])

@@ -323,6 +323,25 @@ def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(tmp_path: Path, mon
     assert (tmp_path / "run/metrics.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize(
+    ("target", "option", "message"),
+    [
+        (
+            "WandbLogger",
+            {},
+            "logger._target_=lightning.pytorch.loggers.WandbLogger: is logger=wandb",
+        ),  # two share a run
+        ("MLFlowLogger", {"log_model": True}, "logger.each.second.log_model=True: would have no effect"),
+        ("TensorBoardLogger", {"log_graph": True}, "logger.each.second.log_graph=True: would have no effect"),
+    ],
+)
+def test_unfit_loggers_are_refused(tmp_path: Path, target: str, option: dict[str, bool], message: str) -> None:
+    config = tiny_config(tmp_path, "logger=csv")
+    config.logger.each["second"] = {"_target_": f"lightning.pytorch.loggers.{target}", **option}
+    with pytest.raises(UserError, match=f"^{message}"):
+        train(config, tmp_path / "run")
+
+
 def test_variables_of_wandb_are_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (LoggerConfig().project, LoggerConfig().mode) == ("txl_lightning", "offline")
     monkeypatch.setenv("WANDB_DISABLED", "true")

@@ -144,6 +144,18 @@ def test_the_arm_in_words(tmp_path: Path, overrides: tuple[str, ...], words: lis
     assert run_name(config).startswith(", ".join(words) + "; memory ")
 
 
+def test_variables_of_wandb_go_before_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb.teardown()  # it reads its variables once in a process
+    given = {"SILENT": "false", "CONSOLE": "wrap", "DISABLE_GIT": "false", "RESUME": "must", "RUN_ID": "given"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    run = start_run(tmp_path, LoggerConfig("wandb", mode="offline"), "train", {}, takes_given_id=True)
+    run.finish()
+    settings = run.settings
+    assert (settings.silent, settings.console, settings.disable_git) == (False, "wrap", False)
+    assert (settings.resume, settings.run_id) == ("must", "given")
+
+
 @pytest.mark.parametrize(("name", "value"), [("CONSOLE", "x"), ("BASE_URL", "nonsense"), ("SILENT", "maybe")])
 def test_a_variable_with_an_unknown_value_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str

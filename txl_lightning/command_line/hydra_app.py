@@ -34,6 +34,8 @@ from txl_lightning.errors import Stopped, notice
 from txl_lightning.files import write_text
 from txl_lightning.jobs import JobFolder, identity, refuse_another_text
 
+# Variables that options are made of, before Hydra sets those of `hydra.job.env_set`.
+EARLY = {"TXL_GUESTS", "WANDB_DISABLED", "WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_TAGS"}
 NONE = re.compile(r"(?<![^\s,:(\[{])None(?![^\s,)\]}])")  # a whole value or element
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
 NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
@@ -112,8 +114,7 @@ def options_help(command: Command, overrides: list[str]) -> str:
     with open_dict(config):
         del config["hydra"]
     lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
-    if groups:
-        lines += ["groups, as group=choice:", *groups, ""]
+    lines += ["groups, as group=choice:", *groups, ""] if groups else []
     options = "options, as group.key=value or key=value; ??? must be given:"
     return "\n".join([*lines, options, "", OmegaConf.to_yaml(config)])
 
@@ -178,6 +179,8 @@ class HydraTask:
             notice(f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own")
         if not multirun and settings.sweeper.get("params"):
             notice("hydra.sweeper.params has no effect without -m: this is one run")
+        for name in sorted(EARLY.intersection(settings.job.env_set)):
+            notice(f"hydra.job.env_set.{name} has no effect: options are read before; export the variable")
         folder = JobFolder(directory)
         # SLURM starts the task of a job once for each rank; convert writes elsewhere.
         writes = os.environ.get("SLURM_PROCID", "0") == "0" and command.directory != "none"

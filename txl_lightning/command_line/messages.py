@@ -52,9 +52,11 @@ def is_expected(error: BaseException) -> bool:
 
 
 def _plugin(error: BaseException) -> str | None:
-    """Return the name of the Hydra plugin whose import raised an error; None if none did."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "_scan_all_plugins"]
-    return frames[0].f_locals["modname"] if frames else None
+    """Return the Hydra plugin that cannot be imported, or lacks a library at its first use; None for other errors."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    scanned = [frame.f_locals["modname"] for frame in frames if frame.f_code.co_name == "_scan_all_plugins"]
+    last = frames[-1].f_globals["__name__"] if frames and isinstance(error, ImportError) else ""
+    return scanned[0] if scanned else last if last.startswith("hydra_plugins.") else None
 
 
 def one_line(error: BaseException, schema: type) -> str:
@@ -79,7 +81,8 @@ def one_line(error: BaseException, schema: type) -> str:
         return f"{error.full_key}: must be given ({error.full_key}=…)"
     if unknown := re.match(r"Could not override '([^']+)'", str(error)):
         typed = next((word for word in sys.argv if word.startswith(f"{unknown[1]}=")), unknown[1])
-        return f"{typed}: no such option{suggestion(unknown[1], schema)}"
+        added = f"; Hydra adds it by +{typed}" if typed.startswith("hydra.") else ""
+        return f"{typed}: no such option{added or suggestion(unknown[1], schema)}"
     if not isinstance(error, (HydraException, OmegaConfBaseException, YAMLError)):
         hint = next((hint for text, hint in OF_LIBRARIES.items() if text in str(error)), None)
         is_defect = hint is None and not isinstance(error, (*EXPECTED, JobError))

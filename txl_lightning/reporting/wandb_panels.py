@@ -49,6 +49,7 @@ def start_run(
             run_id = generate_id()
     if unused := os.environ.get("WANDB_DIR"):
         notice(f"WANDB_DIR={unused} has no effect: the files of W&B are in {directory}/wandb")
+    quiet = {"silent": True, "console": "off", "disable_git": True}
     try:
         return wandb.init(
             dir=directory,
@@ -59,9 +60,9 @@ def start_run(
             job_type=os.environ.get("WANDB_JOB_TYPE") or job_type,
             mode=logger.mode,  # type: ignore[arg-type]
             id=run_id,
-            resume=None if run_id is None else "allow",
+            resume=None if run_id is None else os.environ.get("WANDB_RESUME") or "allow",  # type: ignore[arg-type]
             config=dict(config),
-            settings=wandb.Settings(silent=True, console="off", disable_git=True),
+            settings={name: quiet[name] for name in quiet if not os.environ.get(f"WANDB_{name.upper()}")},
         )
     except wandb.errors.Error as error:
         raise OptionError("logger.mode", logger.mode, f"Weights & Biases says: {first_line(error)}") from error

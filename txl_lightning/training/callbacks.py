@@ -48,9 +48,8 @@ def custom_callbacks(config: Config) -> list[Callback]:
         for name, reason in UNFIT.items():
             require(not isinstance(callback, getattr(of_lightning, name)), "trainer.callbacks", shown, reason)
         hooks = [name for name in dir(Callback) if name[0] != "_" and name != "state_key"]
-        own = [
-            name for name in hooks if getattr(getattr(callback, name), "__func__", None) is not getattr(Callback, name)
-        ]
+        functions = {name: getattr(getattr(callback, name), "__func__", None) for name in hooks}
+        own = [name for name in hooks if functions[name] is not getattr(Callback, name)]
         acts = any(name.startswith("on_") and "predict" not in name for name in own)
         only = not acts and any("predict" in name for name in own)
         require(not only, "trainer.callbacks", shown, "has no effect: a training predicts nothing")

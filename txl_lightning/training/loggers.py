@@ -149,7 +149,10 @@ def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | Non
         defaults |= {} if "save_dir" in given else {"version": ""}
         if resumed and same and continues_in(directory, resumed.path):  # MLflow's name of the argument, and Aim's
             defaults |= dict.fromkeys(("run_id", "run_hash"), resumed.record.get("logger_ids", {}).get(name))
+        for option in ("log_model", "log_graph"):
+            require(not given.get(option), f"logger.each.{name}.{option}", given.get(option), "would have no effect")
         made[name] = make(given, "logger._target_", Logger, defaults)
+        require(not isinstance(made[name], WandbLogger), "logger._target_", given["_target_"], "is logger=wandb")
     return made
 
 

@@ -228,7 +228,6 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         "vocabulary": data.corpus.vocabulary.state_dict(),
         "vocabulary_given": vocabulary_given,
         "corpus": data.corpus.checksum,
-        "wandb_id": None,
     }
     if start.ended_by:
         ended = f"resume=auto: {start.ended_by} ended this run"
@@ -255,8 +254,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         prepare_directory(config, directory, start.resumed, data.corpus.vocabulary.tokenizer)
         trainer.loggers = start_loggers(config, directory, start.resumed, made, n_parameters)
         record["logger_ids"] = {name: str(logger.version) for name, logger in made.items()}
-        if wandb := next((logger for logger in trainer.loggers if isinstance(logger, WandbLogger)), None):
-            record["wandb_id"] = wandb.experiment.id
+        record["wandb_id"] = next((x.experiment.id for x in trainer.loggers if isinstance(x, WandbLogger)), None)
     ranks.report(*opening_lines(config, data.corpus, n_parameters))
     return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, start)
 
