@@ -269,11 +269,8 @@ FORMATS = [
     Format("the older indexed dataset of fairseq", _beside(b"TNTIDX"), hint="fairseq-preprocess --dataset-impl mmap"),
     Format("datatrove", lambda path, _: path.with_name(f"{path.name}.index").is_file(), ids=_datatrove),
     Format("a tar of samples", lambda _, head: head[257:262] == b"ustar", records=_tar),
-    Format(
-        "MosaicML streaming (MDS)",
-        lambda path, _: ".mds" in path.suffixes or _lists(path.parent, "shards"),
-        hint=OF_MDS,
-    ),
+    Format("MosaicML streaming (MDS)", lambda path, _: ".mds" in path.suffixes, hint=OF_MDS),
+    Format("MosaicML streaming (MDS)", lambda path, _: _lists(path.parent, "shards"), hint=OF_MDS),
     Format("litdata", lambda path, _: _lists(path.parent, "chunks"), hint=OF_LITDATA),
     Format("an office document", lambda path, _: suffix(path) in OFFICE, hint="pandoc -t plain FILE -o FILE.txt"),
     Format("PDF", _starts(b"%PDF-", b"%!PS"), hint="pdftotext FILE"),

@@ -442,38 +442,36 @@ def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vo
         OptionError: an id is negative or too large, `data.names` cannot be read, or `data.vocab_size` is not possible.
     """
 
+    def chunks() -> Iterator[np.ndarray]:
+        return (ids for parts in source.parts.values() for part in parts for ids in chunks_of_ids(part.ids()))
+
     def measure(_: Path) -> dict[str, int]:
-        parts = [part for of_split in source.parts.values() for part in of_split]
-        ranges = [(len(ids), int(ids.min()), int(ids.max())) for part in parts for ids in chunks_of_ids(part.ids())]
-        counts, lowest, highest = zip(*ranges, strict=True)
-        found = {"number": sum(counts), "smallest": min(lowest), "largest": max(highest)}
-        if found["smallest"] < 0 or found["largest"] >= MOST_COUNTED:
-            return found
-        of_ids = np.zeros(found["largest"] + 1, np.int64)
-        for part in parts:
-            for ids in chunks_of_ids(part.ids()):
-                of_ids += np.bincount(ids, minlength=len(of_ids))
-        return {**found, "zeros": int(of_ids[0]), "distinct": int(np.count_nonzero(of_ids))}
+        lengths, lowest, highest = zip(*((len(ids), int(ids.min()), int(ids.max())) for ids in chunks()), strict=True)
+        n_counted = max(highest) + 1 if min(lowest) >= 0 and max(highest) < MOST_COUNTED else 0
+        counts_V = np.zeros(n_counted, np.int64)
+        for ids in chunks() if n_counted else ():
+            counts_V += np.bincount(ids, minlength=n_counted)
+        found = {"number": sum(lengths), "smallest": min(lowest), "largest": max(highest)}
+        return {**found, "zeros": int(counts_V[:1].sum()), "distinct": int(np.count_nonzero(counts_V))}
 
     _, found = cached(expand(config.cache_dir), cache_key(checksum, "range of ids"), measure)
-    smallest, largest, n_ids = found["smallest"], found["largest"], found["number"]
-    require(smallest >= 0, "data.path", config.path, f"has the negative id {smallest}")
-    vocabulary = given
-    if vocabulary is None:
-        if config.vocab_size is None:  # such ids may be halves or pairs of others
-            allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is the type of the ids right?"
-            require(largest < max(n_ids, FEW_IDS), "data.vocab_size", None, allowed)
-        if 2 * found.get("zeros", 0) >= n_ids > found.get("zeros", 0):
-            notice(f"data.path={config.path}: {found['zeros']:,} of {n_ids:,} ids are 0; is the type of the ids right?")
-        if largest > FEW_DISTINCT * found.get("distinct", largest) and config.vocab_size is None:
-            of = f"{found['distinct']:,} ids occur, and the largest is {largest:,}"
-            notice(f"data.path={config.path}: {of}; is the type of the ids right?")
+    n_ids, smallest, largest, zeros, distinct = found.values()
+    path, size = config.path, config.vocab_size
+    require(smallest >= 0, "data.path", path, f"has the negative id {smallest}")
+    if given is None:
+        allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is the type of the ids right?"
+        plausible = size is not None or largest < max(n_ids, FEW_IDS)  # such ids may be halves or pairs of others
+        require(plausible, "data.vocab_size", None, allowed)
+        if 2 * zeros >= n_ids > zeros:
+            notice(f"data.path={path}: {zeros:,} of {n_ids:,} ids are 0; is the type of the ids right?")
+        if 0 < FEW_DISTINCT * distinct < largest and size is None:
+            of = f"{distinct:,} ids occur, and the largest is {largest:,}"
+            notice(f"data.path={path}: {of}; is the type of the ids right?")
         names = {} if config.names is None else names_of_ids(config.names)
-        least = 1 + max(names, default=0)
-        size = config.vocab_size if config.vocab_size is not None else least if names else largest + 1
-        named = f", for all names of {config.names}," if names else ""
+        least, named = 1 + max(names, default=0), f", for all names of {config.names}," if names else ""
+        size = size if size is not None else least if names else largest + 1
         require(least <= size < 2**31, "data.vocab_size", size, f"must be an integer >= {least}{named} and below 2^31")
-        vocabulary = Vocabulary("ids", tuple(names.get(number, str(number)) for number in range(size)))
-    allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(vocabulary) - 1}"
-    require(largest < len(vocabulary), "data.path", config.path, allowed)
-    return vocabulary
+        given = Vocabulary("ids", tuple(names.get(number, str(number)) for number in range(size)))
+    allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}"
+    require(largest < len(given), "data.path", path, allowed)
+    return given
