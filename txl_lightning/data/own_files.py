@@ -153,12 +153,7 @@ def _files(given: Any, config: FileData, splits: bool = True) -> tuple[str, File
     require(bool(listed) and all(isinstance(path, str) and path for path in listed), "data.path", given, allowed)
     try:
         roots = [_with_suffix(not_special(path)) for path in listed]
-        found = {
-            one.path: one
-            for root in roots
-            for one in (_found_in(root, config) if root.is_dir() else [_found(root, config)])
-            if one is not None
-        }
+        found = {one.path: one for root in roots for one in _found_in(root, config)}
     except OSError as error:
         which = f"{error.filename} " if str(error.filename) != given else ""
         raise OptionError("data.path", given, f"{which}cannot be read ({error.strerror})") from error
@@ -190,11 +185,6 @@ def _split_of(name: str) -> str:
     return ""
 
 
-def _set_of(name: str) -> str:
-    """Return a path with `*` in place of the words for splits, and without its numbers: equal in one data set."""
-    return re.sub(r"\d+", "", SPLIT.sub("*", WORD_IN_NAME.sub("-", name)).lower())
-
-
 def _by_name(files: list[Found], base: Path, given: Any, is_folder: bool) -> Files:
     """Return files by the splits that their names below a folder say, or all joined under "" if they say none.
 
@@ -219,15 +209,17 @@ def _by_name(files: list[Found], base: Path, given: Any, is_folder: bool) -> Fil
     require(is_folder or ("train" in found and not others), "data.path", given, mixed)
     if others:
         notice(f"data.path={given}: the names of {_few(others)} say no split; left out")
-    sets = [{_set_of(names[one.path]) for one in of_split} for of_split in found.values()]
+    # Names with `*` in place of the words for splits, and without numbers: equal in one data set.
+    plain = {path: re.sub(r"\d+", "", SPLIT.sub("*", WORD_IN_NAME.sub("-", name))) for path, name in names.items()}
+    sets = [{plain[one.path].lower() for one in of_split} for of_split in found.values()]
     if is_folder and len(several := set.union(*sets)) > 1 and any(len(of_split) > 1 for of_split in sets):
         notice(f"data.path={given}: {len(several)} sets of files are joined: {', '.join(sorted(several)[:5])}")
     return found
 
 
 def _few(paths: Iterable[Path]) -> str:
-    first, *more = [path.name for path in paths]
-    return f"{', '.join([first, *more[:2]])} and {len(more) - 2} more files" if more[2:] else ", ".join([first, *more])
+    names = [path.name for path in paths]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more files" if names[3:] else "")
 
 
 def _size(paths: Iterable[Path]) -> int:
@@ -235,14 +227,17 @@ def _size(paths: Iterable[Path]) -> int:
 
 
 def _found_in(root: Path, config: FileData) -> list[Found]:
-    """Return the files of a folder and its folders that can be read, all plain texts or all tables; name the others.
+    """Return a file, or those of a folder and its folders that can be read, all plain texts or all tables.
 
-    Names that begin with a dot and `__pycache__` are not entered; of `save_to_disk` only the files that it lists are.
+    The others are named. Names that begin with a dot and `__pycache__` are not entered; of `save_to_disk` only the
+    files that it lists are.
 
     Raises:
         OptionError: most of what it has cannot be read.
         OSError: a folder or file cannot be read.
     """
+    if not root.is_dir():
+        return [*filter(None, [_found(root, config)])]
 
     def fail(error: OSError) -> None:
         raise error
@@ -261,9 +256,9 @@ def _found_in(root: Path, config: FileData) -> list[Found]:
                 found[bool(one.column)].append(one)
         except OptionError as error:
             why[path] = error.allowed if error.option == "data.path" else f"({error.option}) {error.allowed}"
-    if found[True] and (about := [one.path for one in found[False] if ABOUT.fullmatch(one.path.name)]):
-        found[False] = [one for one in found[False] if one.path not in about]
-        notice(f"data.path={root}: {_few(about)}: left out, beside tables")
+    if found[True] and (about := [one for one in found[False] if ABOUT.fullmatch(one.path.name)]):
+        found[False] = [one for one in found[False] if one not in about]
+        notice(f"data.path={root}: {_few(one.path for one in about)}: left out, beside tables")
     kept, other = sorted(found.values(), key=lambda files: -_size(one.path for one in files))
     why |= dict.fromkeys((one.path for one in other), "is not of the same kind")
     if why:
