@@ -314,8 +314,7 @@ def _prepare(
     """
     vocabulary = source.vocabulary(read(source.listed or source.parts["train"])) if given is None else given
     encoder = replace(vocabulary, lenient=vocabulary.unknown >= 0) if given is None else given
-    counts: dict[str, int] = {}
-    unknown: dict[str, float] = {}
+    counts, unknown = {"vocabulary": len(vocabulary)}, dict[str, float]()
     for split, parts in source.parts.items():
         if encoder.level == "ids":
             tokens = id_documents(parts, encoder, pattern)
@@ -327,12 +326,10 @@ def _prepare(
         if not counts[split]:
             of_words = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
             raise UserError(f"the {split} split is empty: {of_words if encoder.level == 'word' else 'it is too short'}")
-        if encoder.unknown >= 0:
-            unknown[split] = n_unknown / counts[split]
+        unknown |= {split: n_unknown / counts[split]} if encoder.unknown >= 0 else {}
     for name, published in source.published.items() if given is None else ():
-        made = {"vocabulary": len(vocabulary), **counts}[name]
-        if made != published:
-            differs = f"{made:,} ({name}) where {published:,} are published"
+        if counts[name] != published:
+            differs = f"{counts[name]:,} ({name}) where {published:,} are published"
             raise UserError(f"the preparation has {differs}: it is not the published text, or not all of it")
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
@@ -345,14 +342,13 @@ def _write_split(
     starts = [np.zeros(1, np.int64)]
     with open(f"{path}.{vocabulary.dtype.name}", "xb") as tokens:
         for chunk, begins in chunks:
-            if vocabulary.starts_sentences and closed:
-                chunk, begins = close_sentences(chunk, vocabulary.numbers[SENTENCE])
-            elif vocabulary.starts_sentences:
-                begins = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
+            if vocabulary.starts_sentences:
+                mark = vocabulary.numbers[SENTENCE]
+                chunk, begins = close_sentences(chunk, mark) if closed else (chunk, np.flatnonzero(chunk == mark))
             starts.append(n_tokens + begins)
             tokens.write(chunk.astype(vocabulary.dtype).tobytes())
             n_tokens += len(chunk)
-            n_unknown += int(np.count_nonzero(chunk == vocabulary.unknown)) if vocabulary.unknown >= 0 else 0
+            n_unknown += int(np.count_nonzero(chunk == vocabulary.unknown))  # -1 never occurs
     found = np.unique(np.concatenate(starts))  # empty documents begin with the next one
     found[found < n_tokens].tofile(f"{path}.starts.int64")
     return n_tokens, n_unknown

@@ -32,9 +32,13 @@ JSON_RECORDS = re.compile(
 WITH_COLUMN = re.compile(rb'\s*\{.*"(?:' + "|".join((*TEXT_COLUMNS, *ID_COLUMNS)).encode() + rb')"\s*:', re.DOTALL)
 BOM = b"\xef\xbb\xbf"
 TYPES_OF_INDEX = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32", 10: "uint64"}
-LLM_C = {20240520: "uint16", 20240801: "uint32"}  # first number of the header: type of the ids
+LLM_C = {struct.pack("<i", 20240520): "uint16", struct.pack("<i", 20240801): "uint32"}  # by the first number
 LLM_C_HEADER = 256 * 4
 BLOCK_OF_TAR = 512
+STREAMS_OF_ARROW = (".arrow", ".arrows", ".ipc")
+OFFICE = (".docx", ".odt", ".epub", ".rtf", ".doc", ".pptx", ".xlsx")
+OF_MDS = "numpy.save('ids', concatenate([row['tokens'] for row in StreamingDataset(local=FOLDER, batch_size=1)]))"
+OF_LITDATA = "numpy.save('ids', concatenate([*StreamingDataset(FOLDER, item_loader=TokensLoader(block_size=1))]))"
 FIRST_RECORDS = 100  # that show which columns there are
 
 Columns = list[str]
@@ -171,7 +175,7 @@ def _numpy(path: Path) -> Part:
 
 
 def _llm_c(path: Path) -> Part:
-    magic, version, n_ids = struct.unpack_from("<3i", first_bytes(path))
+    magic, version, n_ids = struct.unpack_from("<4s2i", first_bytes(path))
     require(version in (1, 7), "data.path", path, f"must be of version 1 or 7 of llm.c, not {version}")
     kind = np.dtype(LLM_C[magic])
     held = (path.stat().st_size - LLM_C_HEADER) // kind.itemsize
@@ -205,12 +209,11 @@ def _datatrove(path: Path) -> Part:
 
 
 @cache
-def _described(folder: Path, by: str) -> bool:
-    """Return whether a folder's `index.json` lists its `shards` or `chunks`."""
-    try:
-        return by in json.loads((folder / "index.json").read_bytes())
-    except (OSError, ValueError):
-        return False
+def _lists(folder: Path, members: str) -> bool:
+    """Return whether a folder's `index.json` lists `shards` or `chunks`."""
+    with suppress(OSError, ValueError):
+        return members in json.loads((folder / "index.json").read_bytes())
+    return False
 
 
 def _is_json_lines(path: Path, head: bytes) -> bool:
@@ -245,58 +248,39 @@ def _starts(*firsts: bytes) -> Callable[[Path, bytes], bool]:
     return lambda _, head: head.startswith(firsts)
 
 
-def _ends(*suffixes: str) -> Callable[[Path, bytes], bool]:
-    return lambda path, _: suffix(path) in suffixes
+def _beside(first: bytes) -> Callable[[Path, bytes], bool]:
+    """Return whether a `.bin` has an `.idx` beside it, which begins so."""
+
+    def known(path: Path, _: bytes) -> bool:
+        index = path.with_suffix(".idx")
+        return path.suffix == ".bin" and index.is_file() and first_bytes(index).startswith(first)
+
+    return known
 
 
 # The first row whose signature is met.
 FORMATS = [
     Format("an array of NumPy", _starts(b"\x93NUMPY"), ids=_numpy),
     Format("Parquet", _starts(b"PAR1"), records=_parquet),
-    Format(
-        "Arrow",
-        lambda path, head: (
-            head.startswith(b"ARROW1\0\0")
-            or (suffix(path) in (".arrow", ".arrows", ".ipc") and head[:4] == b"\xff" * 4)
-        ),
-        records=_arrow,
-    ),
-    Format(
-        "llm.c", lambda _, head: int.from_bytes(head[:4], "little") in LLM_C and len(head) >= LLM_C_HEADER, ids=_llm_c
-    ),
-    Format("Megatron or fairseq", lambda path, _: path.suffix == ".bin" and _has_index(path), ids=_indexed),
-    Format(
-        "the older indexed dataset of fairseq",
-        lambda path, _: path.suffix == ".bin" and _has_index(path, b"TNTIDX\0\0"),
-        hint="fairseq-preprocess --dataset-impl mmap writes what is read",
-    ),
+    Format("Arrow", _starts(b"ARROW1\0\0"), records=_arrow),
+    Format("Arrow", lambda path, head: head[:4] == b"\xff" * 4 and suffix(path) in STREAMS_OF_ARROW, records=_arrow),
+    Format("llm.c", lambda _, head: head[:4] in LLM_C, ids=_llm_c),
+    Format("Megatron or fairseq", _beside(b"MMIDIDX\0"), ids=_indexed),
+    Format("the older indexed dataset of fairseq", _beside(b"TNTIDX"), hint="fairseq-preprocess --dataset-impl mmap"),
     Format("datatrove", lambda path, _: path.with_name(f"{path.name}.index").is_file(), ids=_datatrove),
     Format("a tar of samples", lambda _, head: head[257:262] == b"ustar", records=_tar),
-    Format(
-        "MosaicML streaming (MDS)",
-        lambda path, _: ".mds" in path.suffixes or _described(path.parent, "shards"),
-        hint="numpy.save('ids', concatenate([row['tokens'] for row in StreamingDataset(local=FOLDER, batch_size=1)]))",
-    ),
-    Format(
-        "litdata",
-        lambda path, _: _described(path.parent, "chunks"),
-        hint="numpy.save('ids', concatenate([*StreamingDataset(FOLDER, item_loader=TokensLoader(block_size=1))]))",
-    ),
-    Format(
-        "an office document",
-        _ends(".docx", ".odt", ".epub", ".rtf", ".doc", ".pptx", ".xlsx"),
-        hint="pandoc -t plain FILE -o FILE.txt",
-    ),
+    Format("MosaicML streaming (MDS)", lambda path, _: ".mds" in path.suffixes, hint=OF_MDS),
+    Format("MosaicML streaming (MDS)", lambda path, _: _lists(path.parent, "shards"), hint=OF_MDS),
+    Format("litdata", lambda path, _: _lists(path.parent, "chunks"), hint=OF_LITDATA),
+    Format("an office document", lambda path, _: suffix(path) in OFFICE, hint="pandoc -t plain FILE -o FILE.txt"),
     Format("PDF", _starts(b"%PDF-", b"%!PS"), hint="pdftotext FILE"),
-    Format(
-        "an archive", _starts(b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"), hint="unpack it"
-    ),
+    Format("an archive", _starts(b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf", b"Rar!\x1a\x07"), hint="unpack it"),
     Format("LZ4", _starts(b"\x04\x22\x4d\x18"), hint="unpack it"),
     Format("HDF5", _starts(b"\x89HDF\r\n"), hint="write its ids with numpy.save"),
     Format("TFRecords", _is_tfrecords, hint="write the ids that tensorflow reads with numpy.save, or JSON lines"),
     Format("JSON lines", _is_json_lines, records=_json_lines),
     Format("JSON", lambda _, head: bool(JSON_RECORDS.match(head.removeprefix(BOM))), records=_json),
-    Format("CSV", _ends(".csv", ".tsv", ".tab"), records=_csv),
+    Format("CSV", lambda path, _: suffix(path) in (".csv", ".tsv", ".tab"), records=_csv),
     Format("UTF-16", _starts(b"\xff\xfe", b"\xfe\xff"), hint="iconv -f UTF-16 -t UTF-8 FILE"),
     Format("a picture or program", _starts(b"\x7fELF", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"{\\rtf"), hint=""),
     Format("text", lambda _, head: b"\0" not in head),
@@ -304,11 +288,6 @@ FORMATS = [
 ]
 # Signatures so short that ids may begin with them.
 RAW_IDS = ("UTF-16", "a picture or program", "binary")
-
-
-def _has_index(path: Path, first: bytes = b"MMIDIDX\0\0") -> bool:
-    index = path.with_suffix(".idx")
-    return index.is_file() and first_bytes(index).startswith(first)
 
 
 def suffix(path: Path) -> str:

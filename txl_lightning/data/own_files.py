@@ -153,12 +153,7 @@ def _files(given: Any, config: FileData, splits: bool = True) -> tuple[str, File
     require(bool(listed) and all(isinstance(path, str) and path for path in listed), "data.path", given, allowed)
     try:
         roots = [_with_suffix(not_special(path)) for path in listed]
-        found = {
-            one.path: one
-            for root in roots
-            for one in (_found_in(root, config) if root.is_dir() else [_found(root, config)])
-            if one is not None
-        }
+        found = {one.path: one for root in roots for one in _found_in(root, config)}
     except OSError as error:
         which = f"{error.filename} " if str(error.filename) != given else ""
         raise OptionError("data.path", given, f"{which}cannot be read ({error.strerror})") from error
@@ -190,11 +185,6 @@ def _split_of(name: str) -> str:
     return ""
 
 
-def _set_of(name: str) -> str:
-    """Return a path with `*` in place of the words for splits, and without its numbers: equal in one data set."""
-    return re.sub(r"\d+", "", SPLIT.sub("*", WORD_IN_NAME.sub("-", name)).lower())
-
-
 def _by_name(files: list[Found], base: Path, given: Any, is_folder: bool) -> Files:
     """Return files by the splits that their names below a folder say, or all joined under "" if they say none.
 
@@ -219,15 +209,17 @@ def _by_name(files: list[Found], base: Path, given: Any, is_folder: bool) -> Fil
     require(is_folder or ("train" in found and not others), "data.path", given, mixed)
     if others:
         notice(f"data.path={given}: the names of {_few(others)} say no split; left out")
-    sets = [{_set_of(names[one.path]) for one in of_split} for of_split in found.values()]
+    # Names with `*` in place of the words for splits, and without numbers: equal in one data set.
+    plain = {path: re.sub(r"\d+", "", SPLIT.sub("*", WORD_IN_NAME.sub("-", name))) for path, name in names.items()}
+    sets = [{plain[one.path].lower() for one in of_split} for of_split in found.values()]
     if is_folder and len(several := set.union(*sets)) > 1 and any(len(of_split) > 1 for of_split in sets):
         notice(f"data.path={given}: {len(several)} sets of files are joined: {', '.join(sorted(several)[:5])}")
     return found
 
 
 def _few(paths: Iterable[Path]) -> str:
-    first, *more = [path.name for path in paths]
-    return f"{', '.join([first, *more[:2]])} and {len(more) - 2} more files" if more[2:] else ", ".join([first, *more])
+    names = [path.name for path in paths]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more files" if names[3:] else "")
 
 
 def _size(paths: Iterable[Path]) -> int:
@@ -235,14 +227,17 @@ def _size(paths: Iterable[Path]) -> int:
 
 
 def _found_in(root: Path, config: FileData) -> list[Found]:
-    """Return the files of a folder and its folders that can be read, all plain texts or all tables; name the others.
+    """Return a file, or those of a folder and its folders that can be read, all plain texts or all tables.
 
-    Names that begin with a dot and `__pycache__` are not entered; of `save_to_disk` only the files that it lists are.
+    The others are named. Names that begin with a dot and `__pycache__` are not entered; of `save_to_disk` only the
+    files that it lists are.
 
     Raises:
         OptionError: most of what it has cannot be read.
         OSError: a folder or file cannot be read.
     """
+    if not root.is_dir():
+        return [*filter(None, [_found(root, config)])]
 
     def fail(error: OSError) -> None:
         raise error
@@ -261,9 +256,9 @@ def _found_in(root: Path, config: FileData) -> list[Found]:
                 found[bool(one.column)].append(one)
         except OptionError as error:
             why[path] = error.allowed if error.option == "data.path" else f"({error.option}) {error.allowed}"
-    if found[True] and (about := [one.path for one in found[False] if ABOUT.fullmatch(one.path.name)]):
-        found[False] = [one for one in found[False] if one.path not in about]
-        notice(f"data.path={root}: {_few(about)}: left out, beside tables")
+    if found[True] and (about := [one for one in found[False] if ABOUT.fullmatch(one.path.name)]):
+        found[False] = [one for one in found[False] if one not in about]
+        notice(f"data.path={root}: {_few(one.path for one in about)}: left out, beside tables")
     kept, other = sorted(found.values(), key=lambda files: -_size(one.path for one in files))
     why |= dict.fromkeys((one.path for one in other), "is not of the same kind")
     if why:
@@ -442,38 +437,36 @@ def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vo
         OptionError: an id is negative or too large, `data.names` cannot be read, or `data.vocab_size` is not possible.
     """
 
+    def chunks() -> Iterator[np.ndarray]:
+        return (ids for parts in source.parts.values() for part in parts for ids in chunks_of_ids(part.ids()))
+
     def measure(_: Path) -> dict[str, int]:
-        parts = [part for of_split in source.parts.values() for part in of_split]
-        ranges = [(len(ids), int(ids.min()), int(ids.max())) for part in parts for ids in chunks_of_ids(part.ids())]
-        counts, lowest, highest = zip(*ranges, strict=True)
-        found = {"number": sum(counts), "smallest": min(lowest), "largest": max(highest)}
-        if found["smallest"] < 0 or found["largest"] >= MOST_COUNTED:
-            return found
-        of_ids = np.zeros(found["largest"] + 1, np.int64)
-        for part in parts:
-            for ids in chunks_of_ids(part.ids()):
-                of_ids += np.bincount(ids, minlength=len(of_ids))
-        return {**found, "zeros": int(of_ids[0]), "distinct": int(np.count_nonzero(of_ids))}
+        lengths, lowest, highest = zip(*((len(ids), int(ids.min()), int(ids.max())) for ids in chunks()), strict=True)
+        n_counted = max(highest) + 1 if min(lowest) >= 0 and max(highest) < MOST_COUNTED else 0
+        counts_V = np.zeros(n_counted, np.int64)
+        for ids in chunks() if n_counted else ():
+            counts_V += np.bincount(ids, minlength=n_counted)
+        found = {"number": sum(lengths), "smallest": min(lowest), "largest": max(highest)}
+        return {**found, "zeros": int(counts_V[:1].sum()), "distinct": int(np.count_nonzero(counts_V))}
 
     _, found = cached(expand(config.cache_dir), cache_key(checksum, "range of ids"), measure)
-    smallest, largest, n_ids = found["smallest"], found["largest"], found["number"]
-    require(smallest >= 0, "data.path", config.path, f"has the negative id {smallest}")
-    vocabulary = given
-    if vocabulary is None:
-        if config.vocab_size is None:  # such ids may be halves or pairs of others
-            allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is the type of the ids right?"
-            require(largest < max(n_ids, FEW_IDS), "data.vocab_size", None, allowed)
-        if 2 * found.get("zeros", 0) >= n_ids > found.get("zeros", 0):
-            notice(f"data.path={config.path}: {found['zeros']:,} of {n_ids:,} ids are 0; is the type of the ids right?")
-        if largest > FEW_DISTINCT * found.get("distinct", largest) and config.vocab_size is None:
-            of = f"{found['distinct']:,} ids occur, and the largest is {largest:,}"
-            notice(f"data.path={config.path}: {of}; is the type of the ids right?")
+    n_ids, smallest, largest, zeros, distinct = found.values()
+    path, size = config.path, config.vocab_size
+    require(smallest >= 0, "data.path", path, f"has the negative id {smallest}")
+    if given is None:
+        allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is the type of the ids right?"
+        plausible = size is not None or largest < max(n_ids, FEW_IDS)  # such ids may be halves or pairs of others
+        require(plausible, "data.vocab_size", None, allowed)
+        if 2 * zeros >= n_ids > zeros:
+            notice(f"data.path={path}: {zeros:,} of {n_ids:,} ids are 0; is the type of the ids right?")
+        if 0 < FEW_DISTINCT * distinct < largest and size is None:
+            of = f"{distinct:,} ids occur, and the largest is {largest:,}"
+            notice(f"data.path={path}: {of}; is the type of the ids right?")
         names = {} if config.names is None else names_of_ids(config.names)
-        least = 1 + max(names, default=0)
-        size = config.vocab_size if config.vocab_size is not None else least if names else largest + 1
-        named = f", for all names of {config.names}," if names else ""
+        least, named = 1 + max(names, default=0), f", for all names of {config.names}," if names else ""
+        size = size if size is not None else least if names else largest + 1
         require(least <= size < 2**31, "data.vocab_size", size, f"must be an integer >= {least}{named} and below 2^31")
-        vocabulary = Vocabulary("ids", tuple(names.get(number, str(number)) for number in range(size)))
-    allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(vocabulary) - 1}"
-    require(largest < len(vocabulary), "data.path", config.path, allowed)
-    return vocabulary
+        given = Vocabulary("ids", tuple(names.get(number, str(number)) for number in range(size)))
+    allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}"
+    require(largest < len(given), "data.path", path, allowed)
+    return given

@@ -35,7 +35,7 @@ from txl_lightning.data.sources import (
 from txl_lightning.errors import UserError, first_line, require
 from txl_lightning.files import expand
 
-Layout = str | Callable[[Path], Parts | None]  # of a folder
+Layout = str | Callable[[Path, str], Parts | None]  # of a folder at a level
 SHARDS_OF_LM1B, TRAIN_SHARDS_OF_LM1B = ("news.en-?????-of-00100", "news.en.heldout-00000-of-00050"), 99
 SECONDS_TO_ANSWER = 15
 DAMAGED = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, zlib.error, EOFError)  # an archive
@@ -70,6 +70,42 @@ PUBLISHED: dict[str, dict[str, int]] = {
 }
 
 
+def _one_file(folder: Path, level: str) -> Parts | None:
+    path, cuts = folder / folder.name, [0, *accumulate(CHARACTERS.values())]
+    if path.is_file() and (size := path.stat().st_size) != cuts[-1]:
+        raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
+    return by_split(Part(path, start, stop) for start, stop in pairwise(cuts))
+
+
+def _shards(folder: Path, level: str) -> Parts | None:
+    train, held_out = ([Part(path) for path in sorted(folder.glob(f"**/{name}"))] for name in SHARDS_OF_LM1B)
+    complete = held_out and len(train) == TRAIN_SHARDS_OF_LM1B
+    return {"train": train, "valid": held_out, "test": held_out} if complete else None
+
+
+def _text_or_xz(folder: Path, level: str) -> Parts | None:
+    plain = folder / "wikipedia-2015.txt"
+    return cut_file(plain if plain.is_file() else Path(f"{plain}.xz"), alignment=ALIGNMENT[level])
+
+
+# Folders in `data.root`, the layouts of files in them (`{}` is a split), and in words what to put there.
+WIKITEXT_FILES = ("wiki.{}.tokens", "{}.txt"), "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
+FILES: dict[str, tuple[tuple[str, ...], tuple[Layout, ...], str]] = {
+    "enwik8": (("enwik8",), (_one_file, "{}.txt.raw"), "the file enwik8 (100,000,000 bytes)"),
+    "text8": (("text8",), (_one_file, "{}.txt.raw"), "the file text8 (100,000,000 bytes)"),
+    "wikitext-103": (("wikitext-103",), *WIKITEXT_FILES),
+    "wikitext-2": (("wikitext-2",), *WIKITEXT_FILES),
+    "ptb": (("penn", "ptb"), ("{}.txt", "ptb.{}.txt"), "train.txt, valid.txt and test.txt"),
+    "lm1b": (
+        ("one-billion-words", "lm1b"),
+        (_shards, "{}.txt"),
+        "training-monolingual.tokenized.shuffled/news.en-* and "
+        "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050",
+    ),
+    "wikipedia-2015": (("wikipedia-2015",), (_text_or_xz,), "wikipedia-2015.txt or wikipedia-2015.txt.xz"),
+}
+
+
 @register_corpus("enwik8", "byte", options=Enwik8Data)
 def enwik8(config: Enwik8Data) -> Source:
     """First 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
@@ -79,42 +115,26 @@ def enwik8(config: Enwik8Data) -> Source:
     """
     ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
     require(config.newlines in ways, "data.newlines", config.newlines, "must be dropped (as in the paper) or kept")
-    return _hundred_mb(config, ways[config.newlines], f", newlines {config.newlines}")
+    return _source(config, ways[config.newlines], f", newlines {config.newlines}")
 
 
 @register_corpus("text8", "char")
 def text8(config: DataConfig) -> Source:
     """First 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
-    return _hundred_mb(config, vocabulary.characters)
-
-
-def _hundred_mb(config: DataConfig, make_vocabulary: MakeVocabulary, way: str = "") -> Source:
-    """Read the 10^8 bytes in one file, or in the three `.raw` files of the original's scripts."""
-
-    def one_file(folder: Path) -> Parts | None:
-        path, cuts = folder / config.name, [0, *accumulate(CHARACTERS.values())]
-        if path.is_file() and (size := path.stat().st_size) != cuts[-1]:
-            raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
-        return by_split(Part(path, start, stop) for start, stop in pairwise(cuts)) if path.is_file() else None
-
-    layouts, needed = (one_file, "{}.txt.raw"), f"the file {config.name} (100,000,000 bytes)"
-    return _source(config, _folder(config, config.name), layouts, needed, make_vocabulary, way)
+    return _source(config, vocabulary.characters)
 
 
 @register_corpus("wikitext-103", "word")
 @register_corpus("wikitext-2", "word")
 def wikitext(config: DataConfig) -> Source:
     """WikiText-103 and WikiText-2: words and `<eos>`, the vocabulary from the training split."""
-    folder, needed = _folder(config, config.name), "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
-    cutoffs = (20_000, 40_000, 200_000)
-    return _source(config, folder, ("wiki.{}.tokens", "{}.txt"), needed, vocabulary.words, cutoffs=cutoffs)
+    return _source(config, vocabulary.words, cutoffs=(20_000, 40_000, 200_000))
 
 
 @register_corpus("ptb", "word")
 def ptb(config: DataConfig) -> Source:
     """Penn Treebank as Mikolov prepared it: 10,000 words with `<eos>`."""
-    folder, needed = _folder(config, "penn", "ptb"), "train.txt, valid.txt and test.txt"
-    return _source(config, folder, ("{}.txt", "ptb.{}.txt"), needed, vocabulary.words)
+    return _source(config, vocabulary.words)
 
 
 @register_corpus("lm1b", "word", options=Lm1bData)
@@ -127,35 +147,19 @@ def lm1b(config: Lm1bData) -> Source:
     """
     marks, allowed = config.sentence_marks, "must be start or both (as in the TensorFlow code)"
     require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
-
-    def shards(folder: Path) -> Parts | None:
-        train, held_out = ([Part(path) for path in sorted(folder.glob(f"**/{name}"))] for name in SHARDS_OF_LM1B)
-        complete = held_out and len(train) == TRAIN_SHARDS_OF_LM1B
-        return {"train": train, "valid": held_out, "test": held_out} if complete else None
-
-    needed = "training-monolingual.tokenized.shuffled/news.en-*"
-    needed += " and heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
-    folder, way = _folder(config, "one-billion-words", "lm1b"), ", <S> at both ends" * (marks == "both")
-    cutoffs = (60_000, 100_000, 640_000)
-    source = _source(config, folder, (shards, "{}.txt"), needed, vocabulary.words_of_sentences, way, cutoffs=cutoffs)
-    listed = folder / "1b_word_vocab.txt"
+    way, cutoffs = ", <S> at both ends" * (marks == "both"), (60_000, 100_000, 640_000)
+    source, listed = _source(config, vocabulary.words_of_sentences, way, cutoffs), _folder(config) / "1b_word_vocab.txt"
     return replace(source, vocabulary=vocabulary.words_of_list, listed=(Part(listed),)) if listed.is_file() else source
 
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
 def wikipedia_2015(config: DataConfig) -> Source:
     """Plain text of Wikipedia articles of 2015 (`<doc …>` lines between them), of about enwik8's size: 90/5/5 %."""
-
-    def one_file(folder: Path) -> Parts | None:
-        paths = [path for end in ("", ".xz") if (path := folder / f"wikipedia-2015.txt{end}").is_file()]
-        return cut_file(paths[0], alignment=ALIGNMENT[config.level]) if paths else None
-
-    needed = "wikipedia-2015.txt or wikipedia-2015.txt.xz"
-    return _source(config, _folder(config, config.name), (one_file,), needed, open_vocabulary(config))
+    return _source(config, open_vocabulary(config))
 
 
-def _folder(config: DataConfig, *names: str) -> Path:
-    """Return the folder of a corpus: the first of `names` that exists, otherwise the last, for a download.
+def _folder(config: DataConfig) -> Path:
+    """Return the folder of a corpus: the first of its names that exists, otherwise the last, for a download.
 
     They are folders in `data.root`, or else in the folder that the variable TXL_DATA names, or else in a folder for
     downloads in `data.cache_dir`.
@@ -163,44 +167,34 @@ def _folder(config: DataConfig, *names: str) -> Path:
     Raises:
         OptionError: `data.root` or TXL_DATA is not a folder.
     """
-    given = config.root or os.environ.get("TXL_DATA")
+    given, names = config.root or os.environ.get("TXL_DATA"), FILES[config.name][0]
     root = expand(given or f"{config.cache_dir}/downloads")
     require(not given or root.is_dir(), "data.root" if config.root else "TXL_DATA", given, "must be a folder")
     return next((root / name for name in names if (root / name).is_dir()), root / names[-1])
 
 
-def _source(
-    config: DataConfig,
-    folder: Path,
-    layouts: tuple[Layout, ...],
-    needed: str,
-    make_vocabulary: MakeVocabulary,
-    way: str = "",
-    **more: Any,
-) -> Source:
-    """Return a corpus by the first of its layouts that its folder has; it is downloaded if there is none.
+def _source(config: DataConfig, make: MakeVocabulary, way: str = "", cutoffs: tuple[int, ...] = ()) -> Source:
+    """Return a corpus by the first layout of `FILES` that is complete; it is downloaded if none is.
 
     Args:
         config: group `data`.
-        folder: folder of the corpus.
-        layouts: names of the files of the splits, `{}` for that of the split, or functions that find them.
-        needed: which files these are, in words.
-        make_vocabulary: see `Source`.
-        way: how it is read, for its name.
-        more: other arguments of `Source`.
+        make: makes the vocabulary.
+        way: how the corpus is read, for its name.
+        cutoffs: see `Source`.
 
     Raises:
         UserError: the corpus cannot be downloaded.
     """
+    (_, layouts, needed), folder = FILES[config.name], _folder(config)
 
     def find() -> Parts | None:
         for layout in layouts:
-            if callable(layout):
-                found = layout(folder)
+            if isinstance(layout, str):
+                parts = by_split(Part(folder / layout.format(split)) for split in SPLITS)
             else:
-                found = by_split(Part(folder / layout.format(split)) for split in SPLITS)
-            if found and all(part.path.is_file() for parts in found.values() for part in parts):
-                return found
+                parts = layout(folder, config.level) or {}
+            if parts and all(part.path.is_file() for of_split in parts.values() for part in of_split):
+                return parts
         return None
 
     parts = find()
@@ -210,7 +204,7 @@ def _source(
     if parts is None:
         raise UserError(f"data={config.name}: the download in {folder} is not complete")
     name = f"{config.name}{way}"
-    return Source(name, parts, make_vocabulary, published=PUBLISHED.get(name, {}), **more)
+    return Source(name, parts, make, published=PUBLISHED.get(name, {}), cutoffs=cutoffs)
 
 
 def fetch(corpus: str, folder: Path, needed: str) -> None:

@@ -114,12 +114,9 @@ class Vocabulary:
     @cached_property
     def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Words that begin inside each token and its line ends; whether its first and last bytes are of words, [V]."""
-        texts = [(content, content.split()) for content in self._bytes]
-        first, last = (
-            np.array([bool(content[at : at + 1 or None].strip()) for content in self._bytes]) for at in (0, -1)
-        )
-        inside = [len(words) + content.count(b"\n") for content, words in texts]
-        return np.array(inside, np.int64) - first, first, last
+        first, last = (np.array([bool(one[at : at + 1 or None].strip()) for one in self._bytes]) for at in (0, -1))
+        inside = np.array([len(content.split()) + content.count(b"\n") for content in self._bytes], np.int64)
+        return inside - first, first, last
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -185,8 +182,6 @@ class Vocabulary:
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
-        if self.consists_of_bytes:
-            return self.decode_bytes(tokens).decode("utf-8", errors="replace")
         decoder = StreamDecoder(self)
         return decoder.feed(tokens) + decoder.finish()
 
@@ -341,11 +336,8 @@ class SplitTokens:
 
     def _look(self) -> tuple[int, int] | None:
         """Return size and time of the file."""
-        try:
-            status = None if self.path is None else self.path.stat()
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be read ({error.strerror})") from error
-        return None if status is None else (status.st_size, status.st_mtime_ns)
+        status = self.path.stat() if self.path is not None and self.path.exists() else None
+        return status and (status.st_size, status.st_mtime_ns)
 
 
 def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
@@ -460,11 +452,8 @@ def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
     try:
         for contents in chunks:
             first, *others = contents
-            yield [
-                decoder.decode(first, final=bool(others)),
-                *map(bytes.decode, others[:-1]),
-                *map(decoder.decode, others[-1:]),
-            ]
+            texts = [decoder.decode(first, final=bool(others)), *map(bytes.decode, others[:-1])]
+            yield [*texts, *map(decoder.decode, others[-1:])]
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file") from error
@@ -483,8 +472,7 @@ def _whole_lines(chunks: Iterable[list[str]]) -> Iterator[list[str]]:
         for number, text in enumerate(texts):
             if number:
                 lines[-1] += rest
-                rest = ""
-            text = rest + text
+            text = text if number else rest + text
             end = text.rfind("\n") + 1
             lines.append(text[:end])
             rest = text[end:]
