@@ -11,6 +11,8 @@ from txl_lightning.config.architecture import COUNT, Rule
 from txl_lightning.config.schemas import LoggerConfig, at_most, option
 
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
+SPLITS = ("train", "valid", "test")
+OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}")
 LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
 
 
@@ -122,7 +124,7 @@ class EvaluateOptions(LoggedOptions, PrecisionOptions, CheckpointOptions):
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
-    splits: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list, metadata={"rules": (OF_SPLITS,)})
     protocol: str = option("carried", either("carried", "window"))
     batch_size: int | None = option(None, COUNT)
     segment_len: int | None = option(None, COUNT)

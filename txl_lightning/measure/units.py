@@ -204,16 +204,6 @@ class Fresh:
         own = {"batch_size": None, "fresh_for": self.per, "unit_context": self.before.tolist()}
         return {**self.carried.settings(), **own}
 
-    def describe(self) -> str:
-        """Describe lengths and context, for a line of text."""
-        after = f", after {len(self.before)} tokens of unit_context" if len(self.before) else ""
-        return f"{self.carried.describe_segments()}, each {self.per} {self.streams_start}{after}"
-
-    @property
-    def streams_start(self) -> str:
-        """Context of the first token of a unit, in words."""
-        return self.carried.streams_start
-
 
 def _batches(n_U: np.ndarray, longest: int, together: bool) -> Iterator[np.ndarray]:
     """Yield units by length, of equal length unless `together`; those without targets are left out."""

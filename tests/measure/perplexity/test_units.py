@@ -20,7 +20,7 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.perplexity import run
-from txl_lightning.measure.split_scores import SplitScores
+from txl_lightning.measure.protocols import SplitScores
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
