@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,10 +67,10 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     corpus = read = corpus if chosen_on is None else first_tokens(corpus, chosen_on, options.sweep_tokens)
     units = {split: units_of(trained, corpus, split, options) for split in splits if options.per}
     shown: Any = protocol_of(trained, options, whole)
-    sweep = learning = None
-    if options.attention_lengths is not None or chosen_on is not None:
-        sweep = Sweep(shown, options.attention_lengths, chosen_on)
-        shown = shown if chosen_on is None else sweep.init.protocol
+    sweeps, learning = options.attention_lengths is not None or chosen_on is not None, None
+    plan = planned(shown, options) if sweeps else []
+    if chosen_on is not None:
+        shown, best = plan[0].protocol, plan[0]
     if options.unit_memory == "fresh":
         shown = Fresh(shown, units, str(options.per), context_of(trained.vocabulary, options.unit_context))
         read = shown.corpus(corpus)
@@ -81,11 +82,12 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     files, names = directory if options.losses else None, dict[str, str]()
     for split in sorted(splits, key=lambda split: split != chosen_on):
         scores, names[split] = SplitScores(read, split, options.block_len), corpus.name + corpus.unknown_share(split)
-        summed = isinstance(shown, Carried) and not (files or units or learning or sweep)
-        result = scored[split] = scores.running(shown) if summed else scores.values(scores.losses(shown))
-        if sweep is not None:
-            result |= sweep.entries(scores, files)
-        if chosen_on is None:
+        result = scored[split] = scores.values(scores.losses(shown))
+        if plan and chosen_on in (None, split):
+            result["sweep"], best = swept(plan, scores)
+        if chosen_on is not None:
+            result["selected"] = {"chosen_on": chosen_on, **selected(plan[0], best, scores, files)}
+        else:
             result |= scores.written(shown, "", files)
         if split in units:
             result["units"] = f"{options.per}s_{split}.{options.table}"
@@ -94,21 +96,15 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
             result["dynamic"] = learning.scores(shown, scores, files)
 
     settings = shown.settings()
-    results = {
-        "checkpoint": str(options.checkpoint),
-        "step": trained.step,
-        "corpus": corpus.facts(),
-        "protocol": options.protocol,
-        "evaluation": settings,
-        "streams_start": Lengths(0, settings.get("mem_len")).streams_start(trained.config.memory.start),
-        "dynamic": None if learning is None else vars(options.dynamic),
-        **scored,
-    }
+    results = {"checkpoint": str(options.checkpoint), "step": trained.step, "corpus": corpus.facts()}
+    results |= {"protocol": options.protocol, "evaluation": settings}
+    results["streams_start"] = Lengths(0, settings.get("mem_len")).streams_start(trained.config.memory.start)
+    results |= {"dynamic": None if learning is None else vars(options.dynamic), **scored}
     write_json(directory / "evaluation.json", results)
     lines = [split_line(split, result, names[split], settings) for split, result in scored.items()]
     lines += [f"{split}: {len(units[split].texts):,} {options.per}s in {scored[split]['units']}" for split in units]
     lines += learning.lines(scored, corpus.name) if learning is not None else []
-    lines += write_sweeps(results, splits, directory) if sweep is not None and sweep.lengths else []
+    lines += write_sweeps(results, splits, directory) if len(plan) > 1 else []
     log_results("evaluate", results, options, directory)
     return lines
 
@@ -116,33 +112,28 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
 def _check_options(options: EvaluateOptions) -> None:
     check_values(options)
     carried, fresh, per = options.protocol == "carried", options.unit_memory == "fresh", options.per
-    only = {  # options that have an effect only where this holds
-        OF_WINDOWS: (not carried, "protocol=window"),
-        (*OF_CARRIED, "unit_memory"): (carried, "protocol=carried"),
-        ("sweep_tokens",): (options.select_on is not None, "select_on=valid"),
-        ("unit_memory", ""): (per in ("line", "document"), "per=line or document"),
-        ("unit_memory",): (options.select_on is None, "select_on=null"),
-        ("unit_context",): (fresh, "unit_memory=fresh"),
-        ("table",): (per is not None, "per=line, document or token"),
-    }
-    for names, (holds, words) in only.items():
-        for name in filter(None, names):
+    only: list[tuple[tuple[str, ...], bool, str]] = [  # options that have an effect only where this holds
+        (OF_WINDOWS, not carried, "protocol=window"),
+        ((*OF_CARRIED, "unit_memory"), carried, "protocol=carried"),
+        (("sweep_tokens",), options.select_on is not None, "select_on=valid"),
+        (("unit_memory",), per in ("line", "document"), "per=line or document"),
+        (("unit_memory",), options.select_on is None, "select_on=null"),
+        (("unit_context",), fresh, "unit_memory=fresh"),
+        (("table",), per is not None, "per=line, document or token"),
+    ]
+    for names, holds, words in only:
+        for name in names:
             value = getattr(options, name)
             require(holds or value == getattr(EvaluateOptions, name), name, value, f"is for {words}")
-    splits = options.splits or OWN_SPLITS
+    splits, lengths = options.splits or OWN_SPLITS, options.attention_lengths
     allowed = f"must be null, or valid or train and among {splits=}"
     require(options.select_on in (None, *({*splits} - {"test"})), "select_on", options.select_on, allowed)
-    require(
-        per is None or options.attention_lengths is None,
-        "attention_lengths",
-        options.attention_lengths,
-        "must be null with per",
-    )
-    if options.dynamic != DynamicOptions():
-        require(options.dynamic.lr is not None, "dynamic.lr", None, "must be given with other options of dynamic")
-        for name, one in {"protocol": "carried", "attention_lengths": None, "select_on": None, "per": None}.items():
-            value, allowed = getattr(options, name), f"must be {one or 'null'} for dynamic evaluation"
-            require(value == one, name, value, allowed)
+    require(per is None or lengths is None, "attention_lengths", lengths, "must be null with per")
+    learns, allowed = options.dynamic != DynamicOptions(), "must be given with other options of dynamic"
+    require(not learns or options.dynamic.lr is not None, "dynamic.lr", None, allowed)
+    for name in ("protocol", "attention_lengths", "select_on", "per") if learns else ():
+        fits, value = getattr(EvaluateOptions, name, None), getattr(options, name)
+        require(value == fits, name, value, f"must be {fits or 'null'} for dynamic evaluation")
 
 
 def first_tokens(corpus: Corpus, split: str, n: int | None) -> Corpus:
@@ -163,80 +154,60 @@ class AtLength(NamedTuple):
     length: int | None
     protocol: Carried | Windows
 
+    def row(self, scores: SplitScores) -> dict[str, Any]:
+        """Return the values of a split at this length."""
+        values = scores.values(scores.losses(self.protocol))
+        return {"attention_length": self.length, **values, "evaluation": self.protocol.settings()}
 
-class Sweep:
-    """Protocol at the lengths of training and at several attention lengths, and the best of them, once it is known.
+    def below(self, other: AtLength, scores: SplitScores) -> dict[str, Any] | None:
+        """Return the difference of another length's losses and those at this one, by token."""
+        return scores.difference(scores.losses(other.protocol), scores.losses(self.protocol))
 
-    The model's limit replaces a longer attention length.
 
-    Args:
-        protocol: lengths that the sweep does not vary.
-        lengths: attention lengths; not used with `chosen_on` by a model that has none.
-        chosen_on: split whose best length the others are scored at; None for a sweep of every split.
+def planned(protocol: Carried | Windows, options: EvaluateOptions) -> list[AtLength]:
+    """Return the protocol at the lengths of training, and at `attention_lengths`, ascending, as far as the model sees.
+
+    A model without attention lengths has the first alone, with `select_on`.
 
     Raises:
         OptionError: the model has no attention, or a length is not given or not allowed.
     """
-
-    def __init__(self, protocol: Carried | Windows, lengths: list[int] | None, chosen_on: str | None) -> None:
-        self.chosen_on, self.lengths = chosen_on, list[AtLength]()
-        self.init = self.best = AtLength(None, protocol.at_training_lengths())
-        if chosen_on is not None and protocol.fixed:
-            return
-        require(protocol.fixed is None, "attention_lengths", lengths, str(protocol.fixed))
-        allowed = "must be given with select_on: lengths to choose from"
-        require(lengths is not None, "attention_lengths", lengths, allowed)
-        limit, trained = protocol.limit, training_lengths(protocol.trained.config).attention_length
-        own, *others = (length if limit is None else min(length, limit) for length in (trained, *(lengths or ())))
-        self.init = self.best = AtLength(own, self.init.protocol)
-        self.lengths = [AtLength(length, protocol.at_attention_length(length)) for length in sorted({*others})]
-        for at in (self.init, *self.lengths):
-            at.protocol.settings()  # raises for a length that is not allowed, before anything is scored
-
-    def entries(self, scores: SplitScores, files: Path | None) -> dict[str, Any]:
-        """Score a split; return its entries `sweep` and `selected` in `evaluation.json`."""
-        found: dict[str, Any] = {}
-        if self.chosen_on in (None, scores.split):
-            found["sweep"] = self._at_all(scores) if self.lengths else None
-        if self.chosen_on is not None:
-            found["selected"] = self._at_chosen(scores, files)
-        return found
-
-    def _at_all(self, scores: SplitScores) -> dict[str, Any]:
-        """Score a split at every length; the tolerance is half of the last digit printed: 0.005 ppl or 0.0005 bits."""
-        unit, varied, plan = loss_unit(scores.corpus.vocabulary.level), self.init.protocol, [self.init, *self.lengths]
-        rows, tolerance = [_row(at, scores) for at in plan], 0.5 * 10 ** -DIGITS[unit]
-        best, self.best = min(zip(rows[::-1], plan[::-1], strict=True), key=lambda scored: scored[0][unit])
-        return {
-            "length_option": varied.length_option,
-            "limit": varied.limit,
-            "unit": unit,
-            "tolerance": tolerance,
-            "init": rows[0],
-            "best": {**best, "below_init": self._below_init(scores)},
-            "attention_length": min(row["attention_length"] for row in rows if row[unit] <= best[unit] + tolerance),
-            "lengths": rows[1:],
-        }
-
-    def _at_chosen(self, scores: SplitScores, files: Path | None) -> dict[str, Any]:
-        """Score a split at the lengths of training and at the best length of the split `chosen_on`."""
-        init, best = self.init.protocol, self.best.protocol
-        stem = "_init" if scores.losses(init) is scores.losses(best) else "_best"
-        return {
-            "chosen_on": self.chosen_on,
-            "attention_length": self.best.length,
-            "init": _row(self.init, scores) | scores.written(init, "_init", files),
-            "best": _row(self.best, scores) | scores.written(best, stem, files),
-            "below_init": self._below_init(scores),
-        }
-
-    def _below_init(self, scores: SplitScores) -> dict[str, Any] | None:
-        return scores.difference(scores.losses(self.init.protocol), scores.losses(self.best.protocol))
+    lengths, at_init, limit = options.attention_lengths, protocol.at_training_lengths(), protocol.limit or math.inf
+    if options.select_on is not None and protocol.fixed:
+        return [AtLength(None, at_init)]
+    require(protocol.fixed is None, "attention_lengths", lengths, str(protocol.fixed))
+    require(lengths is not None, "attention_lengths", lengths, "must be given with select_on: lengths to choose from")
+    trained = training_lengths(protocol.trained.config).attention_length
+    own, *others = (int(min(length, limit)) for length in (trained, *(lengths or ())))
+    plan = [AtLength(own, at_init), *(AtLength(n, protocol.at_attention_length(n)) for n in sorted({*others}))]
+    for at in plan:
+        at.protocol.settings()  # raises for a length that is not allowed, before anything is scored
+    return plan
 
 
-def _row(at: AtLength, scores: SplitScores) -> dict[str, Any]:
-    values = scores.values(scores.losses(at.protocol))
-    return {"attention_length": at.length, **values, "evaluation": at.protocol.settings()}
+def swept(plan: list[AtLength], scores: SplitScores) -> tuple[dict[str, Any] | None, AtLength]:
+    """Score a split at every length; return its entry `sweep` and the best length.
+
+    The tolerance is half of the last digit printed: 0.005 ppl or 0.0005 bits.
+    """
+    init, *lengths = plan
+    if not lengths:
+        return None, init
+    unit, rows = loss_unit(scores.corpus.vocabulary.level), [at.row(scores) for at in plan]
+    tolerance = 0.5 * 10 ** -DIGITS[unit]
+    best, at_best = min(zip(rows[::-1], plan[::-1], strict=True), key=lambda scored: scored[0][unit])
+    shortest = min(row["attention_length"] for row in rows if row[unit] <= best[unit] + tolerance)
+    sweep: dict[str, Any] = {"length_option": init.protocol.length_option, "limit": init.protocol.limit, "unit": unit}
+    sweep |= {"tolerance": tolerance, "init": rows[0], "best": {**best, "below_init": at_best.below(init, scores)}}
+    return {**sweep, "attention_length": shortest, "lengths": rows[1:]}, at_best
+
+
+def selected(init: AtLength, best: AtLength, scores: SplitScores, files: Path | None) -> dict[str, Any]:
+    """Score a split at the lengths of training and at the best length of another split."""
+    stem = "_init" if scores.losses(init.protocol) is scores.losses(best.protocol) else "_best"
+    at_init = init.row(scores) | scores.written(init.protocol, "_init", files)
+    at_best, below = best.row(scores) | scores.written(best.protocol, stem, files), best.below(init, scores)
+    return {"attention_length": best.length, "init": at_init, "best": at_best, "below_init": below}
 
 
 def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) -> list[str]:
@@ -279,12 +250,15 @@ def table_6(results: dict[str, Any], splits: list[str]) -> Table:
         sweep = results[split].get("sweep")
         scores, chosen_on = (sweep, "") if sweep else (results[split]["selected"], " (best on {})")
         below = scores["best"]["below_init"] if sweep else scores["below_init"]
-        gain = "–" if below is None else _with_error(below, unit, DIGITS[unit] + 1)
         length = f"{scores['attention_length']}{chosen_on.format(scores.get('chosen_on'))}"
-        rows.append([split, *(_with_error(scores[name], unit) for name in ("init", "best")), gain, length])
-    return ["split", f"{unit} at training's lengths", f"{unit} best", "difference", "attention length"], rows
+        row = {"split": split, f"{unit} at training's lengths": _with_error(scores["init"], unit)}
+        row |= {f"{unit} best": _with_error(scores["best"], unit), "difference": _with_error(below, unit, 1)}
+        rows.append(row | {"attention length": length})
+    return rows
 
 
-def _with_error(row: dict[str, Any], unit: str, digits: int | None = None) -> str:
-    digits, error = DIGITS[unit] if digits is None else digits, row["standard_error"][unit]
+def _with_error(row: dict[str, Any] | None, unit: str, more_digits: int = 0) -> str:
+    if row is None:
+        return "–"
+    digits, error = DIGITS[unit] + more_digits, row["standard_error"][unit]
     return f"{row[unit]:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
