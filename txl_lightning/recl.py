@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from txl_lightning.measure.effective_context import EffectiveContext, relative_effective_context_lengths
 
 if TYPE_CHECKING:
-    from txl_lightning.measure.comparison import compare
-    from txl_lightning.measure.loss_by_context import context_curve, context_gains, position_blocks
+    from txl_lightning.measure.loss_by_context import compare, context_curve, context_gains, position_blocks
     from txl_lightning.measure.losses import WindowReader, window_losses, window_reader
 
     loss_grid = window_losses
 
 OF_MODELS = {
-    "compare": "comparison",
-    **dict.fromkeys(("context_curve", "context_gains", "position_blocks"), "loss_by_context"),
+    **dict.fromkeys(("compare", "context_curve", "context_gains", "position_blocks"), "loss_by_context"),
     **dict.fromkeys(("WindowReader", "window_losses", "window_reader"), "losses"),
 }
 __all__ = [

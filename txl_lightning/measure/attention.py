@@ -10,7 +10,6 @@ import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,35 +31,40 @@ from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.errors import require
 from txl_lightning.files import write_atomically, write_json
 from txl_lightning.measure.commands import (
+    corpus_and_split,
     log_results,
     open_checkpoint,
     options_as_typed,
+    write_markdown,
 )
+from txl_lightning.measure.losses import Array
 from txl_lightning.measure.options import AttentionOptions
-from txl_lightning.measure.protocols import Carried
+from txl_lightning.measure.protocols import Carried, described
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.reporting.canvas import new_figure, save_figure
-from txl_lightning.reporting.tables import escape, markdown_table
-from txl_lightning.runs.trained import checkpoint_corpus, is_other_text
+from txl_lightning.reporting.canvas import new_figure, plain_text, save_figure
 
 OF_RUN = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
-HEADER = ["layer", "head", "entropy (bits)", "mean distance (tokens)", "in the memory (%)"]
+COLUMNS = {  # printed
+    "layer": "{layer}",
+    "head": "{head}",
+    "entropy (bits)": "{entropy_bits:.2f}",
+    "mean distance (tokens)": "{mean_distance:.1f}",
+    "in the memory (%)": "{in_memory:.1%}",
+}
 MOST_PRINTED = 6
 # u·k does not depend on the query: the paper shows no softmax of (c) alone.
 SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
 FONT = "DejaVu Sans Mono"  # part of matplotlib
-SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "<eos>": "↵"}
+SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥"}
 ALL_TERMS = "all"
 MARKED_SHARE = 0.2  # of the context, for each target
 DEFAULT_TARGETS = 24
-
-Array = NDArray[np.float64]
 
 
 @options_as_typed()
@@ -73,8 +77,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     Raises:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
-    started = time.perf_counter()
-    trained = open_checkpoint(options)
+    started, trained = time.perf_counter(), open_checkpoint(options)
     fits = isinstance(trained.model, TransformerXL) and "one-pass windows" not in trained.model.cannot
     allowed = f"is {trained.config.model.name}; must be a Transformer-XL whose keys are its tokens"
     require(fits, "checkpoint", options.checkpoint, allowed)
@@ -82,8 +85,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     evaluation = replace(trained.config.evaluation, **chosen)
     carried = Carried(trained, evaluation, clamped=True, cached=False)
     model, lengths = carried.model(), carried.lengths
-    split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "valid")
-    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
+    corpus, split = corpus_and_split(trained, options, "valid")
 
     # The text first: an error in its options ends the command before the long pass over the split.
     place = (options.text_position, options.text_tokens, evaluation.segment_len)
@@ -93,27 +95,17 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         require(head in text.weights, "heads", head, f"must be LAYER:HEAD, layers 1 … {N} and heads 1 … {H}")
     most = options.max_segments if split == WHOLE else evaluation.max_segments
     maps = attention_maps(model, carried.streams(corpus, split), most)
-    results: dict[str, Any] = {
-        "checkpoint": str(options.checkpoint),
-        "step": trained.step,
-        "corpus": {"name": corpus.name, "sha256": corpus.checksum},
-        "split": split,
-        "evaluation": {**lengths.keywords(), "segment_len": lengths.segment, "batch_size": evaluation.batch_size},
-        "encoding": model.config.encoding,
-        "terms": model.config.active_terms,
-        "distances": maps.by_distance[ALL_TERMS].shape[1],
-        "queries": maps.queries,
-        "heads": [
-            {"layer": row // H + 1, "head": row % H + 1, **{name: float(of[row]) for name, of in maps.averages.items()}}
-            for row in range(N * H)
-        ],
-        "text": {
-            "position": text.position,
-            "targets": len(text.targets),
-            "heads": options.heads or farthest_heads(maps.averages["mean_distance"].reshape(N, H)),
-        },
-        "seconds": round(time.perf_counter() - started, 2),
-    }
+    places = [{"layer": n, "head": h} for n, h in product(range(1, N + 1), range(1, H + 1))]
+    averages = [dict(zip(maps.averages, of, strict=True)) for of in np.transpose([*maps.averages.values()]).tolist()]
+    shown = options.heads or farthest_heads(maps.averages["mean_distance"].reshape(N, H))
+    of_corpus = {"name": corpus.name, "sha256": corpus.checksum}
+    given = {**lengths.keywords(), "segment_len": lengths.segment, "batch_size": evaluation.batch_size}
+    results = {"checkpoint": str(options.checkpoint), "step": trained.step, "corpus": of_corpus, "split": split}
+    results |= {"evaluation": given, "encoding": model.config.encoding, "terms": model.config.active_terms}
+    results |= {"distances": maps.by_distance[ALL_TERMS].shape[1], "queries": maps.queries}
+    results["heads"] = [place | of for place, of in zip(places, averages, strict=True)]
+    results["text"] = {"position": text.position, "targets": len(text.targets), "heads": shown}
+    results["seconds"] = round(time.perf_counter() - started, 2)
     arrays: Any = maps.by_distance
     write_atomically(directory / "attention.npz", lambda path: np.savez_compressed(path, **arrays))
     write_json(directory / "attention.json", results, allow_nan=False)
@@ -140,29 +132,23 @@ def write_report(results: dict[str, Any], maps: dict[str, Array], text: TextAtte
     Returns:
         Lines to print: the heads with the largest mean distance, and notes.
     """
-    heads, n_head = results["heads"], results["heads"][-1]["head"]
-    L = results["distances"]
-    lengths = ", ".join(f"{name} {value}" for name, value in results["evaluation"].items())
-    where = f"{results['corpus']['name']} ({results['split']})"
-    averaged = f"average over {results['queries']:,} tokens of {where}"
-    note = (
-        f"Average over the {results['queries']:,} tokens of {where} that see all {L} relative positions 0 … −{L - 1}; "
-        f"0 is the query itself, the last token read ({lengths})."
-    )
+    heads, n_head, queries = results["heads"], results["heads"][-1]["head"], f"{results['queries']:,} tokens"
+    last, where = results["distances"] - 1, f"{results['corpus']['name']} ({results['split']})"
+    averaged = f"average over {queries} of {where}"
     title = f"Where {len(heads)} heads attend: {averaged}"
     distance_figure(directory / "by_distance", {"": maps[ALL_TERMS]}, n_head, title)
     title = f"Attention on the memory, from token {text.position:,} of {where} on"
     text_figure(directory / "text", text, results["text"]["heads"], title)
-    if panels := {f"softmax of {title}": maps[term] for term, title in SCORES.items() if term in maps}:
+    if panels := {f"softmax of {term}": maps[letter] for letter, term in SCORES.items() if letter in maps}:
         distance_figure(directory / "terms", panels, n_head, f"Single terms of the score: {averaged}")
     farthest = sorted(heads, key=lambda head: -head["mean_distance"])[:MOST_PRINTED]
-    shown = markdown_table(HEADER, [_row(head) for head in farthest]).splitlines()
-    return [f"Heads with the largest mean distance, {len(farthest)} of {len(heads)}:", *shown, "", escape(note)]
-
-
-def _row(head: dict[str, Any]) -> list[str]:
-    entropy, distance, share = (head[name] for name in ("entropy_bits", "mean_distance", "in_memory"))
-    return [f"{head['layer']}", f"{head['head']}", f"{entropy:.2f}", f"{distance:.1f}", f"{100 * share:.1f}"]
+    rows = [{title: shown.format(**head).rstrip("%") for title, shown in COLUMNS.items()} for head in farthest]
+    title = f"Heads with the largest mean distance, {len(farthest)} of {len(heads)}:"
+    note = (
+        f"Average over the {queries} of {where} that see all {last + 1} relative positions 0 … −{last}; 0 is the query "
+        f"itself, the last token read ({described(results['evaluation'])})."
+    )
+    return write_markdown(None, title, rows, "", note)
 
 
 def distance_figure(stem: Path, panels: Mapping[str, Array], n_head: int, title: str) -> None:
@@ -212,27 +198,21 @@ def text_figure(stem: Path, text: TextAttention, heads: list[str], title: str) -
         heads: heads to draw, as `LAYER:HEAD`.
         title: title of the figure.
     """
-    columns = [printable(symbol) for symbol in text.context[-MOST_COLUMNS:]]
-    rows = [printable(symbol) for symbol in text.targets]
-    letters, longest = max(map(len, columns)), max(map(len, rows))
+    columns, rows = ([*map(printable, of)] for of in (text.context[-MOST_COLUMNS:], text.targets))
+    letters = max(map(len, columns))
     # Panels with few columns must still be wide enough for their titles.
-    width = max(6.5, len(columns) * (0.085 if letters == 1 else 0.115)) + 0.075 * longest + 0.5
+    width = max(6.5, len(columns) * (0.085 if letters == 1 else 0.115)) + 0.075 * max(map(len, rows)) + 0.5
     figure = new_figure(width, len(heads) * (0.115 * len(rows) + 0.55 + 0.075 * letters) + 1.8)
     largest = max(float(text.weights[head].max()) for head in heads) or 1.0  # 0: no target sees a token
-    least = largest / 1e3
+    drawn: dict[str, Any] = {"norm": LogNorm(largest / 1e3, largest), "aspect": "auto", "interpolation": "nearest"}
     for axes, head in zip(figure.subplots(len(heads), 1, squeeze=False)[:, 0], heads, strict=True):
         seen, marked = text.weights[head][:, -len(columns) :], most_attended(text.weights[head])[:, -len(columns) :]
         for hidden, colours in ((marked | (seen == 0), "Greys"), (~marked, "Oranges")):
-            shaded = np.ma.masked_where(hidden, np.maximum(seen, least))
-            image = axes.imshow(
-                shaded, norm=LogNorm(least, largest), cmap=colours, aspect="auto", interpolation="nearest"
-            )
+            image = axes.imshow(np.ma.masked_where(hidden, np.maximum(seen, largest / 1e3)), cmap=colours, **drawn)
         axes.set_title("layer {}, head {}".format(*head.split(":")), fontsize=10, loc="left")
         axes.set_xticks(range(len(columns)), columns, rotation=0 if letters == 1 else 90)
         axes.set_yticks(range(len(rows)), rows)
-        axes.tick_params(length=0, pad=2)
-        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-            label.set(fontfamily=FONT, fontsize=6.5, parse_math=False)
+        axes.tick_params(length=0, pad=2, labelsize=6.5, labelfontfamily=FONT)
         axes.set_ylabel("target (token to predict)", fontsize=9)
     axes.set_xlabel("token of the memory, oldest on the left")
     bar = figure.colorbar(image, ax=figure.axes, pad=0.01, aspect=60, extend="min", location="bottom")
@@ -249,7 +229,7 @@ def printable(symbol: str) -> str:
         return SIGNS[symbol]
     has_glyph = font_manager.get_font(font_manager.findfont(FONT)).get_char_index
     word = "".join(SIGNS.get(c) or (c if c.isprintable() and has_glyph(ord(c)) else ascii(c)[1:-1]) for c in symbol)
-    return word if len(word) <= MOST_LETTERS else word[: MOST_LETTERS - 1] + "…"
+    return plain_text(word if len(word) <= MOST_LETTERS else word[: MOST_LETTERS - 1] + "…")
 
 
 @dataclass(frozen=True)
@@ -323,12 +303,12 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
         OptionError: the streams are too short: no query sees L keys.
     """
     config, device = model.config, next(model.parameters()).device
-    reach = attention_reach(config, streams.segment_len)
-    zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
+    reach, n_segments = attention_reach(config, streams.segment_len), min(len(streams), max_segments or len(streams))
     names = [ALL_TERMS, *(term for term in SCORES if term in config.active_terms)]
-    entropy_NH, in_memory_NH, queries = zeros(), zeros(), 0
-    sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in names}
-    memory, n_read, n_segments = None, 0, min(len(streams), max_segments or len(streams))
+    sizes = dict.fromkeys(names, config.mem_len + streams.segment_len + config.ext_len) | {"entropy": 1, "in_memory": 1}
+    options: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    sums_NHS = {name: torch.zeros(config.n_layer, config.n_head, size, **options) for name, size in sizes.items()}
+    memory, n_read, queries = None, 0, 0
     for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
         tokens_BT, n_targets = streams[index].tokens.to(device), streams[index].targets.shape[1]
         B, T = tokens_BT.shape
@@ -347,17 +327,16 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
             of_distance_HS = with_distances(weights_HTK, n_memory).sum(dim=1)
             sums_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
             if name == ALL_TERMS:
-                entropy_NH[n] += torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
-                in_memory_NH[n] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
+                sums_NHS["entropy"][n, :, 0] += torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
+                sums_NHS["in_memory"][n, :, 0] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
     length = config.mem_len or streams.segment_len
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(queries > 0, "mem_len" if config.mem_len else "segment_len", length, allowed)
-    sums = {**sums_NHS, "entropy": entropy_NH, "in_memory": in_memory_NH}
-    means = {name: of.flatten(0, 1).cpu().numpy() / queries for name, of in sums.items()}
+    means = {name: of.flatten(0, 1).cpu().numpy() / queries for name, of in sums_NHS.items()}
     averages = {
-        "entropy_bits": means.pop("entropy") / np.log(2),
+        "entropy_bits": means.pop("entropy")[:, 0] / np.log(2),
         "mean_distance": means[ALL_TERMS] @ np.arange(means[ALL_TERMS].shape[1]),
-        "in_memory": means.pop("in_memory"),
+        "in_memory": means.pop("in_memory")[:, 0],
     }
     by_distance = {name: rows[:, :reach] / rows[:, :reach].sum(axis=1, keepdims=True) for name, rows in means.items()}
     return AttentionMaps(by_distance, averages, queries)
@@ -395,6 +374,7 @@ class TextAttention:
     context: list[str]
 
 
+@torch.no_grad()
 def text_attention(
     model: TransformerXL,
     tokens: np.ndarray,
@@ -434,22 +414,21 @@ def text_attention(
     require(first <= position <= last, "text_position", position, allowed)
 
     start = position - 1  # the first query: the token before the first target
-    view = model.with_lengths(ext_len=0)
-    boundaries = {start - n_context, start + n_targets}
+    view, bounds = model.with_lengths(ext_len=0), [start + n_targets, start - n_context]
     if config.mem_len:
         farthest = max(0, start - (config.n_layer + 1) * config.mem_len)
-        boundaries = {farthest, *range(start, farthest, -segment_len), start + n_targets}
+        bounds = [start + n_targets, *range(start, farthest, -segment_len), farthest]
     memory: Memory | None = None
-    for begin, end in pairwise(sorted(boundaries)):
+    for begin, end in pairwise(bounds[::-1]):
         segment_1T = torch.from_numpy(tokens[begin:end].astype(np.int64))[None].to(device)
         recorded, memory = attention_inputs(view, segment_1T, memory)  # those of the piece remain
-    weights = {}
-    with torch.no_grad():
-        for n, (attention, inputs) in enumerate(recorded, 1):
-            of_piece_HQC = attention.logits(*inputs).softmax(-1)[:, 0, -n_targets:, :n_context].double().cpu().numpy()
-            weights.update({f"{n}:{h}": weights_QC for h, weights_QC in enumerate(of_piece_HQC, 1)})
-    targets, context = tokens[position : position + n_targets], tokens[start - n_context : start]
-    return TextAttention(position, weights, _symbols(vocabulary, targets), _symbols(vocabulary, context))
+    weights: dict[str, Array] = {}
+    for n, (attention, inputs) in enumerate(recorded, 1):
+        of_piece_HQC = attention.logits(*inputs).softmax(-1)[:, 0, -n_targets:, :n_context].double().cpu().numpy()
+        weights |= {f"{n}:{h}": weights_QC for h, weights_QC in enumerate(of_piece_HQC, 1)}
+    bounds_of = ((position, position + n_targets), (start - n_context, start))
+    texts = ([vocabulary.decode([token]) for token in without_marks(tokens[slice(*ends)])] for ends in bounds_of)
+    return TextAttention(position, weights, *texts)
 
 
 def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
@@ -458,11 +437,3 @@ def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
     marked = np.zeros(weights_QC.shape, dtype=bool)
     np.put_along_axis(marked, np.argsort(weights_QC, axis=1, kind="stable")[:, -n_marked:], True, axis=1)
     return marked & (weights_QC > 0)
-
-
-def _symbols(vocabulary: Vocabulary, tokens: np.ndarray) -> list[str]:
-    """Return the symbols of tokens; a byte becomes the character with its number, a token of BPE its text."""
-    numbers = without_marks(tokens)
-    if vocabulary.level == "bpe":
-        return [vocabulary.decode([token]) for token in numbers]
-    return [vocabulary.symbols[token] if vocabulary.symbols else chr(token) for token in numbers]

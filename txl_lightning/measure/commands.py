@@ -10,45 +10,29 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import check_logger, check_seed, check_values, plain
-from txl_lightning.data.corpus import SPLITS
+from txl_lightning.config.schemas import check_logger, check_values, plain
+from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.distributed.ranks import own_gpu
-from txl_lightning.errors import OptionError, check_count, require
+from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import escape, markdown_table
-from txl_lightning.runs.threads_and_precision import chosen_precision, set_threads
-from txl_lightning.runs.trained import TrainedModel, load_trained
+from txl_lightning.runs.threads_and_precision import set_threads
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text, load_trained
 
-Table = tuple[Sequence[str], Sequence[Sequence[object]]]
-"""Header and rows."""
+Table = Sequence[Mapping[str, object]]
+"""Rows: cells by the title of their column."""
 
 
 def check_common_options(options: Any) -> None:
-    """Check the rules of fields, and `accelerator`; also `precision`, `split`, `seed` and `logger` of some commands.
+    """Check the rules of fields, `accelerator`, and the `logger` of some commands.
 
     Raises:
         OptionError: naming the option.
     """
     check_values(options)
     chosen_device(options.accelerator)
-    if hasattr(options, "precision"):
-        chosen_precision(options.precision, options.accelerator)
-    if hasattr(options, "seed"):
-        check_seed(options.seed)
     if hasattr(options, "logger"):
         check_logger(options.logger, ("wandb", "none"))
-    split = getattr(options, "split", None)
-    require(split in (None, *SPLITS), "split", split, f"must be one of {', '.join(SPLITS)}")
-
-
-def check_at_least_one(options: Any, *names: str) -> None:
-    """Check that each of the named options is null or an integer >= 1.
-
-    Raises:
-        OptionError: naming the option.
-    """
-    for name in names:
-        check_count(name, getattr(options, name))
 
 
 @contextmanager
@@ -86,15 +70,28 @@ def open_checkpoint(options: Any) -> TrainedModel:
     return trained
 
 
-def write_markdown(path: Path, *parts: Table | str) -> list[str]:
-    """Write tables and lines of text, which are escaped; return the lines, to print them."""
+def corpus_and_split(trained: TrainedModel, options: Any, default: str) -> tuple[Corpus, str]:
+    """Load the corpus of a checkpoint, or the text `data_path`; return it and the name of the split to read.
+
+    Args:
+        trained: contents of the checkpoint.
+        options: `checkpoint`, `data_path` and `split`.
+        default: split of a corpus that is read if none is given; another text is read whole.
+    """
+    split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else default)
+    return checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE), split
+
+
+def write_markdown(path: Path | None, *parts: Table | str) -> list[str]:
+    """Write tables and lines of text, which are escaped, unless `path` is None; return the lines, to print them."""
     lines: list[str] = []
     for part in parts:
         if isinstance(part, str):
             lines.append(escape(part))
         else:
-            lines += markdown_table(*part).splitlines()
-    write_text(path, "\n".join(lines) + "\n")
+            lines += markdown_table([*part[0]], [[*row.values()] for row in part]).splitlines()
+    if path is not None:
+        write_text(path, "\n".join(lines) + "\n")
     return lines
 
 

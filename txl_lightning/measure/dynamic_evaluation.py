@@ -18,13 +18,11 @@ from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.errors import require
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of
-from txl_lightning.measure.options import DynamicOptions, EvaluateOptions
-from txl_lightning.measure.protocols import Carried
-from txl_lightning.measure.split_scores import SplitScores, split_line
+from txl_lightning.measure.options import DynamicOptions
+from txl_lightning.measure.protocols import Carried, SplitScores, split_line
 from txl_lightning.runs.metrics import shown_units
 from txl_lightning.runs.threads_and_precision import autocast
 
-RATES = ("lr", "decay", "epsilon")
 RUN = 8  # neighbouring segments of training text, before the next place
 
 
@@ -58,15 +56,6 @@ class DynamicEvaluation:
         """Return all lengths, the precision and the rates."""
         return {**self.carried.settings(), "dynamic": vars(self.rates)}
 
-    def describe(self) -> str:
-        """Describe the rates."""
-        return ", ".join(f"{name} {getattr(self.rates, name):g}" for name in RATES)
-
-    @property
-    def streams_start(self) -> str:
-        """Context of the first token of a stream, in words."""
-        return self.carried.streams_start
-
     def scores(self, static: Carried, scores: SplitScores, files: Path | None) -> dict[str, Any]:
         """Return the entry `dynamic` of a split in `evaluation.json`.
 
@@ -78,11 +67,10 @@ class DynamicEvaluation:
         Raises:
             OptionError: the learning rate is too large.
         """
-        after, name = scores.losses(self), f"losses_{scores.split}_dynamic.npz"
-        allowed = f"is too large: the loss of {scores.split} is not finite"
+        after, allowed = scores.losses(self), f"is too large: the loss of {scores.split} is not finite"
         require(math.isfinite(after.mean), "dynamic.lr", self.rates.lr, allowed)
-        losses = {} if files is None else {"losses": scores.write(self, files / name)}
-        return {**scores.values(after), "below_static": scores.difference(scores.losses(static), after), **losses}
+        below = scores.difference(scores.losses(static), after)
+        return {**scores.values(after), "below_static": below, **scores.written(self, "_dynamic", files)}
 
     def lines(self, scored: dict[str, Any], corpus: str) -> list[str]:
         """Return lines to print: every split's loss and difference.
@@ -96,11 +84,10 @@ class DynamicEvaluation:
             below = result["dynamic"]["below_static"]
             unit = shown_units(below)[0]
             gain, error = below[unit], below["standard_error"][unit]
-            ends = [] if error is None else [gain - NORMAL_95 * error, gain + NORMAL_95 * error]
+            ends = None if error is None else (gain - NORMAL_95 * error, gain + NORMAL_95 * error)
             interval = ", 95 % interval {:.4f} to {:.4f}".format(*ends) if ends else ""
-            lines.append(split_line(f"{split}, dynamic", result["dynamic"], corpus, self.describe()))
-            words = f"dynamic evaluation is {gain:.4f} {unit} below static{interval} (paired by token)"
-            lines.append(f"{split}: {words}")
+            lines.append(split_line(f"{split}, dynamic", result["dynamic"], corpus, vars(self.rates)))
+            lines.append(f"{split}: dynamic evaluation is {gain:.4f} {unit} below static{interval} (paired by token)")
         return lines
 
     def _losses(self, model: Any, streams: Streams, max_segments: int | None) -> Iterator[Tensor]:
@@ -151,23 +138,13 @@ def dynamic_evaluation(carried: Carried, corpus: Corpus, options: DynamicOptions
         carried: the same, static.
         corpus: that of the training.
         options: rates, and segments of training text.
-    """
-    return DynamicEvaluation(carried, options, gradient_rms(carried, corpus, options.segments))
-
-
-def check_dynamic(options: EvaluateOptions) -> None:
-    """Check the options of dynamic evaluation, and that others fit.
 
     Raises:
-        OptionError: naming the option.
+        OptionError: there are several processes.
     """
-    dynamic = options.dynamic
-    require(dynamic.lr is not None, "dynamic.lr", None, "must be given with other options of dynamic")
-    for name, only in {"protocol": "carried", "attention_lengths": None, "select_on": None, "per": None}.items():
-        value, allowed = getattr(options, name), f"must be {only or 'null'} for dynamic evaluation"
-        require(value == only, name, value, allowed)
     n_ranks = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))  # of torchrun or srun
-    require(n_ranks == "1", "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")
+    require(n_ranks == "1", "dynamic.lr", options.lr, "must run in one process: segments follow each other")
+    return DynamicEvaluation(carried, options, gradient_rms(carried, corpus, options.segments))
 
 
 def _score(model: Any, segment: Batch, state: Any) -> Any:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.errors import MOST, check_count, require
+from txl_lightning.errors import check_count, require
 
 Array = NDArray[np.float64]
 ENDS = [(1 - 0.95) / 2, (1 + 0.95) / 2]  # of an interval
@@ -113,35 +114,14 @@ def relative_effective_context_lengths(
         (value_I,), (at_least_I,) = _first(gains[0] < threshold, contexts, limit_I)
         (guarded_I,), (open_I,) = _first((gains[0] < threshold) | rises_RIC[index], contexts, limit_I)
         values_SI, open_SI = _first(np.concatenate(gains[1:] or gains) < threshold, contexts, limit_I)
-        for i, name in enumerate(losses):
-            values_S = values_SI[:, i]
-            low, high = np.quantile(values_S, ENDS, method="inverted_cdf").astype(int).tolist()  # observed values
-            results[name][r] = EffectiveContext(
-                value=int(value_I[i]),
-                at_least=bool(at_least_I[i]),
-                low=low,
-                high=high,
-                high_at_least=bool(open_SI[values_S == high, i].any()),
-                guarded=int(guarded_I[i]),
-                guarded_at_least=bool(open_I[i]),
-                limit=limit_of[name],
-                relative_gains=gains_IC[i].tolist(),
-                perplexity_gains=(np.exp(short_C) - np.exp(long_IC[i])).tolist(),
-                perplexities=np.exp(short_C).tolist(),
-            )
+        low_I, high_I = np.quantile(values_SI, ENDS, axis=0, method="inverted_cdf").astype(int)  # observed values
+        high_open_I = (open_SI & (values_SI == high_I)).any(axis=0)
+        numbers = (value_I, at_least_I, low_I, high_I, high_open_I, guarded_I, open_I)  # in the order of the fields
+        curves = (gains_IC, np.exp(short_C) - np.exp(long_IC), np.tile(np.exp(short_C), (len(losses), 1)))
+        for i, (name, limit) in enumerate(limit_of.items()):
+            of_model: Any = (*(of_I[i].item() for of_I in numbers), limit, *(of_IC[i].tolist() for of_IC in curves))
+            results[name][r] = EffectiveContext(*of_model)
     return results
-
-
-def even_contexts(first: int, most: int, step: int) -> list[int]:
-    """Return the contexts from `first` to `most` in even steps.
-
-    Raises:
-        OptionError: there are too many.
-    """
-    contexts = range(first, most + 1, step)
-    allowed = f"gives {len(contexts):,} contexts in steps of {step}, more than {MOST['contexts']:,}"
-    require(len(contexts) <= MOST["contexts"], "max_context", most, allowed)
-    return list(contexts)
 
 
 def check_definition(contexts: Sequence[int], fractions: Sequence[float], threshold: float, bootstrap: int) -> None:

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from txl_lightning.config.lengths import training_lengths
 from txl_lightning.config.schemas import check_values
-from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.own_files import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import not_special, write_atomically, write_json
-from txl_lightning.measure.commands import open_checkpoint, options_as_typed
+from txl_lightning.measure.commands import corpus_and_split, open_checkpoint, options_as_typed
 from txl_lightning.measure.losses import device_of
 from txl_lightning.measure.options import GenerateOptions
 from txl_lightning.measure.protocols import Carried
@@ -30,16 +29,13 @@ from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.threads_and_precision import autocast, chosen_precision
-from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
+from txl_lightning.runs.trained import TrainedModel
 
 MOST_SHOWN = 40  # characters of a prompt in a message
-DIM, NORMAL = "\033[2m", "\033[0m"  # escape sequences of terminals
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 Write = Callable[[str], None]
-Stops = tuple[list[int], list[str]]  # ids and texts
-NO_ID = -1
 
 
 def show(text: str) -> None:
@@ -52,7 +48,7 @@ def show(text: str) -> None:
 def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[str]:
     """Draw and print the samples, the first one as it is drawn; write `generation.json`.
 
-    For ids write `samples.npy` too: [samples, n_tokens], prompt by prompt; -1 after the end of a sample that stopped.
+    For ids write `samples.npy` too: [samples, n_tokens], prompt by prompt.
 
     Args:
         options: options of the command.
@@ -69,44 +65,35 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     trained = open_checkpoint(options)
     device, precision = device_of(trained.model), chosen_precision(options.precision, options.accelerator)
     prompts, vocabulary = read_prompts(options, trained), trained.vocabulary
-    stops = _stops(options.stop, vocabulary)
     repeated = [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)]
     sampling = {name: getattr(options, name) for name in ("n_tokens", "top_k", "top_p", "temperature")}
-    as_given = {name: getattr(options, name) for name in ("stop", "n_samples", "seed")}
+    as_given = {name: getattr(options, name) for name in ("n_samples", "seed")}
     seeds = [options.seed + sample for _ in prompts for sample in range(options.n_samples)]
     resets = trained.config.memory.reset == "document" and vocabulary.starts_sentences
-    reading: dict[str, Any] = {
-        "segment_len": trained.config.evaluation.segment_len,
-        "document_start": vocabulary.numbers[SENTENCE] if resets else None,
-        "closed_documents": trained.closed_sentences,
-    }
+    document_start = vocabulary.numbers[SENTENCE] if resets else None
+    reading: dict[str, Any] = {"document_start": document_start, "closed_documents": trained.closed_sentences}
+    reading["segment_len"] = trained.config.evaluation.segment_len
     with autocast(precision, device):  # cached inference checks that it is used as it was set up
         model, context = with_context(trained, options)
         tokens = draw(model, repeated, **sampling, seed=seeds, **reading)
-        drawn, times = _write_samples(tokens, prompts, vocabulary, options.n_samples, stops, write)
+        drawn, times = _write_samples(tokens, prompts, vocabulary, options.n_samples, write)
     samples, entries = iter(drawn), []
     for prompt in prompts:
         true = None if prompt.continuation is None else vocabulary.decode(prompt.continuation)
         listed = [{"text": vocabulary.decode(one), "tokens": one} for one in islice(samples, options.n_samples)]
         told = {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers}
         entries.append({"prompt": told, "continuation": true, "samples": listed})
-    n_drawn, longest = sum(map(len, drawn)), max(map(len, drawn))
-    n_after_first = n_drawn - len(drawn)
+    n_after_first = len(drawn) * (options.n_tokens - 1)
     speed = n_after_first / (times[-1] - times[1]) if n_after_first else None
-    results = {
-        "checkpoint": str(options.checkpoint),
-        "step": trained.step,
-        **({"prompts": entries} if options.prompts or options.prompt_file or len(prompts) > 1 else entries[0]),
-        "options": {**sampling, **as_given, "precision": precision},
-        "context": context,
-        "prompt_seconds": round(times[1] - times[0], 4),
-        "tokens_per_second": speed,
-    }
+    several = options.prompts or options.prompt_file or len(prompts) > 1
+    results: dict[str, Any] = {"checkpoint": str(options.checkpoint), "step": trained.step}
+    results |= {"prompts": entries} if several else entries[0]
+    results |= {"options": {**sampling, **as_given, "precision": precision}, "context": context}
+    results |= {"prompt_seconds": round(times[1] - times[0], 4), "tokens_per_second": speed}
     if vocabulary.level == "ids":
-        padded = [one + [NO_ID] * (longest - len(one)) for one in drawn]
-        write_atomically(directory / "samples.npy", lambda path: np.save(path, padded))
+        write_atomically(directory / "samples.npy", lambda path: np.save(path, drawn))
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    write(f"{n_drawn:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
+    write(f"{len(drawn) * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
     return []
 
 
@@ -142,65 +129,30 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
 
 
 def _write_samples(
-    tokens: Iterator[Tensor], prompts: list[Prompt], vocabulary: Vocabulary, n_samples: int, stops: Stops, write: Write
+    tokens: Iterator[Tensor], prompts: list[Prompt], vocabulary: Vocabulary, n_samples: int, write: Write
 ) -> tuple[list[list[int]], list[float]]:
     """Draw the samples and write them: the first while it is drawn, the others afterwards.
 
     Returns:
         Tokens of every sample, prompt by prompt; times, in seconds, before the first and after every token.
     """
-    dim, normal = (DIM, NORMAL) if sys.stdout.isatty() else ("", "")
     drawn: list[list[int]] = [[] for _ in range(len(prompts) * n_samples)]
-    times, ends = [time.perf_counter()], [Ending(vocabulary, stops) for _ in drawn]
+    times = [time.perf_counter()]
     for row, sample in enumerate(drawn):
         prompt, number = prompts[row // n_samples], row % n_samples + 1
         decoder = StreamDecoder(vocabulary)
-        before = f"--- {prompt.title}\n{dim}{visible(decoder.feed(prompt.numbers))}{normal}\n"
+        before = f"--- {prompt.title}\n{visible(decoder.feed(prompt.numbers))}\n"
         write(f"{before if number == 1 else ''}--- sample {number}\n")
         if row > 0:
             write(visible(decoder.feed(sample)))
         for token_B in tokens:  # in the first row; it has ended in the others
             times.append(time.perf_counter())
-            if not ends[row].reached:
-                write(visible(decoder.feed(token_B[:1].tolist())))
-            for of_row, end, token in zip(drawn, ends, token_B.tolist(), strict=True):
-                if not end.reached:
-                    of_row.append(token)
-                    end.feed(token)
-            if all(end.reached for end in ends):
-                break
+            write(visible(decoder.feed(token_B[:1].tolist())))
+            for of_row, token in zip(drawn, token_B.tolist(), strict=True):
+                of_row.append(token)
         write(f"{visible(decoder.finish())}\n")
     write("---\n")
     return drawn, times
-
-
-class Ending:
-    """Whether a sample has ended: with a token of the ids, or one that completes one of the texts."""
-
-    def __init__(self, vocabulary: Vocabulary, stops: Stops) -> None:
-        self.ids, self.texts = stops
-        self.decoder, self.tail, self.reached = StreamDecoder(vocabulary), "", False
-
-    def feed(self, token: int) -> None:
-        """Read the next token."""
-        if self.texts:
-            self.tail += self.decoder.feed([token])
-        self.reached = token in self.ids or any(text in self.tail for text in self.texts)
-        self.tail = self.tail[-max(map(len, self.texts), default=0) :]
-
-
-def _stops(given: Any, vocabulary: Vocabulary) -> Stops:
-    """Return the ids and the texts of `stop`.
-
-    Raises:
-        OptionError: it is neither.
-    """
-    listed = given if isinstance(given, list) else [] if given is None else [given]
-    ids = [one for one in listed if type(one) is int and 0 <= one < len(vocabulary)]
-    texts = [one for one in listed if isinstance(one, str) and one]
-    allowed = f"must be texts, or ids from 0 to {len(vocabulary) - 1}, or one of them"
-    require(len(ids) + len(texts) == len(listed), "stop", given, allowed)
-    return ids, texts
 
 
 def visible(text: str) -> str:
@@ -303,8 +255,7 @@ def _prompts_of_ids(given: Any, vocab_size: int) -> list[Prompt]:
 
 def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     """Return `context` consecutive tokens of a split, and the tokens that follow."""
-    split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "test")
-    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
+    corpus, split = corpus_and_split(trained, options, "test")
     tokens, n = corpus.splits[split], options.context or 0
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
     require(n <= len(tokens), "context", n, allowed)
@@ -314,9 +265,7 @@ def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
         # Leave room for the whole continuation if the split is long enough.
         position = int(np.random.default_rng(options.seed).integers(max(last - options.n_tokens, 0) + 1))
     require(position <= last, "position", position, f"must be in 0 … {last} with context={n}")
-    return Prompt(
-        tokens[position : position + n].tolist(),
-        f"context: {n} tokens of {corpus.name} ({split}) from token {position:,} on",
-        {"corpus": corpus.name, "sha256": corpus.checksum, "split": split, "position": position, "context": n},
-        without_marks(tokens[position + n : position + n + options.n_tokens]).tolist(),
-    )
+    source = {"corpus": corpus.name, "sha256": corpus.checksum, "split": split, "position": position, "context": n}
+    title = f"context: {n} tokens of {corpus.name} ({split}) from token {position:,} on"
+    following = without_marks(tokens[position + n : position + n + options.n_tokens])
+    return Prompt(tokens[position : position + n].tolist(), title, source, following.tolist())

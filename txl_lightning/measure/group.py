@@ -6,7 +6,7 @@ import codecs
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from glob import glob
 from itertools import pairwise
@@ -21,6 +21,7 @@ from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.measure.commands import chosen_device
 from txl_lightning.measure.huggingface import load_huggingface
+from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import Integers
 from txl_lightning.measure.models import (
     FUNCTION,
@@ -73,7 +74,7 @@ def load_group(options: ReclOptions) -> list[Member]:
     for reference, name in zip(named, options.names or model_names(named), strict=True):
         if reference.startswith(TRAINED):
             option = OPTION if reference in options.models else "checkpoints"
-            member = load_run(reference.removeprefix(TRAINED), name, device, options.clamp_len, option)
+            member = load_run(reference.removeprefix(TRAINED), name, options.clamp_len, option)
         elif reference.startswith(HUGGING_FACE):
             member = load_huggingface(reference, name, options.begin_of_text, options.tokenizer)
         else:
@@ -100,7 +101,7 @@ def model_names(named: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class GroupText:
-    """Text of a group.
+    """Text of a group, and the positions t, [P], at which all its models are scored.
 
     Args:
         corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and `level`: byte, char,
@@ -109,18 +110,37 @@ class GroupText:
         spell: returns the text of each token (byte) from one position to before another.
         pieces: bounds 0 … n of the pieces of text that models are compared on, in bytes: those at which no tokenizer
             has a token that goes on. None if all have the same tokens.
+        contexts: the grid.
+        t: positions.
+        blocks: block of each position.
     """
 
     corpus: dict[str, str]
     of_member: dict[str, TokenizedText]
     spell: Callable[[int, int], list[str]]
     pieces: Integers | None = None
+    contexts: Sequence[int] = ()
+    t: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    blocks: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    @property
-    def length(self) -> int:
-        """Number of positions: bytes with `pieces`, tokens without."""
+    def at(self, contexts: Sequence[int], n_positions: int, seed: int | None) -> GroupText:
+        """Return the text with positions (`position_blocks`): of bytes with `pieces`, of tokens without."""
         first = next(iter(self.of_member.values()))
-        return len(first.tokens) if self.pieces is None else first.n_bytes
+        length = len(first.tokens) if self.pieces is None else first.n_bytes
+        t_P, block_P = position_blocks(length, n_positions, contexts, seed)
+        return replace(self, contexts=contexts, t=t_P, blocks=block_P)
+
+    def where(self, chosen_P: np.ndarray) -> GroupText:
+        """Return some of the positions."""
+        return replace(self, t=self.t[chosen_P], blocks=self.blocks[chosen_P])
+
+    def in_tokens(self, name: str) -> Sequence[int]:
+        """Return the contexts in tokens of a model: of contexts in bytes, the most tokens at any position."""
+        if self.pieces is None:
+            return self.contexts
+        starts = self.of_member[name].known_starts
+        ends_P = np.searchsorted(starts, self.t)
+        return [max(1, int((ends_P - np.searchsorted(starts, self.t - c)).max())) for c in self.contexts]
 
 
 def group_text(members: Sequence[Member], options: ReclOptions, split: str) -> GroupText:
@@ -152,7 +172,7 @@ def group_text(members: Sequence[Member], options: ReclOptions, split: str) -> G
             known = text.starts is not None and texts[0].starts is not None
             name_of = "known_starts" if known else "tokens"  # token numbers may differ where bytes are known
             same = np.array_equal(getattr(text, name_of), getattr(texts[0], name_of))
-            allowed = f"has another tokenizer than {members[0].path}: compare them with context_unit=byte"
+            allowed = f"has another tokenizer than {members[0].checkpoint}: compare them with context_unit=byte"
             member.require(same, allowed)
     if by_bytes:
         pieces = np.append(reduce(np.intersect1d, [text.known_starts for text in texts]), len(content))
@@ -185,22 +205,21 @@ def _encoded_corpus(members: Sequence[Member], options: ReclOptions, split: str)
     For a member with `memory.reset=document` the first token of every document is marked. The others get the places
     where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
     """
-    respects, path = options.documents == "respect", members[0].path
+    respects, named = options.documents == "respect", members[0].checkpoint
     runs = [(member, member.trained) for member in members if member.trained is not None]
-    corpora = [
-        checkpoint_corpus(run, member.path, options.data_path, member.option, split == WHOLE) for member, run in runs
-    ]
+    path, whole = options.data_path, split == WHOLE
+    corpora = [checkpoint_corpus(run, one.checkpoint, path, one.option, whole) for one, run in runs]
     first, of_member = corpora[0], {}
     documents = np.asarray(max((corpus.documents[split] for corpus in corpora), key=len))
     for (member, run), corpus in zip(runs, corpora, strict=True):
         level, level_of_first = corpus.vocabulary.level, first.vocabulary.level
-        allowed = f"reads {level} tokens, {path} {level_of_first} tokens: use context_unit=byte"
+        allowed = f"reads {level} tokens, {named} {level_of_first} tokens: use context_unit=byte"
         member.require(level == level_of_first, allowed)
-        allowed = f"was trained on another corpus ({corpus.name}) than {path} ({first.name})"
+        allowed = f"was trained on another corpus ({corpus.name}) than {named} ({first.name})"
         member.require(corpus.checksum == first.checksum, allowed)
         plain = without_marks(corpus.splits[split])
         same = corpus.vocabulary == first.vocabulary and np.array_equal(plain, without_marks(first.splits[split]))
-        allowed = f"reads other tokens than {path}: their vocabularies, the starts of documents (data.document_start) "
+        allowed = f"reads other tokens than {named}: their vocabularies, the starts of documents (data.document_start) "
         member.require(same, f"{allowed}or the marks of sentences (data.sentence_marks) differ")
         marked = run.config.memory.reset == "document"
         own = plain if marked and not respects else corpus.splits[split]
@@ -225,13 +244,13 @@ def _content(members: Sequence[Member], path: Any, split: str) -> tuple[str, byt
     name, _, content = texts[0]
     if path is None:
         for (member, run), (other_name, checksum, other) in zip(runs, texts, strict=True):
-            report_if_changed(run, f"{member.option}={member.path}", other_name, checksum)
-            allowed = f"was trained on another corpus ({other_name}) than {runs[0][0].path} ({name})"
+            report_if_changed(run, f"{member.option}={member.checkpoint}", other_name, checksum)
+            allowed = f"was trained on another corpus ({other_name}) than {runs[0][0].checkpoint} ({name})"
             member.require(other == content, allowed)
     try:
         content = whole_characters(content).encode()
     except UserError as error:
-        if any(member.path.startswith(HUGGING_FACE) for member in members):
+        if any(member.checkpoint.startswith(HUGGING_FACE) for member in members):
             raise OptionError("data_path" if path else OPTION, path or name, str(error)) from error
     return name, content
 

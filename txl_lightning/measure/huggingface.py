@@ -32,9 +32,8 @@ class HuggingFaceModel(nn.Module):
         self.model: Any = model
         self.begin_of_text = begin_of_text
         self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.window_lengths = [
-            int(number) for number in re.findall(r"\d+", model.config.to_json_string(use_diff=False))
-        ]
+        numbers = re.findall(r"\d+", model.config.to_json_string(use_diff=False))
+        self.window_lengths = [int(number) for number in numbers]
         self.fresh: list[tuple[nn.Module, dict[str, Any], dict[str, Tensor]]] = []
 
     def forget(self) -> None:
@@ -147,11 +146,10 @@ def _tokenized(tokenizers: list[Any], content: bytes, reference: str) -> Tokeniz
         tokenizer.backend_tokenizer.post_processor = None  # adds special tokens, or leaves spaces out of the offsets
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
     tokens = np.asarray(encoded["input_ids"], dtype=np.int64)
-    for other in tokenizers[1:]:
-        if encoded["input_ids"] != other(text, add_special_tokens=False, verbose=False)["input_ids"]:
-            notice(
-                f"{OPTION}={reference}: tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them"
-            )
+    others = [other(text, add_special_tokens=False, verbose=False)["input_ids"] for other in tokenizers[1:]]
+    if others not in ([], [encoded["input_ids"]]):
+        line = "tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them"
+        notice(f"{OPTION}={reference}: {line}")
     back, text_read = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False).lstrip(), text.lstrip()
     if back != text_read:
         at = len(commonprefix([back, text_read]))  # noqa: RUF071 - of characters

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from txl_lightning.data.streams import Batch, Streams
+from txl_lightning.data.streams import Streams
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
@@ -73,13 +73,15 @@ def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | N
     device, state, size = device_of(model), None, 0
     independent = not getattr(getattr(model, "config", None), "is_recurrent", True)
     segments = (streams[index] for index in range(min(len(streams), max_segments or len(streams))))
-    for group in _groups(segments, SEGMENT_TOKENS if independent else 0):
-        tokens = torch.cat([segment.tokens for segment in group]).to(device)
-        targets = torch.cat([segment.targets for segment in group]).to(device)
-        if independent and len(tokens) != size:  # otherwise the empty memory is passed on, to use its buffer again
-            state, size = None, len(tokens)
-        nll, state = model.score(tokens, targets, state)
-        yield from nll.chunk(len(group))
+    for shape, alike in groupby(segments, key=lambda segment: segment.tokens.shape):
+        at_once = max(1, SEGMENT_TOKENS // shape.numel()) if independent else 1
+        while group := [*islice(alike, at_once)]:
+            tokens = torch.cat([segment.tokens for segment in group]).to(device)
+            targets = torch.cat([segment.targets for segment in group]).to(device)
+            if independent and len(tokens) != size:  # otherwise the empty memory is passed on, to use its buffer again
+                state, size = None, len(tokens)
+            nll, state = model.score(tokens, targets, state)
+            yield from nll.chunk(len(group))
 
 
 def stream_losses(
@@ -96,31 +98,14 @@ def stream_losses(
         by_segment: yields the nll of every segment, [B, T], in nats.
     """
     started = time.perf_counter()
-    segments = [*scored_segments(by_segment(model, streams, max_segments), streams)]
-    nll, positions = (np.concatenate(parts, axis=1).ravel() for parts in zip(*segments, strict=True))
+    losses = [nll_BT.cpu().numpy() for nll_BT in by_segment(model, streams, max_segments)]
+    nll = np.concatenate(losses, axis=1).ravel()
+    positions = np.concatenate([streams.positions(index) for index in range(len(losses))], axis=1).ravel()
     if (np.diff(positions) < 0).any():  # streams of shuffled sentences
         order = positions.argsort()
         nll, positions = nll[order], positions[order]
     left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll)}
     return TokenLosses(nll, positions, left_out, time.perf_counter() - started)
-
-
-def scored_segments(nll: Iterable[Tensor], streams: Streams) -> Iterator[tuple[NDArray[np.floating], Integers]]:
-    """Yield the nll of every segment and the positions of its targets in the split, [B, T]."""
-    return ((nll_BT.cpu().numpy(), streams.positions(index)) for index, nll_BT in enumerate(nll))
-
-
-def _groups(segments: Iterable[Batch], n_tokens: int) -> Iterator[list[Batch]]:
-    """Yield lists of neighbouring segments of equal shape, each with at most `n_tokens` tokens or one segment."""
-    group: list[Batch] = []
-    for segment in segments:
-        full = (len(group) + 1) * segment.tokens.numel() > n_tokens
-        if group and (full or segment.tokens.shape != group[0].tokens.shape):
-            yield group
-            group = []
-        group.append(segment)
-    if group:
-        yield group
 
 
 @dataclass(frozen=True)
@@ -162,9 +147,8 @@ class WindowReader:
         with T, not with T².
         """
         T, model = windows_BT.shape[1] - 1, self.model
-        edges = (
-            [0, T] if self.segment_len is None else [0, *range((T - 1) % self.segment_len + 1, T + 1, self.segment_len)]
-        )
+        size = self.segment_len or T
+        edges = [0, *range((T - 1) % size + 1, T + 1, size)]
         dense = len(contexts) == T + 1 - contexts[0]
         longest = LONG_WINDOW if dense or not isinstance(model, TransformerXL) else FEW_TARGETS_LONG_WINDOW
         if self.one_pass and longest < T and (can_cache(model) or isinstance(model, ScoringModel)):
@@ -342,30 +326,30 @@ def sliding_losses(
         OptionError: a length is below 1, S is above L (or above the tokens of L that the model sees), or n is below 2.
     """
     started, n = time.perf_counter(), len(tokens)
-    longest = visible_window(reader, window, stride)
+    longest, _ = visible_window(reader, window, stride)
     require(n >= 2, "splits", f"{n} tokens", "needs at least 2")
     targets = np.arange(1, n if max_windows is None else min(n, max_windows * stride + 1))
     ends = np.minimum(-(-targets // stride) * stride, n - 1)
-    nll: NDArray[np.floating] = read_windows(
-        reader, tokens, np.maximum(0, ends - longest), targets, ends, progress=True
-    )
+    begins = np.maximum(0, ends - longest)
+    nll: NDArray[np.floating] = read_windows(reader, tokens, begins, targets, ends, progress=True)
     if any(weight.dtype != torch.float64 for weight in getattr(reader.model, "parameters", list)()):
         nll = nll.astype(np.float32)  # as the model computes them
     left_out = {"first_of_streams": 1, "trimmed": 0, "max_segments": n - 1 - len(nll)}
     return TokenLosses(nll, targets, left_out, time.perf_counter() - started)
 
 
-def visible_window(reader: WindowReader, window: int, stride: int) -> int:
-    """Return the number of tokens of a window that the model sees.
+def visible_window(reader: WindowReader, window: int, stride: int | None) -> tuple[int, int]:
+    """Return the number of tokens of a window that the model sees, and the stride, by default half of them.
 
     Raises:
         OptionError: the window is below 1, or the stride is not in 1 … the tokens that the model sees.
     """
     require(window >= 1, "window", window, "must be an integer >= 1")
     longest = reader.visible(window)
+    stride = max(1, longest // 2) if stride is None else stride
     allowed = f"must be in 1 … {longest}, the tokens of a window that the model sees"
     require(1 <= stride <= longest, "stride", stride, allowed)
-    return longest
+    return longest, stride
 
 
 def device_of(model: LanguageModel) -> torch.device:
@@ -404,11 +388,6 @@ def text_units(positions: Integers, sentences: Integers | None, block_len: int) 
 
 
 def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[float | None, int]:
-    """Return the standard error of the mean of P values, correlated within units, and the number of units (below)."""
-    return standard_error_of_sums(np.bincount(units_P, weights=values_P).astype(np.float64), np.bincount(units_P))
-
-
-def standard_error_of_sums(s_U: Array, n_U: Integers) -> tuple[float | None, int]:
     """Return the standard error of the mean of P values, correlated within units, and the number of units, U.
 
         m = Σ_u s_u / Σ_u n_u        Var m = U / (U - 1) · Σ_u (s_u - m n_u)² / P²
@@ -416,8 +395,7 @@ def standard_error_of_sums(s_U: Array, n_U: Integers) -> tuple[float | None, int
     s_u is the sum and n_u the number of the values of unit u: the linearised ratio estimator, for units of any
     length. The error of a single unit is None.
     """
-    U, P = int((n_U > 0).sum()), int(n_U.sum())
-    if U < 2:
-        return None, U
+    s_U, n_U, P = np.bincount(units_P, weights=values_P).astype(np.float64), np.bincount(units_P), len(values_P)
+    U = int((n_U > 0).sum())
     deviations = s_U - s_U.sum() / P * n_U
-    return math.sqrt(U / (U - 1) * float((deviations**2).sum())) / P, U
+    return None if U < 2 else math.sqrt(U / (U - 1) * float((deviations**2).sum())) / P, U

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txl_lightning.config.lengths import trained_clamp, training_lengths
+from txl_lightning.config.lengths import tokens_per_step, trained_clamp, training_lengths
 from txl_lightning.config.schemas import RecurrentModelConfig
 from txl_lightning.data.vocabulary import (
     SENTENCE,
@@ -36,6 +36,7 @@ from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 OPTION = "models"
+FACTS = ("checkpoint", "sha256", "kind", "begin_of_text", "one_pass_difference", "clamp_len", "trained_len")
 TRAINED, HUGGING_FACE, FUNCTION = "txl:", "hf:", "py:"
 CHECK_SHARE, MOST_BEGINS = 0.02, 8
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
@@ -91,14 +92,9 @@ def with_vocabulary(vocabulary: Vocabulary, content: bytes, closed: bool = False
     tokens = replace(vocabulary, lenient=False).encode(content)
     if closed:
         tokens, _ = close_sentences(tokens, vocabulary.numbers[SENTENCE])
-    starts: Integers | None = None
-    if vocabulary.level == "char":
-        starts = character_starts(content.decode())
-    elif vocabulary.level == "bpe" and vocabulary.byte_lengths is not None:
-        starts = np.cumsum(vocabulary.byte_lengths[tokens]) - vocabulary.byte_lengths[tokens]
-    elif vocabulary.level == "byte" and len(tokens) == len(content):
-        starts = np.arange(len(content))
-    return TokenizedText(tokens, starts, len(content))
+    if vocabulary.byte_lengths is None or (sizes := vocabulary.byte_lengths[tokens]).sum() != len(content):
+        return TokenizedText(tokens, None, len(content))
+    return TokenizedText(tokens, np.cumsum(sizes) - sizes, len(content))
 
 
 def character_starts(text: str) -> Integers:
@@ -114,9 +110,9 @@ class Member:
 
     Args:
         name: name in tables and figures.
-        path: path of the checkpoint, or the reference `hf:NAME` or `py:module.function`.
+        checkpoint: path of the checkpoint, or the reference `hf:NAME` or `py:module.function`.
         kind: size, encoding and recurrence, in words.
-        checksum: SHA-256 of the checkpoint; None for a model from elsewhere.
+        sha256: SHA-256 of the checkpoint; None for a model from elsewhere.
         reader: reader of windows.
         tokenize: returns the tokens of a text; raises OptionError if the model cannot read it.
         trained: contents of the checkpoint; None for a model from elsewhere.
@@ -130,9 +126,9 @@ class Member:
     """
 
     name: str
-    path: str
+    checkpoint: str
     kind: str
-    checksum: str | None
+    sha256: str | None
     reader: WindowReader
     tokenize: Callable[[bytes], TokenizedText]
     trained: TrainedModel | None = None
@@ -145,16 +141,22 @@ class Member:
 
     def require(self, condition: bool, allowed: str) -> None:
         """Raise an OptionError that names the model unless `condition` holds."""
-        require(condition, self.option, self.path, allowed)
+        require(condition, self.option, self.checkpoint, allowed)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `recl.json` says about the model itself."""
+        run, reader, facts = self.trained, self.reader, {name: getattr(self, name) for name in FACTS}
+        facts |= {"scoring": "one pass" if reader.one_pass else "direct", "limit": reader.limit}
+        tokens = run.step * tokens_per_step(run.config) if run else None
+        return {**facts, "step": run.step if run else None, "tokens_trained": tokens}
 
 
-def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, option: str) -> Member:
-    """Load a checkpoint of a run to a device.
+def load_run(path: str, name: str, clamp_len: int | None, option: str) -> Member:
+    """Load a checkpoint of a run.
 
     Args:
         path: path of the checkpoint.
         name: name in tables and figures.
-        device: device of the model.
         clamp_len: larger distances share one position; None for the length of the run's own evaluation.
         option: option that named the checkpoint, for errors.
 
@@ -167,7 +169,6 @@ def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, 
     clamp_len = own_clamp if clamp_len is None or own_clamp is None else clamp_len
     memory = f"memory {config.memory.mem_len}" if config.memory.mem_len else "no recurrence"
     memory += f", beyond={config.beyond['name']}" if config.beyond else ""
-    trained.model.to(device)
 
     def tokenize(content: bytes) -> TokenizedText:
         try:
@@ -175,19 +176,11 @@ def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, 
         except UserError as error:
             raise OptionError(option, path, str(error)) from error
 
-    return Member(
-        name=name,
-        path=path,
-        kind=config.model.name if recurrent else f"{config.model.name}, {config.encoding.name}, {memory}",
-        checksum=file_checksum(path),
-        reader=window_reader(trained.model, lengths.window, clamp_len),
-        tokenize=tokenize,
-        trained=trained,
-        trained_len=lengths.farthest_distance + 1,
-        clamp_len=clamp_len,
-        option=option,
-        spell=lambda tokens: [*map(StreamDecoder(trained.vocabulary).feed, without_marks(tokens)[:, None])],
-    )
+    kind = config.model.name if recurrent else f"{config.model.name}, {config.encoding.name}, {memory}"
+    reader = window_reader(trained.model, lengths.window, clamp_len)
+    about: dict[str, Any] = {"trained": trained, "trained_len": lengths.farthest_distance + 1, "clamp_len": clamp_len}
+    about["spell"] = lambda tokens: [*map(StreamDecoder(trained.vocabulary).feed, without_marks(tokens)[:, None])]
+    return Member(name, path, kind, file_checksum(path), reader, tokenize, option=option, **about)
 
 
 @contextmanager
@@ -234,7 +227,7 @@ def checked(member: Member, text: TokenizedText, contexts: Sequence[int], n_posi
         reader = replace(member.reader, one_pass=one_pass)
         return np.nan_to_num(read_windows(reader, tokens, begins_N, targets_N, targets_N), posinf=0, neginf=0)
 
-    with foreign_errors(member.path, f"cannot read {longest} tokens"), torch.no_grad():
+    with foreign_errors(member.checkpoint, f"cannot read {longest} tokens"), torch.no_grad():
         windows_BT = torch.from_numpy(text.tokens[: seen[0] + 1].astype(np.int64)).to(device_of(model)).repeat(2, 1)
         result, shape = model.score(windows_BT[:, :-1], windows_BT[:, 1:], None), [2, int(seen[0])]
         nll: Any = result[0] if isinstance(result, tuple | list) else None

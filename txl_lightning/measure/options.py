@@ -7,10 +7,14 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from txl_lightning.config.architecture import COUNT, Rule
+from txl_lightning.config.architecture import COUNT, Rule, one_of
 from txl_lightning.config.schemas import LoggerConfig, at_most, option
 
+TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
+SPLITS = ("train", "valid", "test")
+OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}")
+SEED: Rule = (lambda x: 0 <= x < 2**32, "must be an integer >= 0 and below 2^32")
 LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
 
 
@@ -42,7 +46,7 @@ class PrecisionOptions(MachineOptions):
             on this machine.
     """
 
-    precision: str = "32-true"
+    precision: str = option("32-true", one_of("32-true", "bf16-mixed", "auto"))
 
 
 @dataclass(kw_only=True)
@@ -69,6 +73,27 @@ class CheckpointOptions:
     data_path: Any = field(default=None, kw_only=True)
 
 
+@dataclass(kw_only=True)
+class LengthOptions:
+    """Lengths and streams; those that are null are those of the run's own evaluation.
+
+    Args:
+        batch_size: number of streams; null for the run's own, 1 for dynamic evaluation.
+        segment_len: tokens in a segment.
+        mem_len: memory length in tokens.
+        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
+            longest distance of training if you give longer lengths; -1 for no limit.
+        max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
+            without limit if it had none or with protocol=window.
+    """
+
+    batch_size: int | None = option(None, COUNT)
+    segment_len: int | None = option(None, COUNT)
+    mem_len: int | None = None
+    clamp_len: int | None = None
+    max_segments: int | None = option(None, COUNT)
+
+
 @dataclass
 class DynamicOptions:
     """Dynamic evaluation (see `measure.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
@@ -87,21 +112,16 @@ class DynamicOptions:
 
 
 @dataclass
-class EvaluateOptions(LoggedOptions, PrecisionOptions, CheckpointOptions):
+class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, CheckpointOptions):
     """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
 
-    Lengths and batch size that are null are those of the run's own evaluation.
+    Memory, segments and batch size are for protocol=carried, as `ext_len` and `same_length`.
 
     Args:
         splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
         protocol: carried, the state from segment to segment; or window, recomputed for every few tokens.
-        batch_size: number of streams (protocol=carried); null for the run's own, 1 for dynamic evaluation.
-        segment_len: tokens in a segment (protocol=carried).
-        mem_len: memory length in tokens (protocol=carried).
         ext_len: extended context in tokens (protocol=carried).
         same_length: whether all queries attend to equally many keys (protocol=carried).
-        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
-            longest distance of training if you give longer lengths; -1 for no limit.
         window: tokens in a window (protocol=window); null for the attention length of training.
         stride: tokens scored in each window (protocol=window); null for half the window.
         attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
@@ -117,19 +137,13 @@ class EvaluateOptions(LoggedOptions, PrecisionOptions, CheckpointOptions):
         unit_context: text, or a symbol of the vocabulary such as <eos>, read before every unit (unit_memory=fresh): the
             first token of a unit is then scored too; null for none.
         table: format of the table, tsv or parquet.
-        max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
-            without limit if it had none or with protocol=window.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
-    splits: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list, metadata={"rules": (OF_SPLITS,)})
     protocol: str = option("carried", either("carried", "window"))
-    batch_size: int | None = option(None, COUNT)
-    segment_len: int | None = option(None, COUNT)
-    mem_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
-    clamp_len: int | None = None
     window: int | None = option(None, COUNT)
     stride: int | None = option(None, COUNT)
     attention_lengths: list[int] | None = field(default=None, metadata={"rules": (LENGTHS,)})
@@ -142,7 +156,6 @@ class EvaluateOptions(LoggedOptions, PrecisionOptions, CheckpointOptions):
     unit_memory: str = option("carried", either("carried", "fresh"))
     unit_context: str | None = None
     table: str = option("tsv", either("tsv", "parquet"))
-    max_segments: int | None = option(None, COUNT)
     cached: bool = True
 
 
@@ -182,54 +195,40 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     models: list[str] = field(default_factory=list)
     names: list[str] | None = None
     groups: list[str] | None = None
-    context_unit: str = "token"
+    context_unit: str = option("token", one_of("token", "byte"))
     begin_of_text: bool = False
-    tokenizer: str = "auto"
-    split: str | None = None
+    tokenizer: str = option("auto", one_of("auto", "json"))
+    split: str | None = option(None, one_of(*SPLITS))
     contexts: list[int] | None = None
-    first_context: int = 16
-    step: int = 16
+    first_context: int = option(16, COUNT)
+    step: int = option(16, COUNT)
     max_context: int = 256
-    n_positions: int = 1000
-    position_seed: int | None = None
+    n_positions: int = option(1000, (lambda x: x >= 2, "must be an integer >= 2 (for a standard error)"))
+    position_seed: int | None = option(None, (lambda x: x >= 0, "must be null or an integer >= 0"))
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
     threshold: float = 0.01
     bootstrap: int = 1000
-    documents: str = "respect"
-    seed: int = 1
+    documents: str = option("respect", one_of("respect", "ignore"))
+    seed: int = option(1, SEED)
     clamp_len: int | None = None
     data_path: Any = None
 
 
 @dataclass
-class AttentionOptions(LoggedOptions, CheckpointOptions):
+class AttentionOptions(LengthOptions, LoggedOptions, CheckpointOptions):
     """Options of `txl attention`: where the heads of a Transformer-XL attend (Figures 5-7).
-
-    Lengths and batch size that are null are those of the run's own evaluation.
 
     Args:
         split: train, valid or test; null for valid, or for the whole of another text (`data_path`).
-        batch_size: number of streams.
-        segment_len: tokens in a segment.
-        mem_len: memory length in tokens.
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
-        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
-            longest distance of its training; -1 for no limit.
-        max_segments: stop after this many segments; null for as many as the run's own evaluation, without limit if it
-            had none.
         heads: heads of Figure 6 as LAYER:HEAD, counted from 1; null for the head with the largest mean distance in
             the first, the middle and the last layer.
         text_position: position in the split of Figure 6's first target; null for the middle.
         text_tokens: number of Figure 6's targets; null for 24, or fewer in short segments.
     """
 
-    split: str | None = None
-    batch_size: int | None = option(None, COUNT)
-    segment_len: int | None = option(None, COUNT)
-    mem_len: int | None = None
+    split: str | None = option(None, one_of(*SPLITS))
     same_length: bool = True
-    clamp_len: int | None = None
-    max_segments: int | None = option(None, COUNT)
     heads: list[str] | None = None
     text_position: int | None = None
     text_tokens: int | None = None
@@ -249,7 +248,6 @@ class SpeedOptions(LoggedOptions):
         segment_len: tokens in a segment of state reuse.
         attention_lengths: attention lengths to time.
         rounds: number of rounds; a round times every scheme at every attention length.
-        budget_seconds: no further round starts that would end later than this; 3 rounds are always timed.
         seed: seed of weights and text.
     """
 
@@ -258,12 +256,9 @@ class SpeedOptions(LoggedOptions):
     n_head: int = option(8, COUNT)
     d_inner: int = option(512, COUNT)
     segment_len: int = option(128, COUNT)
-    attention_lengths: list[int] = field(
-        default_factory=lambda: [800, 1800, 2800, 3800], metadata={"rules": (LENGTHS,)}
-    )
+    attention_lengths: list[int] = field(default_factory=lambda: [*TABLE_9], metadata={"rules": (LENGTHS,)})
     rounds: int = option(15, COUNT)
-    budget_seconds: float = 480.0
-    seed: int = 1
+    seed: int = option(1, SEED)
 
 
 @dataclass
@@ -279,7 +274,6 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         position: position in the split of the first of these tokens; null for a random one.
         split: train, valid or test, for `context`; null for test, or for the whole of another text (`data_path`).
         n_tokens: tokens to generate, at most.
-        stop: texts or token ids, or one of them: a sample ends with the token that completes one; null for none.
         n_samples: samples to generate of every prompt.
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
@@ -296,12 +290,11 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     prompt_ids: Any = None
     context: int | None = option(None, COUNT)
     position: int | None = None
-    split: str | None = None
+    split: str | None = option(None, one_of(*SPLITS))
     n_tokens: int = option(500, COUNT)
-    stop: Any = None
     n_samples: int = option(1, COUNT, at_most("n_samples"))
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0
-    seed: int = 1
+    seed: int = option(1, SEED)
     mem_len: int | None = option(None, COUNT)

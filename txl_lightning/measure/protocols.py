@@ -4,6 +4,7 @@
     Windows     the split as one stream, the last tokens of every window scored from a fresh state (`sliding_losses`)
 
 `units.Fresh` and `dynamic_evaluation.DynamicEvaluation` read as a `Carried` does, and have the same methods.
+`SplitScores` has the losses of one split, and their values in `evaluation.json`.
 
 The attention length A is the number of keys a query attends to, the query's own key included. It is set by
 
@@ -18,7 +19,9 @@ The attention length A is the number of keys a query attends to, the query's own
 from __future__ import annotations
 
 import typing
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,30 +39,36 @@ from txl_lightning.config.lengths import (
 from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Streams, streams_of
-from txl_lightning.errors import require
+from txl_lightning.data.vocabulary import without_marks
+from txl_lightning.files import write_atomically
 from txl_lightning.measure.losses import (
     BySegment,
+    Integers,
     TokenLosses,
     WindowReader,
     device_of,
     segment_losses,
     sliding_losses,
+    standard_error,
     stream_losses,
+    text_units,
     visible_window,
     window_reader,
 )
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, shown_units
 from txl_lightning.runs.models import always_carries_state, carries_state, model_class
 from txl_lightning.runs.threads_and_precision import autocast, chosen_precision
 from txl_lightning.runs.trained import TrainedModel
 
 OF_CARRIED = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
 OF_WINDOWS = ("window", "stride")
+REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
 
 class Protocol(typing.Protocol):
-    """Methods of every protocol; it can also `describe()` itself and say how its streams start (`streams_start`)."""
+    """Methods of every protocol."""
 
     def losses(self, corpus: Corpus, split: str) -> TokenLosses:
         """Score a split."""
@@ -122,21 +131,6 @@ class Carried:
         cached = self.cached and can_cache(self.trained.model)
         return {"protocol": word, **self.lengths.keywords(), **streams, "cached": cached, "precision": self.precision}
 
-    def describe(self) -> str:
-        return f"{self.describe_segments()}, {self.evaluation.batch_size} streams {self.streams_start}"
-
-    def describe_segments(self) -> str:
-        """Describe memory and segments."""
-        lengths, beyond = self.lengths, self.trained.config.beyond
-        parts = [f"beyond={beyond['name']}"] if beyond else []
-        parts += [] if lengths.memory is None else [f"memory {lengths.memory}"]
-        parts += [f"extended context {lengths.extended}"] if lengths.extended else []
-        return ", ".join([*parts, f"segments of {lengths.segment}"])
-
-    @property
-    def streams_start(self) -> str:
-        return self.lengths.streams_start(self.trained.config.memory.start)
-
     @property
     def length_option(self) -> str:
         """Option that sets the attention length."""
@@ -157,12 +151,7 @@ class Carried:
         return why and f"must be null: {why}; protocol=window varies it"
 
     def at_attention_length(self, length: int) -> Carried:
-        """Return a copy with another attention length.
-
-        Raises:
-            OptionError: it is `fixed`.
-        """
-        require(self.fixed is None, "attention_lengths", [length], str(self.fixed))
+        """Return a copy with another attention length, unless it is `fixed`."""
         given = self.evaluation
         if self.length_option == "ext_len":
             given = with_segment_len(given, max(1, length // 4))
@@ -209,7 +198,6 @@ class Windows:
     precision: str = "32-true"
     fixed = None
     length_option = "window"
-    streams_start = "without context"
 
     def losses(self, corpus: Corpus, split: str) -> TokenLosses:
         tokens = corpus.splits[split]
@@ -232,19 +220,12 @@ class Windows:
         Raises:
             OptionError: one of them is not allowed.
         """
-        reader = self.reader()
-        window = reader.visible(self.length)
-        stride = max(1, window // 2) if self.given_stride is None else self.given_stride
-        return visible_window(reader, window, stride), stride
+        return visible_window(self.reader(), self.length, self.given_stride)
 
     def settings(self) -> dict[str, Any]:
         clamp_len = getattr(getattr(self.reader().model, "config", None), "clamp_len", None)
         sizes = {**dict(zip(OF_WINDOWS, self.sizes(), strict=True)), "clamp_len": clamp_len, "batch_size": 1}
         return {"protocol": "window", **sizes, "max_segments": self.max_segments, "precision": self.precision}
-
-    def describe(self) -> str:
-        window, stride = self.sizes()
-        return f"sliding window {window}, stride {stride}, one stream {self.streams_start}"
 
     @property
     def limit(self) -> int | None:
@@ -288,3 +269,91 @@ def protocol_of(trained: TrainedModel, options: EvaluateOptions, whole: bool) ->
     clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
     cached = options.cached and not learns  # keys and values would be those of earlier weights
     return Carried(trained, evaluation, clamped, cached, precision)
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """Losses of one split, and their values in `evaluation.json`.
+
+    A sweep repeats some settings: losses are remembered by settings.
+
+    Args:
+        corpus: corpus of the split.
+        split: name of the split.
+        block_len: tokens in a block, the unit of standard errors of a split without sentences.
+    """
+
+    corpus: Corpus
+    split: str
+    block_len: int
+    known: dict[str, TokenLosses] = field(default_factory=dict, repr=False)
+
+    def losses(self, protocol: Protocol) -> TokenLosses:
+        """Score the split, unless it was scored with these settings before."""
+        settings = str(protocol.settings())
+        if settings not in self.known:
+            self.known[settings] = protocol.losses(self.corpus, self.split)
+        return self.known[settings]
+
+    def values(self, losses: TokenLosses) -> dict[str, Any]:
+        """Return the values of losses that `evaluation.json` has for every split and length."""
+        vocabulary, tokens = self.corpus.vocabulary, self.corpus.splits[self.split]
+        n, mean = len(losses.nll), losses.mean
+        units_P, over = self.units(losses.positions)
+        error, n_units = standard_error(losses.nll, units_P)
+        # Sentences in order end with a <S> after the last token: as the first one.
+        scored_P, before_P = (without_marks(tokens.take(losses.positions - back, mode="wrap")) for back in (0, 1))
+        n_bytes, n_words = vocabulary.count_bytes(scored_P), vocabulary.count_words(scored_P, before_P)
+        values: dict[str, Any] = loss_metrics(mean, vocabulary.level, None if n_bytes is None else n_bytes / n)
+        if vocabulary.level == "bpe" and n_words:
+            values |= {"ppl_word": loss_metrics(mean * n / n_words, "word")["ppl"], "words": n_words}
+        errors = {**errors_by_unit(error, mean, vocabulary.level), "over": over, "units": n_units}
+        values |= {"standard_error": errors, "tokens": n, "bytes": n_bytes}
+        return {**values, "left_out": losses.left_out, "seconds": round(losses.seconds, 2)}
+
+    def written(self, protocol: Protocol, stem: str, files: Path | None) -> dict[str, str]:
+        """Write the losses, in text order, with their positions; return the entry with the file's name, if `files`."""
+        if files is None:
+            return {}
+        name, losses = f"losses_{self.split}{stem}.npz", self.losses(protocol)
+        arrays: Any = {"nll": losses.nll, "positions": losses.positions}
+        write_atomically(files / name, lambda path: np.savez(path, **arrays))
+        return {"losses": name}
+
+    def units(self, positions: Integers) -> tuple[Integers, str]:
+        """Return the unit of every position for standard errors, and the name of a unit."""
+        return text_units(positions, self.corpus.sentences.get(self.split), self.block_len)
+
+    def difference(self, worse: TokenLosses, better: TokenLosses) -> dict[str, Any] | None:
+        """Return the difference of two losses on the same tokens, and its standard error.
+
+        The difficulty of the text is common to both losses and cancels: only the error of the difference tells whether
+        they differ. None if they were scored on different tokens (`max_segments`).
+        """
+        if not np.array_equal(worse.positions, better.positions):
+            return None
+        level = self.corpus.vocabulary.level
+        values, others = loss_metrics(worse.mean, level), loss_metrics(better.mean, level)
+        error, _ = standard_error(worse.nll.astype(np.float64) - better.nll, self.units(worse.positions)[0])
+        errors = errors_by_unit(error, better.mean, level)
+        return {**{name: values[name] - others[name] for name in values}, "standard_error": errors}
+
+
+def described(settings: Mapping[str, Any]) -> str:
+    """Return settings in a line: options with their values, those alone that have an effect."""
+    shown = {name: value for name, value in settings.items() if value not in (None, False, -1, [])}
+    return ", ".join(name if value is True else f"{name} {value}" for name, value in shown.items())
+
+
+def split_line(split: str, result: dict[str, Any], corpus: str, settings: Mapping[str, Any]) -> str:
+    """Return one line: loss with its standard error, tokens scored, settings, and tokens left out."""
+    unit, *others = shown_units(result)
+    error, margin, over = result["standard_error"], "", ""
+    if error[unit] is not None:
+        margin, over = f" ± {error[unit]:.4f}", f"; ± over {error['units']:,} {error['over']}"
+    more = "".join(f", {name} {result[name]:.4f}" for name in others)
+    reasons = ", ".join(f"{n:,} {REASONS[reason]}" for reason, n in result["left_out"].items() if n)
+    return (
+        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{more} over "
+        f"{result['tokens']:,} tokens of {corpus} ({described(settings)}; left out: {reasons}{over})"
+    )

@@ -5,30 +5,30 @@ from __future__ import annotations
 import re
 import signal
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import trange
 
-from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
-from txl_lightning.errors import Stopped, UserError, notice, require
+from txl_lightning.errors import MOST, Stopped, UserError, notice, require
 from txl_lightning.files import write_atomically, write_json, write_text
-from txl_lightning.measure.commands import check_at_least_one, check_common_options, log_results
-from txl_lightning.measure.comparison import group_results
-from txl_lightning.measure.effective_context import check_definition, even_contexts
+from txl_lightning.measure.commands import check_common_options, log_results, write_markdown
+from txl_lightning.measure.effective_context import check_definition
 from txl_lightning.measure.group import GroupText, group_text, load_group, references
-from txl_lightning.measure.loss_by_context import position_blocks
+from txl_lightning.measure.loss_by_context import group_results
 from txl_lightning.measure.losses import Array, Integers, WindowReader, device_of, read_windows, window_losses
 from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import ReclOptions
-from txl_lightning.measure.recl_page import page
-from txl_lightning.measure.recl_report import line_series, write_report
-from txl_lightning.runs.metrics import loss_unit
+from txl_lightning.measure.recl_page import notes, page, tables
+from txl_lightning.reporting.canvas import line_figure, plain_text
+from txl_lightning.runs.metrics import loss_unit, unit_name
 from txl_lightning.runs.threads_and_precision import autocast, chosen_precision, set_threads
 from txl_lightning.runs.trained import is_other_text
 
@@ -36,28 +36,6 @@ SCHEMA_VERSION = 10  # of docs/recl.schema.json
 PART_TOKENS, LONG = 200_000, 30  # seconds
 LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
 ROUNDING = 1e-3
-
-
-@dataclass(frozen=True)
-class Positions:
-    """Positions t, [P], at which all models of a group are scored, their blocks, [P], and the grid of contexts."""
-
-    text: GroupText
-    t: Integers
-    blocks: Integers
-    contexts: list[int]
-
-    def where(self, chosen_P: np.ndarray) -> Positions:
-        """Return some of the positions."""
-        return replace(self, t=self.t[chosen_P], blocks=self.blocks[chosen_P])
-
-    def in_tokens(self, name: str) -> list[int]:
-        """Return the contexts in tokens of a model: of contexts in bytes, the most tokens at any position."""
-        if self.text.pieces is None:
-            return self.contexts
-        starts = self.text.of_member[name].known_starts
-        ends_P = np.searchsorted(starts, self.t)
-        return [max(1, int((ends_P - np.searchsorted(starts, self.t - c)).max())) for c in self.contexts]
 
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
@@ -82,48 +60,43 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         set_threads(options.num_threads, *trained)
         split = options.split or (WHOLE if is_other_text(options.data_path, trained) else "test")
         options = replace(options, split=split, precision=precision)
-        text = group_text(members, options, split)
-        places = position_blocks(text.length, options.n_positions, contexts, options.position_seed)
-        at = Positions(text, *places, contexts)
-        members = [
-            checked(one, text.of_member[one.name], at.in_tokens(one.name), options.n_positions) for one in members
-        ]
-        n_parts, parts, found = parts_of(members, at), list[Positions](), list[list[Array]]()
+        at = group_text(members, options, split).at(contexts, options.n_positions, options.position_seed)
+        members = [checked(one, at.of_member[one.name], at.in_tokens(one.name), len(at.t)) for one in members]
+        n_parts, asked = parts_of(members, at), len(at.t)
+        losses_ICP, done_P = np.empty((len(members), len(contexts), asked)), np.zeros(asked, bool)
         try:
             for k in trange(n_parts, unit="part", leave=False, disable=None if n_parts > 1 else True):
-                part = at.where(at.blocks % n_parts == k)
-                found.append([model_losses(member, part, options) for member in members])
-                parts.append(part)
+                here_P = at.blocks % n_parts == k
+                losses_ICP[:, :, here_P] = [model_losses(member, at.where(here_P), options) for member in members]
+                done_P |= here_P
         except KeyboardInterrupt:
-            if not parts or rank_and_world_size()[1] > 1:
+            if not done_P.any() or rank_and_world_size()[1] > 1:
                 raise
         if rank_and_world_size()[0] > 0:
             return []
-    order, asked = np.argsort(np.concatenate([part.t for part in parts])), len(at.t)
-    losses = {one.name: np.hstack(of)[:, order] for one, of in zip(members, zip(*found, strict=True), strict=True)}
-    at = at.where(at.blocks % n_parts < len(parts))
+    at, losses = at.where(done_P), {one.name: of for one, of in zip(members, losses_ICP[:, :, done_P], strict=True)}
     results = _measure(options, members, losses, at)
     results["seconds"] = round(time.perf_counter() - started, 2)
     arrays: dict[str, Any] = {"models": list(losses), "contexts": contexts, "positions": at.t, "blocks": at.blocks}
-    nll_ICP = np.asarray(list(losses.values()), dtype=np.float32)
+    nll_ICP = losses_ICP[:, :, done_P].astype(np.float32)
     write_atomically(directory / "losses.npz", lambda path: np.savez_compressed(path, **arrays, nll=nll_ICP))
     write_json(directory / "recl.json", results, allow_nan=False)
     lines = write_report(results, directory)
-    write_text(directory / "recl.html", page(results, losses, at.t, at.blocks, at.text.spell))
+    write_text(directory / "recl.html", page(results, losses, at.t, at.blocks, at.spell))
     log_results("recl", results, options, directory, line_series(results))
     if len(at.t) < asked:
         raise Stopped(f"stopped by SIGINT: {directory}/recl.md has {len(at.t):,} of {asked:,} positions", signal.SIGINT)
     return lines
 
 
-def parts_of(members: list[Member], at: Positions) -> int:
+def parts_of(members: list[Member], at: GroupText) -> int:
     """Return the number of parts, each of at least two blocks spread over the text, in which positions are read.
 
     What is complete when a run is interrupted is its parts. How long they take is said if it is long.
     """
     tokens, seconds = [], 0.0
     for member in members:
-        text, reader = at.text.of_member[member.name], member.reader
+        text, reader = at.of_member[member.name], member.reader
         seen = np.array([reader.visible(context) for context in at.in_tokens(member.name)])
         longest = min(int(seen.max()), len(text.tokens) - 1)
         tokens.append(len(at.t) * int(longest if reader.one_pass else seen.sum()))
@@ -133,9 +106,8 @@ def parts_of(members: list[Member], at: Positions) -> int:
             window_losses(reader, text.tokens, targets, [longest])
             seconds += (time.perf_counter() - started) * tokens[-1] / (longest * len(targets))
     if seconds > LONG:
-        notice(
-            f"{sum(tokens):,} tokens to read: about {timedelta(seconds=round(seconds))}; Ctrl-C keeps what is complete"
-        )
+        about = f"about {timedelta(seconds=round(seconds))}"
+        notice(f"{sum(tokens):,} tokens to read: {about}; Ctrl-C keeps what is complete")
     return max(1, min(sum(tokens) // PART_TOKENS, (int(at.blocks[-1]) + 1) // 2))
 
 
@@ -143,53 +115,43 @@ def checked_contexts(options: ReclOptions) -> list[int]:
     """Check the options and return the grid of contexts."""
     n_models, names, groups = len(references(options)), options.names, options.groups
     check_common_options(options)
-    check_at_least_one(options, "first_context", "step")
-    contexts, seed = options.contexts, options.position_seed
+    contexts: Sequence[int] | None = options.contexts
+    first, most, step = options.first_context, options.max_context, options.step
     if contexts is None:
-        contexts = even_contexts(options.first_context, options.max_context, options.step)
-        least = options.first_context + options.step
-        require(
-            len(contexts) >= 2, "max_context", options.max_context, f"must be at least {least}: first_context + step"
-        )
-        if contexts[-1] < options.max_context:
-            notice(f"max_context={options.max_context}: the grid ends at {contexts[-1]}, first_context + n·step")
+        contexts = range(first, most + 1, step)
+        require(len(contexts) >= 2, "max_context", most, f"must be at least {first + step}: first_context + step")
+        allowed = f"gives {len(contexts):,} contexts in steps of {step}, more than {MOST['contexts']:,}"
+        require(len(contexts) <= MOST["contexts"], "max_context", most, allowed)
+        if contexts[-1] < most:
+            notice(f"max_context={most}: the grid ends at {contexts[-1]}, first_context + n·step")
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
     named = names is None or (len(names) == len(set(names)) == n_models and all(names))
+    require(named, "names", names, f"must be {n_models} different names, one per model")
     labelled = groups is None or (len(groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in groups))
-    rules = [
-        ("names", named, f"must be {n_models} different names, one per model"),
-        ("groups", labelled, f"must be {n_models} labels of letters, digits and _.+-, one per model"),
-        ("context_unit", options.context_unit in ("token", "byte"), "must be one of token, byte"),
-        ("tokenizer", options.tokenizer in ("auto", "json"), "must be one of auto, json"),
-        ("documents", options.documents in ("respect", "ignore"), "must be one of respect, ignore"),
-        ("n_positions", options.n_positions >= 2, "must be an integer >= 2 (for a standard error)"),
-        ("position_seed", seed is None or seed >= 0, "must be null or an integer >= 0"),
-    ]
-    for name, right, allowed in rules:
-        require(right, name, getattr(options, name), allowed)
+    require(labelled, "groups", groups, f"must be {n_models} labels of letters, digits and _.+-, one per model")
     return list(contexts)
 
 
-def model_losses(member: Member, at: Positions, options: ReclOptions) -> Array:
+def model_losses(member: Member, at: GroupText, options: ReclOptions) -> Array:
     """Return l(c, t), [C, P], in nats, of one model.
 
     Raises:
         OptionError: losses are nan, infinite or negative.
     """
-    text = at.text.of_member[member.name]
+    text = at.of_member[member.name]
     with autocast(options.precision, device_of(member.reader.model)):
-        if at.text.pieces is None:
+        if at.pieces is None:
             begins = text.document_begins(at.t)
             losses_CP = window_losses(member.reader, text.tokens, at.t, at.contexts, begins, progress=True)
         else:
-            losses_CP = byte_losses(member.reader, text, at.text.pieces, at.t, at.contexts)
+            losses_CP = byte_losses(member.reader, text, at.pieces, at.t, at.contexts)
     allowed = f"has losses that are not -log P in 0 … {LARGEST:g} nats"
     member.require(bool(((losses_CP > -ROUNDING) & (losses_CP < LARGEST)).all()), allowed)
     return losses_CP
 
 
 def byte_losses(
-    reader: WindowReader, text: TokenizedText, pieces: Integers, positions: Integers, contexts: list[int]
+    reader: WindowReader, text: TokenizedText, pieces: Integers, positions: Integers, contexts: Sequence[int]
 ) -> Array:
     """Return l(c, t), [C, P], in nats per byte, for byte positions t and contexts of c bytes.
 
@@ -229,31 +191,70 @@ def byte_losses(
     return sums_CP / (pieces[piece_P + 1] - pieces[piece_P])
 
 
-def _measure(options: ReclOptions, members: list[Member], losses: dict[str, Array], at: Positions) -> dict[str, Any]:
+def _measure(options: ReclOptions, members: list[Member], losses: dict[str, Array], at: GroupText) -> dict[str, Any]:
     """Return the entries of `recl.json`, apart from the seconds."""
     # In bytes a limit of tokens caps the windows, not RECL.
-    limits = {one.name: one.reader.limit if at.text.pieces is None else None for one in members}
-    begins = np.max([of.document_begins(at.t) for of in at.text.of_member.values()], axis=0)
+    limits = {one.name: one.reader.limit if at.pieces is None else None for one in members}
+    begins = np.max([of.document_begins(at.t) for of in at.of_member.values()], axis=0)
     given = {name: getattr(options, name) for name in ("context_unit", "fractions", "threshold", "bootstrap", "seed")}
-    unit = loss_unit(at.text.corpus["level"])
-    results = group_results(
-        losses, at.contexts, at.t, at.blocks, unit, labels=options.groups, limits=limits, begins=begins, **given
-    )
+    places, unit = (at.contexts, at.t, at.blocks), loss_unit(at.corpus["level"])
+    results = group_results(losses, *places, unit, labels=options.groups, limits=limits, begins=begins, **given)
     for model, member in zip(results["models"], members, strict=True):
-        trained = member.trained
-        model |= {
-            "checkpoint": member.path,
-            "sha256": member.checksum,
-            "step": trained.step if trained else None,
-            "tokens_trained": trained.step * tokens_per_step(trained.config) if trained else None,
-            "kind": member.kind,
-            "begin_of_text": member.begin_of_text,
-            "scoring": "one pass" if member.reader.one_pass else "direct",
-            "one_pass_difference": member.one_pass_difference,
-            "limit": member.reader.limit,
-            "clamp_len": member.clamp_len,
-            "trained_len": member.trained_len,
-        }
+        model |= member.facts()
     results["positions"]["seed"] = options.position_seed
     given = {name: getattr(options, name) for name in ("split", "precision", "documents")}
-    return {"schema_version": SCHEMA_VERSION, **results, **given, "corpus": at.text.corpus}
+    return {"schema_version": SCHEMA_VERSION, **results, **given, "corpus": at.corpus}
+
+
+def write_report(results: dict[str, Any], directory: Path) -> list[str]:
+    """Write the tables and the figures.
+
+        recl.md                  losses and gains by context, Table 8, differences
+        gains_*.svg|png          Figure 3, a file for each r and group
+        contexts.svg|png         Figure 4
+        differences.svg|png      loss minus that of the first model, if there are several
+
+    Args:
+        results: contents of `recl.json`.
+        directory: folder for the files.
+
+    Returns:
+        Lines to print: the tables and their notes.
+    """
+    parts: list[Any] = [part for title, rows in tables(results).items() for part in (title, "", rows, "")]
+    lines = write_markdown(directory / "recl.md", *parts, *notes(results))
+    shared: dict[str, Any] = {"log_x": results["step"] is None}
+    units, level = f"({results['context_unit']}s)", unit_name(results["corpus"]["level"])
+    for panel, (x, curves, x_name, title) in line_series(results).items():
+        drawn: Any = {name: [(x, y)] for name, y in curves.items()}
+        if panel == results["unit"]:
+            line_figure(directory / "contexts", drawn, f"{x_name} {units}", level, title, **shared)
+        else:
+            gain = "gain: exp f(c, c) − exp f(c, c') (perplexity)"
+            line_figure(directory / panel, drawn, f"{x_name} {units}", gain, title, log_y=True, **shared)
+    # Paired by position: variation of the text that both models share is not in the bands.
+    first, x = results["models"][0]["name"], results["contexts"]
+    paired = [one for one in results["differences"] if one["model"] == first]
+    drawn = {one["minus"]: [(x, [-y for y in one["nll"]], one["nll_standard_error"])] for one in paired}
+    if paired:
+        names = ("difference of the loss (nats)", f"Loss minus that of {plain_text(first)} (± standard error)")
+        line_figure(directory / "differences", drawn, f"context {units}", *names, **shared)
+    return lines
+
+
+def line_series(results: dict[str, Any]) -> dict[str, tuple[Sequence[float], dict[str, Any], str, str]]:
+    """Return the curves of Figures 3 and 4: by panel, x, named curves, the name of x, a title.
+
+    Figure 3 has the perplexity gains of each fraction of each group, and the gain that counts, threshold · exp f(c, c),
+    equal for all models of a group.
+    """
+    contexts, unit, found, only = results["contexts"], results["unit"], dict[str, Any](), len(results["groups"]) == 1
+    for group, r in product((group["name"] for group in results["groups"]), map(str, map(float, results["fractions"]))):
+        of_group = {model["name"]: model["recl"][r] for model in results["models"] if model["group"] == group}
+        curves = {name: length["perplexity_gains"] for name, length in of_group.items()}
+        shortest = next(iter(of_group.values()))["perplexities"]
+        curves["needed for a longer RECL"] = [results["threshold"] * perplexity for perplexity in shortest]
+        title = f"Gain of more context, hardest {float(r):.0%} of positions" + ("" if only else f", {group}")
+        found[f"gains_r{r}" if only else f"gains_{group}_r{r}"] = (contexts[:-1], curves, "c", title)
+    losses = {model["name"]: model[unit] for model in results["models"]}
+    return {**found, unit: (contexts, losses, "context", f"{unit_name(results['corpus']['level'])} by context")}

@@ -11,7 +11,7 @@ import numpy as np
 
 from txl_lightning.measure.effective_context import Array
 
-Table = tuple[Sequence[str], Sequence[Sequence[object]]]
+Table = Sequence[Mapping[str, object]]
 TEMPLATE = Path(__file__).with_name("recl_page.html")
 MOST_BYTES = 1_900_000  # of passages
 PASSAGE = 64  # positions
@@ -56,17 +56,13 @@ def page(
         "about": f"{results['corpus']['name']}, {results['split']}: {P:,} positions in {len(first_B)} blocks.",
         "sample": f"{shown:,} of {P:,} scored {unit}s, in {len(encoded)} of {len(passages)} passages spread over the "
         f"text. A colour is the loss with {contexts[0]} {unit}s of context minus that with {contexts[-1]}.",
-        "unit": unit,
-        "step": results["step"],
-        "contexts": contexts,
-        "shown": [contexts[c] for c in shown_C],
-        "tables": tables(results),
+        **{"unit": unit, "step": results["step"], "contexts": contexts, "shown": [contexts[c] for c in shown_C]},
+        "tables": [[title, [*rows[0]], [[*row.values()] for row in rows]] for title, rows in tables(results).items()],
         "notes": notes(results),
-        "models": [
-            {"name": model["name"], "nll": model["nll"], "error": np.nan_to_num(model["nll_standard_error"]).tolist()}
-            for model in results["models"]
-        ],
     }
+    facts["models"] = [{"name": one["name"], "nll": one["nll"]} for one in results["models"]]
+    for of_page, model in zip(facts["models"], results["models"], strict=True):
+        of_page["error"] = np.nan_to_num(model["nll_standard_error"]).tolist()
     data = f'{_encode(facts)[:-1]},"passages":[{",".join(encoded[k] for k in sorted(encoded))}]}}'
     return TEMPLATE.read_text("utf-8").replace("$data", data, 1)
 
@@ -91,61 +87,56 @@ def _passage(positions: np.ndarray, hundredths_ICP: np.ndarray, spell: Callable[
     return items
 
 
-def tables(results: dict[str, Any]) -> list[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
-    """Return titles, headers and rows: losses and gains by context, Table 8, differences of two models."""
+def tables(results: dict[str, Any]) -> dict[str, Table]:
+    """Return tables by title, each a list of rows: losses and gains by context, Table 8, differences of two models."""
     grouped = "; ".join(", ".join(group["models"]) for group in results["groups"])
-    found = [
-        ("Loss by context and its gain, without a group:", *_gains(results)),
-        (f"RECL in the group of: {grouped}", *_table_8(results)),
-    ]
-    return found + ([("Differences", *_differences(results))] if results["differences"] else [])
+    found: dict[str, Table] = {
+        "Loss by context and its gain, without a group:": [_gains(model, results) for model in results["models"]],
+        f"RECL in the group of: {grouped}": [_table_8(model, results) for model in results["models"]],
+        "Differences": [_difference(one, results) for one in results["differences"]],
+    }
+    return {title: rows for title, rows in found.items() if rows}
 
 
-def _gains(results: dict[str, Any]) -> Table:
+def _difference(one: dict[str, Any], results: dict[str, Any]) -> dict[str, object]:
+    """Return the difference of two models at the longest context."""
+    difference, low, high = (f"{one[name][-1]:+.4f}" for name in ("nll", "low", "high"))
+    title = f"nats at {results['contexts'][-1]} {results['context_unit']}s, 95 % interval"
+    return {
+        "difference, paired by position": f"{one['model']} − {one['minus']}",
+        title: f"{difference} [{low}, {high}]",
+    }
+
+
+def _gains(model: dict[str, Any], results: dict[str, Any]) -> dict[str, object]:
     """Return what needs no group: losses at both ends of the grid, and what more context gains."""
-    unit, context_unit, contexts = results["unit"], results["context_unit"], results["contexts"]
+    unit, context_unit, contexts, limit = results["unit"], results["context_unit"], results["contexts"], model["limit"]
     chain = {contexts[0] << k for k in range(32)}
-    rows = []
-    for model in results["models"]:
-        limit = f"{model['limit']} tokens" if model["limit"] and context_unit == "byte" else str(model["limit"] or "–")
-        losses = list(zip(model[unit], model[f"{unit}_standard_error"], strict=True))
-        doublings = [found for found in model["doublings"] if found["from"] in chain][-LAST_DOUBLINGS:]
-        values = [losses[0], losses[-1], *((found["bits"], found["standard_error"]) for found in doublings)]
-        cells = [f"{value:.3f} ± {error:.3f}" for value, error in values]
-        rows.append([model["name"], model["kind"], limit, *cells, str(model["within_1_percent"])])
-    header = ["model", "kind", "sees at most", *(f"{unit} at {c} {context_unit}s" for c in (contexts[0], contexts[-1]))]
-    header += [f"bits {found['from']} → {found['to']}" for found in doublings]
-    return [*header, "within 1 %"], rows
+    doublings = [found for found in model["doublings"] if found["from"] in chain][-LAST_DOUBLINGS:]
+    losses, errors = model[unit], model[f"{unit}_standard_error"]
+    values = {f"{unit} at {contexts[end]} {context_unit}s": (losses[end], errors[end]) for end in (0, -1)}
+    values |= {f"bits {found['from']} → {found['to']}": (found["bits"], found["standard_error"]) for found in doublings}
+    sees = f"{limit} tokens" if limit and context_unit == "byte" else str(limit or "–")
+    cells = {title: f"{value:.3f} ± {error:.3f}" for title, (value, error) in values.items()}
+    row = {"model": model["name"], "kind": model["kind"], "sees at most": sees, **cells}
+    return {**row, "within 1 %": str(model["within_1_percent"])}
 
 
-def _table_8(results: dict[str, Any]) -> Table:
-    """Return RECL with its interval, and guarded RECL, of every model."""
-    fractions, several = [str(float(r)) for r in results["fractions"]], len(results["groups"]) > 1
-    rows = []
-    for model in results["models"]:
-        of_fractions = [model["recl"][r] for r in fractions]
-        cells = [_bounded(found) for found in of_fractions]
-        if results["bootstrap"]:
-            ends = [(found["low"], _bounded(found, "high", "high_at_least")) for found in of_fractions]
-            cells = [f"{cell} [{low}, {high}]" for cell, (low, high) in zip(cells, ends, strict=True)]
-        cells += [_bounded(found, "guarded", "guarded_at_least") for found in of_fractions]
-        rows.append([model["name"], *([model["group"]] if several else []), *cells])
-    lengths = [*(f"RECL r = {r}" for r in fractions), *(f"guarded r = {r}" for r in fractions)]
-    return ["model", *(["group"] if several else []), *lengths], rows
+def _table_8(model: dict[str, Any], results: dict[str, Any]) -> dict[str, object]:
+    """Return RECL with its interval, and guarded RECL."""
+    row, guarded = {"model": model["name"]}, dict[str, str]()
+    if len(results["groups"]) > 1:
+        row["group"] = model["group"]
+    for r in (str(float(r)) for r in results["fractions"]):
+        found = model["recl"][r]
+        interval = f" [{found['low']}, {_bounded(found, 'high', 'high_at_least')}]" if results["bootstrap"] else ""
+        row[f"RECL r = {r}"] = _bounded(found) + interval
+        guarded[f"guarded r = {r}"] = _bounded(found, "guarded", "guarded_at_least")
+    return row | guarded
 
 
 def _bounded(length: dict[str, Any], value: str = "value", at_least: str = "at_least") -> str:
     return f"{'≥ ' if length[at_least] else ''}{length[value]}"
-
-
-def _differences(results: dict[str, Any]) -> Table:
-    """Return the difference of every two models at the longest context."""
-    longest = f"{results['contexts'][-1]} {results['context_unit']}s"
-    rows = [
-        [f"{one['model']} − {one['minus']}", f"{one['nll'][-1]:+.4f} [{one['low'][-1]:+.4f}, {one['high'][-1]:+.4f}]"]
-        for one in results["differences"]
-    ]
-    return ["difference, paired by position", f"nats at {longest}, 95 % interval"], rows
 
 
 def notes(results: dict[str, Any]) -> list[str]:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
+from tqdm import trange
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import require
 from txl_lightning.files import write_json
-from txl_lightning.measure.commands import (
-    check_common_options,
-    chosen_device,
-    log_results,
-    write_markdown,
-)
+from txl_lightning.measure.commands import check_common_options, chosen_device, log_results, write_markdown
 from txl_lightning.measure.options import SpeedOptions
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -41,23 +36,18 @@ SCHEMES = {
     "cached": "state reuse, cached keys and values",
 }
 RATIOS = ("vanilla/hidden", "vanilla/cached")
-HEADER = ["attention length", "vanilla, ms per token", "hidden states", "cached"]
-HEADER += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)"]
-MIN_ROUNDS = 3
-TURN_SECONDS, MOST_SEGMENTS = 0.3, 64  # a turn is one segment, or as many as take TURN_SECONDS
+COLUMNS = ["attention length", "vanilla, ms per token", "hidden states", "cached"]
+COLUMNS += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)"]
+TURN_SECONDS = 0.3  # a turn is one segment, or as many as take as long
 TEXT_LEN = 1 << 14
 
-Show = Callable[[str], None]
-print_now: Show = partial(print, flush=True)
 
-
-def run(options: SpeedOptions, directory: Path, show: Show = print_now) -> list[str]:
+def run(options: SpeedOptions, directory: Path) -> list[str]:
     """Time all schemes; write `speed.json`, `speed.md` and the figure.
 
     Args:
         options: options of the command.
         directory: folder for the files.
-        show: function that prints a line of progress.
 
     Returns:
         Lines to print: the table and its notes.
@@ -77,25 +67,14 @@ def run(options: SpeedOptions, directory: Path, show: Show = print_now) -> list[
     sizes |= {"vocab_size": VOCABULARY, "parameters": sum(p.numel() for p in model.parameters())}
     vanilla = vanilla_of(model)
     text_1n = torch.randint(VOCABULARY, (1, TEXT_LEN)).to(device)
-    schemes = {
-        length: make_schemes(model, vanilla, length, options.segment_len, text_1n)
-        for length in sorted(options.attention_lengths)
-    }
-    every = [scheme for named in schemes.values() for scheme in named.values()]
-    rounds = run_rounds(every, options.rounds, started + options.budget_seconds, show)
-    results: dict[str, Any] = {
-        "model": sizes,
-        "segment_len": options.segment_len,
-        "rounds": rounds,
-        "results": [{"level": "char", "attention_len": key, **summary(of)} for key, of in schemes.items()],
-        "machine": {
-            "processor": processor(),
-            "accelerator": torch.cuda.get_device_name() if device.type == "cuda" else None,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-        },
-        "seconds": round(time.perf_counter() - started, 2),
-    }
+    lengths, given = sorted(options.attention_lengths), (options.segment_len, text_1n)
+    schemes = {length: make_schemes(model, vanilla, length, *given) for length in lengths}
+    run_rounds([scheme for named in schemes.values() for scheme in named.values()], options.rounds)
+    machine = {"processor": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    machine["accelerator"] = torch.cuda.get_device_name() if device.type == "cuda" else None
+    timed = [{"level": "char", "attention_len": key, **summary(of)} for key, of in schemes.items()]
+    results = {"model": sizes, "segment_len": options.segment_len, "rounds": options.rounds, "results": timed}
+    results |= {"machine": machine, "seconds": round(time.perf_counter() - started, 2)}
     write_json(directory / "speed.json", results, allow_nan=False)
     lines = write_report(results, directory)
     log_results("speed", results, options, directory)
@@ -128,7 +107,6 @@ class TimedScheme:
         segment_len: tokens in a segment.
         state: state after the last segment.
         position: position of the next token to read.
-        segments: segments in a turn.
         seconds: seconds per token in every recorded turn.
     """
 
@@ -137,7 +115,6 @@ class TimedScheme:
     segment_len: int
     state: Any = None
     position: int = 0
-    segments: int = 1
     seconds: list[float] = field(default_factory=list)
 
     @torch.no_grad()
@@ -150,24 +127,12 @@ class TimedScheme:
         return nll_1T
 
     def turn(self) -> float:
-        """Return seconds per token over one turn."""
-        if self.segment_len > 1:
-            self.read()  # untimed: refills the CPU cache after the turn of another scheme
-        self._finish()
-        started = time.perf_counter()
-        for _ in range(self.segments):
-            self.read()
-        self._finish()
-        return (time.perf_counter() - started) / (self.segments * self.segment_len)
+        """Return seconds per token over one turn.
 
-    def warm_up(self) -> None:
-        """Take an unrecorded turn and choose the number of segments of later turns."""
-        self.read()  # the first call of a product on a GPU loads its kernel
-        self.segments = max(1, min(MOST_SEGMENTS, round(TURN_SECONDS / (self.turn() * self.segment_len))))
-
-    def _finish(self) -> None:
-        if self.text_1n.is_cuda:
-            torch.cuda.synchronize()
+        The segments before those that are timed refill the CPU's cache after the turn of another scheme.
+        """
+        timer = Timer("read()", globals={"read": self.read}, num_threads=torch.get_num_threads())
+        return timer.blocked_autorange(min_run_time=TURN_SECONDS).median / self.segment_len
 
 
 def make_schemes(
@@ -185,34 +150,18 @@ def make_schemes(
     start = {"memory_start": "zeros", "memory_reset": "never", "extra_key": False}
     lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, **start}
     window_1L = text_1n[:, torch.arange(attention_len, device=text_1n.device) % text_1n.shape[1]]
-    schemes = {}
-    sliding = SlidingWindow(vanilla, attention_len)
-    schemes["vanilla"] = TimedScheme(sliding, text_1n, 1, state=window_1L, position=attention_len)
-    schemes["hidden"] = TimedScheme(model.with_lengths(**lengths), text_1n, segment_len)
-    schemes["cached"] = TimedScheme(CachedTransformerXL(model, **lengths), text_1n, segment_len)
-    return schemes
+    return {
+        "vanilla": TimedScheme(SlidingWindow(vanilla, attention_len), text_1n, 1, window_1L, attention_len),
+        "hidden": TimedScheme(model.with_lengths(**lengths), text_1n, segment_len),
+        "cached": TimedScheme(CachedTransformerXL(model, **lengths), text_1n, segment_len),
+    }
 
 
-def run_rounds(schemes: list[TimedScheme], rounds: int, deadline: float, show: Show) -> int:
-    """Record a turn of every scheme in every round, in an order that reverses; return the number of rounds.
-
-    Stops, after at least 3 rounds, when another round would end after the deadline.
-    """
-    for scheme in schemes:
-        scheme.warm_up()
-    longest, order = 0.0, list(schemes)
-    for i in range(rounds):
-        before = time.perf_counter()
-        if i >= MIN_ROUNDS and before + longest > deadline:
-            show(f"budget_seconds: another round would not fit; {i} of {rounds} rounds measured")
-            return i
-        for scheme in order:
+def run_rounds(schemes: list[TimedScheme], rounds: int) -> None:
+    """Record a turn of every scheme in every round, in an order that reverses."""
+    for i in trange(rounds, unit="round", leave=False, disable=None):
+        for scheme in schemes[:: 1 - 2 * (i % 2)]:
             scheme.seconds.append(scheme.turn())
-        order.reverse()
-        taken = time.perf_counter() - before
-        longest = max(longest, taken)
-        show(f"round {i + 1} of {rounds}: {taken:.1f} s; at most {(rounds - i - 1) * longest:.0f} s left")
-    return rounds
 
 
 def summary(schemes: dict[str, TimedScheme]) -> dict[str, Any]:
@@ -239,7 +188,7 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     Returns:
         Lines to print: the table and its notes.
     """
-    machine, table = results["machine"], (HEADER, [_row(result) for result in results["results"]])
+    machine, table = results["machine"], [_row(result) for result in results["results"]]
     listed = ", ".join(f"{name} {value}" for name, value in results["model"].items())
     lines = write_markdown(
         directory / "speed.md",
@@ -254,20 +203,16 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
         f"{machine['accelerator'] or machine['processor']}, threads: {machine['threads']}, torch {machine['torch']}.",
     )
     lengths = [result["attention_len"] for result in results["results"]]
-    times = {}
-    for name, label in SCHEMES.items():
-        milliseconds = [1000 * result["seconds_per_token"][name]["median"] for result in results["results"]]
-        times[label] = [(lengths, milliseconds)]
+    medians = {name: [1000 * of["seconds_per_token"][name]["median"] for of in results["results"]] for name in SCHEMES}
+    times = {label: [(lengths, medians[name])] for name, label in SCHEMES.items()}
     title = "Time per token by attention length"
     line_figure(directory / "speed", times, "attention length (tokens)", "milliseconds per token", title, log_y=True)
     return lines
 
 
-def _row(result: dict[str, Any]) -> list[str]:
+def _row(result: dict[str, Any]) -> dict[str, str]:
     """Return a row of the table: milliseconds per token of every scheme, and ratios of vanilla to state reuse."""
     times = [float(f"{1000 * result['seconds_per_token'][name]['median']:.3g}") for name in SCHEMES]
-    return [
-        f"{result['attention_len']:,}",
-        *(f"{time:,.0f}" if time >= 100 else f"{time:g}" for time in times),
-        *("{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**result["ratios"][name]) for name in RATIOS),
-    ]
+    shown = [f"{time:,.0f}" if time >= 100 else f"{time:g}" for time in times]
+    shown += ["{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**result["ratios"][name]) for name in RATIOS]
+    return dict(zip(COLUMNS, [f"{result['attention_len']:,}", *shown], strict=True))

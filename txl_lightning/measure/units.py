@@ -163,10 +163,8 @@ class Fresh:
     def _losses(self, model: Any, split: str) -> TokenLosses:
         started, units, given = time.perf_counter(), self.units[split], self.carried.evaluation
         T, lengths, most = given.segment_len, self.carried.lengths, given.max_segments
-        texts = [
-            torch.from_numpy(np.concatenate([self.before, of_unit, units.closing]).astype(np.int64))
-            for of_unit in units.tokens
-        ]
+        whole = (np.concatenate([self.before, of_unit, units.closing]) for of_unit in units.tokens)
+        texts = [torch.from_numpy(tokens.astype(np.int64)) for tokens in whole]
         K, unscored = len(self.before), max(0, len(self.before) - 1)  # the first targets are of the context
         firsts_U, targets_U = units.bounds[:-1] - K, np.array([max(unscored, len(text) - 1) for text in texts])
         scored_U = targets_U - unscored
@@ -203,16 +201,6 @@ class Fresh:
         """Return all lengths and the precision (`Protocol`)."""
         own = {"batch_size": None, "fresh_for": self.per, "unit_context": self.before.tolist()}
         return {**self.carried.settings(), **own}
-
-    def describe(self) -> str:
-        """Describe lengths and context, for a line of text."""
-        after = f", after {len(self.before)} tokens of unit_context" if len(self.before) else ""
-        return f"{self.carried.describe_segments()}, each {self.per} {self.streams_start}{after}"
-
-    @property
-    def streams_start(self) -> str:
-        """Context of the first token of a unit, in words."""
-        return self.carried.streams_start
 
 
 def _batches(n_U: np.ndarray, longest: int, together: bool) -> Iterator[np.ndarray]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -34,7 +35,7 @@ def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
 
 def line_figure(
     path: Path,
-    curves: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]],
+    curves: Mapping[str, Sequence[tuple[Sequence[float], ...]]],
     x_label: str,
     y_label: str,
     title: str,
@@ -45,7 +46,7 @@ def line_figure(
 
     Args:
         path: PNG to write; without a suffix PNG and SVG.
-        curves: x and y values of the lines, by name.
+        curves: x and y values of the lines, by name; a third one of a line is the half width of a band around it.
         x_label: label of the x axis, with its unit.
         y_label: label of the y axis, with its unit.
         title: title of the figure.
@@ -55,12 +56,15 @@ def line_figure(
     figure = new_figure(5.4, 4.0)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
     for (name, lines), look in zip(curves.items(), looks(), strict=False):
-        for i, (x, y) in enumerate(lines):
+        for i, (x, y, *error) in enumerate(lines):
             axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=plain_text(name) if i == 0 else None)
+            for half in error:
+                low, high = np.subtract(y, half), np.add(y, half)
+                axes.fill_between(x, low, high, color=look["color"], alpha=0.12, linewidth=0)
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     if log_x:
         axes.set_xscale("log")
-        axes.set_xticks(sorted({float(value) for lines in curves.values() for x, _ in lines for value in x}))
+        axes.set_xticks(sorted({float(value) for lines in curves.values() for x, *_ in lines for value in x}))
         axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         axes.tick_params(axis="x", labelrotation=45)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))

@@ -54,9 +54,8 @@ def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_pa
     scores = set()
     for mem_len in (0, 8, 40):
         (line,) = run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"], mem_len=mem_len), tmp_path)
-        segments = "segments of 8" if mem_len else "extended context 6, segments of 2"  # windows of 8
-        word = "carried" if mem_len else "window"
-        assert f"({word}: memory {mem_len}, {segments}, 2 streams without context" in line
+        assert f"(protocol {f'carried, mem_len {mem_len}' if mem_len else 'window, ext_len 6'}, " in line
+        assert f"segment_len {8 if mem_len else 2}, batch_size 2, cached, precision 32-true; left out" in line
         scores.add(line.split()[2])
     assert len(scores) == 3
 

@@ -12,7 +12,7 @@ from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.measure.losses import TokenLosses
-from txl_lightning.measure.split_scores import SplitScores
+from txl_lightning.measure.protocols import SplitScores
 from txl_lightning.runs.trained import load_trained
 
 

@@ -16,7 +16,7 @@ import pytest
 from examples.recall_oracle import RecallOracle
 from txl_lightning.data.recall import Recall
 from txl_lightning.measure import recl_page
-from txl_lightning.measure.comparison import compare, group_results
+from txl_lightning.measure.loss_by_context import compare, group_results
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

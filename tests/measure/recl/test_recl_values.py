@@ -18,8 +18,7 @@ from txl_lightning.measure import recl as command
 from txl_lightning.measure.effective_context import relative_effective_context_lengths
 from txl_lightning.measure.loss_by_context import context_gains, key_tokens
 from txl_lightning.measure.options import ReclOptions
-from txl_lightning.measure.recl import run
-from txl_lightning.measure.recl_report import line_series
+from txl_lightning.measure.recl import line_series, run
 from txl_lightning.runs.trained import load_trained
 
 CONTEXTS, FRACTIONS, THRESHOLD, SEED, SAMPLES = [4, 8, 12, 16], [0.3, 1.0], 0.02, 3, 25

@@ -1,6 +1,7 @@
 """txl speed: what is timed computes what it should, the arithmetic of its times, every cell and curve."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "
 def timed(directory: Path, **chosen: Any) -> tuple[dict[str, Any], list[str]]:
     """Return `speed.json` and the printed lines."""
     given = {**TINY, "attention_lengths": [6, 800], "rounds": 2, **chosen}
-    lines = run(SpeedOptions(**given), directory, lambda line: None)
+    lines = run(SpeedOptions(**given), directory)
     return json.loads((directory / "speed.json").read_text()), lines
 
 
@@ -68,44 +69,34 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert curves(drawn["speed.svg"].axes[0]) == expected
 
 
-class Ticking:
-    """Model that takes 0.25 seconds to read a segment, by its own clock."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.time, self.read = 0.0, 0
-        monkeypatch.setattr(command.time, "perf_counter", lambda: self.time)
+class Slow:
+    """Model that takes two milliseconds to read a segment."""
 
     def score(self, tokens_1T: Any, targets_1T: Any, state: Any) -> Any:
-        self.time, self.read = self.time + 0.25, self.read + 1
+        time.sleep(0.002)
         return targets_1T.double(), state
 
 
-@pytest.mark.parametrize(("segment_len", "read"), [(5, 4), (1, 3)])  # of longer segments one is not timed
-def test_a_turn_is_timed_per_token(monkeypatch: pytest.MonkeyPatch, segment_len: int, read: int) -> None:
-    model: Any = Ticking(monkeypatch)
-    scheme = TimedScheme(model, torch.arange(50)[None], segment_len, segments=3)
-    assert (scheme.turn(), model.read) == (0.25 / segment_len, read)
-    monkeypatch.setattr(command, "TURN_SECONDS", 1.0)
-    scheme.warm_up()
-    assert scheme.segments == 4
+@pytest.mark.parametrize("segment_len", [5, 1])
+def test_a_turn_is_timed_per_token(monkeypatch: pytest.MonkeyPatch, segment_len: int) -> None:
+    monkeypatch.setattr(command, "TURN_SECONDS", 0.01)
+    scheme = TimedScheme(Slow(), torch.arange(50)[None], segment_len)
+    assert 0.002 <= scheme.turn() * segment_len < 2
+    assert scheme.position >= 3 * segment_len  # two of them not timed
 
 
-def test_rounds_alternate_the_first_scheme_and_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = Ticking(monkeypatch)
-    monkeypatch.setattr(command, "TURN_SECONDS", 0.0)
+def test_rounds_alternate_the_first_scheme() -> None:
     order: list[str] = []
 
     class Noted(TimedScheme):
         def turn(self) -> float:
             order.append("ab"[self.segment_len - 1])
-            return super().turn()
+            return float(len(order))
 
-    schemes: list[TimedScheme] = [Noted(model, torch.arange(50)[None], segment_len) for segment_len in (1, 2)]
-    said: list[str] = []
-    assert command.run_rounds(schemes, 9, 0.0, said.append) == 3
-    assert "".join(order) == "ab" + "abbaab"  # after a turn of each that is not recorded
-    assert [len(scheme.seconds) for scheme in schemes] == [3, 3]
-    assert said[-1] == "budget_seconds: another round would not fit; 3 of 9 rounds measured"
+    schemes: list[TimedScheme] = [Noted(Slow(), torch.arange(50)[None], segment_len) for segment_len in (1, 2)]
+    command.run_rounds(schemes, 3)
+    assert "".join(order) == "abbaab"
+    assert [scheme.seconds for scheme in schemes] == [[1, 4, 5], [2, 3, 6]]
 
 
 def test_ratios_are_taken_within_rounds() -> None:
