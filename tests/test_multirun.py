@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import time
@@ -22,9 +23,10 @@ from tests.in_process import run_txl
 from tests.training.small_run import TINY
 from txl_lightning.cli import register_all
 from txl_lightning.command_line.messages import one_line
-from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs
+from txl_lightning.command_line.multirun import CALL, Multirun, current, multirun_name, report_failed_jobs
 from txl_lightning.config.schemas import CONF, Config
 from txl_lightning.errors import OptionError
+from txl_lightning.jobs import JobFolder
 
 FILES = ("multirun.json", "multirun.md", "multirun.yaml")
 
@@ -135,8 +137,8 @@ def test_options_of_the_launcher_are_checked_before_a_job_starts(
 
 def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Mock()
-    monkeypatch.setattr("hydra_plugins.txl_process_launcher.JobProcess", made)
-    monkeypatch.setattr("hydra_plugins.txl_process_launcher.pickle", Mock())
+    monkeypatch.setattr("txl_lightning.command_line.multirun.JobProcess", made)
+    monkeypatch.setattr("txl_lightning.command_line.multirun.pickle", Mock())
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     job = Mock(directory=tmp_path / "0", overrides=("seed=1",), number=0)
     job.config.hydra.job.env_set = {"A": "1"}
@@ -147,6 +149,18 @@ def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.M
         counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), expected) if expected else {}
         assert made.call_args.kwargs["variables"] == {**counts, "A": "1"}
         assert made.call_args.kwargs["log"] == (tmp_path / "0/log.txt" if at_once > 1 else None)
+
+
+def test_a_call_keeps_its_multirun_for_itself(tmp_path: Path) -> None:
+    multirun = Multirun()
+    token = CALL.set(multirun)
+    assert current() is multirun
+    CALL.reset(token)
+    assert current() is not current()
+    multirun.lock.enter_context(JobFolder(tmp_path).locked())
+    multirun.outcomes.append("job 0: failed")
+    assert vars(pickle.loads(pickle.dumps(multirun)))["outcomes"] == []  # of a job, without the lock
+    multirun.lock.close()
 
 
 def test_a_multirun_that_cannot_be_composed_ends_with_one_line(tmp_path: Path) -> None:
@@ -198,12 +212,9 @@ def test_a_multirun_is_named_after_its_folder(directory: str, name: str) -> None
     assert multirun_name(directory) == name
 
 
-def test_more_failures_than_an_exit_status_can_say(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_failures_than_an_exit_status_can_say(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [*(f"job {i} (seed={i}): was killed by SIGKILL" for i in range(300)), None]
-    monkeypatch.setattr("txl_lightning.command_line.multirun.OUTCOMES", outcomes)
-    assert report_failed_jobs("train") == 100
+    assert report_failed_jobs("train", outcomes) == 100
     assert capsys.readouterr().err.splitlines()[-1] == "txl train: 300 of 301 jobs failed"
 
 
