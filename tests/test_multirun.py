@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -22,8 +23,9 @@ from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import TINY
 from txl_lightning.cli import register
 from txl_lightning.command_line.messages import one_line
-from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs
+from txl_lightning.command_line.multirun import CALL, Multirun, current, multirun_name, report_failed_jobs
 from txl_lightning.config.schemas import CONF, Config
+from txl_lightning.jobs import JobFolder
 
 FILES = ("multirun.json", "multirun.md", "multirun.yaml")
 
@@ -106,8 +108,8 @@ def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: s
 
 def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Mock()
-    monkeypatch.setattr("hydra_plugins.txl_process_launcher.JobProcess", made)
-    monkeypatch.setattr("hydra_plugins.txl_process_launcher.pickle", Mock())
+    monkeypatch.setattr("txl_lightning.command_line.multirun.JobProcess", made)
+    monkeypatch.setattr("txl_lightning.command_line.multirun.pickle", Mock())
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     job = Mock(directory=tmp_path / "0", overrides=("seed=1",), number=0)
     job.config.hydra.job.env_set = {"A": "1"}
@@ -118,6 +120,18 @@ def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.M
         counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), expected) if expected else {}
         assert made.call_args.kwargs["variables"] == {**counts, "A": "1"}
         assert made.call_args.kwargs["log"] == (tmp_path / "0/log.txt" if at_once > 1 else None)
+
+
+def test_a_call_keeps_its_multirun_for_itself(tmp_path: Path) -> None:
+    multirun = Multirun()
+    token = CALL.set(multirun)
+    assert current() is multirun
+    CALL.reset(token)
+    assert current() is not current()
+    multirun.lock.enter_context(JobFolder(tmp_path).locked())
+    multirun.outcomes.append("job 0: failed")
+    assert vars(pickle.loads(pickle.dumps(multirun)))["outcomes"] == []  # of a job, without the lock
+    multirun.lock.close()
 
 
 def test_slurm_gives_every_device_a_task() -> None:
@@ -142,9 +156,10 @@ def test_a_multirun_is_named_after_its_folder(directory: str, name: str) -> None
     assert multirun_name(directory) == name
 
 
-def test_more_failures_than_an_exit_status_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txl_lightning.command_line.multirun.OUTCOMES", [*map(str, range(300)), None])
-    assert report_failed_jobs("train") == 100
+def test_more_failures_than_an_exit_status_can_say(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = [*(f"job {i} (seed={i}): was killed by SIGKILL" for i in range(300)), None]
+    assert report_failed_jobs("train", outcomes) == 100
+    assert capsys.readouterr().err.splitlines()[-1] == "txl train: 300 of 301 jobs failed"
 
 
 def test_a_defect_is_named_by_its_type() -> None:

@@ -22,9 +22,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from txl_lightning.command_line import Command, ended_by_ctrl_c, show, usable_caches
 from txl_lightning.command_line.messages import EXPECTED, choices_of, is_expected, one_line, read_flags, refuse_unusable
 from txl_lightning.command_line.multirun import (
-    OUTCOMES,
+    CALL,
     JobError,
-    MultirunTable,
+    Multirun,
     multirun_name,
     report_failed_jobs,
     write_results,
@@ -47,27 +47,29 @@ def run_command(command: Command, words: list[str]) -> None:
     Raises:
         SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
     """
-    OUTCOMES.clear()
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    multirun, wants_traceback = Multirun(), os.environ.get("HYDRA_FULL_ERROR") == "1"
+    token = CALL.set(multirun)
     try:
-        _run(command, [literal(word, command.text_options) for word in words], wants_traceback)
+        _run(command, [literal(word, command.text_options) for word in words], wants_traceback, multirun)
     except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
-        folder = MultirunTable.directory if command.objective else None
+        folder = multirun.directory if command.objective else None
         again = f"; to continue, repeat the command with hydra.sweep.dir={folder}" if folder else ""
         print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except Exception as error:
-        if not any(OUTCOMES):
+        if not any(multirun.outcomes):
             if wants_traceback or not is_expected(error):
                 raise
             _fail(command, error)
         if not isinstance(error, JobError):  # of the sweeper itself
             print(f"txl {command.name}: {one_line(error, command.schema)}", file=sys.stderr)
-    if failed := report_failed_jobs(command.name):
+    finally:
+        CALL.reset(token)
+    if failed := report_failed_jobs(command.name, multirun.outcomes):
         sys.exit(failed)
 
 
-def _run(command: Command, words: list[str], wants_traceback: bool) -> None:
+def _run(command: Command, words: list[str], wants_traceback: bool, multirun: Multirun) -> None:
     given = read_flags(words)
     composed = [*given.overrides]  # `compose` knows no flags
     composed += [f"hydra.searchpath=[{quoted(os.path.abspath(given.config_dir))}]"] if given.config_dir else []
@@ -81,9 +83,8 @@ def _run(command: Command, words: list[str], wants_traceback: bool) -> None:
     flags = [word for word in words if word not in given.overrides]
     words = [*flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *given.overrides]
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)
-    MultirunTable.directory = MultirunTable.run_directory = None
     arguments = sys.argv
-    with usable_caches(), MultirunTable.lock, warnings.catch_warnings():  # the first restores the environment
+    with usable_caches(), multirun.lock, warnings.catch_warnings():  # the first restores the environment
         warnings.filterwarnings("error", message="provider=hydra.searchpath")  # of a folder that does not exist
         # Hydra raises its errors instead of printing them on several lines.
         sys.argv, os.environ["HYDRA_FULL_ERROR"] = [sys.argv[0], *words], "1"
@@ -91,7 +92,7 @@ def _run(command: Command, words: list[str], wants_traceback: bool) -> None:
             application(HydraTask(command, wants_traceback))()
         finally:  # the results of a multirun also if it failed or was interrupted
             sys.argv = arguments
-            if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
+            if multirun.directory is not None and (table := write_results(multirun.directory)):
                 show(f"{table.read_text()}{table}")
 
 

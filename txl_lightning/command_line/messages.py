@@ -19,7 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from txl_lightning.command_line import Command
-from txl_lightning.command_line.multirun import JobError, MultirunTable
+from txl_lightning.command_line.multirun import JobError, current
 from txl_lightning.config.schemas import CONF, OWN_OPTIONS
 from txl_lightning.errors import UserError, first_line
 from txl_lightning.guests import CHOICES, of_a_file
@@ -72,7 +72,7 @@ def one_line(error: BaseException, schema: type) -> str:
     if isinstance(error, OSError) and error.filename:
         return _unusable_file(str(error.filename), error.strerror)
     if isinstance(error, OSError) and error.errno is not None:  # a full disk
-        return f"{error.strerror}: {MultirunTable.run_directory or 'a file'} or the output cannot be written"
+        return f"{error.strerror}: {current().run_directory or 'a file'} or the output cannot be written"
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
