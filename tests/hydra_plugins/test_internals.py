@@ -4,7 +4,7 @@ import pytest
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus
 
-from txl_lightning.command_line.messages import hydra_parser
+from txl_lightning.command_line.hydra_app import hydra_parser
 from txl_lightning.command_line.multirun import add_singletons
 from txl_lightning.errors import UserError
 

@@ -8,19 +8,23 @@ import re
 import signal
 import sys
 import warnings
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from txl_lightning.command_line import Command, ended_by_ctrl_c, show, usable_caches
-from txl_lightning.command_line.messages import EXPECTED, choices_of, is_expected, one_line, read_flags, refuse_unusable
+from txl_lightning.command_line.messages import EXPECTED, choices_of, is_expected, one_line, suggestion
 from txl_lightning.command_line.multirun import (
     CALL,
     JobError,
@@ -30,7 +34,7 @@ from txl_lightning.command_line.multirun import (
     write_results,
 )
 from txl_lightning.config.schemas import CONF
-from txl_lightning.errors import Stopped, notice
+from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.files import write_text
 from txl_lightning.jobs import JobFolder, identity, refuse_another_text
 
@@ -94,6 +98,69 @@ def _run(command: Command, words: list[str], wants_traceback: bool, multirun: Mu
             sys.argv = arguments
             if multirun.directory is not None and (table := write_results(multirun.directory)):
                 show(f"{table.read_text()}{table}")
+
+
+def read_flags(words: Sequence[str]) -> Namespace:
+    """Parse words as Hydra does, overrides on both sides of a flag too, and refuse two flags.
+
+    Raises:
+        UserError: a flag is not known, or it is `--experimental-rerun`.
+    """
+    given = hydra_parser().parse_intermixed_args(words)
+    if (rerun := given.experimental_rerun) is not None:
+        raise UserError(f"--experimental-rerun={rerun}: is not supported, its file can run code; repeat the overrides")
+    return given
+
+
+def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
+    """Refuse what Hydra would misread: two choices as one, no choice, `+option=value`, a choice of another command,
+    a custom file with the name of one of ours.
+
+    Raises:
+        UserError: an override cannot be used.
+    """
+    for word in overrides:
+        name, _, value = word.partition("=")
+        if name == "hydra.searchpath":
+            _refuse_names_of_ours(word)
+        if not word.isascii() and word.encode(errors="replace").decode() != word:
+            raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
+        if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
+            raise UserError(f"{word}: options cannot be added{suggestion(name.lstrip('+'), command.schema)}")
+        if not name or not (CONF / name).is_dir():
+            continue
+        if value.startswith("[") and name not in ("experiment", "logger"):  # Hydra would merge the choices
+            raise UserError(f"{word}: takes one choice; several need -m (a multirun): {name}={value.strip('[]')}")
+        of_another = value.startswith("published/") != (command.name == "evaluate")
+        if (of_another and value not in ("", "null")) if name == "experiment" else value == "null":
+            raise UserError(f"{word}: must be one of {', '.join(choices_of(name, command))}")
+
+
+def _refuse_names_of_ours(searchpath: str) -> None:
+    """Refuse folders of `hydra.searchpath=[…]` with a file that Hydra would ignore, since one of ours has its name."""
+    (override,) = OverridesParser.create().parse_overrides([searchpath])
+    folders = value if isinstance(value := override.value(), list) else []  # Hydra refuses any other value
+    for folder in (Path(str(name).removeprefix("file://")) for name in folders):
+        for ours in sorted(CONF.rglob("*.yaml")) if folder.resolve() != CONF.resolve() else ():
+            own = folder / ours.relative_to(CONF)
+            if own.is_file():
+                raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
+
+
+def hydra_parser() -> ArgumentParser:
+    """Return Hydra's parser of flags (private), which raises a `UserError` instead of ending the process."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        if not is_unknown:
+            raise UserError(f"{message} (--hydra-help lists the flags)")
+        name, _, value = words.split(" ")[0].partition("=")
+        option = f"{name.lstrip('-')}={value or '…'}"
+        raise UserError(f"{words.split(' ')[0]}: no such flag; options have no dashes: {option} (--help lists them)")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser
 
 
 def options_help(command: Command, overrides: list[str]) -> str:

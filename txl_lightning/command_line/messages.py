@@ -6,14 +6,10 @@ import dataclasses
 import difflib
 import re
 import sys
-from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from traceback import walk_tb
-from typing import NoReturn, get_type_hints
+from typing import get_type_hints
 
-from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
@@ -92,42 +88,6 @@ def one_line(error: BaseException, schema: type) -> str:
     return " ".join(str(error).split())
 
 
-def read_flags(words: Sequence[str]) -> Namespace:
-    """Parse words as Hydra does, overrides on both sides of a flag too, and refuse two flags.
-
-    Raises:
-        UserError: a flag is not known, or it is `--experimental-rerun`.
-    """
-    given = hydra_parser().parse_intermixed_args(words)
-    if (rerun := given.experimental_rerun) is not None:
-        raise UserError(f"--experimental-rerun={rerun}: is not supported, its file can run code; repeat the overrides")
-    return given
-
-
-def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
-    """Refuse what Hydra would misread: two choices as one, no choice, `+option=value`, a choice of another command,
-    a custom file with the name of one of ours.
-
-    Raises:
-        UserError: an override cannot be used.
-    """
-    for word in overrides:
-        name, _, value = word.partition("=")
-        if name == "hydra.searchpath":
-            _refuse_names_of_ours(word)
-        if not word.isascii() and word.encode(errors="replace").decode() != word:
-            raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
-        if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
-            raise UserError(f"{word}: options cannot be added{suggestion(name.lstrip('+'), command.schema)}")
-        if not name or not (CONF / name).is_dir():
-            continue
-        if value.startswith("[") and name not in ("experiment", "logger"):  # Hydra would merge the choices
-            raise UserError(f"{word}: takes one choice; several need -m (a multirun): {name}={value.strip('[]')}")
-        of_another = value.startswith("published/") != (command.name == "evaluate")
-        if (of_another and value not in ("", "null")) if name == "experiment" else value == "null":
-            raise UserError(f"{word}: must be one of {', '.join(choices_of(name, command))}")
-
-
 def choices_of(group: str, command: Command | None = None, own: Sequence[str] = ()) -> list[str]:
     """Return the names of a group's files; of experiments those in `published/` are for `txl evaluate`.
 
@@ -141,22 +101,6 @@ def choices_of(group: str, command: Command | None = None, own: Sequence[str] = 
         names = [name for name in names if name.startswith("published/") == (command.name == "evaluate")]
     names += [name for of_group, name in CHOICES if of_group == group]
     return sorted({*names, *(name for name in own if not name.endswith("schema"))})  # of the schemas in Hydra's store
-
-
-def hydra_parser() -> ArgumentParser:
-    """Return Hydra's parser of flags (private), which raises a `UserError` instead of ending the process."""
-    parser = get_args_parser()
-
-    def refuse(message: str) -> NoReturn:
-        _, is_unknown, words = message.partition("unrecognized arguments: ")
-        if not is_unknown:
-            raise UserError(f"{message} (--hydra-help lists the flags)")
-        name, _, value = words.split(" ")[0].partition("=")
-        option = f"{name.lstrip('-')}={value or '…'}"
-        raise UserError(f"{words.split(' ')[0]}: no such flag; options have no dashes: {option} (--help lists them)")
-
-    parser.error = refuse  # type: ignore[method-assign]
-    return parser
 
 
 def suggestion(key: str, schema: type) -> str:
@@ -174,17 +118,6 @@ def suggestion(key: str, schema: type) -> str:
     same_end = [name for name in names if name.split(".")[-1] == key.split(".")[-1]]
     near = same_end or difflib.get_close_matches(key, names, n=3, cutoff=0.6)
     return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
-
-
-def _refuse_names_of_ours(searchpath: str) -> None:
-    """Refuse folders of `hydra.searchpath=[…]` with a file that Hydra would ignore, since one of ours has its name."""
-    (override,) = OverridesParser.create().parse_overrides([searchpath])
-    folders = value if isinstance(value := override.value(), list) else []  # Hydra refuses any other value
-    for folder in (Path(str(name).removeprefix("file://")) for name in folders):
-        for ours in sorted(CONF.rglob("*.yaml")) if folder.resolve() != CONF.resolve() else ():
-            own = folder / ours.relative_to(CONF)
-            if own.is_file():
-                raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
 
 
 def _missing_choice(path: str, options: Sequence[str]) -> str:
