@@ -179,13 +179,14 @@ def random_tokens(edges: tuple[int, ...], shape: tuple[int, int]) -> Tensor:
 def resume(output: Path, device: str) -> dict[str, Any]:
     """Train, and train again with a kill in the middle; return both results."""
     words = [*train_words(device, True), "trainer.max_steps=100", "checkpoint.every_n_steps=20", "resume=auto"]
-    run, whole, killed = partial_run(words), output / "whole", output / "killed"
-    subprocess.run(run(whole), cwd=ROOT, check=True)
-    with subprocess.Popen(run(killed), cwd=ROOT) as process:
+    whole, killed = output / "whole", output / "killed"
+    subprocess.run([*words, f"hydra.run.dir={whole}"], cwd=ROOT, check=True)
+    again = [*words, f"hydra.run.dir={killed}"]
+    with subprocess.Popen(again, cwd=ROOT) as process:
         while process.poll() is None and not (killed / "checkpoints/last.ckpt").exists():
             time.sleep(0.1)
         process.kill()
-    subprocess.run(run(killed), cwd=ROOT, check=True)
+    subprocess.run(again, cwd=ROOT, check=True)
     losses = [json.loads((folder / "metrics.json").read_text())["val/nll"] for folder in (whole, killed)]
     return {"val/nll": losses, "equal": losses[0] == losses[1]}
 
@@ -214,11 +215,6 @@ def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
             metrics = json.loads((folder / "metrics.json").read_text())
             found[folder.name] = metrics["tokens"] / metrics["seconds"]
     return found
-
-
-def partial_run(words: list[str]) -> Callable[[Path], list[str]]:
-    """Return a function of the run directory that gives the command."""
-    return lambda folder: [*words, f"hydra.run.dir={folder}"]
 
 
 def train_words(device: str, tiny: bool) -> list[str]:

@@ -30,6 +30,7 @@ from torch.nn import functional
 from txl_lightning.measure.huggingface import HuggingFaceModel
 from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import WindowReader, window_losses
+from txl_lightning.reporting.tables import markdown_table
 
 WAYS = ("ours", "loop", "sliding")
 
@@ -115,15 +116,13 @@ def main(words: Sequence[str]) -> None:
         for way in options.ways if i % 2 else reversed(options.ways):
             command = [sys.executable, "-m", "benchmarks.recl", *words, "--way", way]
             found[way].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    ours = found[options.ways[0]]
-    print(
-        "| way | s | CPU s | ours / this | MB | largest difference, nats |\n| --- | ---: | ---: | ---: | ---: | ---: |"
-    )
+    ours, rows = found[options.ways[0]], []
     for way, rounds in found.items():
         seconds, cpu, memory = (median(one[name] for one in rounds) for name in ("seconds", "cpu", "memory"))
         ratio = median(own["cpu"] / one["cpu"] for own, one in zip(ours, rounds, strict=True))
         difference = np.abs(np.subtract(ours[0]["losses"], rounds[0]["losses"])).max()
-        print(f"| {way} | {seconds:.2f} | {cpu:.2f} | {ratio:.2f} | {memory:,.0f} | {difference:.1e} |")
+        rows.append([way, f"{seconds:.2f}", f"{cpu:.2f}", f"{ratio:.2f}", f"{memory:,.0f}", f"{difference:.1e}"])
+    print(markdown_table(["way", "s", "CPU s", "ours / this", "MB", "largest difference, nats"], rows))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ several differences has a mark for each of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,8 @@ from experiments.sections import Difference, Section, to_json
 MARKS = {"✓": "the interval is above zero", "✗": "below zero", "≈": "includes zero", "–": "this run cannot tell"}
 
 
-@dataclass(frozen=True)
-class Claim:
-    """Claim of the paper.
-
-    Args:
-        id: the keys of its differences begin with it.
-        claim: in a sentence.
-        paper: its place and numbers in the paper.
-        difference: what is subtracted from what.
-    """
-
-    id: str
-    claim: str
-    paper: str
-    difference: str
-
-
 TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-CLAIMS = tuple(Claim(**claim) for claim in TEXTS["claims"])
+CLAIMS: list[dict[str, str]] = TEXTS["claims"]
 FINDINGS: dict[str, str] = TEXTS["sections"]
 """Finding of the paper by section of the report."""
 UNITS: str = TEXTS["units"]
@@ -56,7 +38,6 @@ def mark(row: Difference) -> str:
 def judged(sections: Sequence[Section]) -> list[dict[str, Any]]:
     """Return the claims as `results.json` has them, each with its differences and their marks in `rows`."""
     rows = [row for section in sections for row in section.differences]
-    of_claim = {claim.id: [row for row in rows if row.key.startswith(f"{claim.id}/")] for claim in CLAIMS}
-    return [
-        {**vars(claim), "rows": [{**to_json(row), "mark": mark(row)} for row in of_claim[claim.id]]} for claim in CLAIMS
-    ]
+    of_claim = {claim["id"]: [row for row in rows if row.key.startswith(f"{claim['id']}/")] for claim in CLAIMS}
+    marked = {id: [{**to_json(row), "mark": mark(row)} for row in of_id] for id, of_id in of_claim.items()}
+    return [{**claim, "rows": marked[claim["id"]]} for claim in CLAIMS]

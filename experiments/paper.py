@@ -160,11 +160,6 @@ class Table6StandardRow:
 TABLE_6_STANDARD = Table6StandardRow(151, 23.43, {640: 23.09, 450: 23.16, 300: 23.35})
 
 
-def table_6(recurrence: bool, encoding: str = "relative", loss: str = "full") -> Table6Row:
-    """Return the row of Table 6 with these settings."""
-    return next(r for r in TABLE_6 if (r.recurrence, r.encoding, r.loss) == (recurrence, encoding, loss))
-
-
 @dataclass(frozen=True)
 class Table7Row:
     """One row of Table 7: One Billion Word, sentences shuffled, 20 layers of about 300M parameters, perplexity.

@@ -199,8 +199,7 @@ def report(plan: Plan, done: set[str], wall_seconds: float, progress: Progress |
 def section(module: ModuleType, name: str, setup: Setup, outcomes: Outcomes) -> Section:
     """Return a section; one whose results are not there yet says so."""
     try:
-        made: Section = module.section(setup, outcomes)
-        return made
+        return module.section(setup, outcomes)
     except Pending as pending:
         return Section(name, module.TITLE, f"pending: {pending}")
 

@@ -7,6 +7,7 @@ import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from experiments.engine.jobs import Job, Outcomes, Pending
@@ -58,29 +59,17 @@ class Column:
     Args:
         key: of its cells in a row.
         title: without unit.
-        of: words that name the row, our measurements, or numbers of the paper.
         unit: of its numbers, or None.
+        of: words that name the row, our measurements, or numbers of the paper.
     """
 
     key: str
-    title: str
-    of: Literal["label", "ours", "paper"]
-    unit: str | None
+    title: str = ""
+    unit: str | None = None
+    of: Literal["label", "ours", "paper"] = "ours"
 
 
-def label(key: str, title: str = "", unit: str | None = None) -> Column:
-    """Return a column that names the rows."""
-    return Column(key, title, "label", unit)
-
-
-def ours(key: str, title: str, unit: str | None = None) -> Column:
-    """Return a column of our measurements."""
-    return Column(key, title, "ours", unit)
-
-
-def paper(key: str, title: str, unit: str | None = None) -> Column:
-    """Return a column of the paper's numbers."""
-    return Column(key, title, "paper", unit)
+label, ours, paper = (partial(Column, of=of) for of in ("label", "ours", "paper"))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Jobs of multiruns and of the reproduction: what a job is, what it left, and how many run side by side.
 
-A job has an identity, which its options make, and a folder with a lock, the record `job.json` and a result, which is
-written last. Whoever starts jobs again compares identity and record and runs only what is missing.
+A job has an identity, which is all that its numbers depend on, and a folder with a lock, the record `job.json` with
+the identity under `options`, and a result, which is written last. Whoever starts jobs again compares identities and
+runs only what is missing.
 
-    multirun       `options`: all resolved options (`identity`); finished once `metrics.json` has the objective
-    reproduction   `key`: a hash of `identity`, code, text and the jobs that it needs; finished once `done`
+    multirun       the resolved options (`identity`); finished once `metrics.json` has the `objective`
+    reproduction   these, code, text and the jobs that it needs; finished once `done`
 """
 
 from __future__ import annotations
@@ -59,13 +60,17 @@ class JobFolder:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Content of the record, {} without one: of a multirun's job objective, overrides, options and error.
+        """Content of the record, {} without one: `options` (the identity); of a multirun overrides, objective, error.
 
         One that was changed after `write` is none; files that this class did not write have no checksum to compare.
         """
         found = self._content(self.record_file) or {}
         written = found.pop("sha256", None)
-        return found if written in (None, _checksum(found)) else {}
+        return found if written in (None, checksum(found)) else {}
+
+    def is_of(self, options: Mapping[str, Any]) -> bool:
+        """Return whether the record is of the job with this identity."""
+        return self.record.get("options") == options
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -80,7 +85,7 @@ class JobFolder:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record, with its checksum."""
-        write_json(self.path / self.record_file, {**record, "sha256": _checksum(record)})
+        write_json(self.path / self.record_file, {**record, "sha256": checksum(record)})
 
     @contextmanager
     def locked(self, wait: bool = False) -> Iterator[None]:
@@ -165,7 +170,8 @@ def refuse_links(folder: Path) -> None:
                 raise UserError(f"{folder / path.relative_to(root)}: {out}")
 
 
-def _checksum(record: Mapping[str, Any]) -> str:
+def checksum(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record, or of an identity, as JSON."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 

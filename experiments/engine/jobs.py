@@ -1,8 +1,7 @@
-"""Jobs: calls of `txl`, each identified by a hash of everything that its numbers depend on; their result files."""
+"""Jobs: calls of `txl`, each identified by everything that its numbers depend on; their result files."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from txl_lightning.config.schemas import CONF, Config, DataConfig, data_class, p
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.files import expand
-from txl_lightning.jobs import JobFolder, identity
+from txl_lightning.jobs import JobFolder, checksum, identity
 from txl_lightning.reporting.machine import gpus, processor
 from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.training.checks import resolve_accelerator, resolve_precision
@@ -147,25 +146,25 @@ def defaults(command: str) -> Any:
     return OmegaConf.to_container(_composed(command), resolve=True)
 
 
-def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
-    """Return a hash of what each job depends on, by job name: code, options, corpus, the jobs that it needs.
+def identities(jobs: list[Job], corpora: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return what the numbers of each job depend on, by job name: code, options, corpus, the jobs that it needs.
 
     Args:
         jobs: each after the jobs it needs.
         corpora: checksum of the corpus of each training, by job name.
     """
-    made: dict[str, str] = {}
+    made: dict[str, dict[str, Any]] = {}
     for job in jobs:
         code = code_of(COMMANDS[job.command].module)
-        depends: dict[str, Any] = {"code": code, "command": job.command, "torch": torch.__version__}
+        depends: dict[str, Any] = {"code": code, "command": job.command, "torch": str(torch.__version__)}
         depends |= {"machine": ", ".join([processor(), *gpus()])} if job.alone else {}
-        depends |= {"needs": [made[name] for name in job.needs]}
+        depends |= {"needs": [checksum(made[name]) for name in job.needs]}
         if job.command == "train":
             options = identity(plain(composed(job.overrides)))
             depends |= {"options": options | {"data.path": corpora[job.name]}}  # the text counts, not its place
         else:
-            depends |= {"defaults": defaults(job.command), "overrides": job.overrides}
-        made[job.name] = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+            depends |= {"defaults": defaults(job.command), "overrides": list(job.overrides)}
+        made[job.name] = depends
     return made
 
 

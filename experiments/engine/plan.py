@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from experiments.engine.jobs import Job, composed, corpus_checksum, defaults, keys, merge, path_value
+from experiments.engine.jobs import Job, composed, corpus_checksum, defaults, identities, merge, path_value
 from experiments.engine.profiles import Setup
 from experiments.engine.progress import Progress, clock
 from txl_lightning.cli import main
@@ -24,14 +24,14 @@ from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import file_checksum
-from txl_lightning.jobs import JobFolder, Jobs
+from txl_lightning.jobs import RECORD, JobFolder, Jobs
 from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.training.checkpointing import last_good
 
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
-RECORD, LOG = "job.json", "log.txt"
+LOG = "log.txt"
 READ = (".json", ".jsonl", ".npz", ".png")  # files of a job that a report reads
 RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json"}  # else COMMAND.json
 PRELOADED = (
@@ -44,31 +44,34 @@ PRELOADED = (
 
 @dataclass
 class Plan:
-    """Jobs of a reproduction. `job.json` in a job's folder records the key it ran with and whether it succeeded.
+    """Jobs of a reproduction. `job.json` in a job's folder records the identity it ran with and whether it succeeded.
 
     Args:
         setup: settings.
         jobs: all of them, each after the jobs it needs.
-        keys: hash of everything that a job depends on, by job name.
+        identities: everything that the numbers of a job depend on, by job name.
         slots: environment variables of each job that may run at once, such as its GPU.
     """
 
     setup: Setup
     jobs: list[Job]
-    keys: dict[str, str]
+    identities: dict[str, dict[str, Any]]
     slots: list[dict[str, str]]
 
     @property
     def finished(self) -> list[Job]:
-        """Jobs that need not run again: they succeeded with their present key, and their files are as they were."""
+        """Jobs that need not run again: they succeeded as the same job, and their files are as they were."""
         return [
             job
             for job in self.jobs
             if (record := self.record(job)).get("done")
-            and record.get("key") == self.keys[job.name]
+            and self._is_same(job)
             and self.folder(job).result is not None
             and record.get("files") in (None, self._files(job))
         ]
+
+    def _is_same(self, job: Job) -> bool:
+        return self.folder(job).is_of(self.identities[job.name])
 
     def _files(self, job: Job) -> dict[str, str]:
         """Return the checksums of the files of a job that a report may read."""
@@ -77,10 +80,10 @@ class Plan:
 
     def folder(self, job: Job) -> JobFolder:
         """Return the folder that a job writes into."""
-        return JobFolder(self.setup.runs / job.name, RECORD, RESULTS.get(job.command, f"{job.command}.json"))
+        return JobFolder(self.setup.runs / job.name, result_file=RESULTS.get(job.command, f"{job.command}.json"))
 
     def record(self, job: Job) -> dict[str, Any]:
-        """Return `key`, `seconds`, `done`, `command` and `files` of a job's last run; empty if there was none."""
+        """Return `options`, `seconds`, `done`, `command` and `files` of a job's last run; empty if there was none."""
         return self.folder(job).record
 
     def seconds(self, job: Job) -> float:
@@ -101,7 +104,7 @@ class Plan:
         found = {}
         for job in self.jobs:
             if (record := self.record(job)) and not record.get("done"):
-                resumes = job.command == "train" and record.get("key") == self.keys[job.name]
+                resumes = job.command == "train" and self._is_same(job)
                 path = last_good(self.folder(job).path / "checkpoints")[0] if resumes else None
                 found[job.name] = read_checkpoint(path).step if path else 0
         return found
@@ -110,8 +113,8 @@ class Plan:
         """Return the steps that a training has done, by its last validation or checkpoint, and its steps in all."""
         if job.command != "train":
             return 0, 0
-        done, record = 0, self.record(job)
-        if not record.get("done") and record.get("key") == self.keys[job.name]:  # else its folder will be cleared
+        done = 0
+        if not self.record(job).get("done") and self._is_same(job):  # else its folder will be cleared
             done = self.stopped.get(job.name, 0)
             with suppress(OSError, ValueError, LookupError, TypeError):  # no validation yet
                 last = (self.folder(job).path / "validation.jsonl").read_text().splitlines()[-1]
@@ -193,7 +196,7 @@ class Plan:
     def _start(self, job: Job, slot: int) -> JobProcess:
         folder = self.folder(job)
         with folder.locked(wait=True):  # for a job of a killed runner, which ends in moments
-            if folder.record.get("key") != self.keys[job.name] or folder.record.get("done"):  # its files were changed
+            if not self._is_same(job) or folder.record.get("done"):  # its files were changed
                 folder.clear()
             self._write_record(job, 0.0, done=False)
         words = [job.command, *job.overrides_in(self.setup.runs), *self._options(job)]
@@ -233,7 +236,7 @@ class Plan:
         """Write `job.json`; `seconds` are added to those of the interrupted runs before."""
         total = round(self.record(job).get("seconds", 0.0) + seconds, 2)
         command = shlex.join(["txl", job.command, *job.overrides])
-        record = {"key": self.keys[job.name], "done": done, "seconds": total, "command": command}
+        record = {"options": self.identities[job.name], "done": done, "seconds": total, "command": command}
         self.folder(job).write({**record, "files": self._files(job)} if done else record)
 
 
@@ -262,7 +265,7 @@ def make_plan(
     jobs = in_order(merge(jobs_by_section), priority)
     trainings = {job.name: composed(job.overrides_in(setup.runs)) for job in jobs if job.command == "train"}
     checksums = {name: corpus_checksum(config.data, setup.planning) for name, config in trainings.items()}
-    return Plan(setup, jobs, keys(jobs, checksums), make_slots(setup))
+    return Plan(setup, jobs, identities(jobs, checksums), make_slots(setup))
 
 
 def in_order(jobs: list[Job], priority: Callable[[Job], tuple[int, ...]]) -> list[Job]:

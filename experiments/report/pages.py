@@ -29,7 +29,7 @@ from experiments.report.pictures import courses, draw_effects
 from experiments.sections import HEADINGS, Section, cell_text, decimal, interval, to_json, unit_words
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import write_text
-from txl_lightning.jobs import JobFolder
+from txl_lightning.jobs import JobFolder, checksum
 from txl_lightning.reporting.machine import processor
 from txl_lightning.reporting.tables import escape, markdown_table
 
@@ -106,7 +106,7 @@ def _commit() -> str | None:
 def _run(job: Job, plan: Plan, outcomes: Outcomes, seconds: float) -> dict[str, Any]:
     """Entry of a job under `runs`."""
     run = {name: getattr(job, name) for name in ("command", "arm", "seed", "sections", "overrides")}
-    run |= {"key": plan.keys[job.name], "seconds": seconds}
+    run |= {"key": checksum(plan.identities[job.name]), "seconds": seconds}
     if job.command == "train":
         metrics = outcomes.metrics(job)
         run |= {name: metrics[name] for name in ("parameters", "steps", "tokens")}

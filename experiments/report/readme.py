@@ -35,7 +35,7 @@ def part(runs: Sequence[Results]) -> str:
     first = runs[0]["profile"]
     paragraphs = [
         f'<img src="{RESULTS}/{first}/{PNG}" width="760" alt="Effect of each claim by tokens of training">',
-        "\n".join(opening(run, _table_6(run)) for run in runs),
+        "\n".join(f"- **{run['profile'].capitalize()}.** {introduction(run)} {pair(_table_6(run))}" for run in runs),
         f"{RULE} ±: the standard error over seeds.",
         markdown_table(*beside(runs)).rstrip("\n"),
     ]
@@ -45,11 +45,6 @@ def part(runs: Sequence[Results]) -> str:
 def _table_6(results: Results) -> Mapping[str, Any]:
     tables = (table for section in results["sections"] for table in section.get("tables", ()))
     return next(table for table in tables if table["id"] == "table_6")
-
-
-def opening(results: Results, table_6: Mapping[str, Any]) -> str:
-    """Return what was run, and the test losses of its first pair, as an item of a list."""
-    return f"- **{results['profile'].capitalize()}.** {introduction(results)} {pair(table_6)}"
 
 
 def pair(table_6: Mapping[str, Any]) -> str:

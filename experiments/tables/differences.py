@@ -160,8 +160,7 @@ def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
 
     def by_block(path: Path) -> Array:
         positions, nll = losses[path]
-        means: Array = np.add.reduceat(nll[np.searchsorted(positions, shared)], first) / counts
-        return means
+        return np.add.reduceat(nll[np.searchsorted(positions, shared)], first) / counts
 
     return [np.stack([by_block(path) for path in group]) for group in groups], counts.astype(np.float64)
 

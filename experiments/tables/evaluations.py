@@ -12,7 +12,8 @@ from typing import Any, Literal
 from experiments.arms import Arm, in_precision_of_training
 from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import Setup
-from experiments.sections import DIGITS, Cell, Column, Number, ours, over_seeds
+from experiments.paper import Table6Row
+from experiments.sections import DIGITS, Cell, Column, Number, cell, label, ours, over_seeds, paper
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
@@ -39,9 +40,7 @@ class Evaluation:
     @property
     def sweep(self) -> dict[str, Any]:
         """Losses on validation by attention length; at training's lengths alone where a model has no such length."""
-        valid = self.found["valid"]
-        swept: dict[str, Any] = valid["sweep"] or valid["selected"]
-        return swept
+        return self.found["valid"]["sweep"] or self.found["valid"]["selected"]
 
     @property
     def validations(self) -> dict[int, float]:
@@ -52,8 +51,7 @@ class Evaluation:
 
     def test(self, at: At) -> dict[str, Any]:
         """Return the test losses at training's lengths or at the length chosen on validation."""
-        selected: dict[str, Any] = self.found["test"]["selected"][at]
-        return selected
+        return self.found["test"]["selected"][at]
 
     def losses(self, at: At) -> Path:
         """Return the file with the losses of the test tokens."""
@@ -76,14 +74,21 @@ class Evaluations(dict[Arm, list[Evaluation]]):
         raise Pending(arm.title)
 
 
-def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
-    """Return the job that evaluates a run: lengths on validation, then test at training's length and the best."""
+def evaluation_job(arm: Arm, run: Job, setup: Setup, lengths: Sequence[int] = ()) -> Job:
+    """Return the job that evaluates a run: lengths on validation, then test at training's length and the best.
+
+    Args:
+        arm: of the run.
+        run: a training.
+        setup: settings.
+        lengths: of attention; without any those of the profile.
+    """
     profile, config = setup.profile, composed(run.overrides)
     words = [f"checkpoint={run.checkpoint}", WHOLE_SPLITS, *in_precision_of_training(profile.evaluate, setup)]
     words += ["splits=[valid,test]", "select_on=valid", "losses=true"]
     if not arm.baseline:  # those have no number of keys
         # Lines in random order hold nothing that longer attention could find.
-        lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
+        lengths = lengths or ([config.data.segment_len] if arm.corpus else profile.attention_lengths)
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
     return Job(f"{run.name}{ENDING}", "evaluate", tuple(words), run.arm, needs=(run.name,))
 
@@ -124,8 +129,16 @@ def all_evaluations(outcomes: Outcomes) -> list[list[Evaluation]]:
     return list(found.values())
 
 
-def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:
-    """Return the columns of an arm's losses on both splits, and of the shortest attention length that is best."""
+def loss_columns(
+    evaluated: Evaluations, unit: str, rows: Mapping[Arm, Table6Row]
+) -> dict[Column, Callable[[Arm], Cell]]:
+    """Return the columns of an arm's losses on both splits, and of the shortest attention length that is best.
+
+    Args:
+        evaluated: evaluations of the arms.
+        unit: of the losses.
+        rows: the paper's; empty for no columns of them.
+    """
 
     def length(arm: Arm) -> Number | None:
         lengths = {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}
@@ -134,7 +147,13 @@ def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Ar
     def swept(arm: Arm, at: At) -> Number:
         return over_seeds({run.seed: run.sweep[at][unit] for run in evaluated[arm]}, DIGITS[unit])
 
+    theirs: dict[Column, Callable[[Arm], Cell]] = {
+        paper("paper_init", f"loss, {INIT}", "ppl"): lambda arm: cell(rows[arm].ppl_init, 2),
+        paper("paper_best", f"loss, {BEST}", "ppl"): lambda arm: cell(rows[arm].ppl_best, 2),
+        paper("paper_length", "best attention length", "tokens"): lambda arm: cell(rows[arm].attention_length, 0),
+    }
     return {
+        label("arm"): lambda arm: arm.title,
         ours("seeds", "seeds"): lambda arm: ", ".join(str(run.seed) for run in evaluated[arm]),
         ours("init", f"test loss, {INIT}", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
         ours("best", f"test loss, {BEST}", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
@@ -142,6 +161,7 @@ def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Ar
         ours("length", "best attention length", "tokens"): length,
         ours("valid_init", f"validation loss, {INIT}", unit): lambda arm: swept(arm, "init"),
         ours("valid_best", f"validation loss, {BEST}", unit): lambda arm: swept(arm, "best"),
+        **(theirs if rows else {}),
     }
 
 

@@ -19,7 +19,7 @@ from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_10
 from experiments.sections import Cell, Column, Section, Table, cell, label, ours, paper
 from experiments.tables.differences import Comparisons, percent_of_loss
-from experiments.tables.evaluations import BEST, INIT, Evaluations, Runs, evaluations, loss_columns, with_evaluations
+from experiments.tables.evaluations import Evaluations, Runs, evaluations, loss_columns, with_evaluations
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
 ROWS = {Arm(row.recurrence, loss=row.loss, longer=not row.recurrence): row for row in TABLE_10}
@@ -67,13 +67,7 @@ def _tables(runs: Runs, evaluated: Evaluations, setup: Setup, outcomes: Outcomes
         return (outcomes.first(runs[arm])["peak_memory_bytes"] if on_gpu else saved_bytes(configs[arm])) / 2**20
 
     rows = {arm.key: arm for arm in runs}
-    losses: dict[Column, Callable[[Arm], Cell]] = {
-        label("arm"): lambda arm: arm.title,
-        **loss_columns(evaluated, outcomes.unit),
-        paper("paper_init", f"loss, {INIT}", "ppl"): lambda arm: cell(ROWS[arm].ppl_init, 2),
-        paper("paper_best", f"loss, {BEST}", "ppl"): lambda arm: cell(ROWS[arm].ppl_best, 2),
-        paper("paper_length", "best attention length", "tokens"): lambda arm: cell(ROWS[arm].attention_length, 0),
-    }
+    losses = loss_columns(evaluated, outcomes.unit, ROWS)
     costs: dict[Column, Callable[[Arm], Cell]] = {
         label("arm"): lambda arm: arm.title,
         ours("segment", "segment", "tokens"): lambda arm: cell(configs[arm].data.segment_len, 0),

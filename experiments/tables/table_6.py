@@ -14,19 +14,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from experiments.arms import ENCODINGS, OFF, ON, Arm, in_precision_of_training, kept, trainings
+from experiments.arms import ENCODINGS, OFF, ON, Arm, kept, trainings
 from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
-from experiments.paper import TABLE_6, TABLE_6_STANDARD, table_6
+from experiments.paper import TABLE_6, TABLE_6_STANDARD
 from experiments.sections import DIGITS, Difference, Figure, Section, Table, cell, label, ours, paper, unit_words
 from experiments.tables.differences import Comparisons, percent_of_loss
 from experiments.tables.evaluations import (
-    BEST,
-    INIT,
     WINDOWS,
     At,
     Evaluations,
     Runs,
+    evaluation_job,
     evaluations,
     loss_columns,
     trained_words,
@@ -114,8 +113,7 @@ def _in_paper(better: Arm, worse: Arm, at: At) -> float | None:
 
 
 def _gain_in_paper(arm: Arm) -> float:
-    row = table_6(arm.recurrence, arm.encoding, arm.loss)
-    return percent_of_loss(row.ppl_init, row.ppl_best)
+    return percent_of_loss(ROWS[arm].ppl_init, ROWS[arm].ppl_best)
 
 
 def _table(found: Evaluations, unit: str, planned: Collection[Arm]) -> Table:
@@ -123,13 +121,7 @@ def _table(found: Evaluations, unit: str, planned: Collection[Arm]) -> Table:
         "table_6",
         TITLE,
         {arm.key: arm for arm in ROWS if arm in planned},
-        {
-            label("arm"): lambda arm: arm.title,
-            **loss_columns(found, unit),
-            paper("paper_init", f"loss, {INIT}", "ppl"): lambda arm: cell(ROWS[arm].ppl_init, 2),
-            paper("paper_best", f"loss, {BEST}", "ppl"): lambda arm: cell(ROWS[arm].ppl_best, 2),
-            paper("paper_length", "best attention length", "tokens"): lambda arm: cell(ROWS[arm].attention_length, 0),
-        },
+        loss_columns(found, unit, ROWS),
         notes=tuple(
             f"Best attention length: the shortest whose validation loss is at most {runs[0].sweep['tolerance']} "
             f"{unit_words(unit)} above the lowest."
@@ -143,7 +135,7 @@ def _losses_table(found: Evaluations, unit: str, planned: Collection[Arm]) -> Ta
         "table_6_losses",
         "Loss over all positions, a random half or the last half, without recurrence",
         {arm.key: arm for arms in LOSSES.values() for arm in arms if arm in planned},
-        {label("arm"): lambda arm: arm.title, **loss_columns(found, unit)},
+        loss_columns(found, unit, {}),
         notes=(
             "The random half has as many losses as the last half, drawn for each step, but some have little context.",
         ),
@@ -152,10 +144,7 @@ def _losses_table(found: Evaluations, unit: str, planned: Collection[Arm]) -> Ta
 
 def _standard_evaluation(run: Job, setup: Setup) -> Job:
     """Job that evaluates the standard model of Table 1 at the attention lengths of Table 6's last rows."""
-    grid = f"attention_lengths=[{','.join(map(str, sorted(TABLE_6_STANDARD.ppl)))}]"
-    evaluate = in_precision_of_training(setup.profile.evaluate, setup)
-    words = (f"checkpoint={run.checkpoint}", *evaluate, "splits=[valid,test]", "select_on=valid", grid)
-    return Job(f"{run.name}-lengths", "evaluate", words, run.arm, needs=(run.name,))
+    return evaluation_job(ON, run, setup, sorted(TABLE_6_STANDARD.ppl))
 
 
 def _standard_table(run: Job, unit: str, setup: Setup, outcomes: Outcomes) -> Table:

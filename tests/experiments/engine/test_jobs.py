@@ -12,6 +12,7 @@ from experiments.engine import jobs
 from experiments.engine.jobs import Job
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables import table_8
+from txl_lightning.jobs import checksum
 from txl_lightning.runs.models import make_model
 from txl_lightning.training import checks
 
@@ -66,7 +67,8 @@ def test_baselines_have_as_many_parameters_as_the_transformer_xl(profile: str, v
 
 
 def keys_of(found: list[Job], corpus: str = "x") -> dict[str, str]:
-    return jobs.keys(found, {job.name: corpus for job in found})
+    made = jobs.identities(found, {job.name: corpus for job in found})
+    return {name: checksum(identity) for name, identity in made.items()}
 
 
 def test_a_key_depends_on_what_changes_the_numbers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path, failing:
     assert f"checkpoint={tmp_path}/runs/a/checkpoints/best.ckpt" in evaluate
     found = record(tmp_path, "a")
     files = {"metrics.json": file_checksum(tmp_path / "runs/a/metrics.json")}
-    expected = {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl train", "files": files}
+    expected = {"options": "key of a", "done": True, "seconds": 2.0, "command": "txl train", "files": files}
     assert found == {**expected, "sha256": found["sha256"]}
     n = len(Pretended.started)
     plan_of(tmp_path, JOBS).run()
@@ -91,7 +91,7 @@ def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path, failing:
     assert [words[-2:] for words in Pretended.started[n:]] == [[f"hydra.run.dir={tmp_path}/runs/a", "resume=auto"]]
 
 
-RECORD_OF_A = {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl train"}
+RECORD_OF_A = {"options": "key of a", "done": True, "seconds": 2.0, "command": "txl train"}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,10 @@ RECORD_OF_A = {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl 
     [
         *(("metrics.json", content) for content in ("", "{", "[]", '{"val/nll": 0.5}')),
         ("validation.jsonl", '{"steps": 1, "nll": 0.5}\n'),
-        *(("job.json", content) for content in ("", "null", "[]", "{}", '{"done": true}', '{"key": 5, "done": "yes"}')),
+        *(
+            ("job.json", content)
+            for content in ("", "null", "[]", "{}", '{"done": true}', '{"options": 5, "done": "yes"}')
+        ),
         ("job.json", json.dumps({**RECORD_OF_A, "seconds": "long", "sha256": "0"})),
     ],
 )
@@ -189,7 +192,7 @@ def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monke
     planned = plan_of(tmp_path, JOBS[:4])
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps({"key": "key of a", "done": True}))
+    (folder / "job.json").write_text(json.dumps({"options": "key of a", "done": True}))
     (folder / "metrics.json").write_text(json.dumps({"tokens": 50_000, "seconds": 2.0}))  # 25,000 tokens/s
     lines = planned.table().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:6]]
