@@ -1,5 +1,6 @@
 """The measurement of docs/house.md, as it stands there."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,17 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert "n_tokens: 1000" in run_txl("share", "--help", directory=tmp_path).out
     without = run_txl("share", "hydra.run.dir=none", directory=tmp_path)
     assert without.err == "txl share: checkpoint: must be given (checkpoint=…)\n"
+
+
+def test_each_file_of_a_path_is_named_by_one_before_it() -> None:
+    """The lengths are the aims of the design: files that a reader opens, in their order."""
+    rows = re.findall(r"^\| ([^|]+) \| (\[.+ → .+) \|$", (ROOT / "docs/house.md").read_text(), re.M)
+    paths = [[name.removeprefix("../") for name in re.findall(r"\]\(([^)]+)\)", files)] for _, files in rows]
+    assert [len(path) <= most for path, most in zip(paths, (9, 3, 4, 12, 6, 6, 2), strict=True)] == [True] * len(paths)
+    for path in paths:
+        read = ""
+        for file in path:
+            module = file.removesuffix(".py").replace("/", ".")
+            package, _, name = module.rpartition(".")
+            assert not read or re.search(rf"\b{module}\b|from {package} import .*\b{name}\b|{file}", read), file
+            read += (ROOT / file).read_text()
