@@ -36,6 +36,8 @@ MOST_SHOWN = 40  # characters of a prompt in a message
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 Write = Callable[[str], None]
+Stops = list[int | str]
+NO_ID = -1  # of `samples.npy`
 
 
 def show(text: str) -> None:
@@ -48,7 +50,7 @@ def show(text: str) -> None:
 def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[str]:
     """Draw and print the samples, the first one as it is drawn; write `generation.json`.
 
-    For ids write `samples.npy` too: [samples, n_tokens], prompt by prompt.
+    For ids write `samples.npy` too: [samples, n_tokens], prompt by prompt; -1 after the end of a sample that stopped.
 
     Args:
         options: options of the command.
@@ -65,9 +67,10 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     trained = open_checkpoint(options)
     device, precision = device_of(trained.model), chosen_precision(options.precision, options.accelerator)
     prompts, vocabulary = read_prompts(options, trained), trained.vocabulary
+    stops = _stops(options.stop, vocabulary)
     repeated = [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)]
     sampling = {name: getattr(options, name) for name in ("n_tokens", "top_k", "top_p", "temperature")}
-    as_given = {name: getattr(options, name) for name in ("n_samples", "seed")}
+    as_given = {name: getattr(options, name) for name in ("stop", "n_samples", "seed")}
     seeds = [options.seed + sample for _ in prompts for sample in range(options.n_samples)]
     resets = trained.config.memory.reset == "document" and vocabulary.starts_sentences
     document_start = vocabulary.numbers[SENTENCE] if resets else None
@@ -76,14 +79,15 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     with autocast(precision, device):  # cached inference checks that it is used as it was set up
         model, context = with_context(trained, options)
         tokens = draw(model, repeated, **sampling, seed=seeds, **reading)
-        drawn, times = _write_samples(tokens, prompts, vocabulary, options.n_samples, write)
+        drawn, times = _write_samples(tokens, prompts, vocabulary, options.n_samples, stops, write)
     samples, entries = iter(drawn), []
     for prompt in prompts:
         true = None if prompt.continuation is None else vocabulary.decode(prompt.continuation)
         listed = [{"text": vocabulary.decode(one), "tokens": one} for one in islice(samples, options.n_samples)]
         told = {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers}
         entries.append({"prompt": told, "continuation": true, "samples": listed})
-    n_after_first = len(drawn) * (options.n_tokens - 1)
+    n_drawn, longest = sum(map(len, drawn)), max(map(len, drawn))
+    n_after_first = n_drawn - len(drawn)
     speed = n_after_first / (times[-1] - times[1]) if n_after_first else None
     several = options.prompts or options.prompt_file or len(prompts) > 1
     results: dict[str, Any] = {"checkpoint": str(options.checkpoint), "step": trained.step}
@@ -91,9 +95,10 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     results |= {"options": {**sampling, **as_given, "precision": precision}, "context": context}
     results |= {"prompt_seconds": round(times[1] - times[0], 4), "tokens_per_second": speed}
     if vocabulary.level == "ids":
-        write_atomically(directory / "samples.npy", lambda path: np.save(path, drawn))
+        padded = [one + [NO_ID] * (longest - len(one)) for one in drawn]
+        write_atomically(directory / "samples.npy", lambda path: np.save(path, padded))
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    write(f"{len(drawn) * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
+    write(f"{n_drawn:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
     return []
 
 
@@ -129,7 +134,7 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
 
 
 def _write_samples(
-    tokens: Iterator[Tensor], prompts: list[Prompt], vocabulary: Vocabulary, n_samples: int, write: Write
+    tokens: Iterator[Tensor], prompts: list[Prompt], vocabulary: Vocabulary, n_samples: int, stops: Stops, write: Write
 ) -> tuple[list[list[int]], list[float]]:
     """Draw the samples and write them: the first while it is drawn, the others afterwards.
 
@@ -137,7 +142,7 @@ def _write_samples(
         Tokens of every sample, prompt by prompt; times, in seconds, before the first and after every token.
     """
     drawn: list[list[int]] = [[] for _ in range(len(prompts) * n_samples)]
-    times = [time.perf_counter()]
+    times, ends = [time.perf_counter()], [Ending(vocabulary, stops) for _ in drawn]
     for row, sample in enumerate(drawn):
         prompt, number = prompts[row // n_samples], row % n_samples + 1
         decoder = StreamDecoder(vocabulary)
@@ -147,12 +152,45 @@ def _write_samples(
             write(visible(decoder.feed(sample)))
         for token_B in tokens:  # in the first row; it has ended in the others
             times.append(time.perf_counter())
-            write(visible(decoder.feed(token_B[:1].tolist())))
-            for of_row, token in zip(drawn, token_B.tolist(), strict=True):
-                of_row.append(token)
+            if not ends[row].reached:
+                write(visible(decoder.feed(token_B[:1].tolist())))
+            for of_row, end, token in zip(drawn, ends, token_B.tolist(), strict=True):
+                if not end.reached:
+                    of_row.append(token)
+                    end.feed(token)
+            if all(end.reached for end in ends):
+                break
         write(f"{visible(decoder.finish())}\n")
     write("---\n")
     return drawn, times
+
+
+class Ending:
+    """Whether a sample has ended: with one of the ids, or with a token that completes one of the texts."""
+
+    def __init__(self, vocabulary: Vocabulary, stops: Stops) -> None:
+        self.stops, self.texts = stops, [stop for stop in stops if isinstance(stop, str)]
+        self.decoder, self.tail, self.reached = StreamDecoder(vocabulary), "", False
+
+    def feed(self, token: int) -> None:
+        """Read the next token."""
+        self.tail += self.decoder.feed([token]) if self.texts else ""
+        self.reached = token in self.stops or any(text in self.tail for text in self.texts)
+        self.tail = self.tail[-max(map(len, self.texts), default=0) :]
+
+
+def _stops(given: Any, vocabulary: Vocabulary) -> Stops:
+    """Return the ids and texts of `stop`.
+
+    Raises:
+        OptionError: it has something else.
+    """
+    stops: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
+    allowed = f"must be texts, or ids from 0 to {len(vocabulary) - 1}, or one of them"
+    for one in stops:
+        good = bool(one) if isinstance(one, str) else type(one) is int and 0 <= one < len(vocabulary)
+        require(good, "stop", given, allowed)
+    return stops
 
 
 def visible(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice, pairwise
@@ -98,14 +98,18 @@ def stream_losses(
         by_segment: yields the nll of every segment, [B, T], in nats.
     """
     started = time.perf_counter()
-    losses = [nll_BT.cpu().numpy() for nll_BT in by_segment(model, streams, max_segments)]
-    nll = np.concatenate(losses, axis=1).ravel()
-    positions = np.concatenate([streams.positions(index) for index in range(len(losses))], axis=1).ravel()
+    segments = [*scored_segments(by_segment(model, streams, max_segments), streams)]
+    nll, positions = (np.concatenate(parts, axis=1).ravel() for parts in zip(*segments, strict=True))
     if (np.diff(positions) < 0).any():  # streams of shuffled sentences
         order = positions.argsort()
         nll, positions = nll[order], positions[order]
     left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll)}
     return TokenLosses(nll, positions, left_out, time.perf_counter() - started)
+
+
+def scored_segments(nll: Iterable[Tensor], streams: Streams) -> Iterator[tuple[NDArray[np.floating], Integers]]:
+    """Yield the nll of every segment and the positions of its targets in the split, [B, T]."""
+    return ((nll_BT.cpu().numpy(), streams.positions(index)) for index, nll_BT in enumerate(nll))
 
 
 @dataclass(frozen=True)
@@ -388,6 +392,11 @@ def text_units(positions: Integers, sentences: Integers | None, block_len: int) 
 
 
 def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[float | None, int]:
+    """Return the standard error of the mean of P values, correlated within units, and the number of units (below)."""
+    return standard_error_of_sums(np.bincount(units_P, weights=values_P).astype(np.float64), np.bincount(units_P))
+
+
+def standard_error_of_sums(s_U: Array, n_U: Integers) -> tuple[float | None, int]:
     """Return the standard error of the mean of P values, correlated within units, and the number of units, U.
 
         m = Σ_u s_u / Σ_u n_u        Var m = U / (U - 1) · Σ_u (s_u - m n_u)² / P²
@@ -395,7 +404,8 @@ def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[f
     s_u is the sum and n_u the number of the values of unit u: the linearised ratio estimator, for units of any
     length. The error of a single unit is None.
     """
-    s_U, n_U, P = np.bincount(units_P, weights=values_P).astype(np.float64), np.bincount(units_P), len(values_P)
-    U = int((n_U > 0).sum())
+    U, P = int((n_U > 0).sum()), int(n_U.sum())
+    if U < 2:
+        return None, U
     deviations = s_U - s_U.sum() / P * n_U
-    return None if U < 2 else math.sqrt(U / (U - 1) * float((deviations**2).sum())) / P, U
+    return math.sqrt(U / (U - 1) * float((deviations**2).sum())) / P, U

@@ -278,6 +278,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divisor of the logits.
+        stop: texts or token ids, or one of them: a sample ends with the token that completes one; null for none.
         seed: seed of the first sample of every prompt, and of `position`; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
             then recomputes a window of its training segment for every token. Distances beyond the longest of training
@@ -296,5 +297,6 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0
+    stop: Any = None
     seed: int = option(1, SEED)
     mem_len: int | None = option(None, COUNT)

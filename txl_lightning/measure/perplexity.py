@@ -82,7 +82,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     files, names = directory if options.losses else None, dict[str, str]()
     for split in sorted(splits, key=lambda split: split != chosen_on):
         scores, names[split] = SplitScores(read, split, options.block_len), corpus.name + corpus.unknown_share(split)
-        result = scored[split] = scores.values(scores.losses(shown))
+        summed = isinstance(shown, Carried) and not (files or units or learning or plan)
+        result = scored[split] = scores.running(shown) if summed else scores.values(scores.losses(shown))
         if plan and chosen_on in (None, split):
             result["sweep"], best = swept(plan, scores)
         if chosen_on is not None:

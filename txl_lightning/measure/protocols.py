@@ -18,13 +18,15 @@ The attention length A is the number of keys a query attends to, the query's own
 
 from __future__ import annotations
 
+import time
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txl_lightning.config.lengths import (
     Lengths,
@@ -47,9 +49,11 @@ from txl_lightning.measure.losses import (
     TokenLosses,
     WindowReader,
     device_of,
+    scored_segments,
     segment_losses,
     sliding_losses,
     standard_error,
+    standard_error_of_sums,
     stream_losses,
     text_units,
     visible_window,
@@ -297,19 +301,38 @@ class SplitScores:
 
     def values(self, losses: TokenLosses) -> dict[str, Any]:
         """Return the values of losses that `evaluation.json` has for every split and length."""
-        vocabulary, tokens = self.corpus.vocabulary, self.corpus.splits[self.split]
-        n, mean = len(losses.nll), losses.mean
-        units_P, over = self.units(losses.positions)
-        error, n_units = standard_error(losses.nll, units_P)
-        # Sentences in order end with a <S> after the last token: as the first one.
-        scored_P, before_P = (without_marks(tokens.take(losses.positions - back, mode="wrap")) for back in (0, 1))
-        n_bytes, n_words = vocabulary.count_bytes(scored_P), vocabulary.count_words(scored_P, before_P)
-        values: dict[str, Any] = loss_metrics(mean, vocabulary.level, None if n_bytes is None else n_bytes / n)
-        if vocabulary.level == "bpe" and n_words:
-            values |= {"ppl_word": loss_metrics(mean * n / n_words, "word")["ppl"], "words": n_words}
-        errors = {**errors_by_unit(error, mean, vocabulary.level), "over": over, "units": n_units}
-        values |= {"standard_error": errors, "tokens": n, "bytes": n_bytes}
+        values = self._values([(losses.nll, losses.positions)])
         return {**values, "left_out": losses.left_out, "seconds": round(losses.seconds, 2)}
+
+    def running(self, carried: Carried) -> dict[str, Any]:
+        """Return the `values` of the split, its losses summed while they are made: none is kept."""
+        started, streams = time.perf_counter(), carried.streams(self.corpus, self.split)
+        with autocast(carried.precision, device_of(carried.trained.model)):
+            by_segment = segment_losses(carried.model(), streams, carried.evaluation.max_segments)
+            values = self._values(scored_segments(by_segment, streams))
+        left_out = {**streams.left_out, "max_segments": streams.n_targets - values["tokens"]}
+        return {**values, "left_out": left_out, "seconds": round(time.perf_counter() - started, 2)}
+
+    def _values(self, losses: Iterable[tuple[NDArray[np.floating], Integers]]) -> dict[str, Any]:
+        vocabulary, tokens, level = self.corpus.vocabulary, self.corpus.splits[self.split], self.corpus.vocabulary.level
+        (last,), over = self.units(np.array([len(tokens)]))
+        sums_U, n_U = np.zeros(last + 1), np.zeros(last + 1, np.int64)
+        counts: list[tuple[int | None, int | None]] = []
+        for nll_P, positions_P in ((nll.ravel(), positions.ravel()) for nll, positions in losses):
+            units_P, _ = self.units(positions_P)
+            np.add.at(sums_U, units_P, nll_P)
+            np.add.at(n_U, units_P, 1)
+            # Sentences in order end with a <S> after the last token: as the first one.
+            scored_P, before_P = (without_marks(tokens.take(positions_P - n, mode="wrap")) for n in (0, 1))
+            counts.append((vocabulary.count_bytes(scored_P), vocabulary.count_words(scored_P, before_P)))
+        n_bytes, n_words = (None if None in of else sum(of) for of in zip(*counts, strict=True))
+        n_tokens = int(n_U.sum())
+        mean, (error, n_units) = float(sums_U.sum()) / n_tokens, standard_error_of_sums(sums_U, n_U)
+        values: dict[str, Any] = loss_metrics(mean, level, None if n_bytes is None else n_bytes / n_tokens)
+        if level == "bpe" and n_words:
+            values |= {"ppl_word": loss_metrics(mean * n_tokens / n_words, "word")["ppl"], "words": n_words}
+        errors = {**errors_by_unit(error, mean, level), "over": over, "units": n_units}
+        return {**values, "standard_error": errors, "tokens": n_tokens, "bytes": n_bytes}
 
     def written(self, protocol: Protocol, stem: str, files: Path | None) -> dict[str, str]:
         """Write the losses, in text order, with their positions; return the entry with the file's name, if `files`."""

@@ -12,6 +12,7 @@ from tests.measure.small_runs import SmallRuns
 from txl_lightning.command_line.hydra_app import literal
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import OptionError
 from txl_lightning.measure import generate as generate_command
 from txl_lightning.measure.generate import run, typed_prompt, with_context
 from txl_lightning.measure.options import GenerateOptions
@@ -146,7 +147,7 @@ def test_a_seed_repeats_beyond_the_memory_in_its_precision(runs: SmallRuns, tmp_
     assert first not in others
     assert (len(first), found[0]["context"]) == (60, "memory of 20 tokens")
     del given["mem_len"]
-    assert found[3]["options"] == {**given, "n_samples": 1, "seed": 5, "precision": "bf16-mixed"}
+    assert found[3]["options"] == {**given, "stop": None, "n_samples": 1, "seed": 5, "precision": "bf16-mixed"}
     assert found[0]["tokens_per_second"] > 0
     assert found[0]["prompt_seconds"] > 0
     assert generated(options(runs, "relative", n_tokens=1), tmp_path)["tokens_per_second"] is None
@@ -202,3 +203,23 @@ def test_distances_beyond_training_are_clamped(runs: SmallRuns) -> None:
     model, _ = with_context(load_trained(runs.checkpoint("absolute")), options(runs, "absolute"))
     assert isinstance(model, SlidingWindow)
     assert model.attention_len == 8
+
+
+def test_a_sample_ends_with_a_text_or_an_id(runs: SmallRuns, tmp_path: Path) -> None:
+    long: dict[str, Any] = {"n_tokens": 40, "n_samples": 3}
+    whole = [sample["text"] for sample in generated(options(runs, "characters", **long), tmp_path / "whole")["samples"]]
+    stop = whole[0][5:8]
+    written: list[str] = []
+    stopped = generated(
+        options(runs, "characters", stop=[stop, "no such text"], **long), tmp_path / "a", written.append
+    )
+    texts = [sample["text"] for sample in stopped["samples"]]
+    assert texts == [text[: text.index(stop) + 3] if stop in text else text for text in whole]
+    assert f"--- sample 1\n{texts[0]}\n" in "".join(written)
+    assert stopped["options"]["stop"] == [stop, "no such text"]
+    token = stopped["samples"][0]["tokens"][3]
+    by_id = generated(options(runs, "characters", stop=token, n_tokens=40), tmp_path / "b")["samples"][0]["tokens"]
+    assert (by_id[-1], by_id.count(token)) == (token, 1)
+    for wrong in ("", [1.5], -1, [True], {"a": 1}, 10_000):
+        with pytest.raises(OptionError, match=r"^stop=.*: must be texts, or ids from 0 to "):
+            run(options(runs, "characters", stop=wrong), tmp_path)

@@ -20,6 +20,7 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.perplexity import run
+from txl_lightning.measure.protocols import SplitScores
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
@@ -247,6 +248,15 @@ def test_ids_have_documents_and_no_lines(tmp_path: Path) -> None:
         run(EvaluateOptions(**given, per="line"), tmp_path)
 
 
-def test_perplexity_per_word_counts_words(runs: SmallRuns, tmp_path: Path) -> None:
+def test_losses_are_kept_only_if_they_are_asked_for(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of an evaluation does not grow with the text."""
+    kept: list[str] = []
+    losses = SplitScores.losses
+    monkeypatch.setattr(SplitScores, "losses", lambda self, scoring: kept.append(self.split) or losses(self, scoring))
     found = evaluated(runs, "pairs", tmp_path, splits=["test"])["test"]
+    assert kept == []
     assert found["ppl_word"] == pytest.approx(np.exp(found["nll"] * found["tokens"] / found["words"]))
+    evaluated(runs, "pairs", tmp_path, splits=["test"], losses=True)
+    assert kept
