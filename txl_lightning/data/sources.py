@@ -52,6 +52,7 @@ EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-package
 Alignment = Literal["byte", "char", "line"]
 ALIGNMENT: dict[str, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
 MakeVocabulary = Callable[..., Vocabulary]  # of chunks of bytes
+Description = dict[str, Any]  # of a preparation
 
 
 def _open_zstd(file: Any) -> Any:
@@ -355,8 +356,8 @@ def cache_key(*parts: object) -> str:
 
 
 def cached(
-    directory: Path, key: str, prepare: Callable[[Path], dict[str, Any]]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    directory: Path, key: str, prepare: Callable[[Path], Description]
+) -> tuple[dict[str, np.ndarray], Description]:
     """Return the memory-mapped arrays and the description in `directory/key`; prepare them first if missing.
 
     The folder gets its name only when it is complete and on disk, so it is either whole or absent. If two processes
@@ -376,6 +377,7 @@ def cached(
         return opened
     if os.path.lexists(folder):
         notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")
+    failure = f"{folder} is damaged as soon as it is written"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for left in directory.glob(f"{PART}*"):
@@ -392,13 +394,11 @@ def cached(
             if os.path.lexists(folder) and not _opened_cache(folder):  # damaged
                 shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
         sync_folder(directory)
-    except OSError as error:
-        if opened := _opened_cache(folder):  # of another process that was faster
-            return opened
-        raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
+    except OSError as error:  # another process may have been faster
+        failure = f"cannot store prepared tokens: {error}"
     if opened := _opened_cache(folder):
         return opened
-    raise UserError(f"data.cache_dir={directory}: {folder} is damaged as soon as it is written")
+    raise UserError(f"data.cache_dir={directory}: {failure}")
 
 
 def _opened_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
@@ -454,9 +454,5 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
     """
     code = Path(inspect.getfile(text)).read_text(encoding="utf-8")  # another text may follow from each change
     directory, key = expand(config.cache_dir), cache_key(code, text.__qualname__, *arguments)
-
-    def write(folder: Path) -> dict[str, Any]:
-        return {"characters": (folder / "text.uint8").write_text(text(*arguments), encoding="utf-8")}
-
-    cached(directory, key, write)
+    cached(directory, key, lambda folder: {"length": (folder / "text.uint8").write_text(text(*arguments), "utf-8")})
     return directory / key / "text.uint8"
