@@ -309,19 +309,17 @@ def python_packages(config: DataConfig) -> Source:
 
     The versions of `PACKAGES` are the same text on every machine.
     """
-    versions, roots = {}, {}
-    for package in PACKAGES:
-        try:
-            installed = metadata.distribution(package)  # does not import it
-        except metadata.PackageNotFoundError as error:
-            raise UserError(f"data={config.name}: {package} is not installed; use data=file data.path=…") from error
-        root = Path(str(installed.locate_file(package)))
-        versions[package], roots[root] = installed.version, root.parent
+    try:
+        installed = {package: metadata.distribution(package) for package in PACKAGES}  # does not import them
+    except metadata.PackageNotFoundError as error:
+        raise UserError(f"data={config.name}: {error.name} is not installed; use data=file data.path=…") from error
+    roots = [Path(str(found.locate_file(package))) for package, found in installed.items()]
+    versions = {package: found.version for package, found in installed.items()}
     known, name = (" + ".join(f"{package} {of[package]}" for package in PACKAGES) for of in (PACKAGES, versions))
     if name != known:
         notice(f"data={config.name}: this text is {name}; losses of {known} cannot be compared with it")
     checksum = PACKAGES_CHECKSUM if name == known else None
-    return replace(_python_files(name, roots, config), checksum=checksum, subwords=2048)
+    return replace(_python_files(name, {root: root.parent for root in roots}, config), checksum=checksum, subwords=2048)
 
 
 def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> Source:
@@ -339,8 +337,8 @@ def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> 
     for root, base in roots.items():
         for folder, folders, names in os.walk(root):
             folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # not entered: packages may be many
-            files = (Path(folder, name) for name in names if name.endswith(".py") and name != "conftest.py")
-            named.update((path.relative_to(base).as_posix(), path) for path in files)
+            paths = [Path(folder, name) for name in names if name.endswith(".py") and name != "conftest.py"]
+            named |= {path.relative_to(base).as_posix(): path for path in paths}
     paths = [named[name] for name in sorted(named, key=lambda name: hashlib.sha256(name.encode()).digest())]
     if not paths:
         raise UserError(f"data={config.name}: there are no source files under {root}; use data=file data.path=…")

@@ -256,12 +256,9 @@ def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=LEAST_COUNT,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[],
-        show_progress=False,
+        vocab_size=vocab_size, min_frequency=LEAST_COUNT, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(_whole_words(texts), trainer)
     if tokenizer.get_vocab_size() < least:
