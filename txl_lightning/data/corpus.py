@@ -23,6 +23,7 @@ from txl_lightning.data.sources import (
     LEVELS_OF,
     SPLITS,
     WHOLE,
+    Description,
     Part,
     Source,
     cache_key,
@@ -30,18 +31,15 @@ from txl_lightning.data.sources import (
     checksum_once,
     read,
 )
-from txl_lightning.data.subwords import N_BYTES, train_byte_pairs
+from txl_lightning.data.subwords import N_BYTES, Tokens, train_byte_pairs
 from txl_lightning.data.vocabulary import SENTENCE, SplitTokens, Vocabulary, close_sentences, decoded
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
-LEVELS_OF_OPTIONS = {
-    "vocab_size": ("bpe", "ids"),
-    "tokenizer": ("bpe",),
-    "min_count": ("word", "char"),
-} | dict.fromkeys(("dtype", "names"), ("ids",))
+LEVELS_OF_OPTIONS = {"vocab_size": ("bpe", "ids"), "min_count": ("word", "char"), "tokenizer": ("bpe",)}
+LEVELS_OF_OPTIONS |= dict.fromkeys(("dtype", "names"), ("ids",))
 
 Pattern = re.Pattern[bytes]
 
@@ -124,24 +122,21 @@ def load_corpus(
         notice("subwords are those of single lines, as versions before 0.5.0 trained on (docs/data.md#subwords)")
     pattern = start_pattern(config.document_start) if marked else None
     one_part = all(len(parts) == 1 for parts in source.parts.values())
-    unknown: dict[str, float] = {}
+    unknown, splits = dict[str, float](), dict[str, Any]()
     if vocabulary is not None and config.level == "ids" and one_part and not (marked and config.document_start):
         # Never copied, however large.
         parts = {split: part for split, (part,) in source.parts.items()}
         starts = {split: np.append(0, part.inner_starts()) for split, part in parts.items()}
-        splits: dict[str, Any] = {
-            split: SplitTokens(part.ids(), starts[split] if marked else None, part.path)
-            for split, part in parts.items()
-        }
+        marks = starts if marked else {}
+        splits = {split: SplitTokens(part.ids(), marks.get(split), part.path) for split, part in parts.items()}
     else:
         make = source.vocabulary
         made = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
         closed = getattr(config, "sentence_marks", "start") == "both"
         key = cache_key(checksum, vocabulary or made, closed, pattern and pattern.pattern)
+        prepare = partial(_prepare, source, vocabulary, closed, pattern)
         try:
-            arrays, description = cached(
-                expand(config.cache_dir), key, partial(_prepare, source, vocabulary, closed, pattern)
-            )
+            arrays, description = cached(expand(config.cache_dir), key, prepare)
         except UserError as error:
             raise UserError(f"{source.name}: {error}") from error
         vocabulary, unknown = Vocabulary.from_state_dict(description["vocabulary"]), description["unknown"]
@@ -214,7 +209,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocab
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
     most = source.subwords if size is None else size
 
-    def train(_: Path) -> dict[str, Any]:
+    def train(_: Path) -> Description:
         every = max(1, round(sum(part.size for part in source.parts["train"]) / SAMPLE_BYTES))
         chunks = islice(decoded(read(source.parts["train"])), 0, None, every)
         tokenizer = train_byte_pairs(chunks, most, least=size or N_BYTES)
@@ -287,9 +282,7 @@ def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[
     yield b"".join(held)
 
 
-def id_documents(
-    parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None
-) -> Iterator[tuple[np.ndarray, NDArray[np.int64]]]:
+def id_documents(parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None) -> Iterator[Tokens]:
     """Yield ids in chunks, and the positions in them where documents begin.
 
     A document begins with every part, where the file says so, and with every id whose number or name is a match of the
@@ -307,7 +300,7 @@ def id_documents(
 
 def _prepare(
     source: Source, given: Vocabulary | None, closed: bool, pattern: Pattern | None, folder: Path
-) -> dict[str, Any]:
+) -> Description:
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
 
     Sentences with `<S>` have it at both ends if `closed`.
@@ -334,9 +327,7 @@ def _prepare(
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 
-def _write_split(
-    vocabulary: Vocabulary, chunks: Iterable[tuple[np.ndarray, NDArray[np.int64]]], path: Path, closed: bool
-) -> tuple[int, int]:
+def _write_split(vocabulary: Vocabulary, chunks: Iterable[Tokens], path: Path, closed: bool) -> tuple[int, int]:
     """Write chunks of tokens and the positions where sentences or documents begin; count tokens and `<unk>`."""
     n_tokens = n_unknown = 0
     starts = [np.zeros(1, np.int64)]

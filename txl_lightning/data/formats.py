@@ -117,13 +117,10 @@ def _parquet(path: Path, content: Any) -> tuple[Columns, Values]:
 def _arrow(path: Path, content: Any) -> tuple[Columns, Values]:
     import pyarrow
 
-    if content[:6] == b"ARROW1":
-        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
-        return file.schema.names, lambda column: _of_batches(
-            map(file.get_batch, range(file.num_record_batches)), column
-        )
-    stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-    return stream.schema.names, lambda column: _of_batches(stream, column)
+    of_file, held = content[:6] == b"ARROW1", pyarrow.memory_map(str(path))
+    opened = pyarrow.ipc.open_file(held) if of_file else pyarrow.ipc.open_stream(held)
+    batches = map(opened.get_batch, range(opened.num_record_batches)) if of_file else opened
+    return opened.schema.names, lambda column: _of_batches(batches, column)
 
 
 def _of_batches(batches: Iterable[Any], column: str) -> Iterator[Any]:

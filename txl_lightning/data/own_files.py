@@ -318,11 +318,11 @@ def _column(path: Path, columns: Columns, config: FileData) -> str:
     Raises:
         OptionError: it is not there.
     """
-    kinds = {"ids": ID_COLUMNS, "bpe": TEXT_COLUMNS}
-    usual = kinds.pop("ids" if config.level == "ids" else "bpe")
+    ids = config.level == "ids"
+    usual, others = (ID_COLUMNS, TEXT_COLUMNS) if ids else (TEXT_COLUMNS, ID_COLUMNS)
     column = config.column or next((name for name in usual if name in columns), None)
-    others = [f" (data.level={level} reads {name})" for level, of in kinds.items() for name in of if name in columns]
-    hint = "" if column or not others else others[0]
+    other = next((name for name in others if name in columns and column is None), None)
+    hint = f" (data.level={'bpe' if ids else 'ids'} reads {other})" if other else ""
     allowed = f"must be a column of {path}: {', '.join(map(str, columns))}{hint}"
     require(column in columns, "data.column", config.column, allowed)
     return str(column)

@@ -89,6 +89,8 @@ def _text_or_xz(folder: Path, level: str) -> Parts | None:
 
 
 # Folders in `data.root`, the layouts of files in them (`{}` is a split), and in words what to put there.
+FILES_OF_LM1B = "training-monolingual.tokenized.shuffled/news.en-* and heldout-monolingual.tokenized.shuffled/"
+FILES_OF_LM1B += "news.en.heldout-00000-of-00050"
 WIKITEXT_FILES = ("wiki.{}.tokens", "{}.txt"), "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
 FILES: dict[str, tuple[tuple[str, ...], tuple[Layout, ...], str]] = {
     "enwik8": (("enwik8",), (_one_file, "{}.txt.raw"), "the file enwik8 (100,000,000 bytes)"),
@@ -96,12 +98,7 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[Layout, ...], str]] = {
     "wikitext-103": (("wikitext-103",), *WIKITEXT_FILES),
     "wikitext-2": (("wikitext-2",), *WIKITEXT_FILES),
     "ptb": (("penn", "ptb"), ("{}.txt", "ptb.{}.txt"), "train.txt, valid.txt and test.txt"),
-    "lm1b": (
-        ("one-billion-words", "lm1b"),
-        (_shards, "{}.txt"),
-        "training-monolingual.tokenized.shuffled/news.en-* and "
-        "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050",
-    ),
+    "lm1b": (("one-billion-words", "lm1b"), (_shards, "{}.txt"), FILES_OF_LM1B),
     "wikipedia-2015": (("wikipedia-2015",), (_text_or_xz,), "wikipedia-2015.txt or wikipedia-2015.txt.xz"),
 }
 

@@ -52,6 +52,7 @@ EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-package
 Alignment = Literal["byte", "char", "line"]
 ALIGNMENT: dict[str, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
 MakeVocabulary = Callable[..., Vocabulary]  # of chunks of bytes
+Description = dict[str, Any]  # of a preparation
 
 
 def _open_zstd(file: Any) -> Any:
@@ -308,19 +309,17 @@ def python_packages(config: DataConfig) -> Source:
 
     The versions of `PACKAGES` are the same text on every machine.
     """
-    versions, roots = {}, {}
-    for package in PACKAGES:
-        try:
-            installed = metadata.distribution(package)  # does not import it
-        except metadata.PackageNotFoundError as error:
-            raise UserError(f"data={config.name}: {package} is not installed; use data=file data.path=…") from error
-        root = Path(str(installed.locate_file(package)))
-        versions[package], roots[root] = installed.version, root.parent
+    try:
+        installed = {package: metadata.distribution(package) for package in PACKAGES}  # does not import them
+    except metadata.PackageNotFoundError as error:
+        raise UserError(f"data={config.name}: {error.name} is not installed; use data=file data.path=…") from error
+    roots = [Path(str(found.locate_file(package))) for package, found in installed.items()]
+    versions = {package: found.version for package, found in installed.items()}
     known, name = (" + ".join(f"{package} {of[package]}" for package in PACKAGES) for of in (PACKAGES, versions))
     if name != known:
         notice(f"data={config.name}: this text is {name}; losses of {known} cannot be compared with it")
     checksum = PACKAGES_CHECKSUM if name == known else None
-    return replace(_python_files(name, roots, config), checksum=checksum, subwords=2048)
+    return replace(_python_files(name, {root: root.parent for root in roots}, config), checksum=checksum, subwords=2048)
 
 
 def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> Source:
@@ -338,8 +337,8 @@ def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> 
     for root, base in roots.items():
         for folder, folders, names in os.walk(root):
             folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # not entered: packages may be many
-            files = (Path(folder, name) for name in names if name.endswith(".py") and name != "conftest.py")
-            named.update((path.relative_to(base).as_posix(), path) for path in files)
+            paths = [Path(folder, name) for name in names if name.endswith(".py") and name != "conftest.py"]
+            named |= {path.relative_to(base).as_posix(): path for path in paths}
     paths = [named[name] for name in sorted(named, key=lambda name: hashlib.sha256(name.encode()).digest())]
     if not paths:
         raise UserError(f"data={config.name}: there are no source files under {root}; use data=file data.path=…")
@@ -355,8 +354,8 @@ def cache_key(*parts: object) -> str:
 
 
 def cached(
-    directory: Path, key: str, prepare: Callable[[Path], dict[str, Any]]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    directory: Path, key: str, prepare: Callable[[Path], Description]
+) -> tuple[dict[str, np.ndarray], Description]:
     """Return the memory-mapped arrays and the description in `directory/key`; prepare them first if missing.
 
     The folder gets its name only when it is complete and on disk, so it is either whole or absent. If two processes
@@ -376,6 +375,7 @@ def cached(
         return opened
     if os.path.lexists(folder):
         notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")
+    failure = f"{folder} is damaged as soon as it is written"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for left in directory.glob(f"{PART}*"):
@@ -392,13 +392,11 @@ def cached(
             if os.path.lexists(folder) and not _opened_cache(folder):  # damaged
                 shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
         sync_folder(directory)
-    except OSError as error:
-        if opened := _opened_cache(folder):  # of another process that was faster
-            return opened
-        raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
+    except OSError as error:  # another process may have been faster
+        failure = f"cannot store prepared tokens: {error}"
     if opened := _opened_cache(folder):
         return opened
-    raise UserError(f"data.cache_dir={directory}: {folder} is damaged as soon as it is written")
+    raise UserError(f"data.cache_dir={directory}: {failure}")
 
 
 def _opened_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
@@ -454,9 +452,5 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
     """
     code = Path(inspect.getfile(text)).read_text(encoding="utf-8")  # another text may follow from each change
     directory, key = expand(config.cache_dir), cache_key(code, text.__qualname__, *arguments)
-
-    def write(folder: Path) -> dict[str, Any]:
-        return {"characters": (folder / "text.uint8").write_text(text(*arguments), encoding="utf-8")}
-
-    cached(directory, key, write)
+    cached(directory, key, lambda folder: {"length": (folder / "text.uint8").write_text(text(*arguments), "utf-8")})
     return directory / key / "text.uint8"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -33,7 +34,7 @@ MOST_KNOWN = 1 << 18  # pieces whose tokens are remembered
 WINDOW, OVERLAP, WINDOWS_AT_ONCE = 1 << 18, 1 << 14, 16
 
 Texts = list[str]  # the first continues the document before it, every further one begins a document
-Tokens = tuple[NDArray[np.int64], NDArray[np.int64]]  # and the positions in them where documents begin
+Tokens = tuple[NDArray[Any], NDArray[np.int64]]  # and the positions in them where documents begin
 Window = tuple[NDArray[np.int64], NDArray[np.int64]]  # tokens, and the end of each in bytes of the text
 
 
@@ -95,8 +96,7 @@ class Subwords:
         try:
             yield from self._encode_windows(counted) if self._pieces is None else self._encode_pieces(counted)
         except Changed as error:
-            for _ in counted:  # the rest of the text counts too
-                pass
+            deque(counted, maxlen=0)  # the rest of the text counts too
             which = ", ".join(f"{byte:02x}" for byte in np.flatnonzero(lost)[:8])
             of_bytes = f"has no token for {lost.sum():,} bytes of the text: {which}"
             changes = "changes the text: it must have no normalizer and add no spaces"
@@ -216,8 +216,9 @@ def _agreement(left: Window, right: Window) -> int:
 
 def _contents(vocabulary: dict[str, int], state: dict[str, Any], added: set[int]) -> dict[int, bytes]:
     """Return the bytes of every token by number, without those that are added to a text as they are."""
-    parts = [part for name in ("pre_tokenizer", "decoder") for part in _members(state.get(name) or {})]
-    kinds, model = {part.get("type") for part in parts}, state["model"]
+    outer = [state.get(name) or {} for name in ("pre_tokenizer", "decoder")]
+    inner = [part for parts in outer for name in ("pretokenizers", "decoders") for part in parts.get(name, ())]
+    kinds, model = {part.get("type") for part in outer + inner}, state["model"]
     if "ByteLevel" in kinds:
         found = {number: text for text, number in vocabulary.items() if number not in added}
         if strange := [text for text in found.values() if not {*text} <= {*BYTE_OF_CHARACTER}]:
@@ -232,10 +233,6 @@ def _contents(vocabulary: dict[str, int], state: dict[str, Any], added: set[int]
         elif number not in added:
             contents[number] = text.replace(WORD_START, " ").encode()
     return contents
-
-
-def _members(part: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*part.get("pretokenizers", []), *part.get("decoders", []), part]
 
 
 def _lines(text: str) -> list[str]:
@@ -259,12 +256,9 @@ def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=LEAST_COUNT,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[],
-        show_progress=False,
+        vocab_size=vocab_size, min_frequency=LEAST_COUNT, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(_whole_words(texts), trainer)
     if tokenizer.get_vocab_size() < least:

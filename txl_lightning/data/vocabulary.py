@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.data.subwords import N_BYTES, Subwords
+from txl_lightning.data.subwords import N_BYTES, Subwords, Tokens
 from txl_lightning.errors import UserError
 
 Level = Literal["byte", "char", "word", "bpe", "ids"]
@@ -151,7 +151,7 @@ class Vocabulary:
         """Yield the token numbers of text in chunks, which may end anywhere (see `encode`)."""
         return (tokens for tokens, _ in self.encode_documents([chunk] for chunk in chunks))
 
-    def encode_documents(self, chunks: Iterable[list[bytes]]) -> Iterator[tuple[np.ndarray, NDArray[np.int64]]]:
+    def encode_documents(self, chunks: Iterable[list[bytes]]) -> Iterator[Tokens]:
         """Yield the token numbers of documents in chunks, and the positions in them where documents begin.
 
         Args:
@@ -213,16 +213,14 @@ class Vocabulary:
         table[list(characters)] = list(characters.values())
         return table
 
-    def _look_up(self, values: np.ndarray, begins: NDArray[np.int64]) -> tuple[np.ndarray, NDArray[np.int64]]:
+    def _look_up(self, values: np.ndarray, begins: NDArray[np.int64]) -> Tokens:
         if self.level == "byte" and not self.symbols:
             return values, begins
         # In int64, since the index of the last entry may not fit into a byte.
         tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
         return self._known(tokens, begins, lambda place: chr(int(values[place])))
 
-    def _known(
-        self, tokens: np.ndarray, begins: NDArray[np.int64], symbol_at: Callable[[int], str]
-    ) -> tuple[np.ndarray, NDArray[np.int64]]:
+    def _known(self, tokens: np.ndarray, begins: NDArray[np.int64], symbol_at: Callable[[int], str]) -> Tokens:
         """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is left out, or an error."""
         if tokens.min(initial=0) < 0:
             if not self.lenient:
