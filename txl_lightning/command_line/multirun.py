@@ -139,31 +139,26 @@ def run_pickled(pickled: bytes) -> Any:
     job, singletons = pickle.loads(pickled)
     add_singletons(singletons)
     setup_globals()
-    value, error = None, None
     try:
-        done = run_job(
+        returned = run_job(
             hydra_context=job.hydra_context,
             task_function=job.task,
             config=job.config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
-        )
-        if done.status == JobStatus.COMPLETED:
-            value = done._return_value
-        else:  # `return_value` would print a line and raise it
-            error = done._return_value
-    except Exception as raised:
-        error = raised
+        )._return_value  # of a failed job its error, which `return_value` would print and raise
+    except Exception as error:
+        returned = error
     (job.directory / ERROR_FILE).unlink(missing_ok=True)  # of an earlier start
-    if error is None:
-        return value
-    text = "".join(traceback.format_exception(error))
+    if not isinstance(returned, Exception):
+        return returned
+    text = "".join(traceback.format_exception(returned))
     with suppress(OSError):  # a full disk, or no folder
         write_text(job.directory / ERROR_FILE, text)
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         sys.stderr.write(text)
     describe = getattr(job.task, "describe", lambda error: f"{type(error).__name__}: {error}")
-    return JobError(describe(error), stopped=isinstance(error, Stopped))
+    return JobError(describe(returned), stopped=isinstance(returned, Stopped))
 
 
 def add_singletons(instances: dict[type, Any]) -> None:
@@ -230,7 +225,6 @@ class ProcessLauncher(Launcher):
         side_by_side = f", {self.max_parallel} at once" if self.max_parallel > 1 else ""
         log.info(f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} in {directory}{side_by_side}")
         done: dict[int, JobReturn] = {}
-        errors: list[JobError] = []
 
         def end(job: MultirunJob, ended: Ended) -> str | None:
             result, line = ended.value, None
@@ -240,19 +234,17 @@ class ProcessLauncher(Launcher):
             if isinstance(result, JobError):
                 where = f" ({job.directory / ERROR_FILE})" if result is ended.value else ""
                 line = f"job {job.number} ({' '.join(job.overrides)}): {result}{where}"
-                errors.append(result)
             status = JobStatus.COMPLETED if line is None else JobStatus.FAILED
             done[job.number] = JobReturn(overrides=job.overrides, status=status, _return_value=result)
             self.multirun.outcomes.append(line)
             write_results(directory)
-            text = "failed" if line is not None else "ended"
-            value = "" if line is not None or result is None else f": {result}"
-            log.info(f"#{job.number} {text} after {ended.seconds:.0f} s{value}")
+            value = f": {result}" if line is None and result is not None else ""
+            log.info(f"#{job.number} {'failed' if line else 'ended'} after {ended.seconds:.0f} s{value}")
             return line
 
         Jobs(list(jobs), self._start, end, self.max_parallel, self.grace_seconds).run()
-        for error in errors:
-            if self.is_grid or (error.stopped and self._resumable):
+        for error in (ended._return_value for ended in done.values()):  # in the order of their ends
+            if isinstance(error, JobError) and (self.is_grid or (error.stopped and self._resumable)):
                 raise error
         return [done[job.number] for job in jobs]
 
