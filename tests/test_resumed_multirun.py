@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.in_process import Ended, run_txl
 from tests.training.small_run import TINY
 from txl_lightning.command_line.multirun import write_results
-from txl_lightning.jobs import JobFolder
+from txl_lightning.errors import UserError
+from txl_lightning.jobs import JobFolder, choose_folders, refuse_another_text
 
 SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
 
@@ -45,6 +48,36 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = directory / "sweep/multirun.md"
     assert done.out.endswith(f"{path.read_text()}{path}\n")
     return directory
+
+
+FOREIGN = (
+    *({"options": value} for value in ([1], 3, None)),
+    *({"overrides": value} for value in (5, [1], None)),
+    *({"objective": value} for value in ([1], {}, 5)),
+    {"objective": "val/nll", "overrides": ["seed=1"], "options": {"data.name": "nosuch"}},
+)
+FOREIGN_RESULTS = (
+    {"val/nll": 1.0, "val/ppl": "x"},
+    {"val/nll": 1.0, "ended_by": 5},
+    *({"val/nll": 1.0, "corpus": value} for value in ([1], None, "x")),
+)
+
+
+@pytest.mark.parametrize("record", FOREIGN, ids=str)
+@pytest.mark.parametrize("result", FOREIGN_RESULTS, ids=str)
+def test_a_folder_with_files_of_something_else_is_no_job(tmp_path: Path, record: dict, result: dict) -> None:
+    job = JobFolder(tmp_path / "0")
+    job.path.mkdir()
+    for name, content in (("job.json", record), ("metrics.json", result), ("config.yaml", {})):
+        (job.path / name).write_text(json.dumps(content))
+    assert write_results(tmp_path) == tmp_path / "multirun.md"
+    assert choose_folders(tmp_path, [(job.path, {"seed": 2})]) == [tmp_path / "1"]
+    for begin in (
+        lambda: job.begin({"objective": "val/nll", "overrides": [], "options": {"seed": 2}}),
+        lambda: refuse_another_text(tmp_path, OmegaConf.create({"data": {"name": "nosuch"}})),
+    ):
+        with suppress(UserError):
+            begin()
 
 
 def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import write_json
 
 RECORD, STARTED = "job.json", "config.yaml"
+FIELDS = {"objective": str, "overrides": list, "options": dict, "error": str}  # of the record of a multirun's job
 LOCK = ".lock"
 LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
@@ -66,7 +67,9 @@ class JobFolder:
         """
         found = self._content(self.record_file) or {}
         written = found.pop("sha256", None)
-        return found if written in (None, checksum(found)) else {}
+        fields = FIELDS if self.record_file == RECORD else {}
+        fits = all(isinstance(found.get(name, kind()), kind) for name, kind in fields.items())
+        return found if fits and written in (None, checksum(found)) else {}
 
     def is_of(self, options: Mapping[str, Any]) -> bool:
         """Return whether the record is of the job with this identity."""
@@ -199,13 +202,14 @@ def refuse_another_text(directory: Path, config: DictConfig) -> None:
     """
     text = of_text(identity(config))
     ended = [job for job in job_folders(directory) if of_text(job.record.get("options", {})) == text]
-    if results := {job.path: job.result["corpus"] for job in ended if job.result and "corpus" in job.result}:
+    corpora = {job.path: (job.result or {}).get("corpus") for job in ended}
+    if results := {path: corpus for path, corpus in corpora.items() if isinstance(corpus, dict)}:
         from txl_lightning.data.corpus import corpus_source  # imports numpy
 
         with suppress(OptionError):  # a corpus that cannot be read: a job that needs it says so
             _, checksum = corpus_source(typed(config.data))
             for path, corpus in results.items():
-                if corpus["sha256"] != checksum:
+                if corpus.get("sha256") != checksum:
                     other = f"{path} is of another text than data={config.data.name} is now"
                     raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
 

@@ -330,12 +330,13 @@ def write_results(directory: Path) -> Path | None:
     entries = []
     for job, words in zip(jobs, typed, strict=True):
         metrics, error = job.result or {}, job.record.get("error")
+        numbers = {name: metrics.get(name) for name in ("steps", *LOSSES)}
         entry = {
             "job": job.path.relative_to(directory).as_posix(),
             "overrides": {name: words[name] for name in names if name in words},
             "state": "finished" if job.value is not None else "failed" if error is not None else "stopped",
             "objective": job.value,
-            "metrics": {name: metrics[name] for name in ("steps", *LOSSES) if name in metrics},
+            "metrics": {name: value for name, value in numbers.items() if isinstance(value, (int, float))},
         }
         entry |= {"ended_by": metrics["ended_by"]} if "ended_by" in metrics else {}
         entries.append({**entry, "error": error} if entry["state"] == "failed" else entry)
@@ -352,7 +353,7 @@ def write_results(directory: Path) -> Path | None:
 def _options(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the overrides of a job by name, with the values that interpolations have in it."""
     options = record.get("options", {})
-    words = (word.partition("=") for word in record.get("overrides", ()))
+    words = (str(word).partition("=") for word in record.get("overrides", ()))
     typed = {name.lstrip("+~"): value for name, _, value in words}
     return {name: str(options.get(name, value)) if value.startswith("$") else value for name, value in typed.items()}
 
@@ -362,6 +363,6 @@ def _table(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     rows = []
     for entry in entries:
         shown = [f"{entry['metrics'][name]:.4f}" if name in entry["metrics"] else "–" for name in losses]
-        by = f" at step {entry['metrics']['steps']} by {entry['ended_by']}" if "ended_by" in entry else ""
+        by = f" at step {entry['metrics'].get('steps')} by {entry['ended_by']}" if "ended_by" in entry else ""
         rows.append([entry["job"], *(entry["overrides"].get(name, "–") for name in names), *shown, entry["state"] + by])
     return markdown_table(["job", *names, *(name.replace("/", " ") for name in losses), "state"], rows)
