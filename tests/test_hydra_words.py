@@ -13,11 +13,11 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from tests.in_process import run_txl
+from tests.docs.pages import ROOT
+from tests.in_process import success
 from tests.training.small_run import TEXT, TINY
 from txl_lightning import compose
 
-ROOT = Path(__file__).parents[1]
 SMALL = (*TINY, "data.path=text.txt", "data.cache_dir=cache", "trainer.max_steps=2")
 OPENING = re.compile("(model|data|device|steps): ")
 COMPLETE = """
@@ -92,10 +92,8 @@ def test_sweeps_in_files(tmp_path: Path, params: str, words: tuple[str, ...], sa
 def test_settings_of_hydra_can_be_added(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     callback = "+hydra.callbacks.log={_target_: hydra.experimental.callbacks.LogJobReturnCallback}"
-    done = run_txl(
-        "train", *SMALL, "+hydra.job.env_set={MINE: here}", callback, "hydra.run.dir=run", directory=tmp_path
-    )
-    assert done.status == 0, done.err
+    added = ("+hydra.job.env_set={MINE: here}", callback)
+    done = success("train", *SMALL, *added, "hydra.run.dir=run", directory=tmp_path)
     assert "Succeeded with return value" in done.out + done.err
 
 
