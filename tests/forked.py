@@ -46,6 +46,12 @@ class ForkedCommand:
         """Send SIGKILL."""
         self.process.kill()
 
+    def succeed(self) -> CompletedProcess[str]:
+        """Wait for the end, which must be one with status 0."""
+        done = self.finish()
+        assert done.returncode == 0, done.stderr
+        return done
+
     def finish(self, timeout: float = 300) -> CompletedProcess[str]:
         """Wait for the end and return all output.
 
@@ -85,4 +91,4 @@ def _run(
     os.environ.update(environment)
     os.chdir(directory)
     sys.argv = [module, *words]
-    importlib.import_module(module).main()
+    sys.exit(importlib.import_module(module).main())

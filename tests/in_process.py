@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -39,6 +40,13 @@ def run_txl(*words: str, directory: Path | None = None) -> Ended:
     return Ended(status if isinstance(status, int) else 0 if status is None else 1, out.getvalue(), err.getvalue())
 
 
+def success(*words: str, directory: Path | None = None) -> Ended:
+    """Run `txl WORDS…`, which must end with status 0."""
+    done = run_txl(*words, directory=directory)
+    assert done.status == 0, done.err
+    return done
+
+
 def refusal(*words: str, directory: Path | None = None) -> str:
     """Run `txl WORDS…`, which must end with status 2 and one line alone, and return the line."""
     done = run_txl(*words, directory=directory)
@@ -48,21 +56,16 @@ def refusal(*words: str, directory: Path | None = None) -> str:
 
 @contextlib.contextmanager
 def _as_before(directory: Path | None) -> Iterator[None]:
-    arguments, variables, here, threads = sys.argv, dict(os.environ), Path.cwd(), torch.get_num_threads()
-    logger, random_state = logging.getLogger(), torch.get_rng_state()
-    handlers, level = list(logger.handlers), logger.level
-    try:
+    here, threads, logger = Path.cwd(), torch.get_num_threads(), logging.getLogger()
+    of_process = patch.dict(os.environ), patch.object(sys, "argv"), torch.random.fork_rng([]), warnings.catch_warnings()
+    of_logger = patch.object(logger, "handlers", [*logger.handlers]), patch.object(logger, "level", logger.level)
+    with contextlib.ExitStack() as kept:
+        for context in (*of_process, *of_logger):
+            kept.enter_context(context)
+        kept.callback(os.chdir, here)
+        kept.callback(torch.set_num_threads, threads)
         os.chdir(directory or here)
-        with warnings.catch_warnings():
-            warnings.resetwarnings()
-            for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-                warnings.simplefilter("ignore", kind)
-            yield
-    finally:
-        logger.handlers, logger.level = handlers, level
-        os.chdir(here)
-        os.environ.clear()
-        os.environ.update(variables)
-        torch.set_num_threads(threads)
-        torch.set_rng_state(random_state)
-        sys.argv = arguments
+        warnings.resetwarnings()
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        yield

@@ -2,11 +2,10 @@
 
 import os
 import resource
-import sys
 from importlib import import_module
 
 
-def main() -> None:
+def main() -> int | None:
     """Run `main()` of the module that the variable MODULE names."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["FILE_SIZE"]), resource.RLIM_INFINITY))
-    sys.exit(import_module(os.environ["MODULE"]).main())
+    return import_module(os.environ["MODULE"]).main()

@@ -26,15 +26,12 @@ BUILT_IN, FORMATS_BUILT_IN = [dict(registry) for registry in REGISTRIES], list(F
 
 def forget_guests() -> None:
     """Return to the registries of a new process."""
-    store = ConfigStore.instance().repo
-    own = [
-        [key for key in registry if key not in content] for registry, content in zip(REGISTRIES, BUILT_IN, strict=True)
-    ]
-    for group, name in [*own[-2], *(("", command) for command in own[-1])]:
+    store, (*_, choices, commands) = ConfigStore.instance().repo, BUILT_IN
+    for group, name in [*(CHOICES.keys() - choices), *(("", name) for name in COMMANDS.keys() - commands)]:
         for file in (f"{name}.yaml", f"{name}_schema.yaml"):
             (store.get(group, {}) if group else store).pop(file, None)
-    for registry, names in zip(REGISTRIES, own, strict=True):
-        for name in names:
+    for registry, content in zip(REGISTRIES, BUILT_IN, strict=True):
+        for name in registry.keys() - content:
             del registry[name]
     FORMATS[:] = FORMATS_BUILT_IN
     for name in [name for name in sys.modules if name.startswith(OWN)]:

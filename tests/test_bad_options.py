@@ -6,25 +6,29 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.helpers import files
 from tests.in_process import refusal
-from tests.training.small_run import trained
+from tests.training.small_run import TINY, trained
 
+PRINT = "{_target_: hydra.utils.get_method, path: builtins.print}"
+WORDS = {"TINY": "data=recall profile=smoke logger=none", "PL.": "lightning.pytorch.callbacks.", "PRINT": PRINT}
+FILES = "data.path=FOLDER/text.txt data.cache_dir=FOLDER/cache resume=FOLDER/run/checkpoints/last.ckpt"
+RESUMED = f"{' '.join(TINY)} {FILES} trainer.max_steps=20"
 LISTED = Path(__file__).with_name("bad_options.txt").read_text("utf-8")
-ALWAYS, OTHERS = (
-    [re.split(r"\s+\| ", line) for line in part.splitlines() if line[0] != "#"] for part in LISTED.split("\n\n")
-)
+ROWS = [[line for line in part.splitlines() if line[0] != "#"] for part in LISTED.split("\n\n")]
+ALWAYS, OTHERS = ([re.split(r"\s+\| ", row) for row in rows] for rows in ROWS)
 
 
 @pytest.mark.parametrize(
     ("words", "said"), [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.slow, id=case[0]) for case in OTHERS)]
 )
 def test_it_is_refused_in_one_line_that_names_it(tmp_path: Path, words: str, said: str) -> None:
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "short.txt").write_text("too short for sixteen streams\n")
-    (tmp_path / "old/checkpoints").mkdir(parents=True)
-    (tmp_path / "old/checkpoints/last.ckpt").touch()
-    if "CKPT" in words:
-        words = words.replace("CKPT", str(trained() / "run/checkpoints/best.ckpt"))
-    given = shlex.split(words.replace("TINY", "data=recall profile=smoke logger=none"))
-    assert said in refusal(*given, directory=tmp_path)
-    assert not list(tmp_path.rglob("metrics.json"))
+    short = {"empty.txt": "", "short.txt": "too short for sixteen streams\n", "old/checkpoints/last.ckpt": ""}
+    files(tmp_path, short)
+    if re.search("CKPT|RESUMED", words):
+        words = words.replace("RESUMED", RESUMED.replace("FOLDER", str(trained())))
+        words = words.replace("CKPT", f"{trained()}/run/checkpoints/best.ckpt")
+    for name, text in WORDS.items():
+        words = words.replace(name, text)
+    assert said in refusal(*shlex.split(words), directory=tmp_path)
+    assert not [*tmp_path.rglob("metrics.json"), *tmp_path.rglob("made")]

@@ -17,8 +17,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 import txl_lightning
-from tests.in_process import refusal, run_txl
-from tests.training.small_run import trained
+from tests.data.helpers import files
+from tests.in_process import refusal, run_txl, success
+from tests.training.small_run import TEXT, trained
 from txl_lightning import __version__
 from txl_lightning.cli import COMMANDS, main, register
 from txl_lightning.command_line.messages import OF_LIGHTNING, suggestion
@@ -67,25 +68,22 @@ trainer: {max_steps: 4, num_threads: 1}
 
 def own_configs(directory: Path) -> Path:
     """Write an experiment and a corpus into a folder outside the package, and the corpus' text."""
-    (directory / "text.txt").write_text("".join(f"{i} plus one is {i + 1}\n" for i in range(2000)))
-    for group, name, text in (
-        ("experiment", "mine", OWN),
-        ("experiment", "broken", "trainer: [1\n"),
-        ("experiment", "on", OWN.replace("/profile: smoke", "/memory: on")),
-        ("experiment", "unknown", OWN.replace("max_steps", "max_stepz")),
-        ("data", "mine", "defaults: [file]\npath: text.txt\ncache_dir: cache\n"),
-        ("memory", "short", 'defaults: ["on"]\nmem_len: 5\n'),
-    ):
-        (directory / "own" / group).mkdir(parents=True, exist_ok=True)
-        (directory / "own" / group / f"{name}.yaml").write_text(text)
+    own = {
+        "experiment/mine": OWN,
+        "experiment/broken": "trainer: [1\n",
+        "experiment/on": OWN.replace("/profile: smoke", "/memory: on"),
+        "experiment/unknown": OWN.replace("max_steps", "max_stepz"),
+        "data/mine": "defaults: [file]\npath: text.txt\ncache_dir: cache\n",
+        "memory/short": 'defaults: ["on"]\nmem_len: 5\n',
+    }
+    files(directory, {"text.txt": TEXT * 40, **{f"own/{name}.yaml": text for name, text in own.items()}})
     return directory / "own"
 
 
 @pytest.mark.parametrize("where", [["--config-dir", "own"], ["hydra.searchpath=[own]"]], ids=" ".join)
 def test_own_files_of_groups_lie_anywhere(tmp_path: Path, where: list[str]) -> None:
     own_configs(tmp_path)
-    done = run_txl("train", "logger=none", *where, "experiment=mine", "hydra.run.dir=run", directory=tmp_path)
-    assert done.status == 0, done.err
+    success("train", "logger=none", *where, "experiment=mine", "hydra.run.dir=run", directory=tmp_path)
     used = OmegaConf.load(tmp_path / "run/config.yaml")
     assert (used.trainer.max_steps, used.data.path) == (4, str(tmp_path / "text.txt"))
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 4
@@ -128,16 +126,22 @@ def test_options_that_replace_names_of_lightning_exist() -> None:
     assert suggestion("trainer.max_epochs", COMMANDS["evaluate"].schema) == " (--help lists them)"
 
 
+BEST, LINES = "checkpoint=FOLDER/run/checkpoints/best.ckpt", "data.path=FOLDER/text.txt"
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("words", "option"),
     [
         (["train", "data=file", "data.path=PATH"], "data.path"),
-        (["train", "data=file", "data.path={train:TEXT,valid:PATH,test:TEXT}"], "data.path"),
-        (["train", "data=file", "data.path=TEXT", "data.level=bpe", "data.tokenizer=PATH"], "data.tokenizer"),
+        (["train", "data=file", "data.path={train:FOLDER/text.txt,valid:PATH,test:PATH}"], "data.path"),
+        (
+            ["train", "data=file", LINES, "data.level=bpe", "data.tokenizer=PATH"],
+            "data.tokenizer",
+        ),
         (["evaluate", "checkpoint=PATH"], "checkpoint"),
-        (["evaluate", "checkpoint=BEST", "data_path=PATH"], "data_path"),
-        (["generate", "checkpoint=BEST", "prompt_file=PATH"], "prompt_file"),
+        (["evaluate", BEST, "data_path=PATH"], "data_path"),
+        (["generate", BEST, "prompt_file=PATH"], "prompt_file"),
         (["convert", "source=PATH", "source_format=txl", "target=x", "target_format=original"], "source"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
@@ -146,11 +150,8 @@ def test_options_that_replace_names_of_lightning_exist() -> None:
 def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, words: list[str], option: str, kind: str) -> None:
     path = tmp_path / "pipe" if kind == "pipe" else Path("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    whole = trained()
-    known = {"PATH": path, "TEXT": whole / "text.txt", "BEST": whole / "run/checkpoints/best.ckpt"}
-    for name, value in known.items():
-        words = [word.replace(name, str(value)) for word in words]
-    done = run_txl(*words, directory=tmp_path)
+    given = [word.replace("PATH", str(path)).replace("FOLDER", str(trained())) for word in words]
+    done = run_txl(*given, directory=tmp_path)
     assert done.status == 2
     line = done.err.splitlines()[-1]
     assert re.match(f"txl {words[0]}: {option}.*(no such file|neither a file nor a folder)", line)
@@ -227,8 +228,7 @@ def test_start_up_imports_only_the_necessary(module: str, absent: set[str]) -> N
 def test_paths_are_those_of_the_folder_where_the_command_started(tmp_path: Path) -> None:
     own_configs(tmp_path)
     words = ("--config-dir=own", "experiment=mine", "logger=none", "hydra.job.chdir=true", "hydra.run.dir=run")
-    done = run_txl("train", *words, directory=tmp_path)
-    assert done.status == 0, done.err
+    done = success("train", *words, directory=tmp_path)
     assert "hydra.job.chdir=true has no effect: paths are relative to the folder where the command started" in done.err
     assert (tmp_path / "run/metrics.json").is_file()
     assert (tmp_path / "cache").is_dir()

@@ -15,7 +15,9 @@ import pytest
 from omegaconf import OmegaConf
 
 import txl_lightning.data
-from tests.in_process import refusal, run_txl
+from tests.docs.pages import ROOT
+from tests.fixtures import Patch
+from tests.in_process import refusal, success
 from tests.own_guests import forget_guests, no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TEXT, TINY, tiny_config
 from txl_lightning.config.composition import compose
@@ -27,7 +29,6 @@ from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
 from txl_lightning.runs.models import architecture, make_model, require_room
 
 pytestmark = pytest.mark.usefixtures("no_guests")
-ROOT = Path(__file__).parents[1]
 EXAMPLES = {name: str(ROOT / f"examples/{name}.py") for name in ("layer_scale", "brackets", "t5")}
 SMALL = (*(word for word in TINY if not word.startswith(("data=", "data.level"))), "trainer.max_steps=3")
 NOT_SET = "one that a file in the variable TXL_GUESTS registers (not set)"
@@ -58,46 +59,35 @@ class Required(LayerScale.config_class):
 @register_variant("fourth")
 class Fourth(LayerScale):
     config_class = Required
-
-@register_variant("third")
-class Third(LayerScale):
-    cannot = {"generation": "it is a test"}
 """
 
 
-def use(monkeypatch: pytest.MonkeyPatch, *files: str | Path) -> None:
+def use(monkeypatch: Patch, *files: str | Path) -> None:
     """Set the variable as for a new process."""
     monkeypatch.setenv("TXL_GUESTS", ",".join(map(str, files)))
     forget_guests()
 
 
-def txl(*words: str, directory: Path) -> str:
-    """Run a command that must succeed, and return what it prints."""
-    done = run_txl(*words, directory=directory)
-    assert done.status == 0, done.err
-    return done.out
-
-
-def test_a_variant_of_a_file_trains_resumes_and_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_of_a_file_trains_resumes_and_is_measured(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, EXAMPLES["layer_scale"])
     (tmp_path / "text.txt").write_text(TEXT)
     words = ("train", "beyond=layer_scale", "beyond.start=0.5", "data=file", "data.path=text.txt", "data.level=char")
     small = (*words, *SMALL, "data.cache_dir=cache", "hydra.run.dir=run")
-    txl(*small, directory=tmp_path)
-    txl(*small, "resume=auto", "trainer.max_steps=5", directory=tmp_path)
+    success(*small, directory=tmp_path)
+    success(*small, "resume=auto", "trainer.max_steps=5", directory=tmp_path)
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 5
     best = "checkpoint=run/checkpoints/best.ckpt"
-    assert "beyond=layer_scale" in txl("evaluate", best, "splits=[test]", "hydra.run.dir=e", directory=tmp_path)
-    txl("generate", best, "prompt=line", "n_tokens=3", "hydra.run.dir=g", directory=tmp_path)
-    assert "layer_scale" in txl("train", "--help", directory=tmp_path)
+    assert "beyond=layer_scale" in success("evaluate", best, "splits=[test]", "hydra.run.dir=e", directory=tmp_path).out
+    success("generate", best, "prompt=line", "n_tokens=3", "hydra.run.dir=g", directory=tmp_path)
+    assert "layer_scale" in success("train", "--help", directory=tmp_path).out
     wrong = refusal(*words, "beyond.start=soon", *SMALL, directory=tmp_path)
     assert wrong == "txl train: beyond.start=soon: must be of type float\n"
 
 
-def test_without_the_variable_a_line_says_that_it_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_a_line_says_that_it_is_not_set(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, *EXAMPLES.values())
     words = ("beyond=layer_scale", "data=brackets", "data.depth=3", "data.n_tokens=3000", "data.cache_dir=cache")
-    txl("train", *words, *SMALL, "hydra.run.dir=run", directory=tmp_path)
+    success("train", *words, *SMALL, "hydra.run.dir=run", directory=tmp_path)
     monkeypatch.delenv("TXL_GUESTS")
     forget_guests()
     for group, name in (("beyond", "layer_scale"), ("data", "brackets"), ("encoding", "t5")):
@@ -107,7 +97,7 @@ def test_without_the_variable_a_line_says_that_it_is_not_set(tmp_path: Path, mon
     assert re.fullmatch(rf"txl evaluate: checkpoint=run/checkpoints/best.ckpt: .*{re.escape(NOT_SET)}\n", refused)
 
 
-def test_a_variant_of_a_variant_has_options_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_of_a_variant_has_options_of_both(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "second.py").write_text(OF_LAYER_SCALE)
     use(monkeypatch, EXAMPLES["layer_scale"], tmp_path / "second.py")
     config = compose("beyond=second", "beyond.start=0.5")
@@ -123,7 +113,6 @@ def test_a_variant_of_a_variant_has_options_of_both(tmp_path: Path, monkeypatch:
     require_room(architecture(compose("beyond=fourth", "beyond.width=3"), 20))
     without = refusal("train", "beyond=fourth", directory=tmp_path)
     assert without == "txl train: beyond.width: must be given (beyond.width=…)\n"
-    assert type(make_model(compose("beyond=third"), 20)).__name__ == "Third"
     assert type(make_model(compose("beyond=layer_scale"), 20)).__name__ == "LayerScaleTransformerXL"
 
     class Child(VARIANTS.named("memory_tokens")):  # type: ignore[misc]
@@ -140,13 +129,13 @@ def test_a_typo_in_what_a_variant_cannot_do_is_an_error() -> None:
             cannot = {"cashed inference": "it is a test"}  # type: ignore[dict-item] # noqa: RUF012
 
 
-def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, EXAMPLES["brackets"], EXAMPLES["t5"])
     words = ("train", "data=brackets", "encoding=t5", "data.n_tokens=4000", "data.cache_dir=cache", *SMALL)
-    txl(*words, "data.depth=3", "hydra.run.dir=run", "trainer.devices=2", directory=tmp_path)
+    success(*words, "data.depth=3", "hydra.run.dir=run", "trainer.devices=2", directory=tmp_path)
     corpus = json.loads((tmp_path / "run/metrics.json").read_text())["corpus"]
     assert (corpus["name"], corpus["level"]) == ("brackets, depth 3", "char")
-    txl("evaluate", "checkpoint=run/checkpoints/best.ckpt", "hydra.run.dir=e", directory=tmp_path)
+    success("evaluate", "checkpoint=run/checkpoints/best.ckpt", "hydra.run.dir=e", directory=tmp_path)
     assert json.loads((tmp_path / "e/evaluation.json").read_text())["test"]["tokens"] == 198
     for word, error in {
         "data.depth=x": "Value 'x' of type 'str' could not be converted to Integer",
@@ -156,16 +145,16 @@ def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeyp
         assert error in refusal(*words, word, "hydra.run.dir=wrong", directory=tmp_path)
 
 
-def test_jobs_of_a_multirun_import_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_a_multirun_import_the_files(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, EXAMPLES["brackets"], EXAMPLES["layer_scale"])
     words = ("data=brackets", "data.n_tokens=3000", "data.cache_dir=cache", "beyond=none,layer_scale", *SMALL)
-    txl("train", "-m", *words, "hydra.sweep.dir=sweep", directory=tmp_path)
+    success("train", "-m", *words, "hydra.sweep.dir=sweep", directory=tmp_path)
     jobs = json.loads((tmp_path / "sweep/multirun.json").read_text())["jobs"]
     states = {job["overrides"]["beyond"]: job["state"] for job in jobs}
     assert states == {"layer_scale": "finished", "none": "finished"}
 
 
-def test_a_corpus_of_the_package_is_a_file_that_nothing_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_of_the_package_is_a_file_that_nothing_lists(tmp_path: Path, monkeypatch: Patch) -> None:
     """Beside it only `conf/data/letters.yaml`."""
     (tmp_path / "letters.py").write_text(
         "from txl_lightning.data.sources import Source, cut_file, open_vocabulary, register_corpus\n"
@@ -198,7 +187,7 @@ class V(TransformerXL):
         (WITH_KIND, "kind: is the name of another option or property of TransformerXLConfig"),
     ],
 )
-def test_a_name_of_the_package_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, taken: str) -> None:
+def test_a_name_of_the_package_is_taken(tmp_path: Path, monkeypatch: Patch, code: str, taken: str) -> None:
     imports = "from txl_lightning import *\nfrom txl_lightning.data.sources import register_corpus\n"
     (tmp_path / "taken.py").write_text(imports + code)
     use(monkeypatch, tmp_path / "taken.py")
@@ -206,7 +195,7 @@ def test_a_name_of_the_package_is_taken(tmp_path: Path, monkeypatch: pytest.Monk
         load_guests()
 
 
-def test_a_config_of_a_file_is_unpickled_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_of_a_file_is_unpickled_elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     """As a job on SLURM does, before it imports anything of the package."""
     use(monkeypatch, EXAMPLES["brackets"])
     data = compose("data=brackets", "data.depth=3").data
@@ -216,7 +205,7 @@ def test_a_config_of_a_file_is_unpickled_elsewhere(tmp_path: Path, monkeypatch: 
     assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=variables) == b"3\n"
 
 
-def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "lines.py").write_text(
         "from txl_lightning.data.formats import Format, register_format\n"
         "def read(path, content):\n"
@@ -242,16 +231,14 @@ def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("no_such_module", "no_such_module: cannot be imported: ModuleNotFoundError: "),
     ],
 )
-def test_what_cannot_be_imported_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, line: str
-) -> None:
+def test_what_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: Patch, variable: str, line: str) -> None:
     (tmp_path / "broken.py").write_text("import no_such_library\n")
     (tmp_path / "other.py").touch()
     use(monkeypatch, variable)
     assert refusal("train", directory=tmp_path).startswith(f"txl: TXL_GUESTS={line}")
 
 
-def test_the_variable_up_to_0_4_0_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_up_to_0_4_0_is_read_too(monkeypatch: Patch) -> None:
     monkeypatch.setenv("TXL_GUESTS", EXAMPLES["layer_scale"])
     monkeypatch.setenv("TXL_ENCODINGS", EXAMPLES["t5"])  # the name up to 0.4.0
     load_guests()

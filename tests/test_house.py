@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.docs.pages import ROOT
+
 ROOMS = ("txl_lightning", "hydra_plugins", "experiments", "benchmarks", "sweeps")
 CODE = {path: path.read_text("utf-8") for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
 PUBLIC_DESPITE_UNDERSCORE = {"_replace"}  # documented methods of namedtuple

@@ -13,13 +13,13 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from tests.in_process import run_txl
+from tests.docs.pages import ROOT
+from tests.in_process import refusal, success
 from tests.training.small_run import TEXT, TINY
 from txl_lightning import compose
 from txl_lightning.command_line.messages import is_expected, one_line
 from txl_lightning.config.schemas import Config
 
-ROOT = Path(__file__).parents[1]
 SMALL = (*TINY, "data.path=text.txt", "data.cache_dir=cache", "trainer.max_steps=2")
 OPENING = re.compile("(model|data|device|steps): ")
 COMPLETE = """
@@ -94,19 +94,14 @@ def test_sweeps_in_files(tmp_path: Path, params: str, words: tuple[str, ...], sa
 def test_settings_of_hydra_can_be_added(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     callback = "+hydra.callbacks.log={_target_: hydra.experimental.callbacks.LogJobReturnCallback}"
-    done = run_txl(
-        "train", *SMALL, "+hydra.job.env_set={MINE: here}", callback, "hydra.run.dir=run", directory=tmp_path
-    )
-    assert done.status == 0, done.err
+    added = ("+hydra.job.env_set={MINE: here}", callback)
+    done = success("train", *SMALL, *added, "hydra.run.dir=run", directory=tmp_path)
     assert "Succeeded with return value" in done.out + done.err
     variable = "hydra.job.env_set.WANDB_MODE"
-    early = run_txl("train", *SMALL, f"+{variable}=disabled", "hydra.run.dir=second", directory=tmp_path)
+    early = success("train", *SMALL, f"+{variable}=disabled", "hydra.run.dir=second", directory=tmp_path)
     assert f"{variable} has no effect: options are read before; export the variable\n" in early.err
-    refused = run_txl("train", callback[1:], directory=tmp_path)
-    assert (refused.status, refused.err) == (
-        2,
-        f"txl train: {callback[1:]}: no such option; Hydra adds it by {callback}\n",
-    )
+    said = refusal("train", callback[1:], directory=tmp_path)
+    assert said == f"txl train: {callback[1:]}: no such option; Hydra adds it by {callback}\n"
 
 
 def test_a_plugin_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -> None:

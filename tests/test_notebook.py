@@ -36,9 +36,8 @@ def test_the_notebook_runs_and_its_pictures_are_of_a_run(tmp_path: Path, monkeyp
     assert kinds_of_output(fresh) == kinds_of_output(stored)
     assert sum(kinds.count("display_data") for kinds in kinds_of_output(stored)) == 4
     for notebook in (stored, fresh):
-        printed = "".join(
-            text for cell in notebook["cells"] for out in cell.get("outputs", []) for text in out.get("text", [])
-        )
+        outputs = [out for cell in notebook["cells"] for out in cell.get("outputs", [])]
+        printed = "".join(text for out in outputs for text in out.get("text", []))
         bits = dict(re.findall(r"memory=(on|off): (\S+) bits per character after 400 steps", printed))
         assert float(bits["on"]) <= 1.15 * TEXT.entropy(48) / log(2)
         assert float(bits["off"]) >= 2.9

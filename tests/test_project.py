@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.data.helpers import files
+from tests.docs.pages import ROOT
 from txl_lightning import __version__
-
-ROOT = Path(__file__).parents[1]
 
 
 def read(path: str | Path) -> Any:
@@ -46,9 +45,8 @@ KNOWN_HOLES = {  # versions with malicious code or known vulnerabilities
 
 
 def dependencies() -> dict[str, Requirement]:
-    (listed,) = re.findall(
-        r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL
-    )
+    text = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     return {(found := Requirement(text)).name: found for text in re.findall(r'^    "(.*?)"', listed, re.MULTILINE)}
 
 
@@ -58,25 +56,24 @@ def test_versions_with_known_holes_are_not_allowed() -> None:
     assert allowed == []
 
 
+STUB = """#!/bin/sh
+echo "$0 $*" >> log
+case "$0 $*" in
+    *"venv --clear .venv") mkdir -p .venv/bin && cp python .venv/bin/python && touch .venv/pip;;
+    *"-m pip --version") test -e .venv/pip;;
+esac"""
+
+
 def test_make_makes_a_half_made_environment_again(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "constraints.txt").write_text("torch==0\n")
-    (tmp_path / "pyproject.toml").touch()
-    stub = """#!/bin/sh
-        echo "$0 $*" >> log
-        case "$0 $*" in
-            *"venv --clear .venv") mkdir -p .venv/bin && cp python .venv/bin/python && touch .venv/pip;;
-            *"-m pip --version") test -e .venv/pip;;
-        esac"""
-    (tmp_path / "python").write_text(stub)
-    (tmp_path / "python").chmod(0o755)
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    shutil.copy(tmp_path / "python", tmp_path / ".venv/bin/python")  # stopped before it had pip
+    files(tmp_path, {"constraints.txt": "torch==0\n", "pyproject.toml": "", ".venv/bin/python": STUB, "python": STUB})
+    for name in (".venv/bin/python", "python"):  # the first stopped before it had pip
+        (tmp_path / name).chmod(0o755)
     env = {name: value for name, value in os.environ.items() if "MAKE" not in name}  # not of a make that runs the tests
-    made = partial(subprocess.run, cwd=tmp_path, env=env, check=True, capture_output=True)
     for _ in range(2):
         (tmp_path / ".venv/.ready").unlink(missing_ok=True)
-        made(["make", ".venv/.ready", "PYTHON=./python"])
+        command = ["make", ".venv/.ready", "PYTHON=./python"]
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True)
     calls = (tmp_path / "log").read_text()
     assert (calls.count("venv --clear"), calls.count("--editable .[dev]")) == (1, 2)
 

@@ -14,25 +14,6 @@ AGENT = runpy.run_path(str(EXAMPLE))
 WAYS, WALL, JUNCTION = 4, 4, 5
 
 
-def test_the_corridors_show_the_sign_once_and_reward_it_at_the_end() -> None:
-    corridors = AGENT["Corridors"](50, seed=3)
-    signs, steps, lengths, rewards = torch.zeros(50).long(), torch.zeros(50).long(), [], []
-    for _ in range(100):
-        seen = corridors.observe().argmax(dim=-1)
-        begins = steps == 0
-        assert bool((seen[begins] < WAYS).all())
-        assert bool((seen[~begins] >= WALL).all())
-        signs, steps = torch.where(begins, seen, signs), steps + 1
-        reward, done = corridors.act(signs)
-        assert torch.equal(done, seen == JUNCTION)
-        assert bool((reward[~done] == 0).all())
-        lengths += steps[done].tolist()
-        rewards += reward[done].tolist()
-        steps[done] = 0
-    assert set(lengths) == set(range(5, 13))
-    assert set(rewards) == {1.0}
-
-
 def test_the_example_prints_both_rates(capsys: pytest.CaptureFixture[str]) -> None:
     AGENT["main"](["--steps", "30", "--seed", "2"])
     on, off = capsys.readouterr().out.splitlines()

@@ -32,7 +32,12 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import write_json
 
 RECORD, STARTED = "job.json", "config.yaml"
-FIELDS = {"objective": str, "overrides": list, "options": dict, "error": str}  # of the record of a multirun's job
+FIELDS: dict[str, Any] = {
+    "objective": str,
+    "overrides": list,
+    "options": (dict, str),
+    "error": str,
+}  # of the record of a job
 LOCK = ".lock"
 LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
@@ -68,7 +73,7 @@ class JobFolder:
         found = self._content(self.record_file) or {}
         written = found.pop("sha256", None)
         fields = FIELDS if self.record_file == RECORD else {}
-        fits = all(isinstance(found.get(name, kind()), kind) for name, kind in fields.items())
+        fits = all(isinstance(found[name], kind) for name, kind in fields.items() if name in found)
         return found if fits and written in (None, checksum(found)) else {}
 
     def is_of(self, options: Mapping[str, Any]) -> bool:

@@ -11,12 +11,8 @@ from benchmarks.bench import CASES, measure, table, turns_of
 
 def test_ratios_are_of_the_same_round_and_precision() -> None:
     """A turn of `small` is 5 steps of 16 × 64 tokens: 5,120 tokens."""
-    seconds = {
-        "ours, float32": [1.0, 2.0, 4.0],
-        "ours, bf16": [1.0, 1.0, 1.0],
-        "huggingface, float32": [3.0, 4.0, 20.0],
-        "huggingface, bf16": [2.0, 2.5, 3.0],
-    }
+    seconds = {"ours, float32": [1.0, 2.0, 4.0], "ours, bf16": [1.0, 1.0, 1.0]}
+    seconds |= {"huggingface, float32": [3.0, 4.0, 20.0], "huggingface, bf16": [2.0, 2.5, 3.0]}
     rows = table({"small": seconds}).splitlines()[2:]
     assert rows == [
         "| small | ours, float32 | 2,560 |  |",

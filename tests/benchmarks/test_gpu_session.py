@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks import gpu_session
 from benchmarks.gpu_session import ended, session
-
-ROOT = Path(__file__).parents[2]
+from tests.docs.pages import ROOT
 
 
 @pytest.mark.slow

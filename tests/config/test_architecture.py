@@ -33,9 +33,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
 
 
 @pytest.mark.parametrize(("option", "value", "others", "allowed"), REFUSED)
-def test_a_value_that_is_not_allowed_is_named_with_its_option(
-    option: str, value: Any, others: dict[str, Any], allowed: str
-) -> None:
+def test_a_refusal_names_the_option(option: str, value: Any, others: dict[str, Any], allowed: str) -> None:
     options: dict[str, Any] = {"vocab_size": 10, **others, option: value}
     architecture = RecurrentConfig if option in ("cell", "hidden_dropout", "weight_dropout") else TransformerXLConfig
     with pytest.raises(OptionError) as error:

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from experiments.reproduce import parse
 from tests.docs.pages import ROOT, Command, blocks, commands
+from tests.fixtures import Output, Patch
 from tests.measure.recl.tiny_huggingface import save_tiny
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TINY
@@ -133,7 +134,7 @@ def make_notes() -> None:
 
 
 @pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def one_process(monkeypatch: Patch) -> Iterator[None]:
     """Undo the changes that a command makes to its process."""
     threads = torch.get_num_threads()
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
@@ -147,9 +148,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("page", "least"), [("README.md", 6), pytest.param("", 28, marks=pytest.mark.slow)], ids=["README", "all pages"]
 )
-def test_the_commands_run(
-    page: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_run(page: str, least: int, tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
     """Run them in one folder and one process, in the order of the pages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_GUESTS", "examples/t5.py,examples/layer_scale.py,examples/brackets.py")

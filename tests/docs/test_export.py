@@ -37,9 +37,8 @@ for encoding in ("alibi", "rope", "none", "shaw"):
 
 
 def run_alone(directory: Path, *parts: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "\n".join(parts)], cwd=directory, capture_output=True, text=True
-    )
+    command = [sys.executable, "-W", "ignore", "-c", "\n".join(parts)]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -18,9 +18,8 @@ LRS = {name: (i + 1) * 1e-3 for i, name in enumerate(FAMILIES)}
 
 
 def config_of(arm: Arm, tmp_path: Path, *overrides: str) -> Config:
-    profile = replace(
-        PROFILES["smoke"], longer_segment=None, recipes={name: (f"optimizer.lr={lr}",) for name, lr in LRS.items()}
-    )
+    recipes = {name: (f"optimizer.lr={lr}",) for name, lr in LRS.items()}
+    profile = replace(PROFILES["smoke"], longer_segment=None, recipes=recipes)
     return composed(training(arm, 1, Setup(profile, overrides, tmp_path, planning=True)).overrides)
 
 

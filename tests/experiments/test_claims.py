@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from experiments.claims import CLAIMS, judged, mark
 from experiments.sections import Difference, Section
+from tests.docs.pages import ROOT
 
-ROOT = Path(__file__).parents[2]
 ROW = Difference("recurrence_helps/init", "off − on", "bpc", 0.1, 0.04, 0.15, 4.0, 2.0, 6.5, 2.7)
 
 

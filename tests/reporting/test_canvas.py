@@ -1,11 +1,10 @@
 """Figures that all reports share."""
 
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend, short
+from txl_lightning.reporting.canvas import new_figure, plain_text, save_with_legend
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
@@ -30,13 +29,3 @@ def test_a_legend_lies_within_its_figure(letters: int, columns: int, tmp_path: P
     extent = legend.get_window_extent()
     assert 0 <= extent.x0 < extent.x1 <= figure.bbox.width
     assert legend._ncols == columns
-
-
-def test_short_numbers() -> None:
-    assert [short(x) for x in (0.5, 999, 1500, 2e6, 3e9)] == ["0.5", "999", "1.5k", "2M", "3G"]
-
-
-def test_many_curves_look_different() -> None:
-    seen = [(look["color"], look["marker"]) for look in islice(looks(), 43)]
-    assert len(set(seen[:42])) == 42
-    assert seen[42] == seen[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from txl_lightning.reporting import machine
 
 
@@ -17,16 +18,14 @@ from txl_lightning.reporting import machine
         ("fpu avx512_bf16_not sse", ""),
     ],
 )
-def test_two_machines_of_one_model_differ_in_what_they_multiply(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, ending: str
-) -> None:
+def test_a_machine_says_what_it_multiplies(monkeypatch: Patch, tmp_path: Path, flags: str, ending: str) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(f"processor\t: 0\nmodel name\t: A CPU\nflags\t\t: {flags}\n\nprocessor\t: 1\nmodel name\t: A CPU\n")
     monkeypatch.setattr(machine, "INFORMATION", path)
     assert machine.processor() == f"A CPU{ending}"
 
 
-def test_the_gpus_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_gpus_are_those_of_the_driver(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "GPU_INFORMATION", tmp_path)
     assert machine.gpus() == []
     for n, model in enumerate(("NVIDIA H100 80GB HBM3", "NVIDIA H200")):

@@ -64,9 +64,7 @@ REFUSED: dict[str, Change] = {
     "no record": drop("txl_lightning"),
     "config with a further key": put(f"{CONFIG}/secret", 1),
     "config in itself": itself,
-    "trainer a number": put(f"{CONFIG}/trainer", 3),
     "n_layer a word": put(f"{CONFIG}/model/n_layer", "two"),
-    "n_layer 0": put(f"{CONFIG}/model/n_layer", 0),
     "n_layer 10⁷": put(f"{CONFIG}/model/n_layer", 10**7),
     "d_head other": put(f"{CONFIG}/model/d_head", 2),
     "encoding unknown": put(f"{CONFIG}/encoding/name", "evil"),
@@ -74,7 +72,6 @@ REFUSED: dict[str, Change] = {
     "vocabulary of another size": put("txl_lightning/vocabulary", {"level": "byte", "symbols": list("abc")}),
     "no weights": drop("state_dict"),
     "weight missing": drop(WEIGHT),
-    "weight added": put("state_dict/model.evil", torch.ones(2)),
     "weight of another shape": put(WEIGHT, lambda x: x[:, :-1].clone()),
     "weight a list": put(WEIGHT, lambda x: x.tolist()),
     "weight of 4 TB": put(WEIGHT, lambda x: torch.zeros(1).expand(10**6, 10**6)),
@@ -88,7 +85,6 @@ OTHERS: dict[str, Change] = {
     "as written": lambda contents: contents,
     "interpolation": put(f"{CONFIG}/data/document_start", "${oc.env:SECRET}"),
     "cache of an interpolation": put(f"{CONFIG}/data/cache_dir", "${new_directory:made}"),
-    "corpus a list": put("txl_lightning/corpus", ["x"]),
     "weight nan": put(WEIGHT, lambda x: torch.full_like(x, torch.nan)),
     "weight of integers": put(WEIGHT, lambda x: x.int()),
     "memory above the folder": put("training_memory/files", ["../../notes.txt"]),
@@ -102,7 +98,6 @@ OTHERS: dict[str, Change] = {
     "curves without sums": put("callbacks/TrainingCurves/since", []),
     "optimizer without moments": put(f"{OPTIMIZER}/state", {}),
     "moments of another shape": put(f"{OPTIMIZER}/state/0/exp_avg", torch.zeros(3)),
-    "two groups": put(f"{OPTIMIZER}/param_groups", lambda groups: groups * 2),
     "lr a word": put(f"{OPTIMIZER}/param_groups/0/lr", "x"),
 }
 FILES = {  # instead of a checkpoint
@@ -167,6 +162,5 @@ def test_malformed_files_are_refused_or_harmless(name: str, tmp_path: Path, monk
     assert [case for case, line in found.items() if line == "accepted" and (case in REFUSED or case in FILES)] == []
     assert found["as written"] == found["interpolation"] == found["memory above the folder"] == "accepted"
     start = f"{OPTIONS.get(name, name)}={path}: "
-    assert [
-        line for line in found.values() if line != "accepted" and not (line.startswith(start) and "\n" not in line)
-    ] == []
+    refusals = [line for line in found.values() if line != "accepted"]
+    assert [line for line in refusals if not line.startswith(start) or "\n" in line] == []

@@ -16,8 +16,7 @@ def test_it_counts_beyond_float32() -> None:
 
 def test_bits_are_called_after_what_they_are_of() -> None:
     assert shown_units(loss_metrics(1.0, "byte", 1.0)) == [loss_unit("byte")] == ["bpb"]
-    assert (unit_name("byte"), unit_name("char"), unit_name("ids")) == (
-        *("bits per byte", "bits per character", "perplexity"),
-    )
+    words = ["bits per byte", "bits per character", "perplexity"]
+    assert [unit_name(level) for level in ("byte", "char", "ids")] == words
     assert shown_units(loss_metrics(1.0, "char", 1.5)) == ["bpc", "bpb"]
     assert shown_units({"val/ppl": 2.0, "val/bpb": 1.0}, "val/") == ["ppl", "bpb"]

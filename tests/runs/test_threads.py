@@ -7,8 +7,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from tests.fixtures import Output, Patch
 from tests.training.small_run import tiny_config
-from txl_lightning.config.schemas import Config
 from txl_lightning.errors import cores
 from txl_lightning.runs import threads_and_precision as threads
 from txl_lightning.runs.threads_and_precision import set_threads
@@ -25,48 +25,43 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def train_tiny(tmp_path: Path) -> Path:
+def train_tiny(tmp_path: Path, *overrides: str) -> Path:
     """Train four steps and return the last checkpoint."""
-    train(config(tmp_path), tmp_path / "run")
+    train(tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides), tmp_path / "run")
     return tmp_path / "run/checkpoints/last.ckpt"
 
 
-def config(tmp_path: Path, *overrides: str) -> Config:
-    return tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides)
-
-
-def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_is_printed_recorded_and_kept(tmp_path: Path, capsys: Output, monkeypatch: Patch) -> None:
     last = train_tiny(tmp_path)
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
     assert read_checkpoint(last).config.trainer.num_threads == 1
     monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
-    train(config(tmp_path, f"resume={last}", "trainer.max_steps=5"), tmp_path / "other")
+    train_tiny(tmp_path, "resume=auto", "trainer.max_steps=5")
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
 
 
-def test_a_run_does_not_choose_the_threads_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_choose_the_threads_of_the_next(tmp_path: Path, monkeypatch: Patch) -> None:
     used: list[int] = []
     fit = run.fit
     monkeypatch.setattr(run, "fit", lambda of_run: used.append(torch.get_num_threads()) or fit(of_run))
-    train(config(tmp_path, "trainer.num_threads=3", "trainer.max_steps=1"), tmp_path / "first")
+    train_tiny(tmp_path, "trainer.num_threads=3")
     monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)  # now the model pays for every thread
-    train(config(tmp_path, "trainer.max_steps=1"), tmp_path / "second")
+    train_tiny(tmp_path, "resume=replace")
     assert used == [3, 2]
     assert torch.get_num_threads() == 2
 
 
-def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, monkeypatch: Patch) -> None:
     trained = load_trained(train_tiny(tmp_path))
-    set_threads(None)  # models from elsewhere keep torch's default
-    assert torch.get_num_threads() == 2
-    set_threads(None, trained)
-    assert torch.get_num_threads() == 1
-    torch.set_num_threads(2)
-    monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
-    set_threads(None, trained)
-    assert torch.get_num_threads() == 2
-    set_threads(3, trained)
-    assert torch.get_num_threads() == 3
+    default = threads.FLOPS_PER_THREAD
+    for given, models, flops, expected in (
+        (None, (), default, 2),  # models from elsewhere keep torch's default
+        (None, (trained,), default, 1),
+        (None, (trained,), 1, 2),
+        (3, (trained,), default, 3),
+    ):
+        torch.set_num_threads(2)
+        monkeypatch.setattr(threads, "FLOPS_PER_THREAD", flops)
+        set_threads(given, *models)
+        assert torch.get_num_threads() == expected

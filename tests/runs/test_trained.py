@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning import errors
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure import speed
-from txl_lightning.measure.options import SpeedOptions
 from txl_lightning.runs.storage import read_file, write_checkpoint
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.module import LanguageModelModule
@@ -80,19 +77,3 @@ def test_options_that_are_gone_are_dropped_without_effect_and_refused_by_version
         config[group][name] = without
         write_checkpoint(contents, checkpoint)
         assert load_trained(checkpoint).config == now
-
-
-def test_a_model_larger_than_the_memory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert errors.memory_of_machine() > 1e9
-    monkeypatch.setattr(errors, "memory_of_machine", lambda: 16_000_000_000)
-    for word, named in (
-        ("model.d_model=1000000", "model.d_model=1000000: needs at least "),
-        ("model.n_layer=10000000", "model.n_layer=10000000: needs at least "),
-    ):
-        with pytest.raises(OptionError, match=named):
-            train(tiny_config(tmp_path, word), tmp_path / "run")
-    with pytest.raises(OptionError, match=r"memory.mem_len=1000000000000: needs at least"):
-        train(tiny_config(tmp_path, "memory.mem_len=1000000000000", "memory.start=zeros"), tmp_path / "run")
-    with pytest.raises(OptionError, match=r"^d_model=1000000: needs at least"):
-        speed.run(SpeedOptions(d_model=1_000_000, n_head=10), tmp_path)
-    assert not (tmp_path / "run").exists()

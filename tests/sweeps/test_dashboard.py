@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sweeps.dashboard import PINNED, as_json, main, workspace
+from tests.fixtures import Output, Patch
 from tests.training.small_run import tiny_config
 from tests.wandb_files import run_files, summary
 from txl_lightning.config.schemas import LoggerConfig
@@ -35,9 +36,7 @@ def test_the_json_has_the_sections_and_is_the_same_every_time() -> None:
     assert all(section["panels"] for section in sections)
 
 
-def test_pushing_needs_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pushing_needs_a_key(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # no netrc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     assert main(["--push"]) == 2

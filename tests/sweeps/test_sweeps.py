@@ -17,13 +17,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
+from tests.docs.pages import ROOT
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.loggers import run_name
 
-ROOT = Path(__file__).parents[2]
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
 README = (ROOT / "sweeps/README.md").read_text()
 ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith("txl train -m")]
@@ -52,11 +52,8 @@ def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
 def multirun_arms(words: list[str]) -> list[list[str]]:
     """Return the overrides of each job of a multirun."""
     parsed = OverridesParser.create().parse_overrides(words)
-    sweeps = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
-        for o in parsed
-        if o.is_sweep_override()
-    ]
+    swept = [o for o in parsed if o.is_sweep_override()]
+    sweeps = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept]
     fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
     return [[*fixed, *row] for row in itertools.product(*sweeps)]
 

@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from tests.fixtures import Patch
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import (
@@ -83,8 +83,7 @@ def evaluated(checkpoint: Path | str, directory: Path, **options: Any) -> dict[s
     """Return `evaluation.json` of `txl evaluate`."""
     directory.mkdir(exist_ok=True)
     evaluate(EvaluateOptions(checkpoint=str(checkpoint), **options), directory)
-    found: dict[str, Any] = json.loads((directory / "evaluation.json").read_text())
-    return found
+    return json.loads((directory / "evaluation.json").read_text())
 
 
 def stored_memory(checkpoint: Path) -> State:
@@ -109,9 +108,7 @@ def bare_module(
     return module
 
 
-def patch_module(
-    monkeypatch: pytest.MonkeyPatch, method: str, before: Callable[..., Any] | None = None, after: Any = None
-) -> None:
+def patch_module(monkeypatch: Patch, method: str, before: Callable[..., Any] | None = None, after: Any = None) -> None:
     """Let every call of a method of the LightningModule call a function with the module before or after it."""
     original = getattr(LanguageModelModule, method)
 
@@ -125,7 +122,7 @@ def patch_module(
     monkeypatch.setattr(LanguageModelModule, method, patched)
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, steps: Container[int], what: str = "loss") -> None:
+def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> None:
     """Make loss and gradients, or only gradients, not finite at some steps; with the loss the memory is spoilt too."""
 
     def spoil(module: LanguageModelModule) -> None:

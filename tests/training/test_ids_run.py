@@ -55,11 +55,7 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, 
     for units in (result, {name: metrics[f"test/{name}"] for name in ("nll", "ppl", "bpt")}):
         assert units["ppl"] == pytest.approx(math.exp(units["nll"]))
         assert units["bpt"] == pytest.approx(units["nll"] / math.log(2))
-    assert (result["bytes"], "bpb" in result, "test/bpb" in metrics) == (
-        None,
-        False,
-        False,
-    )  # not known
+    assert (result["bytes"], "bpb" in result, "test/bpb" in metrics) == (None, False, False)  # not known
     assert math.isfinite(evaluation(run, tmp_path, protocol="window", window=8, stride=4)["nll"])
 
 
@@ -67,20 +63,14 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
     before = evaluation(run, tmp_path)
     (run / "notes.bin").rename(tmp_path / "moved.bin")
     try:
-        words = (
-            r"corpus of .*best.ckpt: data.path=.*notes.bin: cannot be read \(No such .*; if it has moved, give data_pa"
-        )
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=r"corpus of .*best.ckpt: data.path=.*notes.bin: .*if it has moved, give d"):
             evaluation(run, tmp_path)
         moved = {"data_path": str(tmp_path / "moved.bin")}
-        for result in (before, after := evaluation(run, tmp_path, **moved)):
-            result.pop("seconds")
-        assert after == before
+        assert evaluation(run, tmp_path, **moved) | {"seconds": 0} == before | {"seconds": 0}
         generate.run(GenerateOptions(checkpoint(run), context=8, n_tokens=2, **moved), tmp_path)
         with kept_figures():
             attention.run(AttentionOptions(checkpoint(run), text_tokens=4, logger=NO_LOGGER, **moved), tmp_path)
-            given = {**GRID, **moved, "logger": NO_LOGGER}
-            recl.run(ReclOptions([checkpoint(run)], **given), tmp_path)
+            recl.run(ReclOptions([checkpoint(run)], logger=NO_LOGGER, **GRID, **moved), tmp_path)
     finally:
         (tmp_path / "moved.bin").rename(run / "notes.bin")
     assert json.loads((tmp_path / "recl.json").read_text())["unit"] == "ppl"
@@ -92,10 +82,8 @@ def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: 
     assert result["tokens"] == 900 - 2  # all but the first ones of two streams
     assert evaluation(run, tmp_path, data_path=[str(tmp_path / "other.npy")] * 3, splits=["test"])["tokens"] > 800
     np.save(tmp_path / "other.npy", IDS + 8)
-    with pytest.raises(
-        OptionError,
-        match=r"^data_path=.*other.npy: has the id 60, the vocabulary .data.vocab_size. only ids from 0 to 59",
-    ):
+    words = r"^data_path=.*other.npy: has the id 60, the vocabulary .data.vocab_size. only ids from 0 to 59"
+    with pytest.raises(OptionError, match=words):
         evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
 
 
@@ -118,20 +106,12 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
         generated(prompt="n1 x")
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> tuple[str, ...]:
+def test_a_resumed_run_continues_with_a_moved_file(tmp_path: Path) -> None:
     np.save(tmp_path / "notes.npy", IDS)
-    return (*SHORT, f"data.path={tmp_path / 'notes.npy'}", "optimizer.schedule=constant", "model.dropout=0")
-
-
-def test_a_resumed_run_continues_with_a_moved_file(options: tuple[str, ...], tmp_path: Path) -> None:
-    losses = {}
-    for name, further in {"whole": (), "half": ("trainer.max_steps=3",), "resumed": ("resume",)}.items():
-        if name == "resumed":
-            (tmp_path / "notes.npy").rename(tmp_path / "moved.npy")
-            last = tmp_path / "half/checkpoints/last.ckpt"
-            further = (f"resume={last}", f"data.path={tmp_path / 'moved.npy'}")
-        (tmp_path / name).mkdir()
-        recorded_run(plain(tiny_config(tmp_path, *options, *further)), str(tmp_path / name), {})
-        losses[name] = recorded_losses(tmp_path / name)
-    assert losses["resumed"] == losses["whole"][3:]
+    options = (*SHORT, "optimizer.schedule=constant", "resume=auto")
+    for name, steps, file in (("whole", 6, "notes"), ("half", 3, "notes"), ("half", 6, "moved")):
+        path = next(tmp_path.glob("*.npy")).rename(tmp_path / f"{file}.npy")
+        (tmp_path / name).mkdir(exist_ok=True)
+        config = tiny_config(tmp_path, *options, f"data.path={path}", f"trainer.max_steps={steps}")
+        recorded_run(plain(config), str(tmp_path / name), {})
+    assert recorded_losses(tmp_path / "half") == recorded_losses(tmp_path / "whole")

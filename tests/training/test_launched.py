@@ -10,20 +10,19 @@ import socket
 import sys
 import time
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import psutil
 import pytest
 
 from tests.forked import ForkedCommand, start_module
-from tests.training.small_run import TINY, trained
+from tests.training.small_run import TEXT, TINY, trained
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2")
 
 
 def start(directory: Path, *words: str, module: str = "txl_lightning.cli", **variables: str) -> ForkedCommand:
     """Start `txl` (or another module) on a small text."""
-    (directory / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
+    (directory / "text.txt").write_text(TEXT)
     options = [*TINY, "data.path=text.txt", "data.cache_dir=cache"]
     own = (option for option in options if option.split("=")[0] not in " ".join(words))
     return start_module(directory, module, *words, *own, **variables)
@@ -37,15 +36,12 @@ def only_run(directory: Path) -> Path:
 
 
 COUNTED = """
-import atexit, pathlib, sys, time
-def threads():
-    return list(pathlib.Path("/proc/self/task").iterdir())
+import atexit, os, sys, time
 def report():
     deadline = time.monotonic() + 5  # Linux lists a thread for a moment after it was joined
-    while len(threads()) > 1 and time.monotonic() < deadline:
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    left = threads()
-    print(len(left), "threads at exit", *[(thread / "comm").read_text().strip() for thread in left], file=sys.stderr)
+    print(len(os.listdir("/proc/self/task")), "threads at exit", file=sys.stderr)
 atexit.register(report)
 from txl_lightning.cli import main
 main()
@@ -61,8 +57,7 @@ def test_torchrun_and_txl_itself_give_the_same_numbers(tmp_path: Path) -> None:
     for name, launcher in commands.items():
         (tmp_path / name).mkdir()
         module, *words = launcher or ["txl_lightning.cli"]
-        done = start(tmp_path / name, *words, "train", "trainer.devices=2", "model.dropout=0", module=module).finish()
-        assert done.returncode == 0, done.stderr
+        done = start(tmp_path / name, *words, "train", "trainer.devices=2", "model.dropout=0", module=module).succeed()
         assert done.stdout.count("after 12 steps") == 1
         if name == "torchrun" and sys.platform == "linux":
             assert done.stderr.count("1 threads at exit") == 2, done.stderr
@@ -97,9 +92,7 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
     arguments, said = (str(trained("model.dropout=0") / "run/checkpoints/last.ckpt"), "6"), list[str]()
     for n_processes in ("1", "2"):
         words = (*TORCHRUN[:-1], n_processes, str(tmp_path / "own.py"), *arguments)
-        ended = start_module(tmp_path, "torch.distributed.run", *words).finish()
-        said += ended.stdout.splitlines()
-        assert ended.returncode == 0, ended.stderr
+        said += start_module(tmp_path, "torch.distributed.run", *words).succeed().stdout.splitlines()
     rows = [json.loads(line) for line in said if line.startswith("[")]
     of_one, *of_ranks = ([row[2:] for row in rows if row[:2] == place] for place in ([0, 1], [0, 2], [1, 2]))
     for found in (of_one, *of_ranks):
@@ -111,13 +104,12 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
 
 @pytest.mark.slow
 def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
-    variables = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NAME": "txl"}
-    variables |= {"SLURM_NODELIST": "127.0.0.1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
-    variables |= {"SLURM_STEP_NUM_TASKS": "2"}
-    tasks = [
-        start(tmp_path, "train", "trainer.devices=2", **variables, SLURM_PROCID=str(i), SLURM_LOCALID=str(i))
-        for i in range(2)
-    ]
+    job = {"JOB_ID": str(os.getpid()), "JOB_NAME": "txl", "NODELIST": "127.0.0.1", "NODEID": "0"}
+    job |= dict.fromkeys(("NTASKS", "NTASKS_PER_NODE", "STEP_NUM_TASKS"), "2")
+    tasks = []
+    for i in "01":
+        variables = {f"SLURM_{name}": value for name, value in {**job, "PROCID": i, "LOCALID": i}.items()}
+        tasks.append(start(tmp_path, "train", "trainer.devices=2", **variables))
     ends = [task.finish() for task in tasks]
     assert [end.returncode for end in ends] == [0, 0], ends
     assert [end.stdout.count("after 12 steps") for end in ends] == [1, 0]
@@ -126,27 +118,19 @@ def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path) -> None:
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000), "WORLD_SIZE": "2"}
-    variables |= {"TORCHELASTIC_RUN_ID": "by hand"}
-
-    def ranks(*options: str) -> list[CompletedProcess[str]]:
-        """Start two ranks by hand, as torchrun does, with one of the options each."""
-        started = [
-            start(tmp_path, "train", *option.split(), **variables, RANK=str(i), LOCAL_RANK=str(i))
-            for i, option in enumerate(options)
-        ]
-        return [rank.finish() for rank in started]
-
-    ends = ranks(*["trainer.devices=4 evaluation.batch_size=4"] * 2)
-    words = "trainer.devices=4: with trainer.num_nodes=1 the product must be 2, the number of started processes"
-    assert [end.returncode for end in ends] == [2, 2]
-    assert f"txl train: {words}" in ends[0].stderr
-    assert f"txl train, rank 1: {words}" in ends[1].stderr
-
-    ends = ranks("trainer.devices=2 seed=0", "trainer.devices=2 seed=1")
-    assert [end.returncode for end in ends] == [2, 2]
-    assert "another rank was started with different options" in ends[0].stderr
-    assert "txl train, rank 1: seed=1: must be 0, as on rank 0 (this is rank 1)" in ends[1].stderr
+    """Two ranks are started by hand, as torchrun does."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000), "WORLD_SIZE": "2"}
+    ranks = [{**common, "TORCHELASTIC_RUN_ID": "by hand", "RANK": i, "LOCAL_RANK": i} for i in "01"]
+    wrong = "trainer.devices=4: with trainer.num_nodes=1 the product must be 2, the number of started processes"
+    other_seed = "txl train, rank 1: seed=1: must be 0, as on rank 0 (this is rank 1)"
+    for options, said in (
+        (["trainer.devices=4", "evaluation.batch_size=4"], [f"train: {wrong}", f"train, rank 1: {wrong}"]),
+        (["trainer.devices=2", "seed=RANK"], ["another rank was started with different options", other_seed]),
+    ):
+        words = [[word.replace("RANK", rank["RANK"]) for word in options] for rank in ranks]
+        started = [start(tmp_path, "train", *words[i], **rank) for i, rank in enumerate(ranks)]
+        for end, line in zip([process.finish() for process in started], said, strict=True):
+            assert (end.returncode, line in end.stderr) == (2, True), end.stderr
 
 
 def test_a_running_training_cannot_be_reached_from_elsewhere_and_a_closed_terminal_stops_it(tmp_path: Path) -> None:

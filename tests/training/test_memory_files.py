@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from tests.fixtures import Output, Patch
 from tests.model.tiny_model import tiny_model
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import from_plain, plain
@@ -36,25 +39,16 @@ def train_with_snapshots(config: dict[str, Any], directory: str) -> None:
         if (run / "checkpoints/last.ckpt").exists():
             shutil.copytree(run / "checkpoints", run.parent / f"snapshot{number}", ignore=part)
 
-    def watched(name: str) -> None:
-        original = getattr(Path, name)
-
+    def watched(original: Any) -> Any:
         def call(self: Path, *args: Any, **options: Any) -> Any:
-            if "checkpoints" in self.parts and on_rank_0:
+            if "checkpoints" in self.parts and dist.is_initialized() and dist.get_rank() == 0:
                 snapshot()
             return original(self, *args, **options)
 
-        setattr(Path, name, call)
+        return call
 
-    def save(self: Checkpoints, trainer: Any) -> bool:
-        on_rank_0.extend([True] if self.ranks.rank == 0 and not on_rank_0 else [])
-        return original_save(self, trainer)
-
-    on_rank_0: list[bool] = []
-    original_save = Checkpoints.save
-    Checkpoints.save = save  # type: ignore[method-assign]
     for name in ("replace", "unlink"):
-        watched(name)
+        setattr(Path, name, watched(getattr(Path, name)))
     train(from_plain(config), run)
 
 
@@ -75,8 +69,7 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint_and_its_memory(of_two: Path) -
     assert len(snapshots) > 20
     for folder in snapshots:
         path, damaged = last_good(folder)
-        assert path is not None
-        assert damaged == []
+        assert (path is None, damaged) == (False, [])
         for checkpoint in folder.glob("*.ckpt"):
             step, files = read_file(checkpoint)["global_step"], files_of(checkpoint)
             assert len(files) == 2
@@ -99,7 +92,7 @@ def resumed(of_two: Path, directory: Path, resume: Path | str, steps: int = 14) 
     return read_file(directory / "checkpoints/last.ckpt")
 
 
-def test_a_copy_takes_its_memory_or_says_so(of_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_takes_its_memory_or_says_so(of_two: Path, tmp_path: Path, capsys: Output) -> None:
     folder = of_two / "run/checkpoints"
     at_home = resumed(of_two, tmp_path / "at home", folder / "last.ckpt")
     assert at_home["training_memory"].keys() == {"memory", "next_number"}  # one process: in the checkpoint
@@ -122,7 +115,7 @@ def test_a_copy_takes_its_memory_or_says_so(of_two: Path, tmp_path: Path, capsys
     assert f"last.ckpt holds no training memory ({where}): it fills again over the next 8 tokens" in said
 
 
-def test_a_damaged_file_is_named_and_skipped(of_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_named_and_skipped(of_two: Path, tmp_path: Path, capsys: Output) -> None:
     folder = tmp_path / "run/checkpoints"
     shutil.copytree(of_two / "run/checkpoints", folder)
     damaged = folder / min(files_of(folder / "last.ckpt"))
@@ -149,7 +142,7 @@ def test_the_best_brings_its_memory_into_another_directory(of_two: Path, tmp_pat
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 4, 5])
-def test_any_number_of_ranks_reads_the_memory(tmp_path: Path, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_ranks_reads_the_memory(tmp_path: Path, before: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Ranks, "largest", lambda _, number: int(number))
     model = tiny_model(mem_len=3).float()
     whole = Memory(torch.randn(2, 5, 3, 8), filled=3)
@@ -162,31 +155,27 @@ def test_any_number_of_ranks_reads_the_memory(tmp_path: Path, before: int, monke
     state = holders[0].state_dict(Ranks(0, before))
     assert (len(state["files"]), state["memory"]) == (before, None)
     for after in (1, 2, 3, 4, 5):
-        parts = []
-        for rank in range(after):
-            holder = MemoryHolder()
+        read = [MemoryHolder() for _ in range(after)]
+        for rank, holder in enumerate(read):
             holder.load_state_dict(state, tmp_path, 5, Ranks(rank, after), model)
-            parts.append(holder.memory)
+        parts = [holder.memory for holder in read]
         assert torch.equal(Memory.join(parts).states, whole.states)
         assert [part.batch_size for part in parts] == sorted((part.batch_size for part in parts), reverse=True)
 
 
-def test_a_full_disk_on_one_rank_keeps_the_last_checkpoint_and_frees_the_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_on_one_rank_frees_the_space(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
     ranks = Ranks(0, 2)
     monkeypatch.setattr(Ranks, "first", lambda _, value: value)
     monkeypatch.setattr(Ranks, "gather", lambda _, value: [value, "[Errno 28] No space left on device"])
-    config = tiny_config(tmp_path, *OPTIONS)
-    checkpoints = Checkpoints(tmp_path, config, ranks, {}, None)
+    checkpoints = Checkpoints(tmp_path, tiny_config(tmp_path, *OPTIONS), ranks, {}, None)
     write_checkpoint({"training_memory": {"files": ["memory/old"]}}, tmp_path / "last.ckpt")
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/old").touch()
     holder = MemoryHolder()
     holder.memory = Memory(torch.zeros(2, 3, 3, 4), filled=3)
     holder.write_file = lambda *_: (tmp_path / "memory/new").touch()  # type: ignore[method-assign]
-    trainer: Any = type("Trainer", (), {"global_step": 8, "training": True})()
-    trainer.lightning_module = type("Module", (), {"training_memory": holder})()
+    module = SimpleNamespace(training_memory=holder)
+    trainer: Any = SimpleNamespace(global_step=8, training=True, lightning_module=module)
     assert checkpoints.save(trainer) is False
     assert "could not write the checkpoint of step 8: [Errno 28] No space left on device" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "memory").iterdir()] == ["old"]

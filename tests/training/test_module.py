@@ -67,9 +67,7 @@ def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams:
         module.add_gradients(streams[2])
 
 
-def test_a_rank_that_reads_other_streams_than_its_part_is_refused(
-    module: LanguageModelModule, streams: Streams
-) -> None:
+def test_a_rank_that_reads_other_streams_is_refused(module: LanguageModelModule, streams: Streams) -> None:
     module.ranks, module.config.data.batch_size = Ranks(0, 2), 4
     with pytest.raises(OptionError, match=r"^data\.batch_size=4: must be the streams of all 2 processes: rank 0 re"):
         module.add_gradients(streams[0])

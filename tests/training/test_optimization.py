@@ -22,12 +22,13 @@ from txl_lightning.training.optimization import (
     orthogonalize,
 )
 
+TYPES = (torch.float32, torch.bfloat16)
 ADAM = OptimizerConfig(name="adam", lr=0.4)
 MUON = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1)
 SIZES = TransformerXLConfig(
     vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, dropout=0.0, mem_len=4, untie_biases=True
 )
-GRU = {"gates": 3, "input_gates": 2}
+GRU = [(sum_, *gates) for sum_ in ("attention", "feed_forward") for gates in (("gates", 3), ("input_gates", 2))]
 MODELS = {
     "txl": lambda: TransformerXL(SIZES),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
@@ -69,18 +70,12 @@ def draw_gradients(model: torch.nn.Module, seed: int) -> None:
         ("terms ac", {"attention.qkv": 2}),
         ("lstm", {"lstm.weight_ih_l0": 4, "lstm.weight_hh_l0": 4}),
         ("qrnn", {"gates": 3}),
-        (
-            "gru",
-            {"attention.qkv": 3}
-            | {f"{sum_}_residual.{name}": n for sum_ in ("attention", "feed_forward") for name, n in GRU.items()},
-        ),
+        ("gru", {"attention.qkv": 3, **{f"{sum_}_residual.{name}": n for sum_, name, n in GRU}}),
     ],
 )
 def test_a_module_says_how_many_matrices_a_weight_holds(name: str, stacked: dict[str, int]) -> None:
     model = MODELS[name]()
-    names = {
-        parameter: n.removeprefix("layers.0.").removesuffix(".weight") for n, parameter in model.named_parameters()
-    }
+    names = {p: n.removeprefix("layers.0.").removesuffix(".weight") for n, p in model.named_parameters()}
     found = {names[parameter]: n for parameter, n in matrices_of_layers(model) if n > 1}
     assert {name: n for name, n in found.items() if not name.startswith("layers.")} == stacked
 
@@ -122,9 +117,7 @@ def test_its_iteration_in_float32_is_that_of_float64(sides: tuple[int, int]) -> 
     for _ in range(5):
         gram = X @ X.T
         X = 3.4445 * X + (-4.7750 * gram + 2.0315 * gram @ gram) @ X
-    single, half = (
-        (orthogonalize(gradient.to(dtype)[None])[0] - X).abs().max() for dtype in (torch.float32, torch.bfloat16)
-    )
+    single, half = ((orthogonalize(gradient.to(dtype)[None])[0] - X).abs().max() for dtype in TYPES)
     assert single < 2e-5
     assert half > 100 * single
 

@@ -12,12 +12,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
+from tests.fixtures import Output, Patch
 from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.storage import read_file
@@ -42,7 +44,7 @@ def steps(directory: Path) -> dict[str, int]:
     return {path.name: read_file(path)["global_step"] for path in sorted(directory.glob("*.ckpt"))}
 
 
-def diverge(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
+def diverge(monkeypatch: Patch, *at: int) -> None:
     """Let the loss of the validations after these steps be infinite."""
 
     def spoil(module: LanguageModelModule) -> None:
@@ -52,10 +54,8 @@ def diverge(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
     patch_module(monkeypatch, "_evaluation_end", after=spoil)
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+def contents_of(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -65,28 +65,22 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = []
-    original = DurableCheckpoints.save_checkpoint
-
-    def save(self: DurableCheckpoints, checkpoint: dict, path: Path, storage_options: object = None) -> None:
-        saved.append(checkpoint["global_step"])
-        original(self, checkpoint, path, storage_options)
-
-    monkeypatch.setattr(DurableCheckpoints, "save_checkpoint", save)
-    train(tiny_config(tmp_path, *OPTIONS, "trainer.max_steps=13"), tmp_path / "run")
-    assert saved == [4, 5, 8, 10, 12, 13]
+def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path) -> None:
+    name, save = "save_checkpoint", DurableCheckpoints.save_checkpoint
+    with patch.object(DurableCheckpoints, name, autospec=True, side_effect=save) as saved:
+        train(tiny_config(tmp_path, *OPTIONS, "trainer.max_steps=13"), tmp_path / "run")
+    assert [call.args[1]["global_step"] for call in saved.call_args_list] == [4, 5, 8, 10, 12, 13]
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 13, "last.ckpt": 13, "previous.ckpt": 12}
 
 
-def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_resumes_from_the_last_good_checkpoint(tmp_path: Path, capsys: Output, monkeypatch: Patch) -> None:
     run, folder = tmp_path / "run", tmp_path / "run/checkpoints"
     diverge(monkeypatch, 12)
     train(tiny_config(tmp_path, *OPTIONS), run)
     assert last_good(folder) == (folder / "last.ckpt", [])
-    flip(folder / "last.ckpt")
+    data = bytearray((folder / "last.ckpt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "last.ckpt").write_bytes(data)
     assert train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), run)["steps"] == 12
     said = capsys.readouterr().err
     assert f"{folder}/last.ckpt: is damaged: its checksum is not the one stored in the file" in said
@@ -94,31 +88,38 @@ def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 
 
-def test_a_run_without_a_readable_checkpoint_is_not_replaced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (run / "checkpoints").glob("*.ckpt"):
+FINISHED = "holds a finished run: choose another hydra.run.dir=FOLDER, or replace it with resume=replace"
+UNFINISHED = "holds an unfinished run: continue it with resume=auto, or choose another hydra.run.dir=FOLDER"
+UNREADABLE = "no checkpoint of its run can be read: choose another hydra.run.dir=FOLDER"
+
+
+@pytest.mark.parametrize(
+    ("state", "words", "message"),
+    [
+        *(("finished", word, FINISHED) for word in ("trainer.devices=1", "trainer.devices=2", "resume=LAST")),
+        *(("unfinished", word, UNFINISHED) for word in ("seed=1", "resume=replace", "checkpoint.enabled=false")),
+        ("without checkpoints", "resume=auto", FINISHED),
+        ("damaged", "resume=auto", UNREADABLE),
+    ],
+)
+def test_a_run_is_not_replaced_unless_asked(run: Path, state: str, words: str, message: str) -> None:
+    if state == "unfinished":
+        (run / "metrics.json").unlink()
+    for path in (run / "checkpoints").glob("*.ckpt") if state in ("without checkpoints", "damaged") else ():
         data = path.read_bytes()
         path.unlink()  # two are links to one file
-        path.write_bytes(data[:-1])
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    refused = "no checkpoint of its run can be read: choose another hydra.run.dir=FOLDER"
-    with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {refused}$"):
-        train(tiny_config(run.parent, *OPTIONS, "resume=auto"), run)
-    assert f"{run}/checkpoints/last.ckpt: is not a checkpoint, or was cut short" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+        if state == "damaged":
+            path.write_bytes(data[:-1])
+    before = contents_of(run)
+    words = words.replace("LAST", f"{trained(*OPTIONS)}/run/checkpoints/last.ckpt")
+    with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {message}$"):
+        train(tiny_config(run.parent, *OPTIONS, words), run)
+    assert contents_of(run) == before
 
 
-def test_a_finished_run_is_replaced_by_a_word(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_is_replaced_by_a_word(run: Path, capsys: Output, monkeypatch: Patch) -> None:
     diverge(monkeypatch, 3)
     (run / "context_curve.png").touch()
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    refused = "holds a finished run: choose another hydra.run.dir=FOLDER, or replace it with resume=replace"
-    last = f"resume={trained(*OPTIONS) / 'run/checkpoints/last.ckpt'}"
-    for devices, *words in (("1",), ("2",), ("1", last)):
-        with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {refused}$"):
-            train(tiny_config(run.parent, *OPTIONS, f"trainer.devices={devices}", *words), run)
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     options = (*OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null", "resume=replace")
     train(tiny_config(run.parent, *options), run)
     assert steps(run / "checkpoints") == {"last.ckpt": 3}
@@ -128,9 +129,7 @@ def test_a_finished_run_is_replaced_by_a_word(
 
 
 @pytest.mark.parametrize("n_removed", range(1, 5))
-def test_auto_does_not_go_on_with_a_run_that_a_kill_left_half_replaced(
-    run: Path, monkeypatch: pytest.MonkeyPatch, n_removed: int
-) -> None:
+def test_auto_does_not_continue_what_a_kill_left_half_replaced(run: Path, monkeypatch: Patch, n_removed: int) -> None:
     config, removed, unlink = tiny_config(run.parent, *OPTIONS, "resume=replace"), list[Path](), Path.unlink
 
     def killed(path: Path) -> None:
@@ -147,50 +146,19 @@ def test_auto_does_not_go_on_with_a_run_that_a_kill_left_half_replaced(
         refuse_to_replace(replace(config, resume="auto"), run)
 
 
-@pytest.mark.parametrize("words", [(), ("resume=replace",), ("checkpoint.enabled=false",)])
-def test_an_unfinished_run_is_never_replaced(run: Path, words: tuple[str, ...]) -> None:
-    (run / "metrics.json").unlink()
-    before = steps(run / "checkpoints")
-    both = "holds an unfinished run: continue it with resume=auto, or choose another hydra.run.dir=FOLDER"
-    with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {both}$"):
-        train(tiny_config(run.parent, *OPTIONS, *words), run)
-    assert steps(run / "checkpoints") == before
-
-
-def test_auto_does_not_replace_a_finished_run_without_checkpoints(run: Path) -> None:
-    for path in (run / "checkpoints").iterdir():
-        path.unlink()
-    with pytest.raises(OptionError, match="holds a finished run"):
-        train(tiny_config(run.parent, *OPTIONS, "resume=auto"), run)
-
-
-def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
-    folder = run / "checkpoints"
-    for name in ("best.ckpt", "last.ckpt"):
-        (folder / name).write_bytes((folder / name).read_bytes()[:-1000])
-    path, complaints = last_good(folder)
-    assert (path, len(complaints)) == (folder / "previous.ckpt", 2)
-    (folder / "previous.ckpt").unlink()
-    assert last_good(folder)[0] is None
-    assert last_good(folder / "none") == (None, [])
-
-
-def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = []
-    for more, said in (
-        ((), "resume=auto: no checkpoint in"),
-        ((), "resume=auto: resuming from"),
-        (("trainer.max_steps=5",), "resume=auto: 12 steps are done, trainer.max_steps=5: nothing to train"),
-    ):
-        metrics = train(tiny_config(tmp_path, *OPTIONS, "resume=auto", *more), tmp_path / "run")
+def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: Output) -> None:
+    found, nothing = [], "12 steps are done, trainer.max_steps=5: nothing to train"
+    for steps, said in ((12, "no checkpoint in"), (12, "resuming from"), (5, nothing)):
+        config = tiny_config(tmp_path, *OPTIONS, "resume=auto", f"trainer.max_steps={steps}")
+        metrics = train(config, tmp_path / "run")
         assert metrics == json.loads((tmp_path / "run/metrics.json").read_text())
         assert (metrics["steps"], metrics["tokens"]) == (12, 12 * 32)
-        assert said in capsys.readouterr().err
+        assert f"resume=auto: {said}" in capsys.readouterr().err
         found.append({**metrics, **VARYING})
     assert found[0] == found[1] == found[2]
 
 
-def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeypatch: Patch) -> None:
     diverge(monkeypatch, 12, 13, 15, 20, 21)
     train(tiny_config(tmp_path, *OPTIONS), tmp_path / "a")
     resume = f"resume={tmp_path / 'a/checkpoints/last.ckpt'}"
@@ -202,15 +170,11 @@ def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeyp
     assert steps(tmp_path / "c/checkpoints") == {"last.ckpt": 13}
 
 
-def test_a_kill_before_the_best_one_is_copied_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_before_the_best_one_is_copied_loses_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     diverge(monkeypatch, 10, 12)  # the best one is that of step 5
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
     whole = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_copy_best", killed)
+        patch.setattr(Checkpoints, "_copy_best", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(UserError, match="KeyboardInterrupt"):
             train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
@@ -220,7 +184,7 @@ def test_a_kill_before_the_best_one_is_copied_loses_nothing(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.slow)])
-def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str) -> None:
+def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Patch, every: str) -> None:
     """Validated every 4 steps or at the end of an epoch (56), and saved every 4 or 56: never before the validation."""
     at, save = (12, 4) if every == "4" else (56, 56)
     options = (f"trainer.max_steps={at}", f"trainer.val_every_n_steps={every}", f"checkpoint.every_n_steps={save}")
@@ -239,7 +203,7 @@ def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: py
     assert {**again, **VARYING} == {**whole, **VARYING}
 
 
-def test_a_memory_has_its_own_precision_and_steps_no_autocast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_has_its_own_precision_and_steps_no_autocast(tmp_path: Path, monkeypatch: Patch) -> None:
     seen = set()
     patch_module(monkeypatch, "on_before_optimizer_step", lambda module: seen.add(torch.is_autocast_enabled("cpu")))
     train(tiny_config(tmp_path, *OPTIONS, "trainer.precision=bf16-mixed"), tmp_path / "run")
@@ -248,14 +212,9 @@ def test_a_memory_has_its_own_precision_and_steps_no_autocast(tmp_path: Path, mo
     assert seen == {False}
 
 
-def test_a_full_disk_is_reported_and_training_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
     """Checkpoints of steps 8 and 10 and everything else that is written between steps fail."""
-    saved = checkpointing.write_checkpoint
-
-    def full_disk(*args: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
+    saved, full_disk = checkpointing.write_checkpoint, Mock(side_effect=OSError(28, "No space left on device"))
 
     def save(contents: dict, path: Path, previous: Path | None = None) -> None:
         fails = contents["global_step"] in (8, 10) or path.name.startswith("step")
@@ -268,23 +227,22 @@ def test_a_full_disk_is_reported_and_training_continues(
     metrics = train(tiny_config(tmp_path, *OPTIONS, *options), tmp_path / "run")
     assert (metrics["steps"], metrics["weights_step"]) == (12, 5)
     said = capsys.readouterr().err
-    for what in ("step4.ckpt", "the curves"):
-        assert f"could not write {what}: [Errno 28] No space left on device; training continues" in said
-    words = "could not write the checkpoint of step 8: [Errno 28] No space left on device; "
-    assert f"{words}the last one is of step 5; training continues" in said
+    before = "the last one is of step 5; "
+    for what, more in (("step4.ckpt", ""), ("the curves", ""), ("the checkpoint of step 8", before)):
+        assert f"could not write {what}: [Errno 28] No space left on device; {more}training continues" in said
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 12, "previous.ckpt": 5}
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best"]["step"] == 5
 
 
 @pytest.mark.parametrize("name", ["training.checkpointing.write_checkpoint", "training.checkpointing.copy_checkpoint"])
 @pytest.mark.parametrize("n_failures", [1, 2])
-def test_a_last_write_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, n_failures: int) -> None:
+def test_a_last_write_is_repeated(tmp_path: Path, monkeypatch: Patch, name: str, n_failures: int) -> None:
     write, failures = resolve_name(f"txl_lightning.{name}"), iter(range(n_failures))
 
     def fails(source: dict | Path, *target: Path, **options: Path | None) -> None:
         contents = source if isinstance(source, dict) else read_file(source)
         if contents["global_step"] == 12 and next(failures, None) is not None:
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError
         write(source, *target, **options)
 
     monkeypatch.setattr(f"txl_lightning.{name}", fails)
@@ -301,9 +259,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_lines_of_something_else_leave_the_curves_of_a_resumed_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_lines_of_something_else_leave_the_curves_of_a_resumed_run(tmp_path: Path, capsys: Output, name: str) -> None:
     options = (*OPTIONS, "logger=csv", "trainer.log_every_n_steps=4")
     shutil.copytree(trained(*options), tmp_path, dirs_exist_ok=True)
     path = tmp_path / "run" / name
@@ -359,7 +315,7 @@ def test_a_full_disk_or_a_kill_at_the_start_loses_no_row_of_metrics_csv(tmp_path
     assert path.read_text().splitlines()[-2:] == [",5,0.25", "1.0,6,"]
 
 
-def test_lines_that_found_no_room_are_written_with_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_found_no_room_are_written_with_the_next(tmp_path: Path, capsys: Output) -> None:
     file = CurveFile(tmp_path / "validation.jsonl")
     for step, size in ((1, 1000), (2, 20), (3, 20), (4, 1000)):
         with no_file_beyond(size):

@@ -42,9 +42,9 @@ def test_weights_of_steps_that_are_not_this_runs_are_removed(tmp_path: Path) -> 
 
 def test_the_best_checkpoints_are_kept_also_by_a_run_that_resumes(tmp_path: Path) -> None:
     best = ("checkpoint.keep_best=2", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
-    train(tiny_config(tmp_path, *best), tmp_path / "whole")
-    train(tiny_config(tmp_path, *best, "trainer.max_steps=9", "optimizer.schedule=constant"), tmp_path / "half")
-    train(tiny_config(tmp_path, *best, "resume=auto", "optimizer.schedule=constant"), tmp_path / "half")
+    for run, steps in (("whole", 12), ("half", 9), ("half", 12)):
+        words = (*best, f"trainer.max_steps={steps}", "optimizer.schedule=constant", "resume=auto")
+        train(tiny_config(tmp_path, *words), tmp_path / run)
     rows = [json.loads(line) for line in (tmp_path / "whole/validation.jsonl").read_text().splitlines()]
     steps = sorted(row["steps"] for row in sorted(rows, key=lambda row: row["val/nll"])[:2])
     assert len(rows) == 4

@@ -17,18 +17,16 @@ from txl_lightning.runs.models import make_model
 from txl_lightning.training import checks
 
 
-def planned(
-    profile: str, tmp_path: Path, *overrides: str, sections: tuple[str, ...] = tuple(reproduce.SECTIONS)
-) -> tuple[Setup, list[Job]]:
-    setup = Setup(PROFILES[profile], overrides, tmp_path, planning=True)
-    return setup, jobs.merge({name: reproduce.SECTIONS[name].jobs(setup) for name in sections})
+def planned(profile: str, tmp_path: Path, *sections: str) -> list[Job]:
+    setup = Setup(PROFILES[profile], (), tmp_path, planning=True)
+    return jobs.merge({name: reproduce.SECTIONS[name].jobs(setup) for name in sections})
 
 
 @pytest.mark.parametrize(
     "profile", ["laptop", *(pytest.param(n, marks=pytest.mark.slow) for n in ("smoke", "gpu", "paper"))]
 )
 def test_every_training_of_every_profile_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
-    _, found = planned(profile, tmp_path)
+    found = planned(profile, tmp_path, *reproduce.SECTIONS)
     names = [job.name for job in found]
     assert len(set(names)) == len(names)
     seen: set[str] = set()
@@ -47,14 +45,10 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
     assert {"main_results", "table_6", "table_8", "table_10"} | pictures == set(shared.sections)
 
 
-@pytest.mark.parametrize(
-    ("profile", "vocab_size"),
-    [
-        ("laptop", 2048),
-        ("night", 4096),
-        *(pytest.param(name, 267_735, marks=pytest.mark.slow) for name in ("gpu", "paper")),
-    ],
-)
+LARGE = [pytest.param(name, 267_735, marks=pytest.mark.slow) for name in ("gpu", "paper")]
+
+
+@pytest.mark.parametrize(("profile", "vocab_size"), [("laptop", 2048), ("night", 4096), *LARGE])
 def test_baselines_have_as_many_parameters_as_the_transformer_xl(profile: str, vocab_size: int, tmp_path: Path) -> None:
     setup = Setup(PROFILES[profile], (), tmp_path, planning=True)
     with torch.device("meta"):
@@ -98,7 +92,7 @@ def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkey
     keys = set()
     for automatic in ("bf16-mixed", "32-true"):
         monkeypatch.setattr(checks, "fastest_precision", lambda accelerator, name=automatic: name)
-        _, found = planned("laptop", tmp_path, sections=("table_8",))
+        found = planned("laptop", tmp_path, "table_8")
         assert {jobs.composed(j.overrides).trainer.precision for j in found if j.command == "train"} == {automatic}
         measured = [job for job in found if job.command in ("evaluate", "recl")]
         assert all(f"precision={automatic}" in job.overrides for job in measured)
@@ -108,11 +102,8 @@ def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkey
 
 def test_a_directory_keeps_the_precision_that_was_chosen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan writes nothing; one that the user gives is not replaced."""
-    for fastest, planning, kept in (
-        ("bf16-mixed", True, "bf16-mixed"),
-        ("32-true", False, "32-true"),
-        ("bf16-mixed", False, "32-true"),
-    ):
+    half, single = "bf16-mixed", "32-true"
+    for fastest, planning, kept in ((half, True, half), (single, False, single), (half, False, single)):
         monkeypatch.setattr(checks, "fastest_precision", lambda accelerator, name=fastest: name)
         assert jobs.chosen_precision(("profile=laptop",), tmp_path, planning) == (f"trainer.precision={kept}",)
     assert jobs.chosen_precision(("profile=laptop", "trainer.precision=bf16-mixed"), tmp_path, False) == ()

@@ -1,7 +1,6 @@
 """Plan of a reproduction: its table and estimates, its jobs run once and again after a change."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +11,8 @@ from experiments.engine import plan as module
 from experiments.engine.jobs import Job, composed
 from experiments.engine.plan import Plan, in_order, make_slots
 from experiments.engine.profiles import PROFILES, Setup
+from tests.data.helpers import files
+from tests.fixtures import Patch
 from txl_lightning.distributed.processes import Ended
 from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum
@@ -62,7 +63,7 @@ class Pretended:
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def failing(monkeypatch: Patch) -> dict[str, int]:
     """Exit status by name of the jobs that are to fail; all processes are pretended."""
     Pretended.started, Pretended.failing = [], {}
     monkeypatch.setattr(module, "JobProcess", Pretended)
@@ -70,8 +71,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def record(directory: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "runs" / name / "job.json").read_text())
-    return found
+    return json.loads((directory / "runs" / name / "job.json").read_text())
 
 
 def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path, failing: dict[str, int]) -> None:
@@ -114,8 +114,7 @@ def test_a_job_whose_files_changed_runs_again(tmp_path: Path, failing: dict[str,
     (folder / file).write_text(content)
     (folder / "checkpoint").write_text("of the first time")
     plan = plan_of(tmp_path, job)
-    assert plan.finished == []
-    assert "0 of them finished before" in plan.summary()
+    assert (plan.finished, "0 of them finished before" in plan.summary()) == ([], True)
     plan.table()
     plan.run()
     assert len(Pretended.started) == 2
@@ -152,25 +151,19 @@ def test_a_job_with_another_key_starts_again(keys: str, kept: bool, tmp_path: Pa
     assert record(tmp_path, "a")["seconds"] == (4.0 if kept else 2.0)
 
 
-def test_the_next_call_says_which_jobs_were_under_way_and_from_which_step_they_go_on(
-    tmp_path: Path, failing: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_call_says_what_was_under_way(tmp_path: Path, failing: dict[str, int], monkeypatch: Patch) -> None:
     failing |= {"a": 1, "b": 1}
     with pytest.raises(UserError):
         plan_of(tmp_path, JOBS[1:3]).run()
-    for name in "ab":
-        (tmp_path / f"runs/{name}/checkpoints").mkdir()
     checkpoint = Path(__file__).parents[2] / "old_checkpoint/0.3.0/words.ckpt"
-    shutil.copy(checkpoint, tmp_path / "runs/a/checkpoints/last.ckpt")
-    (tmp_path / "runs/a/validation.jsonl").write_text('{"steps": 4}\n')
+    (tmp_path / "runs/b/checkpoints").mkdir()
+    files(tmp_path / "runs/a", {"checkpoints/last.ckpt": checkpoint.read_bytes(), "validation.jsonl": '{"steps": 4}\n'})
     steps = read_checkpoint(checkpoint).step
     plan = plan_of(tmp_path, JOBS)
     monkeypatch.setattr(module, "composed", lambda overrides: composed(("profile=smoke", "trainer.max_steps=60")))
     _, *lines = plan.summary().splitlines()
-    assert lines == [
-        f"was under way when the last call ended: a goes on from step {steps} of 60",
-        "was under way when the last call ended: b starts again",
-    ]
+    said = "was under way when the last call ended: "
+    assert lines == [f"{said}a goes on from step {steps} of 60", f"{said}b starts again"]
     assert plan.steps(JOBS[1]) == (max(steps, 4), 60)
     assert "step" not in plan_of(tmp_path, JOBS, keys="another ").summary()
 
@@ -185,15 +178,13 @@ def test_a_folder_may_have_signs_of_hydras_grammar(tmp_path: Path, failing: dict
     assert [str(path) for path in parsed[1:]] == [f"{folder}/c.txt", f"{folder}/runs/read"]
 
 
-def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monkeypatch: Patch) -> None:
     """Two jobs at once need half the time, a measurement that runs alone all of its own."""
     monkeypatch.setattr(module, "tokens_read", lambda job: 1_000_000)
     monkeypatch.setattr(module, "cores", lambda: 2)
     planned = plan_of(tmp_path, JOBS[:4])
-    folder = tmp_path / "runs" / "a"
-    folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps({"options": "key of a", "done": True}))
-    (folder / "metrics.json").write_text(json.dumps({"tokens": 50_000, "seconds": 2.0}))  # 25,000 tokens/s
+    metrics = '{"tokens": 50000, "seconds": 2.0}'  # 25,000 tokens/s
+    files(tmp_path / "runs/a", {"job.json": '{"options": "key of a", "done": true}', "metrics.json": metrics})
     lines = planned.table().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:6]]
     assert rows == [
@@ -206,15 +197,11 @@ def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monke
     assert planned.summary().startswith("profile smoke: 4 jobs, 1 of them finished before, 2 at once, into ")
 
 
-def test_jobs_at_once_have_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_at_once_have_gpus_of_their_own(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-
-    def slots(profile: str, parallel: int | None) -> list[dict[str, str]]:
-        return make_slots(Setup(PROFILES[profile], (), tmp_path, parallel=parallel))
-
-    assert len(slots("gpu", None)) == 3
-    assert slots("gpu", 2) == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
-    assert slots("gpu", 1) == [{}]
-    assert slots("smoke", 5) == [{}] * 5
+    gpus = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in "357"]
+    for parallel, slots in {None: gpus, 2: gpus[:2], 1: [{}]}.items():
+        assert make_slots(Setup(PROFILES["gpu"], (), tmp_path, parallel=parallel)) == slots
+    assert make_slots(Setup(PROFILES["smoke"], (), tmp_path, parallel=5)) == [{}] * 5
     with pytest.raises(UserError, match="--parallel 4: needs 4 GPUs, 3 are visible"):
-        slots("gpu", 4)
+        make_slots(Setup(PROFILES["gpu"], (), tmp_path, parallel=4))

@@ -87,11 +87,8 @@ def test_a_line_for_each_job_that_ends_has_the_time_left_at_the_pace_so_far(caps
     ended(progress, "b", 3.0, "b failed")
     progress.show()
     progress.show()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "a: done in 3 min · 2 of 6 jobs done, about 7 min left",
-        "b failed · 2 of 6 jobs done, about 6 min left",
-    ]
+    first = "a: done in 3 min · 2 of 6 jobs done, about 7 min left\n"
+    assert capsys.readouterr().err == f"{first}b failed · 2 of 6 jobs done, about 6 min left\n"
 
 
 def test_a_line_for_each_step_of_a_training_has_its_time_left(capsys: pytest.CaptureFixture[str]) -> None:

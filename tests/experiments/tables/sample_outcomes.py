@@ -37,9 +37,8 @@ def _train(job: Job, random: np.random.Generator) -> dict[str, Any]:
 
 def _evaluate(job: Job, random: np.random.Generator) -> dict[str, Any]:
     """An evaluation as `txl evaluate splits=[valid,test] select_on=valid losses=true` writes it."""
-    lengths = [
-        int(n) for word in job.overrides if word.startswith("attention_lengths") for n in re.findall(r"\d+", word)
-    ]
+    words = [word for word in job.overrides if word.startswith("attention_lengths")]
+    lengths = [int(n) for word in words for n in re.findall(r"\d+", word)]
     trained, longer = (64, 128) if lengths else (None, None)  # recurrent networks have no attention length
 
     def scored(length: int | None) -> dict[str, Any]:
@@ -50,10 +49,8 @@ def _evaluate(job: Job, random: np.random.Generator) -> dict[str, Any]:
     swept |= {"lengths": [scored(n) for n in lengths], "tolerance": 0.001}
     test = {at: {**scored(n), "losses": f"{at}.npz"} for at, n in (("init", trained), ("best", longer))}
     found = {"valid": {"sweep": swept if lengths else None, "selected": swept}, "test": {"selected": test}}
-    losses = {
-        row["losses"]: {"nll": random.normal(row["nll"], 0.05, 2500), "positions": np.arange(2500)}
-        for row in test.values()
-    }
+    at = np.arange(2500)
+    losses = {row["losses"]: {"nll": random.normal(row["nll"], 0.05, 2500), "positions": at} for row in test.values()}
     return {"evaluation.json": {"corpus": CORPUS, **found}, **losses}
 
 
@@ -73,10 +70,8 @@ def _recl(job: Job, random: np.random.Generator) -> dict[str, Any]:
 def _speed(job: Job, random: np.random.Generator) -> dict[str, Any]:
     rows = []
     for length in (800, 3800):
-        ratios = {
-            "vanilla/hidden": dict.fromkeys(("median", "min", "max"), length / 2),
-            "vanilla/cached": {"median": 1.0},
-        }
+        of_hidden = dict.fromkeys(("median", "min", "max"), length / 2)
+        ratios = {"vanilla/hidden": of_hidden, "vanilla/cached": {"median": 1.0}}
         seconds = {"vanilla": {"median": 0.1, "rounds": [0.1, 0.1]}, "hidden": {"rounds": [0.2 / length] * 2}}
         rows.append({"level": "char", "attention_len": length, "ratios": ratios, "seconds_per_token": seconds})
     return {"speed.json": {"results": rows}}
@@ -84,10 +79,8 @@ def _speed(job: Job, random: np.random.Generator) -> dict[str, Any]:
 
 def _attention(job: Job, random: np.random.Generator) -> dict[str, Any]:
     maps = {"heads": [[0, 0]] * 6, "queries": 5000, "corpus": CORPUS, "split": "valid", "distances": 40}
-    return {
-        "attention.json": maps,
-        "attention.npz": {name: random.uniform(0.5, 1, (6, 40)) for name in ("all", *"abd")},
-    }
+    means = {name: random.uniform(0.5, 1, (6, 40)) for name in ("all", *"abd")}
+    return {"attention.json": maps, "attention.npz": means}
 
 
 WRITERS = {"train": _train, "evaluate": _evaluate, "recl": _recl, "speed": _speed, "attention": _attention}

@@ -35,9 +35,8 @@ def write_losses(setup: Setup, starts: dict[Arm, int]) -> tuple[dict[Arm, list[J
         folder.mkdir(parents=True)
         rows = {n: {"attention_length": n, "losses": f"{n}.npz", "nll": 1.0 + (run.seed or 0)} for n in (64, 128)}
         selected = {"init": rows[64], "best": rows[128 if arm == ON else 64]}
-        (folder / "evaluation.json").write_text(
-            json.dumps({"corpus": {"sha256": "ab"}, "test": {"selected": selected}})
-        )
+        evaluation = {"corpus": {"sha256": "ab"}, "test": {"selected": selected}}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
         positions = np.arange(2500)[starts[arm] :]
         for n in rows:
             nll = (positions >= 1000) + (run.seed or 0) + (0.5 if n == 128 else 0.0)
@@ -66,15 +65,16 @@ def test_blocks_are_as_long_as_thirty_of_them_allow(n_tokens: int, n_blocks: int
 
 
 def test_files_that_share_no_token_or_were_cut_off_are_named(tmp_path: Path) -> None:
-    for name, first in (("a", 0), ("b", 10)):
-        np.savez(tmp_path / f"{name}.npz", nll=np.ones(10), positions=np.arange(first, first + 10))
+    a, b = tmp_path / "a.npz", tmp_path / "b.npz"
+    for path, first in ((a, 0), (b, 10)):
+        np.savez(path, nll=np.ones(10), positions=np.arange(first, first + 10))
     with pytest.raises(UserError, match=r"no token of the test split .*a\.npz, .*b\.npz"):
-        shared_blocks([tmp_path / "a.npz"], [tmp_path / "b.npz"])
-    content = (tmp_path / "a.npz").read_bytes()
+        shared_blocks([a], [b])
+    content = a.read_bytes()
     for length in (0, 200, len(content) - 30):
-        (tmp_path / "a.npz").write_bytes(content[:length])
+        a.write_bytes(content[:length])
         with pytest.raises(UserError, match=r"a\.npz: cannot be read \(.*\); delete its folder"):
-            shared_blocks([tmp_path / "a.npz"])
+            shared_blocks([a])
 
 
 def test_a_difference_names_its_sides_and_waits_for_both(setup: Setup) -> None:
@@ -92,8 +92,7 @@ def test_a_difference_names_its_sides_and_waits_for_both(setup: Setup) -> None:
     assert (found[0].paper, found[0].unit) == (2.7, "bpb")
     part = Evaluations({ON: compared.evaluated[ON][:1], OFF: compared.evaluated[OFF][1:]})
     waiting = Comparisons(part, outcomes)
-    assert waiting.losses("a", ON, OFF, "init", 2.7).effect is None
-    assert waiting.gains("b", SHAW).effect is None
+    assert waiting.losses("a", ON, OFF, "init", 2.7).effect is waiting.gains("b", SHAW).effect is None
     nothing = evaluations(runs, setup, Outcomes(setup.runs, setup.figures, outcomes.jobs, frozenset()))
     assert nothing == {}
     with pytest.raises(Pending):

@@ -15,10 +15,8 @@ def test_what_moves_all_runs_of_a_seed_is_no_spread() -> None:
     other = {s: 2 + seed[s] for s in seed}
     assert seed_spread([[one, other]]) == Spread(pytest.approx(0.5), 2)
     assert seed_spread([[one, other, {2: 4.0}]]) == Spread(pytest.approx(0.5), 2)
-    elsewhere = [
-        {1: 3.0, 2: 5.0},
-        {1: 1.0, 2: 1.0},
-    ]  # another text has seed effects of its own: 0.5 four times, squared
+    # Another text has seed effects of its own: 0.5 four times, squared.
+    elsewhere = [{1: 3.0, 2: 5.0}, {1: 1.0, 2: 1.0}]
     assert seed_spread([[one, other], elsewhere]) == Spread(pytest.approx(2 / 3), 3)
     assert seed_spread([]) == seed_spread([[{1: 1.0}, {1: 2.0}]]) == Spread(0.0, 0)
 

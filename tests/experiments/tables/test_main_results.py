@@ -11,14 +11,9 @@ from experiments.engine.jobs import Job, Outcomes, composed, merge
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.paper import MAIN_RESULTS
 from experiments.reproduce import SECTIONS
-from experiments.sections import Number, Section
+from experiments.sections import Section
 from experiments.tables import main_results, table_6, table_7
 from tests.experiments.tables.sample_outcomes import write_outcomes
-
-
-def number(cell: object) -> float:
-    assert isinstance(cell, Number)
-    return cell.value
 
 
 def planned(setup: Setup, *sections: str) -> list[Job]:
@@ -49,12 +44,9 @@ def test_table_7_is_one_billion_word(profile: str, steps: int, tmp_path: Path, m
 def test_table_7_is_of_shuffled_lines_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the corpus, in a small profile, and with a corpus of another level."""
     other_level = setup_of("gpu", tmp_path, "data=enwik8", "model=txl_enwik8_base")
-    for setup, present in (
-        (setup_of("gpu", tmp_path), False),
-        (setup_of("laptop", tmp_path), True),
-        (other_level, True),
-    ):
-        monkeypatch.setattr(table_7, "at_hand", lambda data, present=present: present and data.name == "lm1b")
+    setups = {"no corpus": setup_of("gpu", tmp_path), "laptop": setup_of("laptop", tmp_path), "bytes": other_level}
+    for name, setup in setups.items():
+        monkeypatch.setattr(table_7, "at_hand", lambda data, name=name: name != "no corpus" and data.name == "lm1b")
         assert {arm.corpus.name for arm in table_7._runs(setup) if arm.corpus} == {"shuffled lines"}
 
 
@@ -62,9 +54,8 @@ def section(name: str, setup: Setup) -> Section:
     """Make a section of a reproduction whose jobs have finished."""
     jobs = planned(setup, name)
     write_outcomes(setup, jobs)
-    return SECTIONS[name].section(
-        setup, Outcomes(setup.runs, setup.figures, tuple(jobs), frozenset(job.name for job in jobs))
-    )
+    done = frozenset(job.name for job in jobs)
+    return SECTIONS[name].section(setup, Outcomes(setup.runs, setup.figures, tuple(jobs), done))
 
 
 @pytest.mark.parametrize(
@@ -87,27 +78,25 @@ def test_the_last_rows_of_table_6_stand_beside_the_papers(tmp_path: Path) -> Non
     found = section("table_6", setup)
     table = next(table for table in found.tables if table.id == "table_6_standard")
     assert list(table.rows) == ["init", "300", "450", "640"]
-    assert [number(table.rows[row]["paper"]) for row in table.rows] == [23.43, 23.35, 23.16, 23.09]
+    assert [table.rows[row]["paper"].value for row in table.rows] == [23.43, 23.35, 23.16, 23.09]
     (job,) = (job for job in planned(setup, "table_6") if job.name == "published-wt103_base-lengths")
     assert "attention_lengths=[300,450,640]" in job.overrides
     sweep = json.loads((setup.runs / job.name / "evaluation.json").read_text())["valid"]["sweep"]
     losses = {f"{row['attention_length']}": row["ppl"] for row in sweep["lengths"]} | {"init": sweep["init"]["ppl"]}
-    assert {row: number(table.rows[row]["loss"]) for row in table.rows} == losses
+    assert {row: table.rows[row]["loss"].value for row in table.rows} == losses
     own_corpus = replace(setup, overrides=("data=enwik8", "model=txl_enwik8_base"))
     assert not any(job.name.startswith("published") for job in planned(own_corpus, "table_6"))
 
 
 def test_published_models_stand_beside_the_papers_rows() -> None:
-    table = main_results._paper_table(
-        1, {"wt103_base": {"test/ppl": 25.0, "steps": 7}, "lm1b_large": {"test/ppl": 1.0, "steps": 8}}
-    )
+    found = {"wt103_base": {"test/ppl": 25.0, "steps": 7}, "lm1b_large": {"test/ppl": 1.0, "steps": 8}}
+    table = main_results._paper_table(1, found)
     assert len(table.rows) == len(MAIN_RESULTS[1].rows)
-    row = {key: number(table.rows["Transformer-XL standard"][key]) for key in ("loss", "steps", "paper", "difference")}
+    row = {key: table.rows["Transformer-XL standard"][key].value for key in ("loss", "steps", "paper", "difference")}
     assert row == {"loss": 25.0, "steps": 7, "paper": 24.0, "difference": 1.0}
-    assert number(table.rows["QRNN"]["paper"]) == 33.0
+    assert table.rows["QRNN"]["paper"].value == 33.0
     assert table.rows["Transformer-XL large"]["loss"] is None
     letters = {"test/bpc": 1.1, "steps": 7}
     extra = main_results._paper_table(3, {"text8_base": letters})  # a model that the paper's table does not have
-    assert extra.rows["Transformer-XL 12 layers"]["paper"] is None
-    assert extra.rows["Transformer-XL 12 layers"]["difference"] is None
+    assert [extra.rows["Transformer-XL 12 layers"][key] for key in ("paper", "difference")] == [None, None]
     assert list(main_results._paper_table(5, {}).rows)[-1] == "MoS, fine-tuned"

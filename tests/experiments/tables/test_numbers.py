@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,18 +51,14 @@ def test_every_claim_has_differences(sections: dict[str, Section]) -> None:
 
 def test_rows_of_table_6(setup: Setup, sections: dict[str, Section]) -> None:
     table, _ = sections["table_6"].tables
-    columns: dict[str, Callable[[Any], float]] = {
-        "init": lambda found: found["test"]["selected"]["init"]["bpb"],
-        "best": lambda found: found["test"]["selected"]["best"]["bpb"],
-        "valid_init": lambda found: found["valid"]["sweep"]["init"]["bpb"],
-        "valid_best": lambda found: found["valid"]["sweep"]["best"]["bpb"],
-    }
+    places = (("", "test", "selected"), ("valid_", "valid", "sweep"))
+    columns = [(f"{prefix}{at}", split, part, at) for prefix, split, part in places for at in ("init", "best")]
     assert len(table.rows) == len(paper.TABLE_6)
     for row in paper.TABLE_6:
         arm = Arm(row.recurrence, row.encoding, row.loss)
         shown: dict[str, Any] = dict(table.rows[arm.key])
-        for name, value in columns.items():
-            by_seed = {seed: value(found) for seed, found in evaluations(setup, arm).items()}
+        for name, split, part, at in columns:
+            by_seed = {seed: found[split][part][at]["bpb"] for seed, found in evaluations(setup, arm).items()}
             error = statistics.stdev(by_seed.values()) / math.sqrt(len(by_seed))
             assert shown[name] == Number(statistics.mean(by_seed.values()), 3, error, by_seed)
         theirs = [shown[name].value for name in ("paper_init", "paper_best", "paper_length")]
@@ -71,18 +66,17 @@ def test_rows_of_table_6(setup: Setup, sections: dict[str, Section]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "worse", "better", "at", "ppl"),
+    ("key", "arms", "at", "ppl"),
     [
-        ("recurrence_helps/init", OFF, ON, "init", (29.59, 27.02)),
-        ("recurrence_helps_at_the_best_lengths/best", OFF, ON, "best", (29.02, 26.77)),
-        ("our_encoding_is_better/shaw_recurrence", Arm(True, "shaw"), ON, "best", (27.94, 26.77)),
-        ("our_encoding_is_better/shaw", Arm(False, "shaw"), OFF, "best", (29.75, 29.02)),
+        ("recurrence_helps/init", (OFF, ON), "init", (29.59, 27.02)),
+        ("recurrence_helps_at_the_best_lengths/best", (OFF, ON), "best", (29.02, 26.77)),
+        ("our_encoding_is_better/shaw_recurrence", (Arm(True, "shaw"), ON), "best", (27.94, 26.77)),
+        ("our_encoding_is_better/shaw", (Arm(False, "shaw"), OFF), "best", (29.75, 29.02)),
     ],
 )
-def test_differences_of_table_6(
-    key: str, worse: Arm, better: Arm, at: str, ppl: tuple[float, float], setup: Setup, sections: dict[str, Section]
-) -> None:
+def test_differences_of_table_6(key: str, arms: Any, at: str, ppl: Any, setup: Setup, sections: Any) -> None:
     """A difference is the mean over the seeds that both arms have; every file has the same positions."""
+    worse, better = arms
     (row,) = (row for row in sections["table_6"].differences if row.key == key)
 
     def losses(arm: Arm, seed: str) -> Any:
@@ -102,9 +96,8 @@ def test_rows_of_table_8(setup: Setup, sections: dict[str, Section]) -> None:
     assert len(rows) == len(paper.TABLE_8)
     for row in paper.TABLE_8:
         files = [setup.runs / f"recl-group{row.group}-seed{seed}/recl.json" for seed in (1, 2)]
-        found = [
-            model for file in files for model in json.loads(file.read_text())["models"] if model["name"] == row.model
-        ]
+        models = [model for file in files for model in json.loads(file.read_text())["models"]]
+        found = [model for model in models if model["name"] == row.model]
         shown = rows[f"group {row.group}: {row.model}"]
         for r in row.recl:
             assert shown[f"r{r}"].value == statistics.mean(model["recl"][f"{r}"]["value"] for model in found)
@@ -115,14 +108,10 @@ def test_rows_of_table_8(setup: Setup, sections: dict[str, Section]) -> None:
 def test_the_speed_up_and_its_growth_are_in_percent_of_ratios_within_a_round() -> None:
     """Twice and four times as fast at 800, 32 times at 3,800."""
     rounds = {800: ([2.0, 4.0], [1.0, 1.0]), 3800: ([32.0, 64.0], [1.0, 2.0])}
-    measured = [
-        {
-            "level": "char",
-            "attention_len": length,
-            "seconds_per_token": {"vanilla": {"rounds": vanilla}, "hidden": {"rounds": hidden}},
-        }
-        for length, (vanilla, hidden) in rounds.items()
-    ]
+    measured = []
+    for length, (vanilla, hidden) in rounds.items():
+        seconds = {"vanilla": {"rounds": vanilla}, "hidden": {"rounds": hidden}}
+        measured.append({"level": "char", "attention_len": length, "seconds_per_token": seconds})
     shortest, growth = table_9.differences(measured)
     assert (shortest.effect, growth.effect) == pytest.approx((100 * (8**0.5 - 1), 100 * (32 / 8**0.5 - 1)))
     assert (shortest.paper, growth.paper) == pytest.approx((100 * 362, 100 * (1874 / 363 - 1)))
@@ -137,9 +126,7 @@ def test_shapes_of_attention_by_term() -> None:
     )
 
 
-def test_the_papers_numbers_stand_there_before_any_job_has_ended(
-    setup: Setup, sections: dict[str, Section], tmp_path: Path
-) -> None:
+def test_the_papers_numbers_come_first(setup: Setup, sections: dict[str, Section], tmp_path: Path) -> None:
     """In the tables, and in the differences of the claims."""
     planned = {name: table.jobs(setup) for name, table in SECTIONS.items()}
     outcomes = Outcomes(tmp_path, tmp_path / "figures", tuple(merge(planned)), frozenset())

@@ -144,9 +144,7 @@ def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Pa
         (Vocabulary("byte"), {}),
     ],
 )
-def test_the_vocabulary_is_written_beside_the_model(
-    vocabulary: Vocabulary, files: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_vocabulary_lies_beside_the_model(vocabulary: Vocabulary, files: dict[str, str], tmp_path: Path) -> None:
     command._write_vocabulary(vocabulary, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(files)
     assert all(text in (tmp_path / name).read_text() for name, text in files.items())

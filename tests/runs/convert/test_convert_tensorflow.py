@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data.helpers import files
 from tests.runs.convert.test_convert_command import Convert
 from tests.training.small_run import evaluated
 from txl_lightning.errors import OptionError, UserError
@@ -20,36 +21,32 @@ REFERENCE, V = next(path for path in REFERENCES if path.name == "tensorflow_word
 LENGTHS = ("mem_len=9", "same_length=true")
 
 
-def write_words(path: Path, n_tokens: int) -> None:
-    """A vocabulary of `<eos>`, `<unk>`, w2, w3 and so on."""
-    path.write_text("\n".join(["<eos>", "<unk>", *(f"w{i}" for i in range(2, n_tokens))]) + "\n")
+def words(n_tokens: int) -> str:
+    """Return a vocabulary of `<eos>`, `<unk>`, w2, w3 and so on."""
+    return "\n".join(["<eos>", "<unk>", *(f"w{i}" for i in range(2, n_tokens))]) + "\n"
 
 
 @pytest.fixture
 def convert(tmp_path: Path) -> Convert:
     """`txl convert` with a text of words w2 … w16 by level=word."""
-    words = np.random.default_rng(0).integers(2, 17, (300, 9))
-    (tmp_path / "text.txt").write_text("".join(" ".join(f"w{i}" for i in line) + "\n" for line in words))
+    lines = np.random.default_rng(0).integers(2, 17, (300, 9))
+    (tmp_path / "text.txt").write_text("".join(" ".join(f"w{i}" for i in line) + "\n" for line in lines))
     return Convert(tmp_path, tmp_path)
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A folder like those of the published models: `model/` with a checkpoint, `data/` with its words."""
-    folder = tmp_path / "published"
-    for name in ("model", "data"):
-        (folder / name).mkdir(parents=True)
-    for path in REFERENCE.glob("model.ckpt-0.*"):
-        shutil.copy(path, folder / "model")
-    write_words(folder / "data/vocab", V)
-    return folder
+    read = {f"model/{path.name}": path.read_bytes() for path in REFERENCE.glob("model.ckpt-0.*")}
+    files(tmp_path / "published", {**read, "data/vocab": words(V)})
+    return tmp_path / "published"
 
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
 def test_evaluation_of_the_references(convert: Convert, tmp_path: Path, reference: Path) -> None:
     shutil.copytree(reference, tmp_path / "source")
     flags = json.loads((reference / "config.json").read_text())
-    write_words(tmp_path / "source/vocab", flags["n_token"])
+    (tmp_path / "source/vocab").write_text(words(flags["n_token"]))
     target = convert(tmp_path / "source", "tensorflow", "a.ckpt", "txl", "data.level=word")
     trained = load_trained(target)
     direct = from_tensorflow(dict(np.load(reference / "weights.npz")), flags).state_dict()
@@ -70,10 +67,10 @@ def test_a_published_folder_needs_only_lengths(convert: Convert, small: Path) ->
 
 
 def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert: Convert, small: Path) -> None:
-    words = ("data.name=lm1b", "data.level=word", *LENGTHS)
-    assert load_trained(convert(small, "tensorflow", "a.ckpt", "txl", *words)).config.data.sentence_marks == "both"
-    symbols = (small / "data/vocab").read_text().replace("<eos>", "<S>").replace("<unk>", "<UNK>")
-    (small / "data/vocab").write_text(symbols)
+    published = convert(small, "tensorflow", "a.ckpt", "txl", "data.name=lm1b", "data.level=word", *LENGTHS)
+    assert load_trained(published).config.data.sentence_marks == "both"
+    vocabulary = small / "data/vocab"
+    vocabulary.write_text(vocabulary.read_text().replace("<eos>", "<S>").replace("<unk>", "<UNK>"))
     other_text = load_trained(convert(small, "tensorflow", "b.ckpt", "txl", "data.level=word", *LENGTHS))
     assert (other_text.config.data.name, other_text.config.data.sentence_marks) == ("file", "both")
 
@@ -93,9 +90,7 @@ def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tm
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "y.ckpt").exists()
 
-    (tmp_path / "two").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / f"two/{name}.index").touch()
+    files(tmp_path, {"two/a.index": "", "two/b.index": ""})
     refuse(r"mem_len=None: must be given, since there is no config.json")
     for place, n in (("nowhere", 0), ("published/data", 0), ("two", 2)):
         refuse(f"source=.*: must be a checkpoint of TensorFlow .*; {n} found", *LENGTHS, source=tmp_path / place)
@@ -110,14 +105,14 @@ def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tm
 
 def test_symbols_as_the_papers_code_prepares_them(tmp_path: Path) -> None:
     path = tmp_path / "vocab"
-    path.write_text("32\n101\n10\n255\n")
-    assert read_vocabulary(path, "byte").symbols == (" ", "e", "\n", "\xff")
-    path.write_text("_\ne\nt\n")
-    assert read_vocabulary(path, "char").symbols == (" ", "e", "t")
-    path.write_text(" \n_\n<unk>\n")
-    assert read_vocabulary(path, "char").symbols == (" ", "_", "<unk>")
-    path.write_text("<S> 10\n<UNK>\t3\n\nthe\nthe 2\na\u00a0b\n")
-    assert read_vocabulary(path, "word").symbols == ("<S>", "<UNK>", "the", "a\u00a0b")
+    for level, text, symbols in (
+        ("byte", "32\n101\n10\n255\n", (" ", "e", "\n", "\xff")),
+        ("char", "_\ne\nt\n", (" ", "e", "t")),
+        ("char", " \n_\n<unk>\n", (" ", "_", "<unk>")),
+        ("word", "<S> 10\n<UNK>\t3\n\nthe\nthe 2\na\u00a0b\n", ("<S>", "<UNK>", "the", "a\u00a0b")),
+    ):
+        path.write_text(text)
+        assert read_vocabulary(path, level).symbols == symbols
     for level, symbol in (("byte", "256"), ("byte", "the"), ("char", "the")):
         path.write_text(f"{'1' if level == 'byte' else 'a'}\n{symbol}\n")
         with pytest.raises(OptionError, match=f"line 2: '{symbol}' is not a {level}"):

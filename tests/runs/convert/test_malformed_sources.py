@@ -1,6 +1,7 @@
 """Damaged or wrong sources of `txl convert`: one line with the source and what is wrong."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,7 @@ def refused(source: Path, **options: Any) -> str:
     target = source.parent / "back.ckpt"
     with pytest.raises(OptionError) as caught:
         convert(source=source, source_format="original", target=target, target_format="txl", **options)
-    assert not target.exists()
-    assert "\n" not in str(caught.value)
+    assert (target.exists(), "\n" in str(caught.value)) == (False, False)
     return str(caught.value)
 
 
@@ -52,8 +52,7 @@ def refused(source: Path, **options: Any) -> str:
 def test_weights(original: Path, name: str, change: Callable[[Tensor], Tensor], words: str) -> None:
     weights = load_file(original / "model.safetensors")
     save_file({**weights, name: change(weights[name]).contiguous()}, original / "model.safetensors")
-    assert refused(original).startswith(f"source={original}: ")
-    assert words in refused(original)
+    assert re.match(rf"source={original}: .*{re.escape(words)}", refused(original))
 
 
 @pytest.mark.parametrize(
@@ -71,8 +70,7 @@ def test_weights(original: Path, name: str, change: Callable[[Tensor], Tensor], 
 def test_config(original: Path, changed: dict[str, Any], words: str) -> None:
     path = original / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-    assert refused(original).startswith(f"source={original}: ")
-    assert words in refused(original)
+    assert re.match(rf"source={original}: .*{re.escape(words)}", refused(original))
 
 
 @pytest.mark.parametrize("size", [0, 5, 1000, -1])
