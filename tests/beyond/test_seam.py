@@ -17,6 +17,7 @@ from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 ROOT = Path(__file__).parents[2]
+SIZES = TransformerXLConfig(20, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)
 
 
 @pytest.mark.usefixtures("no_guests")
@@ -44,7 +45,7 @@ def test_a_subclass_without_options_does_not_take_the_cores_place(tmp_path: Path
         pass
 
     assert type(make_model(tiny_config(tmp_path), 20)) is TransformerXL
-    assert can_cache(Unregistered(TransformerXLConfig(20, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)))
+    assert can_cache(Unregistered(SIZES))
 
 
 def test_a_model_with_another_forward_is_not_cached() -> None:
@@ -55,5 +56,4 @@ def test_a_model_with_another_forward_is_not_cached() -> None:
     class Model(TransformerXL):
         layer_class = Layer
 
-    sizes = TransformerXLConfig(20, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)
-    assert [can_cache(kind(sizes)) for kind in (TransformerXL, Model)] == [True, False]
+    assert [can_cache(kind(SIZES)) for kind in (TransformerXL, Model)] == [True, False]

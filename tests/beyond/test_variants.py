@@ -84,8 +84,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("variant", "override", "words"), REFUSED)
-def test_what_is_no_variant_or_what_it_cannot_do_is_refused(
-    tmp_path: Path, variant: str, override: str, words: str
-) -> None:
+def test_what_a_variant_cannot_do_is_refused(tmp_path: Path, variant: str, override: str, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         train(tiny_config(tmp_path, f"beyond={variant}", override), tmp_path / "run")

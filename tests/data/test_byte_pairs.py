@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,28 +82,25 @@ def test_a_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 WITH_A_SPACE = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
-WORDS = json.dumps(
-    {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}
-)
+WORD_LEVEL = {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}
+WORDS = json.dumps({"version": "1.0", "added_tokens": [], "model": WORD_LEVEL})
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda: "{}", "is not a tokenizer.json"),
-        (lambda: WORDS, "neither byte-level nor of SentencePiece"),
-        (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),
-        (lambda: changed(normalizer={"type": "Lowercase"}), "changes the text"),
-    ],
-)
+LOSSY = [
+    (lambda: "{}", "is not a tokenizer.json"),
+    (lambda: WORDS, "neither byte-level nor of SentencePiece"),
+    (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),
+    (lambda: changed(normalizer={"type": "Lowercase"}), "changes the text"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), LOSSY)
 def test_a_tokenizer_that_loses_text_is_refused(change: Callable[[], str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Vocabulary.of_tokenizer(change()).encode(b"Some TEXT")
 
 
-def test_a_large_split_trains_subwords_on_a_sample_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_large_split_trains_subwords_on_a_sample_that_is_said(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     (path,) = files(tmp_path, {"large.txt": TEXT * 20})
     whole = corpus_of(path, tmp_path / "whole", level="bpe", vocab_size=300)
     assert whole.sample is None

@@ -66,13 +66,13 @@ def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: C
 SOURCES = ["__init__.py", *(f"core/m{i}.py" for i in range(30))]
 
 
-@pytest.mark.parametrize(
-    ("networkx", "name", "said"),
-    [
-        ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
-        ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
-    ],
-)
+OTHERS = [
+    ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
+    ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
+]
+
+
+@pytest.mark.parametrize(("networkx", "name", "said"), OTHERS)
 def test_other_packages_are_named_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured, networkx: str, name: str, said: str
 ) -> None:
@@ -102,22 +102,22 @@ def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
 BPE = {"level": "bpe"}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"path": "empty.txt"}, "data.path=empty.txt: must not be empty"),
-        ({"path": "nowhere"}, "data.path=nowhere: .*cannot be read"),
-        ({"path": []}, "must be a file, a folder, a list"),
-        ({"path": "latin.txt", "level": "char"}, "latin.txt: not UTF-8"),
-        ({**BPE, "vocab_size": 100_000}, r"data.vocab_size=100000: must be in 256 … \d+: no other pair"),
-        ({**BPE, "vocab_size": 300, "tokenizer": "x.json"}, "must not be given together"),
-        ({**BPE, "tokenizer": "missing.json"}, "data.tokenizer=missing.json: cannot be read"),
-        ({"level": "char", "vocab_size": 300}, "data.vocab_size=300: is for data.level=bpe"),
-        ({"name": "python-3.11"}, "data=python-3.11: is in version 0.3.0 only: .* data_path, .* data=python-packages"),
-        ({"name": "enwik8", "level": "char"}, "data.level=char: must be byte for data=enwik8"),
-        ({"name": "enwik8"}, "TXL_DATA=missing: must be a folder"),
-    ],
-)
+REFUSED = [
+    ({"path": "empty.txt"}, "data.path=empty.txt: must not be empty"),
+    ({"path": "nowhere"}, "data.path=nowhere: .*cannot be read"),
+    ({"path": []}, "must be a file, a folder, a list"),
+    ({"path": "latin.txt", "level": "char"}, "latin.txt: not UTF-8"),
+    ({**BPE, "vocab_size": 100_000}, r"data.vocab_size=100000: must be in 256 … \d+: no other pair"),
+    ({**BPE, "vocab_size": 300, "tokenizer": "x.json"}, "must not be given together"),
+    ({**BPE, "tokenizer": "missing.json"}, "data.tokenizer=missing.json: cannot be read"),
+    ({"level": "char", "vocab_size": 300}, "data.vocab_size=300: is for data.level=bpe"),
+    ({"name": "python-3.11"}, "data=python-3.11: is in version 0.3.0 only: .* data_path, .* data=python-packages"),
+    ({"name": "enwik8", "level": "char"}, "data.level=char: must be byte for data=enwik8"),
+    ({"name": "enwik8"}, "TXL_DATA=missing: must be a folder"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_bad_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_DATA", "missing")
@@ -174,6 +174,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
     ("train.uint8", lambda path: path.with_name("other.uint8").write_bytes(b"1")),
     *(("description.json", partial(Path.write_bytes, data=data)) for data in (b"{", b"[]", b"\xff", b"[" * 100_000)),
     ("description.json", lambda path: path.write_text(path.read_text().replace("byte", "bite"))),
+    ("description.json", Path.unlink),
     ("description.json", replaced(Path.mkdir)),
     ("", replaced(Path.touch)),
     ("", replaced(lambda path: path.symlink_to("gone"))),

@@ -38,9 +38,7 @@ def test_files_are_documents_in_the_order_of_their_paths(tmp_path: Path, level: 
     assert all(np.array_equal(alone.documents[split], [0]) for split in SPLITS)
 
 
-WIKITEXT = (
-    " \n = Title {i} é = \n \n The <unk> text of {i} . \n = 1 and k = \n 1 . \n \n = = Section = = \n \n More . \n"
-)
+WIKITEXT = " \n = Title {i} é = \n \n The <unk> text of {i} . \n = 1 and k = \n 1 . \n \n = = Part = = \n \n More . \n"
 ENWIK8 = "  <page>\n    <title>{i}</title>\n  </page>\n"
 CASES = {
     "wikitext-103": (WIKITEXT, " = Title"),

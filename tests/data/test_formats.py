@@ -5,6 +5,7 @@ import bz2
 import gzip
 import io
 import json
+import lzma
 import struct
 import tarfile
 from collections.abc import Callable
@@ -203,10 +204,8 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None
     import datasets
 
     of_split = {"train": TEXTS[:30], "validation": TEXTS[30:35], "test": TEXTS[35:]}
-    saved = datasets.DatasetDict(
-        {split: datasets.Dataset.from_dict({"text": texts}) for split, texts in of_split.items()}
-    )
-    saved.save_to_disk(tmp_path / "saved")
+    of_split_saved = {split: datasets.Dataset.from_dict({"text": texts}) for split, texts in of_split.items()}
+    datasets.DatasetDict(of_split_saved).save_to_disk(tmp_path / "saved")
     (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"\xff\xff\xff\xff of a map that was run")
     corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
     for split, texts in zip(SPLITS, of_split.values(), strict=True):
@@ -222,6 +221,8 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: pytest
     assert "a.jsonl: 2 records have no body; left out" in capsys.readouterr().err
     with pytest.raises(OptionError, match=r"data\.column=title: must be a column of .*a\.jsonl: body, text"):
         read(path, tmp_path, "byte", column="title")
+    with pytest.raises(OptionError, match=r"data\.column=body: must be null for .*a\.txt: it is text, no table"):
+        read(put(tmp_path, "a.txt", "text\n" * 9), tmp_path, "byte", column="body")
     (ids,) = files(tmp_path, {"b.jsonl": '{"input_ids": [1, 2]}\n{"input_ids": ["a"]}\n'})
     with pytest.raises(OptionError, match=r"data\.column=None: .*\(data\.level=ids reads input_ids\)"):
         read(ids, tmp_path, "byte")
@@ -233,46 +234,54 @@ def test_code_and_settings_in_json_stay_text(tmp_path: Path) -> None:
         assert text_of(corpus_of(path, tmp_path, level="byte")) == text
 
 
-def tfrecord() -> bytes:
-    record = b"\x0a\x0bsome example"
-    return (struct.pack("<QI", len(record), 123) + record + struct.pack("<I", 456)) * 9
-
-
+RECORD = b"\x0a\x0bsome example"
+TFRECORD = (struct.pack("<QI", len(RECORD), 123) + RECORD + struct.pack("<I", 456)) * 9
+NO_LISTS = ("[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]")
+NO_LIST = r"record 2 cannot be read \(TypeError: must be (a list of )?ids"
 PLUS_ONE = b"TNTIDX\0\0" + struct.pack("<QQ", 4, 4)  # an index of files that store every id plus one
 REFUSED: list[tuple[dict[str, bytes], str, str]] = [
     ({"index.json": b'{"shards": [], "version": 2}', "shard.00000.mds": bytes(400)}, "ids", "MosaicML streaming"),
     ({"index.json": b'{"shards": []}', "shard.00000.mds": bytes(400)}, "byte", "MosaicML streaming .MDS.: numpy.save"),
     ({"index.json": b'{"chunks": [], "config": {}}', "chunk-0-0.bin": bytes(400)}, "ids", "litdata: numpy.save"),
-    ({"a.tfrecord": tfrecord()}, "ids", "not TFRecords: write the ids"),
-    ({"a.bin": tfrecord()}, "ids", "not TFRecords"),
+    ({"a.tfrecord": TFRECORD}, "ids", "not TFRecords: write the ids"),
+    ({"a.bin": TFRECORD}, "uint16", "not TFRecords"),
     ({"a.h5": b"\x89HDF\r\n\x1a\n" + bytes(99)}, "ids", "not HDF5"),
     ({"book.pdf": b"%PDF-1.7 " + bytes(9_000), "README.md": b"text " * 99}, "byte", "book.pdf must be a text, not PDF"),
     ({"a.mid": b"MThd" + bytes(9_000), "list.csv": b"a,text\n1,x\n" * 9}, "char", "a.mid must be a text, not binary"),
-    ({"a.txt": b"one two", "b.txt": b"three"}, "ids", "must be ids, not text: save them with numpy.save"),
-    ({"a.bin": b"this is text, not ids " * 99}, "ids", "must be ids, not text"),
-    ({"a.bin": IDS.tobytes(), "a.idx": PLUS_ONE}, "ids", "not the older indexed dataset of fairseq: fairseq-prep"),
+    ({"a.txt": b"one two", "b.txt": b"three"}, "uint16", "must be ids, not text: save them with numpy.save"),
+    ({"a.bin": b"this is text, not ids " * 99}, "uint16", "must be ids, not text"),
+    ({"a.bin": IDS.tobytes(), "a.idx": PLUS_ONE}, "uint16", "not the older indexed dataset of fairseq: fairseq-prep"),
+    ({"odd.bin": b"\1\2\3"}, "ids", "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin"),
+    ({"text.npy": b"no array"}, "ids", "data.dtype=None: must be uint8"),
+    ({"odd.npy": b"\x93NUMPY\1\0"}, "ids", "data.path=.*odd.npy: cannot be read"),
+    ({"odd.bin": b"\0\2\3"}, "uint16", "data.path=.*odd.bin: cannot be read"),
+    ({"notes.txt": b"1234"}, "uint16", "not digits of a text: save them with numpy.save"),
+    ({"ids.bin": b"1 2 3 4 5 6 7 8\n" * 9}, "uint16", "not digits of a text: save them with numpy.save"),
+    ({"ids.txt": b"\x01\x00\x02\x00"}, "uint16", "not binary: save them"),
+    ({"ids.npz": b"PK\x03\x04" + bytes(60)}, "uint16", "not an archive: unpack it"),
+    ({"ids.raw": gzip.compress(bytes(64), mtime=0)}, "uint16", "not compressed: unpack it"),
+    *(({"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {ids}}}\n'.encode()}, "ids", NO_LIST) for ids in NO_LISTS),
 ]
 
 
 @pytest.mark.parametrize(("contents", "level", "words"), REFUSED)
 def test_what_nothing_reads_is_named(tmp_path: Path, contents: dict[str, bytes], level: str, words: str) -> None:
-    files(tmp_path / "data", contents)  # type: ignore[arg-type]
+    first, *others = files(tmp_path / "data", contents)
+    options = {"level": "ids", "dtype": level} if level == "uint16" else {"level": level}
     with pytest.raises(OptionError, match=words) as error:
-        read(tmp_path / "data", tmp_path, level, dtype="uint16" if level == "ids" else None)
+        read(tmp_path / "data" if others else first, tmp_path, **options)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "words"),
-    [
-        ("llm.c", lambda data: data + b"xx", r"must have the 1,000 ids of its header; it has 1,001"),
-        ("Megatron int32", lambda data: data[:-4], r"must have the sequences of its \.idx one after the other, and no"),
-        ("datatrove", lambda data: data[:-3], r"must have the 1,000 ids of its \.index"),
-    ],
-)
-def test_files_that_their_descriptions_do_not_fit_are_refused(
-    tmp_path: Path, name: str, damage: Callable[[bytes], bytes], words: str
-) -> None:
+MISFITS = [
+    ("llm.c", lambda data: data + b"xx", r"must have the 1,000 ids of its header; it has 1,001"),
+    ("Megatron int32", lambda data: data[:-4], r"must have the sequences of its \.idx one after the other, and no"),
+    ("datatrove", lambda data: data[:-3], r"must have the 1,000 ids of its \.index"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), MISFITS)
+def test_files_that_do_not_fit_their_header_are_refused(tmp_path: Path, name: str, damage: Any, words: str) -> None:
     path = WRITERS[name](tmp_path)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(OptionError, match=words):
@@ -356,35 +365,38 @@ def test_cuts_between_splits_keep_records(tmp_path: Path, level: str) -> None:
         assert first.endswith("\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "column", "words"),
-    [
-        ("a.tsv", 'text\tn\n"Hello\t1\nSecond\t2\nhe said "so\t3\n"Again\t4\n', None, "record 1 cannot be read"),
-        ("a.csv", "# made by x\nid,text\n1,abc\n", None, "must be a column of .*a.csv: # made by x"),
-        ("a.csv", "id,text\n1,abc,d\n", None, r"record 1 cannot be read \(ValueError: 3 fields, the header has 2"),
-        ("a.txt", "text\n" * 9, "body", "data.column=body: must be null for .*a.txt: it is text, no table"),
-        ("a.json", '{\n "text": "abc"\n}', None, "must be JSON lines or a list of records: name it .txt"),
-        ("a.jsonl", '["a", "word"]\n' * 9, None, "must be JSON lines or a list of records: name it .txt"),
-        ("a.tar", tar("txt")[:2048], None, "cannot be read .ReadError: its end is missing"),
-    ],
-)
-def test_tables_that_are_not_clear_are_refused(
-    tmp_path: Path, name: str, content: str | bytes, column: str | None, words: str
-) -> None:
-    with pytest.raises(OptionError, match=words):
-        corpus_of(str(put(tmp_path, name, content)), tmp_path, level="char", column=column)
+NO_TEXT = "must be a text, not "
+UNREADABLE = [
+    ("text.txt", b"%PDF-1.7 " + b"x" * 99, NO_TEXT + "PDF: pdftotext FILE"),
+    ("text.txt", ("text" * 99).encode("utf-16"), NO_TEXT + "UTF-16: iconv -f UTF-16"),
+    ("a.docx", b"PK\x03\x04" + b"x" * 99, NO_TEXT + "an office document: pandoc -t plain"),
+    ("a.dat", b"a\0" * 99, NO_TEXT + "binary; data.level=byte reads any bytes"),
+    ("latin.txt", "größer".encode("latin-1"), "latin.txt: not UTF-8 text .*: convert it .iconv -f LATIN1 -t UTF-8"),
+    ("a.txt", gzip.compress(bytes(257) + b"ustar" + bytes(999), mtime=0), "cannot be read .ReadError: bad checksum"),
+    ("a.gz", gzip.compress(b"text" * 999, mtime=0)[:-9], "a.gz: cannot be read"),
+    ("a.xz", lzma.compress(b"text" * 999)[:-9], "a.xz: cannot be read"),
+    ("a.tar", tar("txt")[:2048], "cannot be read .ReadError: its end is missing"),
+    ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', r"a.jsonl: record 2 .*read \(TypeError: must be a text, not 7\)"),
+    ("a.jsonl", '{"text": null}\n' * 9, "must have text: it is empty"),
+    ("a.jsonl", '{"text": "a"}\nno json\n', r"a.jsonl: cannot be read \(ValueError: record 2: Expecting value"),
+    ("a.jsonl", " \n", "must have records of JSON lines: it is empty"),
+    ("a.jsonl", '["a", "word"]\n' * 9, "must be JSON lines or a list of records: name it .txt"),
+    ("a.json", '{\n "text": "abc"\n}', "must be JSON lines or a list of records: name it .txt"),
+    ("a.tsv", 'text\tn\n"Hello\t1\nSecond\t2\nhe said "so\t3\n"Again\t4\n', "record 1 cannot be read"),
+    ("a.csv", "# made by x\nid,text\n1,abc\n", "must be a column of .*a.csv: # made by x"),
+    ("a.csv", "id,text\n1,abc,d\n", r"record 1 cannot be read \(ValueError: 3 fields, the header has 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), UNREADABLE)
+def test_what_is_no_text_and_no_clear_table_is_refused(tmp_path: Path, name: str, content: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        corpus_of(str(put(tmp_path, name, content)), tmp_path, level="char")
 
 
 def test_a_column_alone_is_a_table(tmp_path: Path) -> None:
     path = put(tmp_path, "a.csv", 'text\n"First, ""q"""\nSecond\n')
     assert read_texts(read(path, tmp_path, "byte")) == ['First, "q"\n', "Second\n"]
-
-
-@pytest.mark.parametrize("ids", ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]"])
-def test_lists_that_are_no_ids_are_refused(tmp_path: Path, ids: str) -> None:
-    path = put(tmp_path, "a.jsonl", f'{{"input_ids": [1, 2, 3]}}\n{{"input_ids": {ids}}}\n')
-    with pytest.raises(OptionError, match=r"record 2 cannot be read \(TypeError: must be (a list of )?ids"):
-        read(path, tmp_path, "ids")
 
 
 def test_the_folder_of_a_megatron_training_is_its_tokens(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Token ids in files of NumPy: splits, documents, names, and input that is refused."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from tests.data.helpers import corpus_of, files
 from txl_lightning.data import own_files
 from txl_lightning.data.corpus import SPLITS, Corpus
 from txl_lightning.data.vocabulary import without_marks
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import UserError
 
 IDS = np.arange(1000) % 37
 
@@ -105,23 +104,3 @@ def test_what_is_no_sequence_of_ids_is_refused(tmp_path: Path, ids: Any, options
     with pytest.raises(UserError, match=words) as error:
         ids_of(saved(tmp_path, ids), tmp_path, **options)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "dtype", "words"),
-    [
-        ("odd.bin", b"\1\2\3", None, "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin"),
-        ("odd.bin", b"\0\2\3", "uint16", "data.path=.*odd.bin: cannot be read"),
-        ("text.npy", b"no array", None, "data.dtype=None: must be uint8"),
-        ("odd.npy", b"\x93NUMPY\1\0", None, "data.path=.*odd.npy: cannot be read"),
-        ("folder/notes.txt", b"1234", "uint16", "not digits of a text: save them with numpy.save"),
-        ("ids.bin", b"1 2 3 4 5 6 7 8\n" * 9, "uint16", "not digits of a text: save them with numpy.save"),
-        ("ids.txt", b"\x01\x00\x02\x00", "uint16", "not binary: save them"),
-        ("ids.npz", b"PK\x03\x04" + bytes(60), "uint16", "not an archive: unpack it"),
-        ("ids.raw", gzip.compress(bytes(64), mtime=0), "uint16", "not compressed: unpack it"),
-    ],
-)
-def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes, dtype: str | None, words: str) -> None:
-    (path,) = files(tmp_path, {name: content})
-    with pytest.raises(OptionError, match=words):
-        ids_of(path, tmp_path, dtype=dtype)

@@ -19,7 +19,7 @@ import torch
 
 from tests.data.helpers import files
 from txl_lightning import files as checksums
-from txl_lightning.config.schemas import DataConfig, Enwik8Data, EvaluationConfig, data_class
+from txl_lightning.config.schemas import DataConfig, EvaluationConfig, data_class
 from txl_lightning.data import published_corpora, sources
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
@@ -81,9 +81,7 @@ LISTED_TOKENS = [" ".join(["<S> <UNK> cat <S> <UNK> <UNK> <UNK>"] * 99), *["<S> 
 LEVELS = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "char"}
 WIKIPEDIA_TXT = "wikipedia-2015/wikipedia-2015.txt"
 WIKIPEDIA = ("wikipedia-2015", ("<unk>", " ", "a", "b"), in_splits(TEXT8.decode()))
-Expected = tuple[str, str | tuple[str, ...], list[str]]
-Layout = tuple[str, dict[str, bytes], Expected, dict[str, Any]]
-LAYOUTS: list[Layout] = [
+LAYOUTS: list[tuple[str, dict[str, bytes], Any, dict[str, Any]]] = [
     ("enwik8", {"enwik8/enwik8": ENWIK8}, KEPT, {"newlines": "kept"}),
     ("enwik8", {"enwik8/train.txt": b"-"} | split_files("enwik8/{}.txt.raw", in_splits(ENWIK8)), DROPPED, {}),
     ("text8", {"text8/text8": TEXT8}, ("text8", " ab", in_splits(TEXT8.decode())), {}),
@@ -102,7 +100,7 @@ LAYOUTS: list[Layout] = [
 
 @pytest.mark.parametrize("chunk_bytes", [7, 1 << 22])
 @pytest.mark.parametrize("given", LAYOUTS)
-def test_every_layout_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch, given: Layout, chunk_bytes: int) -> None:
+def test_every_layout_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch, given: Any, chunk_bytes: int) -> None:
     name, layout, (own_name, symbols, texts), options = given
     monkeypatch.setattr(sources, "CHUNK_BYTES", chunk_bytes)
     files(root, layout)
@@ -125,17 +123,17 @@ def test_every_layout_is_the_same(root: Path, monkeypatch: pytest.MonkeyPatch, g
     assert corpus.cutoffs == (), "the standard ones are beyond these vocabularies"
 
 
-@pytest.mark.parametrize(
-    ("name", "layout", "words"),
-    [
-        ("wikitext-2", [WORDS, WORDS * 2, WORDS], r"wikitext-2: .* has 20 \(valid\) where 10 are published"),
-        ("wikitext-2", [WORDS.replace(b"cat", b"the"), WORDS, WORDS], r"has 5 \(vocabulary\) where 6 are published"),
-        ("enwik8", {"enwik8/enwik8": ENWIK8[:-1]}, "enwik8 has 999 bytes where 1,000 are published"),
-        ("lm1b", dict([*SHARDS.items()][1:]) | HELD_OUT, "data=lm1b: the download in .*lm1b is not complete"),
-        ("enwik8", {"enwik8/train.txt": b"-"}, "data=enwik8: the download in .*enwik8 is not complete"),
-        ("wikipedia-2015", {f"{WIKIPEDIA_TXT}.xz": lzma.compress(b"a b" * 99)[:-20]}, "txt.xz: cannot be read"),
-    ],
-)
+OTHERS = [
+    ("wikitext-2", [WORDS, WORDS * 2, WORDS], r"wikitext-2: .* has 20 \(valid\) where 10 are published"),
+    ("wikitext-2", [WORDS.replace(b"cat", b"the"), WORDS, WORDS], r"has 5 \(vocabulary\) where 6 are published"),
+    ("enwik8", {"enwik8/enwik8": ENWIK8[:-1]}, "enwik8 has 999 bytes where 1,000 are published"),
+    ("lm1b", dict([*SHARDS.items()][1:]) | HELD_OUT, "data=lm1b: the download in .*lm1b is not complete"),
+    ("enwik8", {"enwik8/train.txt": b"-"}, "data=enwik8: the download in .*enwik8 is not complete"),
+    ("wikipedia-2015", {f"{WIKIPEDIA_TXT}.xz": lzma.compress(b"a b" * 99)[:-20]}, "txt.xz: cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "words"), OTHERS)
 def test_a_corpus_that_is_not_the_published_one_is_refused(root: Path, name: str, layout: Any, words: str) -> None:
     files(root, layout if isinstance(layout, dict) else split_files(f"{name}/{{}}.txt", layout))
     with pytest.raises(UserError, match=words):
@@ -217,23 +215,23 @@ def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch:
     assert load_corpus(config).checksum == corpus.checksum
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (zipped("enwik8"), "enwik8 has the md5 .*, expected is a1fa5ffddb56f4953e226637dabbb36a"),
-        (zipped("other"), "enwik8.zip lacks enwik8"),
-        (zipped("enwik8")[:-30], "enwik8.zip cannot be downloaded and unpacked"),
-        (zipped("../../enwik8"), "enwik8 has the md5"),  # its folders are ignored
-        (zipped("enwik8", bytes(100_000_001)), "enwik8 is larger than expected"),  # 97 kB packed
-        (b"<html>please log in", "enwik8.zip cannot be downloaded and unpacked"),
-    ],
-)
+ARCHIVES = [
+    (zipped("enwik8"), "enwik8 has the md5 .*, expected is a1fa5ffddb56f4953e226637dabbb36a"),
+    (zipped("other"), "enwik8.zip lacks enwik8"),
+    (zipped("enwik8")[:-30], "enwik8.zip cannot be downloaded and unpacked"),
+    (zipped("../../enwik8"), "enwik8 has the md5"),  # its folders are ignored
+    (zipped("enwik8", bytes(100_000_001)), "enwik8 is larger than expected"),  # 97 kB packed
+    (b"<html>please log in", "enwik8.zip cannot be downloaded and unpacked"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), ARCHIVES)
 @pytest.mark.usefixtures("unreachable")
 def test_bad_archives_leave_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str) -> None:
     serve(monkeypatch, "enwik8", tmp_path / "server/enwik8.zip", content)
     (tmp_path / "data").mkdir()
     with pytest.raises(UserError, match=words):
-        load_corpus(Enwik8Data(name="enwik8", root=str(tmp_path / "data"), cache_dir=str(tmp_path / "cache")))
+        load_corpus(config_of(tmp_path / "data", "enwik8"))
     assert list((tmp_path / "data").iterdir()) == []
 
 

@@ -21,9 +21,16 @@ BLOCKS = Recall((3, 6, 10), 0.9, 8, block_len=40.0)
 
 
 def load(folder: Path, **options: object) -> Corpus:
-    return load_corpus(
-        RecallData(**{"name": "recall", "level": "char", "distance": 12, "cache_dir": str(folder), **options})
-    )
+    given = {"name": "recall", "level": "char", "distance": 12, "cache_dir": str(folder), **options}
+    return load_corpus(RecallData(**given))
+
+
+def test_blocks_end_at_any_token_with_equal_probability_and_the_next_has_another_distance() -> None:
+    alphabets = np.array([CHARACTERS.index(character) for character in BLOCKS.text(400_000, seed=1)]) // 8
+    lengths = np.diff(np.flatnonzero(np.diff(alphabets)) + 1)
+    assert lengths.mean() == pytest.approx(40, rel=0.03)
+    assert lengths[lengths > 40].mean() == pytest.approx(80, rel=0.05)  # memoryless
+    assert np.bincount(alphabets) / len(alphabets) == pytest.approx([1 / 3] * 3, abs=0.02)
 
 
 @pytest.mark.parametrize("recall", [ONE, LANES, BLOCKS], ids=["one", "lanes", "blocks"])
@@ -57,16 +64,16 @@ def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path
     assert len(checksums | {corpus.checksum}) == 5  # a list of one distance is the distance
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"distance": 0}, "data.distance=0: must be an integer >= 1, or a list of such"),
-        ({"distance": [2, 3]}, "data.distance=[2, 3]: must be multiples of 2, their number, or need data.block_len"),
-        ({"block_len": 9.0}, "data.block_len=9.0: must be null, or above 1 with at least two distances"),
-        ({"repeats": 1.0}, "data.repeats=1.0: must be above 0 and below 1"),
-        ({"distance": [2, 4], "symbols": 48}, "data.symbols=48: must be in 2 … 47 with 2 of data.distance"),
-    ],
-)
+IMPOSSIBLE = [
+    ({"distance": 0}, "data.distance=0: must be an integer >= 1, or a list of such"),
+    ({"distance": [2, 3]}, "data.distance=[2, 3]: must be multiples of 2, their number, or need data.block_len"),
+    ({"block_len": 9.0}, "data.block_len=9.0: must be null, or above 1 with at least two distances"),
+    ({"repeats": 1.0}, "data.repeats=1.0: must be above 0 and below 1"),
+    ({"distance": [2, 4], "symbols": 48}, "data.symbols=48: must be in 2 … 47 with 2 of data.distance"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), IMPOSSIBLE)
 def test_an_impossible_option_is_named(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError) as error:
         load(tmp_path, **options)

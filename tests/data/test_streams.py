@@ -176,15 +176,15 @@ def test_evaluation_reads_the_texts_own_order_every_time_and_nearly_all_of_it() 
     assert epoch(alone)[0].tolist() == [*text[1:], SENTENCE], "one stream reads everything"
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ((0, 4), "batch_size=0"),
-        ((2, 0), "segment_len=0"),
-        ((13, 4), "=13: must be at most 12: the text has 25 tokens|too few of 5 sentences .25 tokens. .* segment of 4"),
-        ((1, 4, 0, 0, 2), "at least the 2 processes"),
-    ],
-)
+IMPOSSIBLE = [
+    ((0, 4), "batch_size=0"),
+    ((2, 0), "segment_len=0"),
+    ((13, 4), "=13: must be at most 12: the text has 25 tokens|too few of 5 sentences .25 tokens. .* segment of 4"),
+    ((1, 4, 0, 0, 2), "at least the 2 processes"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "words"), IMPOSSIBLE)
 def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
     for make in (Streams, ShuffledStreams):
         starts = {} if make is Streams else {"starts": np.arange(0, 25, 5)}

@@ -29,9 +29,8 @@ SENTENCES = (
     "\u3000床前明月光,疑是地上霜。 🎉🎉 \u00a0\u00a0x",
 )
 draw = random.Random(1)
-PROSE = "\n".join(
-    " ".join(draw.choices(SENTENCES, k=draw.randint(1, 6))) + "\n" * draw.choice([0, 1, 2]) for _ in range(400)
-)
+LINES = (" ".join(draw.choices(SENTENCES, k=draw.randint(1, 6))) for _ in range(400))
+PROSE = "\n".join(line + "\n" * draw.choice([0, 1, 2]) for line in LINES)
 CODE = "".join(
     f"def f{i}(a, b):\n{' ' * 4 * draw.randint(1, 4)}return a  +  {i}*b\n"
     + "\n" * draw.choice([0, 1, 3])
@@ -82,9 +81,8 @@ def tokenizer(way: str) -> str:
     metaspace, unigram = way == "metaspace", way == "unigram"
     made = Tokenizer(models.Unigram() if unigram else models.BPE(byte_fallback=metaspace, unk_token=None))
     made.pre_tokenizer = WAYS[way]()
-    made.decoder = (
-        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]) if metaspace else decoders.ByteLevel()
-    )
+    fallback = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    made.decoder = fallback if metaspace else decoders.ByteLevel()
     made.normalizer = normalizers.NFC() if way == "gpt2 nfc" else None
     alphabet = [f"<0x{byte:02X}>" for byte in range(256)] if metaspace else pre_tokenizers.ByteLevel.alphabet()
     if unigram:
@@ -118,10 +116,18 @@ def test_ids_are_those_of_the_whole_text(way: str, name: str, monkeypatch: pytes
     assert vocabulary.decode_bytes(found) == content
 
 
-@given(
-    st.lists(st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\n", "\x1c"]), max_size=12),
-    st.integers(1, 9),
-)
+@pytest.mark.parametrize("way", ["gpt2", "cl100k"])
+def test_a_line_of_five_megabytes_has_the_ids_of_the_whole(way: str) -> None:
+    line = " ".join(draw.choices(SENTENCES, k=5_000_000 // 75)) + "a" * 300_000 + "1" * 50_000
+    expected = Tokenizer.from_str(tokenizer(way)).encode(line, add_special_tokens=False).ids
+    found = [*Vocabulary.of_tokenizer(tokenizer(way)).encode_chunks(in_chunks(line.encode(), 1 << 22))]
+    assert np.concatenate(found).tolist() == expected
+
+
+PARTS = st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\n", "\x1c"])
+
+
+@given(st.lists(PARTS, max_size=12), st.integers(1, 9))
 def test_ids_do_not_depend_on_how_the_text_is_read(parts: list[str], size: int) -> None:
     vocabulary, content = Vocabulary.of_tokenizer(tokenizer("gpt2")), "".join(parts).encode()
     expected = Tokenizer.from_str(tokenizer("gpt2")).encode(content.decode(), add_special_tokens=False).ids

@@ -39,9 +39,8 @@ def test_words_are_those_of_the_original_in_chunks_of_any_size(train: str, valid
 
     words = [word for line in words_of_the_original(valid) for word in [*line, "<eos>"]]
     tokens = np.concatenate([np.empty(0, int), *vocabulary.encode_chunks(chunks(valid.encode(), sizes))])
-    assert [vocabulary.symbols[int(token)] for token in tokens] == [
-        word if word in expected else "<unk>" for word in words
-    ]
+    known = [word if word in expected else "<unk>" for word in words]
+    assert [vocabulary.symbols[int(token)] for token in tokens] == known
     assert np.array_equal(tokens, vocabulary.encode(valid.encode()))
     assert vocabulary.encode(b"").dtype == np.int32
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from txl_lightning import TransformerXL, TransformerXLConfig
+from tests.training.small_run import bare_module
+from txl_lightning import Memory, TransformerXL, TransformerXLConfig
+from txl_lightning.data.streams import Batch
 from txl_lightning.model import embedding
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.runs.models import Model
+from txl_lightning.training.module import LanguageModelModule
 
 B, T = 4, 6
-RELATIVE = TransformerXLConfig(
-    vocab_size=30, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, dropout=0.1, mem_len=6, table_len=16
-)
+SIZES = {"vocab_size": 30, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
+RELATIVE = TransformerXLConfig(**SIZES, dropout=0.1, mem_len=6, table_len=16)
 RECURRENT = RecurrentConfig(vocab_size=30, n_layer=2, d_model=8, weight_dropout=0.1)
 ENCODINGS = ("relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope")
 ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
@@ -61,9 +64,21 @@ def make(arm: str, device: str = "cpu") -> Model:
     return model.to(device)
 
 
-def tokens(device: str = "cpu", length: int = T) -> torch.Tensor:
-    """Return random tokens [B, length + 1] on a device."""
-    return torch.randint(30, (B, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
+def tokens(device: str = "cpu") -> torch.Tensor:
+    """Return random tokens [B, T + 1] on a device."""
+    return torch.randint(30, (B, T + 1), generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def prepared(arm: str, first: Batch, **options: Any) -> tuple[LanguageModelModule, torch.optim.Optimizer]:
+    """Return a module on the device of its first segment, with a full memory after it, and its optimizer."""
+    module = bare_module(make(arm), **options).to(first.tokens.device)
+    optimizer = module.configure_optimizers()["optimizer"]
+    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)
+    memory = module.model.start_memory(B, static=True)
+    if isinstance(memory, Memory):
+        memory = replace(memory, filled=memory.length)
+    module.training_memory.store_after(first, memory)
+    return module, optimizer
 
 
 def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:

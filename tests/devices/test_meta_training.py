@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.devices.arms import B, cases, make, tokens, unread_clusters
+from tests.devices.arms import cases, prepared, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
-from tests.training.small_run import bare_module
-from txl_lightning import Memory
 from txl_lightning.data.streams import Batch
 from txl_lightning.training.module import LanguageModelModule
 
@@ -38,18 +34,6 @@ def _check_devices(*lists: list[Tensor], found_inf: Tensor | None = None, **opti
         assert tensor.is_meta
 
 
-def prepared(arm: str, **options: Any) -> tuple[LanguageModelModule, torch.optim.Optimizer]:
-    """A module on meta with a full memory before segment 1, and its optimizer."""
-    module = bare_module(make(arm), **options).to("meta")
-    made = module.configure_optimizers()["optimizer"]
-    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]
-    memory = module.model.start_memory(B, static=True)
-    if isinstance(memory, Memory):
-        memory = replace(memory, filled=memory.length)
-    module.training_memory.store_after(segment(0), memory)
-    return module, made
-
-
 def segment(number: int) -> Batch:
     window = tokens("meta")
     return Batch(window[:, :-1], window[:, 1:], number)
@@ -67,30 +51,31 @@ def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer) -> None
 
 @pytest.mark.parametrize("arm", cases())
 def test_every_arm_trains(arm: str) -> None:
-    module, optimizer = prepared(arm)
+    module, optimizer = prepared(arm, segment(0))
     train(module, optimizer)
     state = [value for values in optimizer.state.values() for value in values.values()]
     assert state
     assert all(value.is_meta for value in [*state, module.loss, module.gradient_norm, module.finite])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"loss": "half"}, {"loss": "random_half"}, {"stream_groups": 2}, {"optimizer": "adamw"}, {"optimizer": "muon"}],
-)
+OPTIONS = [{"loss": "half"}, {"loss": "random_half"}, {"stream_groups": 2}]
+OPTIONS += [{"optimizer": "adamw"}, {"optimizer": "muon"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("arm", ["relative, memory", "qrnn"])
 def test_every_option_trains(arm: str, options: dict[str, Any]) -> None:
-    train(*prepared(arm, **options))
+    train(*prepared(arm, segment(0), **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"loss": "random_half", "stream_groups": 2}])
 def test_a_step_of_several_segments_trains(options: dict[str, Any]) -> None:
-    train(*prepared("relative, memory", segment_len=2, **options))
+    train(*prepared("relative, memory", segment(0), segment_len=2, **options))
 
 
 @pytest.mark.parametrize("arm", cases())
 def test_validation_waits_only_for_its_result(arm: str) -> None:
-    module, _ = prepared(arm)
+    module, _ = prepared(arm, segment(0))
     module.eval()
     with torch.no_grad():
         for number in (0, 1, 2):

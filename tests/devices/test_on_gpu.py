@@ -30,8 +30,7 @@ GPU = ("trainer=gpu", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
-    model = make(arm).eval()
-    window = tokens()
+    model, window = make(arm).eval(), tokens()
     results: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
     for device in ("cpu", "cuda"):
         model.to(device).zero_grad()
@@ -67,14 +66,11 @@ def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
 
 
 class ErrorOfWaiting(L.Callback):
-    """Lets every wait for the GPU raise, from the start of step `first` to the start of step `last`."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self.modes = {first: "error", last: "default"}
+    """Lets every wait for the GPU raise, from the start of step 4 to the start of step 9."""
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step + 1 in self.modes:
-            torch.cuda.set_sync_debug_mode(self.modes[trainer.global_step + 1])
+        if trainer.global_step + 1 in (4, 9):
+            torch.cuda.set_sync_debug_mode("error" if trainer.global_step + 1 == 4 else "default")
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -83,7 +79,7 @@ def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path:
     try:
         with quiet_libraries():
             run = build(tiny_config(tmp_path, *GPU, *overrides), tmp_path / "run", Ranks(), StopSignals(Ranks()))
-            run.trainer.callbacks.append(ErrorOfWaiting(4, 9))  # type: ignore[attr-defined]
+            run.trainer.callbacks.append(ErrorOfWaiting())
             fit(run)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -91,8 +87,7 @@ def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path:
 
 def test_a_run_on_a_gpu_ends_as_on_the_cpu(tmp_path: Path) -> None:
     options = ("trainer.precision=32-true", "model.dropout=0")
-    metrics = [
-        train(tiny_config(tmp_path, *options, *more), tmp_path / name) for name, more in (("a", ()), ("b", GPU[:1]))
-    ]
-    assert metrics[1]["val/nll"] == pytest.approx(metrics[0]["val/nll"], rel=1e-3)
-    assert json.loads((tmp_path / "b/metrics.json").read_text()) == metrics[1]
+    on_cpu = train(tiny_config(tmp_path, *options), tmp_path / "a")
+    on_gpu = train(tiny_config(tmp_path, *options, GPU[0]), tmp_path / "b")
+    assert on_gpu["val/nll"] == pytest.approx(on_cpu["val/nll"], rel=1e-3)
+    assert json.loads((tmp_path / "b/metrics.json").read_text()) == on_gpu

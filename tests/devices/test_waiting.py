@@ -70,9 +70,7 @@ NOTICED |= {"trainer.val_every_n_steps": 7, "trainer.max_steps": 12}
 
 
 @pytest.mark.parametrize("option", NOTICED)
-def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_kept(
-    option: str, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_unsaved(option: str, tmp_path: Path, monkeypatch: Any) -> None:
     poison(monkeypatch, (4,))
     step, options = NOTICED[option], (*STEPS, "trainer.log_every_n_steps=50", f"{option}={NOTICED[option]}")
     with pytest.raises(UserError, match=f"not finite in or before step {step}; no checkpoint was written yet"):

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
 from torch._dynamo.utils import counters
 
-from tests.devices.arms import B, T, make
-from tests.training.small_run import bare_module
-from txl_lightning import Memory
+from tests.devices.arms import B, T, prepared
 from txl_lightning.data.streams import Batch
-from txl_lightning.training.module import LanguageModelModule, compiled
+from txl_lightning.training.module import compiled
 
 STEPS = 20
 
@@ -34,14 +30,8 @@ def train(arm: str) -> int | str:
     torch._dynamo.reset()
     counters.clear()
     name, _, n = arm.partition("/")
-    module: LanguageModelModule = bare_module(make(name), stream_groups=int(n or 1))
+    module, optimizer = prepared(name, segment(0), stream_groups=int(n or 1))
     module.score = compiled(module.model.score, backend="aot_eager")
-    optimizer = module.configure_optimizers()["optimizer"]
-    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]
-    memory = module.model.start_memory(B, static=True)
-    if isinstance(memory, Memory):
-        memory = replace(memory, filled=memory.length)
-    module.training_memory.store_after(segment(0), memory)
     for number in range(1, STEPS + 1):
         with torch._dynamo.config.patch(error_on_recompile=number > 1):
             optimizer.zero_grad()

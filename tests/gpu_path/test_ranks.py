@@ -67,28 +67,27 @@ def test_lightning_asks_for_signals_by_the_method_that_is_replaced() -> None:
     assert "_broadcast_sigterm_tensor" in _TrainingEpochLoop.advance.__code__.co_names
 
 
+Devices = list[torch.device]
+
+
 @pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
     """Devices that became the current one."""
-    chosen: list[torch.device] = []
+    chosen: Devices = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return chosen
 
 
-@pytest.mark.parametrize(("n_visible", "index"), [(4, 2), (1, 0)])
-def test_a_command_makes_its_gpu_the_current_one(
-    n_visible: int, index: int, devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_visible)
+@pytest.mark.parametrize(("visible", "index"), [(4, 2), (1, 0)])
+def test_a_command_makes_its_gpu_the_current_one(visible: int, index: int, devices: Devices, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setenv("LOCAL_RANK", "2")
     assert [chosen_device("gpu")] == devices == [torch.device("cuda", index)]
 
 
 @pytest.mark.parametrize(("accelerator", "backend"), [("gpu", "nccl"), ("cpu", "gloo")])
-def test_ranks_meet_with_the_gpu_of_each(
-    accelerator: str, backend: str, devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_meet_with_the_gpu_of_each(accelerator: str, backend: str, devices: Devices, monkeypatch: Any) -> None:
     """NCCL knows the GPU from the start; flags have a group of gloo's."""
     made: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -104,9 +103,7 @@ def test_ranks_meet_with_the_gpu_of_each(
     assert (connected.rank, connected.world_size, connected.group) == (2, 4, "gloo")
 
 
-def test_a_task_of_slurm_may_see_its_own_gpu_alone(
-    tmp_path: Path, devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_of_slurm_may_see_its_own_gpu_alone(tmp_path: Path, devices: Devices, monkeypatch: Any) -> None:
     """`srun --gpus-per-task=1`: four ranks a machine, each of which sees one GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(CUDAAccelerator, "is_available", staticmethod(lambda: True))
@@ -114,14 +111,12 @@ def test_a_task_of_slurm_may_see_its_own_gpu_alone(
     config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4", "evaluation.batch_size=4")
     with pytest.raises(OptionError, match=r"1 GPUs are visible and trainer\.devices=4"):
         check_config(config)
-    for name, value in {"NTASKS": "4", "STEP_NUM_TASKS": "4", "NTASKS_PER_NODE": "4", "JOB_NAME": "txl"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    for name, value in {"PROCID": "2", "LOCALID": "2", "NODEID": "0", "JOB_ID": "7"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
+    slurm = {"NTASKS": 4, "STEP_NUM_TASKS": 4, "NTASKS_PER_NODE": 4, "PROCID": 2, "LOCALID": 2, "NODEID": 0}
+    for name, value in {**slurm, "JOB_ID": 7, "JOB_NAME": "txl"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
     check_config(config)
     monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)  # the trainer sets it, for the whole process
     trainer = run._build_trainer(config, tmp_path, [], None)
     assert (trainer.strategy.root_device, trainer.global_rank, trainer.world_size) == (torch.device("cuda", 0), 2, 4)
-    assert isinstance(trainer.strategy, DDPStrategy)
-    assert trainer.precision == "bf16-mixed"
+    assert (type(trainer.strategy), trainer.precision) == (DDPStrategy, "bf16-mixed")
     assert ranks.own_gpu(2) == torch.device("cuda", 0)

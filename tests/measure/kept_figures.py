@@ -30,11 +30,8 @@ def kept_figures() -> Iterator[Figures]:
 
 def curves(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
     """Return x and y of the labelled lines."""
-    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_child")]
-    return {
-        str(line.get_label()): (np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist())
-        for line in lines
-    }
+    lines = {str(line.get_label()): line.get_data() for line in axes.get_lines()}
+    return {name: tuple(np.asarray(x).tolist() for x in xy) for name, xy in lines.items() if name[:6] != "_child"}
 
 
 def bands(axes: Axes) -> list[tuple[list[float], list[float]]]:

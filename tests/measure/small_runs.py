@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.data.helpers import files
 from tests.training.small_run import tiny_config
 from txl_lightning.training.run import train
 
@@ -45,15 +46,13 @@ class SmallRuns:
             place = self.folder
             if kind == ELSEWHERE:
                 place = self.folder / "other"
-                place.mkdir()
-                (place / "text.txt").write_text("another text\n" * 200)
+                files(place, {"text.txt": "another text\n" * 200})
             steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2")
             config = tiny_config(place, *steps, *KINDS.get(kind, []))
             if config.data.name == "lm1b":
-                (place / "lm1b").mkdir()
-                for split, n_lines in (("train", 270), ("valid", 15), ("test", 15)):
-                    lines = (f"the cat sat {'still ' * (i % 3)}\n" for i in range(n_lines))
-                    (place / f"lm1b/{split}.txt").write_text("".join(lines))
+                lines = "the cat sat \nthe cat sat still \nthe cat sat still still \n"
+                numbers = {"train": 90, "valid": 5, "test": 5}
+                files(place / "lm1b", {f"{split}.txt": lines * n for split, n in numbers.items()})
                 config.data.root = str(place)
             train(config, directory)
         return directory

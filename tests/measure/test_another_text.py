@@ -23,10 +23,7 @@ def split_of(command: str, runs: SmallRuns, directory: Path, chosen: Split) -> s
     return generated(options(runs, "relative", context=5, position=0, **chosen), directory)["prompt"]["split"]
 
 
-@pytest.mark.parametrize(
-    ("command", "own"),
-    [("attention", "valid"), ("recl", "test"), ("generate", "test")],
-)
+@pytest.mark.parametrize(("command", "own"), [("attention", "valid"), ("recl", "test"), ("generate", "test")])
 def test_another_text_is_whole_a_moved_one_has_splits(runs: SmallRuns, tmp_path: Path, command: str, own: str) -> None:
     runs.checkpoint("relative")
     (tmp_path / "moved.txt").write_bytes((runs.folder / "text.txt").read_bytes())

@@ -106,16 +106,16 @@ def raises() -> None:
     raise FileNotFoundError("no weights.pt\nhere")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("module", r"must be py:module\.function"),
-        ("no_such_module.function", r"must be a function .*No module named"),
-        (f"{__name__}.nothing", "must be a function .*has no attribute 'nothing'"),
-        (f"{__name__}.failing", "must be a function without arguments"),
-        (f"{__name__}.raises", r"must be a function .* that returns a model \(no weights.pt here\)"),
-    ],
-)
+NO_FUNCTIONS = [
+    ("module", r"must be py:module\.function"),
+    ("no_such_module.function", r"must be a function .*No module named"),
+    (f"{__name__}.nothing", "must be a function .*has no attribute 'nothing'"),
+    (f"{__name__}.failing", "must be a function without arguments"),
+    (f"{__name__}.raises", r"must be a function .* that returns a model \(no weights.pt here\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), NO_FUNCTIONS)
 def test_what_is_no_function_is_named(name: str, words: str) -> None:
     with pytest.raises(OptionError, match=f"models=py:{name}: {words}") as caught:
         load_function(f"py:{name}", "name")

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -59,18 +59,14 @@ def reader_of(model: Any, batch_tokens: int) -> WindowReader:
 
 def token_by_token(model: TransformerXL, window: torch.Tensor) -> float:
     """The loss of a window's last token, the others fed one at a time into a memory that drops nothing."""
-    alone = model.with_lengths(mem_len=1000, same_length=False, ext_len=0, memory_start="empty")
-    memory = None
-    for t in range(len(window) - 1):
-        nll, memory = alone.score(window[None, t : t + 1], window[None, t + 1 : t + 2], memory)
-    return float(nll)
+    model = model.with_lengths(mem_len=1000, same_length=False, ext_len=0)
+    return in_segments(model, window, range(len(window)))
 
 
-def in_segments(model: TransformerXL, window: torch.Tensor) -> float:
-    """The loss of a window's last token, the window read in segments of the trained length, the last one whole."""
-    memory, cuts = None, [0, *range((len(window) - 2) % TRAINED + 1, len(window), TRAINED)]
-    alone = model.with_lengths(memory_start="empty")
-    for start, stop in pairwise(cuts):
+def in_segments(model: TransformerXL, window: torch.Tensor, cuts: Sequence[int] = ()) -> float:
+    """The loss of a window's last token, read in segments: by default of the trained length, the last one whole."""
+    memory, alone = None, model.with_lengths(memory_start="empty")
+    for start, stop in pairwise(cuts or [0, *range((len(window) - 2) % TRAINED + 1, len(window), TRAINED)]):
         nll, memory = alone.score(window[None, start:stop], window[None, stop : stop + 1], memory)
     return float(nll)
 
@@ -95,6 +91,7 @@ ALONE: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], float]]]
     "absolute memory": (lambda: attention("absolute", mem_len=8, memory_start="zeros"), in_segments),
 }
 GRID = [1, 2, TRAINED, 8, 13, 40]
+DOCUMENTS = attention("relative", mem_len=4, memory_reset="document")
 
 
 @pytest.mark.parametrize("kind", ALONE)
@@ -113,11 +110,9 @@ def test_windows_hold_exactly_c_tokens(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["relative memory", "alibi", "rope", "lstm", "qrnn", "documents"])
 def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, model = TOKENS, attention("relative", mem_len=4, memory_reset="document")
-    if kind == "documents":
-        tokens = SplitTokens(TOKENS, np.array([0, 60, 64, 120, 185]))[:]
-    else:
-        model = ALONE[kind][0]()
+    tokens, model = SplitTokens(TOKENS, np.array([0, 60, 64, 120, 185]))[:], DOCUMENTS
+    if kind != "documents":
+        tokens, model = TOKENS, ALONE[kind][0]()
     whole = window_losses(reader_of(model, 90), tokens, POSITIONS, GRID)
     monkeypatch.setattr(module, "LONG_WINDOW", 10)
     monkeypatch.setattr(module, "CHUNK", 7)
@@ -166,9 +161,8 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process alone is in /proc")
 def test_the_memory_of_a_long_window_is_bounded() -> None:
     """A window of 8,192 tokens whose scores were held at once would need 1 GiB for one matrix of the four heads."""
-    words = [sys.executable, "-c", MEASURED.format(n=8192)]
-    done = subprocess.run(words, check=True, timeout=300, capture_output=True, text=True)
-    assert int(done.stdout.split()[-1]) < 1 << 20  # KiB
+    peak = subprocess.check_output([sys.executable, "-c", MEASURED.format(n=8192)], timeout=300, text=True)
+    assert int(peak.split()[-1]) < 1 << 20  # KiB
 
 
 def test_a_context_curve_has_the_models_losses_errors_and_recl() -> None:
@@ -231,16 +225,10 @@ def batches(model: Any, monkeypatch: pytest.MonkeyPatch, tokens: int, **options:
     """Losses on three streams in segments of 4, and the batch size of every call."""
     sizes: list[int] = []
     score = model.score
-
-    def noted(tokens: Any, targets: Any, state: Any) -> Any:
-        sizes.append(len(tokens))
-        return score(tokens, targets, state)
-
     with monkeypatch.context() as patched:
         patched.setattr(module, "SEGMENT_TOKENS", tokens)
-        patched.setattr(model, "score", noted, raising=False)
-        streams = Streams(TOKENS[:120], 3, 4, ext_len=getattr(getattr(model, "config", None), "ext_len", 0))
-        return stream_losses(model, streams, **options), sizes
+        patched.setattr(model, "score", lambda x, *given: sizes.append(len(x)) or score(x, *given), raising=False)
+        return stream_losses(model, Streams(TOKENS[:120], 3, 4, ext_len=6), **options), sizes
 
 
 @pytest.mark.parametrize(("encoding", "cached"), [("relative", True), ("relative", False), ("absolute", True)])

@@ -37,9 +37,7 @@ def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
     return protocol.losses(Corpus("text", {"test": tokens}, Vocabulary("byte"), ""), "test").nll
 
 
-@pytest.mark.parametrize(
-    ("encoding", "loss"), product_of(["relative", "shaw", "absolute", "al_rfou"], ["full", "half"])
-)
+@pytest.mark.parametrize(("encoding", "loss"), product_of([*LONGER, "absolute", "al_rfou"], ["full", "half"]))
 def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: str, loss: str) -> None:
     protocol = protocol_of(tmp_path, "memory=off", f"encoding={encoding}", f"loss={loss}")
     assert (protocol.length_option, protocol.limit) == ("ext_len", None if encoding in LONGER else SEGMENT)
@@ -83,18 +81,18 @@ def test_the_sliding_window_is_clamped_too(tmp_path: Path) -> None:
     assert replace(sliding, clamp_len=9).at_attention_length(12).settings()["clamp_len"] == 9
 
 
-@pytest.mark.parametrize(
-    ("overrides", "clamp_len"),
-    [
-        (["memory=on"], 15),
-        (["memory=on", "model.ext_len=2"], 17),
-        (["memory=on", "model.same_length=true"], 7),
-        (["memory=on", "evaluation.clamp_len=6"], 6),
-        (["memory=on", "encoding=shaw", "encoding.table_len=40"], 16),
-        (["memory=on", "encoding=alibi"], -1),
-        (["model=lstm", "model.d_model=16"], None),
-    ],
-)
+CLAMPS = [
+    (["memory=on"], 15),
+    (["memory=on", "model.ext_len=2"], 17),
+    (["memory=on", "model.same_length=true"], 7),
+    (["memory=on", "evaluation.clamp_len=6"], 6),
+    (["memory=on", "encoding=shaw", "encoding.table_len=40"], 16),
+    (["memory=on", "encoding=alibi"], -1),
+    (["model=lstm", "model.d_model=16"], None),
+]
+
+
+@pytest.mark.parametrize(("overrides", "clamp_len"), CLAMPS)
 def test_the_clamp_is_given_or_as_trained(tmp_path: Path, overrides: list[str], clamp_len: int | None) -> None:
     config = tiny_config(tmp_path, *overrides)
     assert trained_clamp(config) == clamp_len

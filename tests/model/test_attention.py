@@ -1,7 +1,8 @@
 """The attention against a naive one: plain loops over the paper's equation."""
 
 import math
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -27,41 +28,21 @@ def sees(i: int, j: int, M: int, filled: int, attention_len: int | None) -> bool
     return distance >= 0 and j >= M - filled and (attention_len is None or distance < attention_len)
 
 
-@dataclass
-class Weights:
-    """Weights of a naive attention with any encoding; those that its terms do not need are not used."""
-
-    W_q: Tensor
-    W_kE: Tensor
-    W_v: Tensor
-    W_o: Tensor
-    u: Tensor
-    v: Tensor
-    W_kR: Tensor
-    table: Tensor  # Shaw's vector of every distance, H × distance × E
-    bias: Tensor  # and its bias, H × distance
-
-    def r(self, h: int, distance: int, encoding: str, clamp_len: int) -> Tensor:
-        if encoding == "shaw":
-            return self.table[h][min(distance, self.table.shape[1] - 1)]
-        return self.W_kR[h] @ R(min(distance, clamp_len) if clamp_len > 0 else distance, self.W_kR.shape[2])
-
-
-def naive_score(w: Weights, h: int, q: Tensor, k: Tensor, distance: int, problem: dict) -> Tensor:
+def naive_score(w: Any, h: int, q: Tensor, k: Tensor, distance: int, problem: dict) -> Tensor:
     """A_ij / sqrt(E): the terms of §3.3 that are on, one by one."""
-    r = w.r(h, distance, problem["encoding"], problem["clamp_len"])
-    farthest = min(distance, w.bias.shape[1] - 1)
-    terms = {
-        "a": q @ k,
-        "b": q @ r,
-        "c": w.u[h] @ k,
-        "d": w.bias[h][farthest] if problem["encoding"] == "shaw" else w.v[h] @ r,
-    }
+    if problem["encoding"] == "shaw":
+        farthest = min(distance, problem["table_len"] - 1)
+        r, d = w.table[h][farthest], w.bias[h][farthest]
+    else:
+        clamped = min(distance, problem["clamp_len"]) if problem["clamp_len"] > 0 else distance
+        r = w.W_kR[h] @ R(clamped, w.W_kR.shape[2])
+        d = w.v[h] @ r
+    terms = {"a": q @ k, "b": q @ r, "c": w.u[h] @ k, "d": d}
     zero = torch.zeros((), dtype=q.dtype)
     return sum((terms[name] for name in problem["terms"]), start=zero) / math.sqrt(len(q))
 
 
-def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -> Tensor:
+def naive_attention(hidden: Tensor, memory: Tensor, w: Any, problem: dict) -> Tensor:
     (B, T, _), M, H = hidden.shape, memory.shape[1], len(w.W_q)
     outputs = []
     for b in range(B):
@@ -77,10 +58,6 @@ def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -
                 heads.append(sum(p * value for p, value in zip(probabilities, values, strict=True)))
             outputs.append(w.W_o @ torch.cat(heads))
     return torch.stack(outputs).view(B, T, -1)
-
-
-def visible_keys(T: int, M: int, filled: int, attention_len: int | None, like: Tensor) -> VisibleKeys:
-    return VisibleKeys(attention_mask(T, M, filled, attention_len, like), filled == M and attention_len is None)
 
 
 PROBLEMS = st.fixed_dictionaries(
@@ -110,15 +87,9 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
-    w = Weights(
-        *(random(H, E, D) for _ in "qkv"),
-        W_o=random(D, H * E),
-        u=random(H, E),
-        v=random(H, E),
-        W_kR=random(H, E, D),
-        table=random(H, problem["table_len"], E),
-        bias=random(H, problem["table_len"]),
-    )
+    shapes = {"W_q": (H, E, D), "W_kE": (H, E, D), "W_v": (H, E, D), "W_o": (D, H * E), "u": (H, E), "v": (H, E)}
+    shapes |= {"W_kR": (H, E, D), "table": (H, problem["table_len"], E), "bias": (H, problem["table_len"])}
+    w = SimpleNamespace(**{name: random(*shape) for name, shape in shapes.items()})
     terms, shaw = problem["terms"], problem["encoding"] == "shaw"
     options = {name: problem[name] for name in ("encoding", "terms", "table_len")}
     attention = Attention(TransformerXLConfig(1, d_model=D, n_head=H, d_head=E, **options)).double()
@@ -137,7 +108,8 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
         table_HSE=w.table[:, distances] if shaw and "b" in terms else None,
         bias_HS=w.bias[:, distances] if shaw and "d" in terms else None,
     )
-    visible = visible_keys(T, M, problem["filled"], problem["attention_len"], hidden)
+    filled, attention_len = problem["filled"], problem["attention_len"]
+    visible = VisibleKeys(attention_mask(T, M, filled, attention_len, hidden), filled == M and attention_len is None)
     fast = torch.func.functional_call(attention, state, (hidden, memory, positions, visible))
     naive = naive_attention(hidden, memory, w, problem)
     torch.testing.assert_close(fast, naive, rtol=1e-10, atol=1e-10)

@@ -156,8 +156,7 @@ def test_in_inference_mode():
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
     model, stream = tiny_model(**options).float(), random_stream(2, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        cached = CachedTransformerXL(model)
-        expected = outputs(model, stream, [3] * 4)
+        cached, expected = CachedTransformerXL(model), outputs(model, stream, [3] * 4)
         torch.testing.assert_close(outputs(cached, stream, [3] * 4), expected, rtol=0.05, atol=0.1)
         _, memory = cached(stream)
         assert memory.buffer_NPXCE.dtype == torch.bfloat16

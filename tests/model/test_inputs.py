@@ -45,8 +45,7 @@ def name(memory: Any, arm: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arm", STATEFUL)
 def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax(arm: str) -> None:
-    model = model_of(arm)
-    bare = model_of(arm, vocab_size=None, cutoffs=())
+    model, bare = model_of(arm), model_of(arm, vocab_size=None, cutoffs=())
     weights = {key: x for key, x in model.state_dict().items() if key.split(".")[0] not in ("embedding", "softmax")}
     assert bare.state_dict().keys() == weights.keys() < model.state_dict().keys()
     bare.load_state_dict(weights)

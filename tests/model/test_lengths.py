@@ -47,7 +47,7 @@ def ragged(model: Any, stream: Tensor, padding: int, row: int | None = None) -> 
     overlap = getattr(model.config, "ext_len", 0)
     for lengths in LENGTHS:
         context = starts.clamp(max=overlap) * (lengths > 0)  # extended context is read again
-        tokens, targets = torch.full((B, overlap + T), padding), torch.full((B, overlap + T), padding)
+        tokens, targets = torch.full((2, B, overlap + T), padding)
         for b, (first, n, before) in enumerate(zip(starts, lengths, context, strict=True)):
             tokens[b, : n + before] = stream[b, first - before : first + n]
             targets[b, : n + before] = stream[b, first - before + 1 : first + n + 1]

@@ -36,8 +36,7 @@ def test_dropout_decides_neighbours_independently():
 
 @pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])
 def test_dropout_scales_by_the_rate_it_really_has(p, level):
-    scale = 65536 / (65536 - level)
-    output = dropped(p)
+    scale, output = 65536 / (65536 - level), dropped(p)
     assert set(output.unique().tolist()) == {0.0, scale}
     expected = len(output) * level / 65536
     assert output.eq(0).sum().item() == pytest.approx(expected, abs=5 * (expected / scale) ** 0.5)

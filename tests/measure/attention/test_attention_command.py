@@ -23,16 +23,11 @@ from txl_lightning.measure.attention import (
 from txl_lightning.measure.options import AttentionOptions
 from txl_lightning.runs.trained import load_trained
 
-NO_LOGGER = LoggerConfig(name="none")
-
-
-def options(runs: SmallRuns, kind: str, **given: Any) -> AttentionOptions:
-    return AttentionOptions(runs.checkpoint(kind), **{"num_threads": 1, "logger": NO_LOGGER, **given})
-
 
 def written(runs: SmallRuns, kind: str, directory: Path, **given: Any) -> tuple[dict[str, Any], list[str]]:
     """Return `attention.json` and the printed lines."""
-    lines = run(options(runs, kind, **given), directory)
+    logger = LoggerConfig(name="none")
+    lines = run(AttentionOptions(runs.checkpoint(kind), num_threads=1, logger=logger, **given), directory)
     return json.loads((directory / "attention.json").read_text()), lines
 
 
@@ -58,22 +53,16 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
     for name, expected in maps.averages.items():
         np.testing.assert_allclose([one[name] for one in found["heads"]], expected, rtol=1e-5, atol=1e-9)
     H = model.config.n_head
-    assert [(one["layer"], one["head"]) for one in found["heads"]] == [
-        (n + 1, h + 1) for n in range(model.config.n_layer) for h in range(H)
-    ]
+    heads = [(n + 1, h + 1) for n in range(model.config.n_layer) for h in range(H)]
+    assert [(one["layer"], one["head"]) for one in found.pop("heads")] == heads
     farthest = maps.averages["mean_distance"].reshape(-1, H).argmax(axis=1)
-    assert 0 < found["seconds"] < elapsed + 0.01
+    assert 0 < found.pop("seconds") < elapsed + 0.01
+    lengths = {"mem_len": 6, "ext_len": 0, "same_length": False, "clamp_len": -1, "segment_len": 8, "batch_size": 2}
+    place = {"position": len(corpus.splits["valid"]) // 2, "targets": 8}
     assert found == {
         "checkpoint": path, "step": 2, "corpus": {"name": "text.txt", "sha256": corpus.checksum}, "split": "valid",
-        "evaluation": {
-            "mem_len": 6, "ext_len": 0, "same_length": False, "clamp_len": -1, "segment_len": 8, "batch_size": 2
-        },
-        "encoding": "relative", "terms": "abcd", "distances": 7, "queries": maps.queries,
-        "heads": found["heads"], "seconds": found["seconds"],
-        "text": {
-            "position": len(corpus.splits["valid"]) // 2, "targets": 8,
-            "heads": [f"1:{farthest[0] + 1}", f"2:{farthest[1] + 1}"],
-        },
+        "evaluation": lengths, "encoding": "relative", "terms": "abcd", "distances": 7, "queries": maps.queries,
+        "text": {**place, "heads": [f"1:{farthest[0] + 1}", f"2:{farthest[1] + 1}"]},
     }  # fmt: skip
     figures = {f"{name}.{kind}" for name in ("by_distance", "text", "terms") for kind in ("png", "svg")}
     names = {"attention.json", "attention.npz", *figures}

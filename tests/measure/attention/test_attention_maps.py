@@ -117,11 +117,9 @@ def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(options: dict) -> 
     M, n_targets, position = model.config.mem_len, 3, 37
     piece = text_attention(model, stream[0].numpy(), LETTERS, position, n_targets, SEGMENT + 1)
     C = M or 1
-    assert ("".join(piece.targets), "".join(piece.context)) == (
-        LETTERS.decode(stream[0, 37:40]), LETTERS.decode(stream[0, 36 - C : 36])
-    )  # fmt: skip
-    memory = None
-    plain = model.with_lengths(ext_len=0)
+    expected = LETTERS.decode(stream[0, 36 - C : 36]), LETTERS.decode(stream[0, 37:40])
+    assert ("".join(piece.context), "".join(piece.targets)) == expected
+    memory, plain = None, model.with_lengths(ext_len=0)
     for start in range(0, 36, 4) if M else []:
         _, memory = plain(stream[:, start : start + 4], memory)
     seen, _ = attention_inputs(plain, stream[:, 36 if M else 35 : 39], memory)

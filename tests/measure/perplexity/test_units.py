@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-import torch
 
 from tests.covering import product_of
 from tests.measure.small_runs import SmallRuns
@@ -31,6 +31,7 @@ LINES += [f"line {i}: {'the square ' * (i % 5)}is {i}" for i in range(40)]
 ALONE = ["relative", "documents", "characters", "extended", "rope", "absolute", "words", "compressive"]
 ALONE += ["tokens", "lstm", "pairs", "sentences"]
 
+FRESH: dict[str, Any] = {"per": "line", "unit_memory": "fresh"}
 
 Captured = pytest.CaptureFixture[str]
 
@@ -39,11 +40,11 @@ def checkpoint_of(runs: SmallRuns, kind: str) -> str:
     return str(trained(*PAIRS) / "run/checkpoints/best.ckpt") if kind == "pairs" else runs.checkpoint(kind)
 
 
-def evaluated(runs: SmallRuns, kind: str, directory: Path, content: str | bytes = "", **options: Any) -> dict[str, Any]:
-    """Evaluate a checkpoint on a text, or on its own; return the results with the rows of the table of each split."""
-    if content:
+def evaluated(runs: SmallRuns, kind: str, directory: Path, text: Any = "", **options: Any) -> dict[str, Any]:
+    """Evaluate a checkpoint on a text or lines, or on its own text; return the results with the rows of each table."""
+    if text:
         file = directory / f"{options.pop('name', 'text')}.log"
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        file.write_bytes((text if isinstance(text, str) else "".join(f"{line}\n" for line in text)).encode())
         options["data_path"] = str(file)
     run(EvaluateOptions(checkpoint_of(runs, kind), block_len=20, **options), directory)
     found = json.loads((directory / "evaluation.json").read_text())
@@ -58,33 +59,28 @@ def total(rows: list[dict[str, str]]) -> tuple[int, float]:
     return sum(int(row["tokens"]) for row in rows), sum(float(row["nats"] or 0) for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("kind", "per"),
-    product_of([*ALONE[:3], "words", "sentences", "pairs", "lstm"], ["line", "document", "token"]),
-)
+SUMMED = [*ALONE[:3], "words", "sentences", "pairs", "lstm"]
+
+
+@pytest.mark.parametrize(("kind", "per"), product_of(SUMMED, ["line", "document", "token"]))
 def test_losses_of_units_sum_to_those_of_an_evaluation(runs: SmallRuns, tmp_path: Path, kind: str, per: str) -> None:
     plain = evaluated(runs, kind, tmp_path, splits=["valid", "test"])
     of_units = evaluated(runs, kind, tmp_path, splits=["valid", "test"], per=per)
     for split in ("valid", "test"):
-        tokens, nats = total(of_units[split]["rows"])
-        of_split, expected = (flat({name: of[split][name] for name in plain[split]}) for of in (of_units, plain))
-        for name, value in expected.items():
-            if name != "seconds":
-                assert of_split[name] == (
-                    value if isinstance(value, str | None) else pytest.approx(value, rel=1e-12)
-                ), name
+        names, rows = plain[split].keys() - {"seconds"}, of_units[split]["rows"]
+        of_split, expected = (flat({name: of[split][name] for name in names}) for of in (of_units, plain))
+        numbers = {name for name, value in expected.items() if not isinstance(value, str | None)}
+        assert of_split == expected | {name: pytest.approx(expected[name], rel=1e-12) for name in numbers}
+        tokens, nats = total(rows)
         assert tokens == plain[split]["tokens"]
         assert nats == pytest.approx(tokens * plain[split]["nll"], rel=1e-9)
-        assert [int(row["place"]) for row in of_units[split]["rows"]] == list(
-            range(1, len(of_units[split]["rows"]) + 1)
-        )
+        assert [int(row["place"]) for row in rows] == [*range(1, len(rows) + 1)]
 
 
 @pytest.mark.parametrize("kind", ["characters", "words", "pairs"])
 def test_every_line_has_its_own_tokens(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     """The nats of a line, but for the first tokens of streams, are those of its tokens in the table of tokens."""
-    content = "".join(f"{line}\n" for line in LINES)
-    rows, tokens = (evaluated(runs, kind, tmp_path, content, per=per)["whole"]["rows"] for per in ("line", "token"))
+    rows, tokens = (evaluated(runs, kind, tmp_path, LINES, per=per)["whole"]["rows"] for per in ("line", "token"))
     assert [row["text"] for row in rows] == LINES
     if kind == "words":
         of_tokens = [number for number, line in enumerate(LINES) for _ in [*line.split(), "<eos>"]]
@@ -102,19 +98,16 @@ def test_a_line_from_a_fresh_memory_has_the_losses_of_it_as_a_text(runs: SmallRu
     lines = [line for line in dict.fromkeys(LINES) if kind != "sentences" or line]
     found = {}
     for order in (lines, random.Random(1).sample(lines, len(lines)), lines[:4]):
-        content = "".join(f"{line}\n" for line in order)
-        rows = evaluated(runs, kind, tmp_path, content, per="line", unit_memory="fresh")["whole"]["rows"]
+        rows = evaluated(runs, kind, tmp_path, order, **FRESH)["whole"]["rows"]
         assert [row["text"] for row in rows] == order
         for row in rows:
             tokens, nats = found.setdefault(row["text"], (row["tokens"], row["nats"]))
             assert tokens == row["tokens"]
             assert float(row["nats"] or 0) == pytest.approx(float(nats or 0), abs=1e-6 * (1 + int(tokens)))
-    for line in lines[:4]:
+    assert found.get("") in (None, ("0", ""))
+    for line in filter(None, lines[:4]):
         tokens, nats = found[line]
-        if tokens == "0":
-            assert (line, nats) == ("", "")
-            continue
-        alone = evaluated(runs, kind, tmp_path, f"{line}\n", name="alone", batch_size=1)["whole"]
+        alone = evaluated(runs, kind, tmp_path, [line], name="alone", batch_size=1)["whole"]
         assert alone["tokens"] == int(tokens)
         assert float(nats) == pytest.approx(alone["nll"] * alone["tokens"], rel=1e-6)
 
@@ -123,37 +116,41 @@ def test_a_line_from_a_fresh_memory_has_the_losses_of_it_as_a_text(runs: SmallRu
 def test_every_token_of_a_line_is_scored_after_a_context(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     """As in a text that begins with the context; a line of one token has a score."""
     context, lines = "line 7\nis ", ["the square of 7 is 49", "7", "square"]
-    options: dict[str, Any] = {"per": "line", "unit_memory": "fresh", "unit_context": context}
-    content = "".join(f"{line}\n" for line in lines)
-    rows = evaluated(runs, kind, tmp_path, content, **options)["whole"]["rows"]
-    n_context = len(load_trained(checkpoint_of(runs, kind)).vocabulary.encode(context.encode()))
+    rows = evaluated(runs, kind, tmp_path, lines, **FRESH, unit_context=context)["whole"]["rows"]
+    vocabulary = load_trained(checkpoint_of(runs, kind)).vocabulary
     for line, row in zip(lines, rows, strict=True):
-        vocabulary = load_trained(checkpoint_of(runs, kind)).vocabulary
-        n_tokens = len(vocabulary.encode(f"{line}\n".encode()))
+        texts = (context, f"{line}\n", f"{context}{line}\n")
+        n_context, n_tokens, n = (len(vocabulary.encode(text.encode())) for text in texts)
         assert int(row["tokens"]) == n_tokens
-        if len(vocabulary.encode(f"{context}{line}\n".encode())) != n_context + n_tokens:
+        if n != n_context + n_tokens:
             continue  # subwords, or words, across the end of the context
-        alone = evaluated(runs, kind, tmp_path, f"{context}{line}\n", name="alone", per="token", batch_size=1)
+        alone = evaluated(runs, kind, tmp_path, texts[2], name="alone", per="token", batch_size=1)
         expected = sum(float(token["nats"]) for token in alone["whole"]["rows"][n_context:])
         assert float(row["nats"]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_symbol_is_a_context(runs: SmallRuns, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"per": "line", "unit_memory": "fresh"}
-    named, typed = (
-        evaluated(runs, "words", tmp_path, "the square\n7\n", **options, unit_context=context)
-        for context in ("<eos>", "\n")
-    )
-    assert named["whole"]["rows"] == typed["whole"]["rows"]
-    assert [row["tokens"] for row in named["whole"]["rows"]] == ["3", "2"]
-    for kind, context, words in (("words", "", "has no token"), ("sentences", "7", "must be null: sentences begin")):
-        with pytest.raises(OptionError, match=f"unit_context={context}: {words}"):
-            evaluated(runs, kind, tmp_path, "the square\n", **options, unit_context=context)
+    for context in ("<eos>", "\n"):
+        evaluated(runs, "words", tmp_path, "the square\n7\n", **FRESH, unit_context=context)
+        (tmp_path / "lines_whole.tsv").rename(tmp_path / f"after {context!r}")
+    named, typed = sorted(tmp_path.glob("after*"))
+    assert named.read_text() == typed.read_text()
+    assert named.read_text().count("\n") == 3
 
 
-def test_a_text_too_short_for_the_streams_names_the_option(runs: SmallRuns, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"batch_size=.*must be at most .* a stream needs 2"):
-        evaluated(runs, "relative", tmp_path, "7")
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    ("relative", "7", {}, "batch_size=.*must be at most .* a stream needs 2"),
+    ("characters", "line 1: ö\n", {}, "data_path=.*: 'ö' is not among the .* symbols"),
+    ("words", "\n\n\n", FRESH, "per=line: no line of whole has two tokens"),
+    ("words", "the square\n", {**FRESH, "unit_context": ""}, "unit_context=: has no token"),
+    ("sentences", "the cat\n", {**FRESH, "unit_context": "7"}, "unit_context=7: must be null: sentences begin"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "options", "words"), REFUSED)
+def test_texts_are_refused(runs: SmallRuns, tmp_path: Path, kind: str, text: str, options: Any, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        evaluated(runs, kind, tmp_path, text, **options)
 
 
 def test_documents_from_a_fresh_memory_are_files_and_lines_that_begin_them(runs: SmallRuns, tmp_path: Path) -> None:
@@ -173,26 +170,21 @@ def test_documents_from_a_fresh_memory_are_files_and_lines_that_begin_them(runs:
 
 def test_the_table_of_lines_costs_no_calls(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Carried losses come from the same calls; fresh ones pad less than a segment of each line."""
-    content = "".join(f"line {i}: {'the square ' * (i * 7 % 10)}is {i}\n" for i in range(200))  # segments of 8
+    lines = [f"line {i}: {'the square ' * (i * 7 % 10)}is {i}" for i in range(200)]  # segments of 8
     runs.checkpoint("characters")  # trained before calls are counted
     calls: list[int] = []
     score = ScoringModel.score
+    monkeypatch.setattr(ScoringModel, "score", lambda *x, **options: calls.append(x[1].numel()) or score(*x, **options))
 
-    def counted(self: Any, tokens_BT: torch.Tensor, *args: Any, **options: Any) -> Any:
-        calls.append(tokens_BT.numel())
-        return score(self, tokens_BT, *args, **options)
-
-    monkeypatch.setattr(ScoringModel, "score", counted)
-    found = {}
-    given = {"plain": {}, "carried": {"per": "line"}, "fresh": {"per": "line", "unit_memory": "fresh"}}
-    for name, options in given.items():
+    def read(**options: Any) -> tuple[list[int], int]:
         calls.clear()
-        tokens = evaluated(runs, "characters", tmp_path, content, batch_size=16, **options)["whole"]["tokens"]
-        found[name] = list(calls), tokens
-    assert found["plain"] == found["carried"]
-    of_calls, tokens = found["fresh"]
+        tokens = evaluated(runs, "characters", tmp_path, lines, batch_size=16, **options)["whole"]["tokens"]
+        return list(calls), tokens
+
+    plain, (of_calls, tokens) = read(), read(**FRESH)
+    assert read(per="line") == plain
     assert tokens <= sum(of_calls) < tokens + 200 * 8
-    assert len(of_calls) < len(found["plain"][0])
+    assert len(of_calls) < len(plain[0])
 
 
 @pytest.mark.parametrize("memory", ["carried", "fresh"])
@@ -206,8 +198,6 @@ def test_unknown_characters_are_named(runs: SmallRuns, tmp_path: Path, capsys: C
     assert found["corpus"]["unknown"] == {"whole": pytest.approx(3 / 28)}
     assert found["whole"]["bytes"] is None
     assert int(rows[1]["tokens"]) == 10 + (memory == "carried")
-    with pytest.raises(OptionError, match="'ö' is not among"):
-        evaluated(runs, "characters", tmp_path, content)
 
 
 def test_bytes_that_training_lacks_are_left_out_and_named() -> None:
@@ -222,16 +212,11 @@ def test_both_formats_have_one_content(runs: SmallRuns, tmp_path: Path) -> None:
     rows = evaluated(runs, "relative", tmp_path, content, per="line")["whole"]["rows"]
     evaluated(runs, "relative", tmp_path, data_path=str(tmp_path / "text.log"), per="line", table="parquet")
     table = pyarrow.parquet.read_table(tmp_path / "lines_whole.parquet").to_pydict()
+    assert list(table) == list(rows[0]) == ["place", "text", "tokens", "nats"]
     assert table["text"] == ['line\t1 "7"', "", "line \\ 2\r is"]
     assert [row["text"] for row in rows] == ['line\\t1 "7"', "", "line \\\\ 2\\r is"]
-    assert table["tokens"] == [int(row["tokens"]) for row in rows]
-    assert table["nats"] == [float(row["nats"]) if row["nats"] else None for row in rows]
-    assert list(table) == list(rows[0]) == ["place", "text", "tokens", "nats"]
-
-
-def test_units_of_one_token_have_nothing_to_score(runs: SmallRuns, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="per=line: no line of whole has two tokens"):
-        evaluated(runs, "words", tmp_path, "\n\n\n", per="line", unit_memory="fresh")
+    numbers = [(int(row["tokens"]), float(row["nats"]) if row["nats"] else None) for row in rows]
+    assert [*zip(table["tokens"], table["nats"], strict=True)] == numbers
 
 
 def test_ids_have_documents_and_no_lines(tmp_path: Path) -> None:
@@ -248,15 +233,10 @@ def test_ids_have_documents_and_no_lines(tmp_path: Path) -> None:
         run(EvaluateOptions(**given, per="line"), tmp_path)
 
 
-def test_losses_are_kept_only_if_they_are_asked_for(
-    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_are_kept_only_if_they_are_asked_for(runs: SmallRuns, tmp_path: Path, monkeypatch: Any) -> None:
     """The memory of an evaluation does not grow with the text."""
-    kept: list[str] = []
-    losses = SplitScores.losses
-    monkeypatch.setattr(SplitScores, "losses", lambda self, scoring: kept.append(self.split) or losses(self, scoring))
+    monkeypatch.setattr(SplitScores, "losses", Mock(side_effect=InterruptedError("kept")))
     found = evaluated(runs, "pairs", tmp_path, splits=["test"])["test"]
-    assert kept == []
     assert found["ppl_word"] == pytest.approx(np.exp(found["nll"] * found["tokens"] / found["words"]))
-    evaluated(runs, "pairs", tmp_path, splits=["test"], losses=True)
-    assert kept
+    with pytest.raises(InterruptedError, match="kept"):
+        evaluated(runs, "pairs", tmp_path, splits=["test"], losses=True)

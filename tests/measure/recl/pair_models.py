@@ -31,46 +31,40 @@ def pair_probabilities(seen: list[int]) -> np.ndarray:
     return p / p.sum()
 
 
-class Pairs:
+def pairs_of(content: bytes | list[int]) -> list[int]:
+    return [FIRST.index(a) * 16 + SECOND.index(b) for a, b in zip(content[::2], content[1::2], strict=False)]
+
+
+class PairBytes:
+    """Bytes of the pairs: P(first) summed over the second, P(second | first)."""
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: object = None) -> tuple[Tensor, None]:
+        first = tokens_BT.shape[1] - targets_BT.shape[1]
+        rows = zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)
+        nll = [[-np.log(self.of(row[: first + i + 1], y)) for i, y in enumerate(targets)] for row, targets in rows]
+        return torch.tensor(np.array(nll)), None
+
+    def of(self, read: list[int], target: int) -> float:
+        """P(target) after what was read."""
+        if target in SECOND and read[-1] in SECOND:
+            return 1.0  # beyond the end of the text, where its last byte is repeated
+        p = pair_probabilities(pairs_of(read[read[0] in SECOND :])).reshape(16, 16)
+        if target in FIRST:
+            return float(p[FIRST.index(target)].sum())
+        row = p[FIRST.index(read[-1])]
+        return float(row[SECOND.index(target)] / row.sum())
+
+
+class Pairs(PairBytes):
     """One token for each pair; at an odd beginning, half a pair is dropped by whoever cuts the context."""
 
     def encode(self, content: bytes) -> tuple[list[int], list[int]]:
         assert content[0] in FIRST
         assert len(content) % 2 == 0
-        tokens = [FIRST.index(a) * 16 + SECOND.index(b) for a, b in zip(content[::2], content[1::2], strict=True)]
-        return tokens, [2] * len(tokens)
+        return pairs_of(content), [2] * (len(content) // 2)
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: object = None) -> tuple[Tensor, None]:
-        first = tokens_BT.shape[1] - targets_BT.shape[1]
-        rows = zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)
-        nll = [
-            [-np.log(pair_probabilities(row[: first + i + 1])[target]) for i, target in enumerate(targets)]
-            for row, targets in rows
-        ]
-        return torch.tensor(np.array(nll)), None
-
-
-class PairBytes:
-    """Bytes of the same pairs: P(first) summed over the second, P(second | first)."""
-
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: object = None) -> tuple[Tensor, None]:
-        first = tokens_BT.shape[1] - targets_BT.shape[1]
-        rows = zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)
-        nll = [[-np.log(self._of(row[: first + i + 1], y)) for i, y in enumerate(targets)] for row, targets in rows]
-        return torch.tensor(np.array(nll)), None
-
-    def _of(self, read: list[int], target: int) -> float:
-        if target in SECOND and read[-1] in SECOND:
-            return 1.0  # beyond the end of the text, where its last byte is repeated
-        start = 1 if read[0] in SECOND else 0
-        pairs = [
-            FIRST.index(a) * 16 + SECOND.index(b) for a, b in zip(read[start::2], read[start + 1 :: 2], strict=False)
-        ]
-        p = pair_probabilities(pairs).reshape(16, 16)
-        if target in FIRST:
-            return float(p[FIRST.index(target)].sum())
-        row = p[FIRST.index(read[-1])]
-        return float(row[SECOND.index(target)] / row.sum())
+    def of(self, read: list[int], target: int) -> float:
+        return float(pair_probabilities(read)[target])
 
 
 def make_pairs() -> Pairs:

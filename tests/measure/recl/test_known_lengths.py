@@ -7,27 +7,29 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from examples.recall_oracle import TEXT
+from examples.recall_oracle import TEXT, RecallOracle
 from tests.docs.pages import ROOT
-from tests.measure.recl.known_lengths import (
-    GRID,
-    expected_gains,
-    expected_length,
-    measured,
-    up_to,
-)
 from tests.measure.recl.small_recl import recl
+from txl_lightning.data.recall import Recall
+from txl_lightning.measure.effective_context import relative_effective_context_lengths
+from txl_lightning.measure.loss_by_context import position_blocks
+from txl_lightning.measure.losses import WindowReader, window_losses
+
+GRID = range(8, 144, 15)  # a step of 15: the positions of a block are 15 apart, so they are of all eight chains
 
 
 @pytest.mark.parametrize("distance", [16, 64, 128])
 def test_the_length_of_the_exact_model_is_the_first_context_that_sees_the_farthest_source(distance: int) -> None:
-    recall = up_to(distance, 0.9)
-    for r, length in measured(recall, GRID).items():
-        assert length.value == expected_length(recall, GRID, r) == min(c for c in GRID if c >= distance)
-        gains = expected_gains(recall, GRID, r)
-        assert length.relative_gains == pytest.approx(gains, abs=0.05)
+    """Of eight chains: one of every distance up to the longest, the others of 16 tokens."""
+    recall = Recall(tuple(d if d <= distance else 16 for d in range(16, 129, 16)), 0.9, 8)
+    tokens = np.frombuffer(recall.text(100_000, seed=2).encode(), np.uint8)
+    positions, _ = position_blocks(len(tokens), 2_000, GRID, seed=2)
+    losses = window_losses(WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, GRID)
+    lengths = relative_effective_context_lengths({"oracle": losses}, GRID, (0.1, 0.5, 1.0), bootstrap=0)["oracle"]
+    assert {length.value for length in lengths.values()} == {min(c for c in GRID if c >= distance)}
 
 
 def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(tmp_path: Path) -> None:

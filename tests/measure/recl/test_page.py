@@ -18,20 +18,8 @@ from txl_lightning.data.recall import Recall
 from txl_lightning.measure import recl_page
 from txl_lightning.measure.loss_by_context import compare, group_results
 
-HOSTILE = [
-    "</script><script>alert(1)</script>",
-    "a&b",
-    '"',
-    "'",
-    "\n",
-    "\t",
-    "\x07",
-    "\x85",
-    "\u202eabc",
-    "שלום",
-    "<!--",
-    "",
-]
+HOSTILE = ["</script><script>alert(1)</script>", "a&b", '"', "'", "\n", "\t", "\x07", "\x85", "\u202eabc"]
+HOSTILE += ["שלום", "<!--", ""]
 CONTEXTS = [4, 8, 12]
 
 
@@ -77,9 +65,8 @@ def test_a_large_page_has_whole_passages_spread_over_the_text_and_says_so() -> N
     data = data_of(page)
     assert 1_500_000 < len(page.encode()) <= 2_000_000
     assert len(data["shown"]) == 79
-    tokens = scored(data)
-    total = sum(-(-of_block // 64) for of_block in np.bincount(np.arange(30_000) // 700))
-    assert data["sample"].startswith(f"{len(tokens):,} of 30,000 scored tokens, in {len(data['passages'])} of {total} ")
+    n, total = len(scored(data)), sum(-(-of_block // 64) for of_block in np.bincount(np.arange(30_000) // 700))
+    assert data["sample"].startswith(f"{n:,} of 30,000 scored tokens, in {len(data['passages'])} of {total} ")
     firsts = [passage[-1][1] for passage in data["passages"]]
     assert firsts == sorted(firsts)
     assert max(b - a for a, b in pairwise([0, *firsts, 30_000])) < 3 * 30_000 / len(firsts)
@@ -94,27 +81,25 @@ def test_the_oracles_page_shows_the_step_at_the_known_distance() -> None:
     assert max(range(1, 4), key=lambda c: curve["nll"][c - 1] - curve["nll"][c]) == contexts.index(48)
     assert results["models"][0]["recl"]["1.0"]["value"] == 48
     for shown, position, ((*bits,),) in scored(data_of(page)):
-        assert shown == text[position]
-        steps = -np.diff(bits)
-        assert set(np.flatnonzero(steps).tolist()) <= {contexts.index(48) - 1}
-        assert (steps[0] > 0) == (text[position] == text[position - 48])
+        first, *others = -np.diff(bits)  # from 24 tokens to 48, and further
+        assert (shown, any(others), first > 0) == (text[position], False, text[position] == text[position - 48])
 
 
 def test_a_function_of_tokens_is_measured_as_a_model_is() -> None:
     recall = Recall(distances=(48,), repeats=0.9, symbols=8)
     oracle, tokens = RecallOracle(recall), np.frombuffer(recall.text(3_000, seed=2).encode(), np.uint8)
-    functions: dict[str, Any] = {
-        "tensor": lambda tokens_BT: oracle.score(tokens_BT[:, :-1], tokens_BT[:, 1:])[0],
-        "array": lambda tokens_BT: oracle.score(tokens_BT[:, :-1], tokens_BT[:, 1:])[0].numpy(),
-    }
-    results, page = compare({"model": oracle, **functions}, tokens, [16, 32, 48, 64], 60, bootstrap=10)
-    ours, *theirs = results["models"]
-    assert all((other["nll"], other["recl"]) == (ours["nll"], ours["recl"]) for other in theirs)
-    assert [model["name"] for model in data_of(page)["models"]] == ["model", "tensor", "array"]
+    models = {"model": oracle, "array": lambda x_BT: oracle.score(x_BT[:, :-1], x_BT[:, 1:])[0].numpy()}
+    results, page = compare(models, tokens, [16, 32, 48, 64], 60, bootstrap=10)
+    ours, theirs = results["models"]
+    assert (theirs["nll"], theirs["recl"]) == (ours["nll"], ours["recl"])
+    assert [model["name"] for model in data_of(page)["models"]] == [*models]
+
+
+Shown = Callable[[str, str], str]
 
 
 @pytest.fixture
-def shown_in_chromium(tmp_path: Path) -> Callable[[str, str], str]:
+def shown_in_chromium(tmp_path: Path) -> Shown:
     """A function of a page and a fragment: the document after the page's scripts have run."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
@@ -130,7 +115,7 @@ def shown_in_chromium(tmp_path: Path) -> Callable[[str, str], str]:
     return dumped
 
 
-def test_a_token_in_focus_shows_its_curve(shown_in_chromium: Callable[[str, str], str]) -> None:
+def test_a_token_in_focus_shows_its_curve(shown_in_chromium: Shown) -> None:
     page, losses = drawn(90, CONTEXTS, models=2)
     shown = shown_in_chromium(page, "#t36").split("<script")[0]  # at position 36: the first of the hostile texts
     card = shown[shown.index('<div id="card"') : shown.index("<noscript>")]
@@ -145,7 +130,7 @@ def test_a_token_in_focus_shows_its_curve(shown_in_chromium: Callable[[str, str]
     assert "\u202e" not in shown
 
 
-def test_a_page_without_a_token_in_focus_hides_the_card(shown_in_chromium: Callable[[str, str], str]) -> None:
+def test_a_page_without_a_token_in_focus_hides_the_card(shown_in_chromium: Shown) -> None:
     shown = shown_in_chromium(drawn(90, CONTEXTS)[0], "")
     assert re.search(r'<div id="card"[^>]*hidden', shown)
     assert shown.count('<li><a href="#t') == 24
@@ -160,9 +145,7 @@ NARROW = """<!doctype html><iframe id="frame" width="360" height="640" srcdoc="{
 }}</script>"""
 
 
-def test_a_narrow_page_fits_and_its_card_never_covers_the_token_in_focus(
-    shown_in_chromium: Callable[[str, str], str],
-) -> None:
+def test_a_narrow_page_fits_and_its_card_never_covers_the_token_in_focus(shown_in_chromium: Shown) -> None:
     page, _ = drawn(90, CONTEXTS, models=3)
     shown = shown_in_chromium(NARROW.format(html.escape(page)), "")
     assert re.findall(r"\d+ too wide, \d+ of \d+ seen", shown) == ["0 too wide, 270 of 270 seen"]

@@ -12,10 +12,10 @@ def n_windows(positions: np.ndarray, contexts: list[int]) -> int:
     return len(np.unique(positions - np.array(contexts)[:, None]))
 
 
-@pytest.mark.parametrize(
-    ("n_positions", "n_blocks", "smallest", "largest"),
-    [(20, 20, 1, 1), (30, 30, 1, 1), (1000, 30, 33, 34), (1920, 30, 64, 64), (10_000, 156, 64, 65)],
-)
+SIZES = [(20, 20, 1, 1), (30, 30, 1, 1), (1000, 30, 33, 34), (1920, 30, 64, 64), (10_000, 156, 64, 65)]
+
+
+@pytest.mark.parametrize(("n_positions", "n_blocks", "smallest", "largest"), SIZES)
 def test_blocks_are_four_grids_wide_or_thirty(n_positions: int, n_blocks: int, smallest: int, largest: int) -> None:
     contexts = list(range(16, 257, 16))
     positions, blocks = position_blocks(1_000_000, n_positions, contexts)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.measure.kept_figures import Figures, bands, curves, kept_figures
+from tests.measure.perplexity.test_evaluate_values import by_blocks
 from tests.measure.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.measure import recl as command
@@ -23,26 +25,23 @@ from txl_lightning.runs.trained import load_trained
 
 CONTEXTS, FRACTIONS, THRESHOLD, SEED, SAMPLES = [4, 8, 12, 16], [0.3, 1.0], 0.02, 3, 25
 N = 100  # positions
-NAMES, LABELS = ["relative", "absolute", "lagging", "counting"], ["x", "y", "x", "x"]
-FUNCTIONS = "py:tests.measure.recl.counting_models"
-GROUPS = {"x": ["relative", "lagging", "counting"], "y": ["absolute"]}
-LIMITS = {"relative": None, "absolute": 8, "lagging": None, "counting": None}
+NAMES, LABELS = ["relative", "absolute", "lagging"], ["x", "y", "x"]
+LAGGING = "py:tests.measure.recl.lagging_model.make"
+GROUPS = {"x": ["relative", "lagging"], "y": ["absolute"]}
+LIMITS = {"relative": None, "absolute": 8, "lagging": None}
 
 
 class Measured(NamedTuple):
-    """Results of a group of two runs and two functions."""
+    """Results of a group of two runs and a function."""
 
     results: dict[str, Any]
     losses: dict[str, np.ndarray]  # [C, P], in float64
     arrays: dict[str, np.ndarray]  # of losses.npz
+    blocks: np.ndarray
     tokens: bytes
     seconds: float
     figures: Figures
     page: str
-
-    @property
-    def blocks(self) -> np.ndarray:
-        return self.arrays["blocks"]
 
     def model(self, name: str) -> dict[str, Any]:
         return self.results["models"][NAMES.index(name)]
@@ -51,26 +50,18 @@ class Measured(NamedTuple):
 @pytest.fixture(scope="module")
 def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     directory, kept = tmp_path_factory.mktemp("values"), {}
-    text = directory / "text.txt"
-    random = np.random.default_rng(0)
     words = ["a cat ", "a bat ", "the 7 ", "an "]  # most of six bytes, as far as `lagging` looks back
-    content = "".join(words[i] for i in random.integers(0, 4, 600)).encode()
+    content = "".join(words[i] for i in np.random.default_rng(0).integers(0, 4, 600)).encode()
     n_train = len(content) * 9 // 10
     content = content[: n_train - 1] + b"!" + content[n_train:]  # the last token of the split occurs once
-    text.write_bytes(content)
-    given = {"models": [f"{FUNCTIONS}.make_lagging", f"{FUNCTIONS}.make_counting"], "names": NAMES, "groups": LABELS}
+    (directory / "text.txt").write_bytes(content)
+    given = {"models": [LAGGING], "names": NAMES, "groups": LABELS, "fractions": FRACTIONS, "threshold": THRESHOLD}
     given |= {"first_context": 4, "step": 4, "max_context": 16, "n_positions": N, "bootstrap": SAMPLES, "seed": SEED}
-    given |= {"fractions": FRACTIONS, "threshold": THRESHOLD}
-    given |= {"data_path": str(text), "num_threads": 1, "split": "train"}
+    given |= {"data_path": str(directory / "text.txt"), "num_threads": 1, "split": "train"}
     paths = [runs.checkpoint(kind) for kind in NAMES[:2]]
     measure = command._measure
-
-    def keep(options: ReclOptions, members: Any, losses: dict[str, np.ndarray], *others: Any) -> dict[str, Any]:
-        kept.update(losses)
-        return measure(options, members, losses, *others)
-
     with kept_figures() as figures, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "_measure", keep)
+        patch.setattr(command, "_measure", lambda *given: kept.update(given[2]) or measure(*given))
         started = time.perf_counter()
         run(ReclOptions(paths, logger=LoggerConfig(name="none"), **given), directory)
         seconds = time.perf_counter() - started
@@ -78,18 +69,12 @@ def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measu
     with np.load(directory / "losses.npz", allow_pickle=False) as file:
         arrays = dict(file)
     page = (directory / "recl.md").read_text().replace("\\", "")  # without the escapes of Markdown
-    return Measured(results, kept, arrays, content[:n_train], seconds, figures, page)
-
-
-def mean_and_error(values_P: np.ndarray, blocks: np.ndarray) -> tuple[float, float]:
-    """Mean of all values and its error over blocks: U / (U - 1) times the squares of the blocks' sums of deviations."""
-    deviations = [float((values_P[blocks == u] - values_P.mean()).sum()) for u in sorted(set(blocks.tolist()))]
-    U = len(deviations)
-    return float(values_P.mean()), math.sqrt(U / (U - 1) * sum(d * d for d in deviations)) / len(values_P)
+    return Measured(results, kept, arrays, arrays["blocks"], content[:n_train], seconds, figures, page)
 
 
 def errors(values_CP: np.ndarray, blocks: np.ndarray) -> list[list[float]]:
-    return np.array([mean_and_error(values_P, blocks) for values_P in values_CP]).T.tolist()
+    """Means, and their standard errors over blocks."""
+    return np.array([(values_P.mean(), by_blocks(values_P, blocks, 1)[0]) for values_P in values_CP]).T.tolist()
 
 
 def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) -> None:
@@ -112,30 +97,26 @@ def test_models_are_described(measured: Measured, runs: SmallRuns) -> None:
         assert model["checkpoint"] == path
         assert model["sha256"] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
         assert (model["step"], model["tokens_trained"]) == (2, 2 * 4 * 8)  # steps, streams, segment
-    for name in NAMES[2:]:
-        model = measured.model(name)
-        assert model["checkpoint"] == f"{FUNCTIONS}.make_{name}"
-        unknown = ("sha256", "step", "tokens_trained", "clamp_len", "trained_len")
-        assert {model[field] for field in unknown} == {None}
-    fields = ("kind", "scoring", "limit", "clamp_len", "trained_len", "begin_of_text", "group")
-    described = {name: [measured.model(name)[field] for field in fields] for name in NAMES}
-    relative, absolute = "txl_smoke, relative, memory 8", "txl_smoke, absolute, no recurrence"
-    assert described["relative"] == [relative, "one pass", None, 15, 16, None, "x"]
-    assert described["absolute"] == [absolute, "direct", 8, -1, 8, None, "y"]
-    assert described["lagging"][:5] == ["Lagging", "one pass", None, None, None]
-    assert [model["name"] for model in measured.results["models"]] == NAMES
+    lagging = measured.model("lagging")
+    assert lagging["checkpoint"] == LAGGING
+    assert {lagging[field] for field in ("sha256", "step", "tokens_trained")} == {None}
+    fields = ("name", "kind", "scoring", "limit", "clamp_len", "trained_len", "begin_of_text", "group")
+    assert [[model[field] for field in fields] for model in measured.results["models"]] == [
+        ["relative", "txl_smoke, relative, memory 8", "one pass", None, 15, 16, None, "x"],
+        ["absolute", "txl_smoke, absolute, no recurrence", "direct", 8, -1, 8, None, "y"],
+        ["lagging", "Lagging", "one pass", None, None, None, None, "x"],
+    ]
 
 
 @torch.no_grad()
 def test_losses_are_those_of_single_windows(measured: Measured, runs: SmallRuns) -> None:
-    tokens = np.frombuffer(measured.tokens, np.uint8).astype(np.int64)
+    tokens, positions = torch.tensor([[*measured.tokens]]), measured.arrays["positions"]
     model: Any = load_trained(runs.checkpoint("relative")).model
     alone = model.with_lengths(mem_len=0, same_length=False, clamp_len=15)
-    for p in (0, 17, N - 1):
-        for i, c in enumerate(CONTEXTS):
-            window = torch.from_numpy(tokens[measured.arrays["positions"][p] - c : measured.arrays["positions"][p] + 1])
-            nll, _ = alone.score(window[None, :-1], window[None, 1:], None)
-            assert measured.losses["relative"][i, p] == pytest.approx(float(nll[0, -1]), rel=1e-5)
+    for p, (i, c) in product((0, N - 1), enumerate(CONTEXTS)):
+        window = tokens[:, positions[p] - c : positions[p] + 1]
+        expected = float(alone.score(window[:, :-1], window[:, -1:], None)[0])
+        assert measured.losses["relative"][i, p] == pytest.approx(expected, rel=1e-5)
     assert measured.arrays["models"].tolist() == NAMES
     assert measured.arrays["contexts"].tolist() == CONTEXTS
     stacked = [measured.losses[name] for name in NAMES]
@@ -155,12 +136,12 @@ def test_losses_have_means_and_errors_in_both_units(measured: Measured) -> None:
             assert (found["from"], found["to"]) == (c, longer)
             assert found["bits"] == pytest.approx(gain * math.log2(math.e), abs=1e-9)
             i, j = CONTEXTS.index(c), CONTEXTS.index(longer)
-            _, of_gain = mean_and_error(measured.losses[name][i] - measured.losses[name][j], measured.blocks)
+            of_gain, _ = by_blocks(measured.losses[name][i] - measured.losses[name][j], measured.blocks, 1)
             assert found["standard_error"] == pytest.approx(of_gain * math.log2(math.e), abs=1e-9)
         assert model["within_1_percent"] == next(c for c, x in zip(CONTEXTS, nll, strict=True) if x <= 1.01 * nll[-1])
         total = nll[0] - nll[-1]
-        expected = [(nll[0] - x) / total for x in nll] if total > 0 else None
-        assert model["share_of_gain"] == (None if expected is None else pytest.approx(expected, abs=1e-6))
+        expected = pytest.approx([(nll[0] - x) / total for x in nll], abs=1e-6) if total > 0 else None
+        assert model["share_of_gain"] == expected
 
 
 def test_recl_is_that_of_the_group(measured: Measured) -> None:

@@ -37,8 +37,7 @@ def lstm(x_TD: np.ndarray, kernel: np.ndarray, recurrent: np.ndarray, bias: np.n
 
 
 def test_losses_are_those_of_the_keras_network() -> None:
-    given = weights()
-    text = DRAWN.integers(1, 4, size=13)
+    given, text = weights(), DRAWN.integers(1, 4, size=13)
     with torch.no_grad():
         tokens, targets = torch.from_numpy(text[None, :-1]), torch.from_numpy(text[None, -3:])
         nll, _ = TextGenRNN(given, VOCABULARY).score(tokens, targets)

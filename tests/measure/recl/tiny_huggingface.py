@@ -53,12 +53,9 @@ def save_tiny(transformers: Any, folder: Path, kind: str, text: str = TEXT, voca
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=["<begin>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    options = {"vocab_size": vocabulary, "special_tokens": ["<begin>"], "initial_alphabet": alphabet}
+    trainer = tokenizers.trainers.BpeTrainer(show_progress=False, **options)
     backend.train_from_iterator([text], trainer)
     transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<begin>").save_pretrained(folder)
     model_of(transformers, kind).save_pretrained(folder)

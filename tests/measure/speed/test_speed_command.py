@@ -49,10 +49,8 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(command, "TURN_SECONDS", 0.01)
     found, lines = timed(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"speed.json", "speed.md", "speed.png", "speed.svg"}
-    assert found.items() >= {
-        "segment_len": 4, "rounds": 2,
-        "machine": {"processor": processor(), "accelerator": None, "threads": 1, "torch": torch.__version__},
-    }.items()  # fmt: skip
+    machine = {"processor": processor(), "accelerator": None, "threads": 1, "torch": torch.__version__}
+    assert found.items() >= {"segment_len": 4, "rounds": 2, "machine": machine}.items()
     assert found["model"].items() >= {"vocab_size": 204, "n_layer": 1, "d_inner": 8}.items()
     assert [(r["level"], r["attention_len"]) for r in found["results"]] == [("char", 6), ("char", 800)]
     for one in found["results"]:
@@ -61,9 +59,8 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     medians = {name: [1000 * one["seconds_per_token"][name]["median"] for one in found["results"]] for name in SCHEMES}
     for line, one, *times in zip(lines[2:4], found["results"], *medians.values(), strict=True):
         length, *cells = line.strip("| ").split(" | ")
-        assert (length, [float(cell.replace(",", "")) for cell in cells[:3]]) == (
-            str(one["attention_len"]), pytest.approx(times, rel=0.006)
-        )  # fmt: skip
+        assert length == str(one["attention_len"])
+        assert [float(cell.replace(",", "")) for cell in cells[:3]] == pytest.approx(times, rel=0.006)
         assert cells[3:] == ["{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**one["ratios"][n]) for n in RATIOS]
     expected = {SCHEMES[name]: ([6, 800], pytest.approx(times)) for name, times in medians.items()}
     assert curves(drawn["speed.svg"].axes[0]) == expected
@@ -100,9 +97,7 @@ def test_rounds_alternate_the_first_scheme() -> None:
 
 
 def test_ratios_are_taken_within_rounds() -> None:
-    rounds = {
-        "vanilla": [6.0, 8.0, 40.0], "hidden": [2.0, 1.0, 4.0], "cached": [1.0, 0.5, 4.0],
-    }  # fmt: skip
+    rounds = {"vanilla": [6.0, 8.0, 40.0], "hidden": [2.0, 1.0, 4.0], "cached": [1.0, 0.5, 4.0]}
     model: Any = None
     found = command.summary({name: TimedScheme(model, model, 1, seconds=of) for name, of in rounds.items()})
     expected = {"median": 8.0, "min": 6.0, "max": 40.0, "rounds": [6.0, 8.0, 40.0]}

@@ -1,11 +1,13 @@
-"""Attention in parts on the CPU: what is stored, and what is computed again."""
+"""Attention in parts on the CPU: what is stored, and what hooks see."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.model import attention
 from txl_lightning.model.attention import Operands, attend
 from txl_lightning.model.layers import Dropout
@@ -47,3 +49,26 @@ def test_no_probabilities_are_stored() -> None:
         attended(T, M, dropout=0.1, dtype=torch.float32)
     probabilities, mask = 2 * 2 * T * (M + T) * 4, T * (M + T) * 4
     assert sum(saved.values()) < mask + probabilities / 32
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # the sinusoids that W_{k,R} reads are constants
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_hooks_of_every_module_see_what_stays_and_change_no_gradient(dropout: float) -> None:
+    model, stream, seen = tiny_model(dropout=dropout, attention_dropout=dropout), random_stream(2, 9), []
+
+    def gradients() -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        loss = model.score(stream[:, :-1], stream[:, 1:])[0].sum()
+        return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+
+    def keep(module: nn.Module, *tensors: object) -> None:
+        seen.extend((x, x.detach().clone()) for x in tree_leaves(tensors) if isinstance(x, Tensor))
+
+    without = gradients()
+    leaves = [module for module in model.modules() if isinstance(module, (nn.Linear, Dropout))]
+    for module in leaves:
+        module.register_forward_hook(keep)
+        module.register_full_backward_hook(keep)
+    torch.testing.assert_close(gradients(), without, rtol=0, atol=0)
+    assert len(seen) >= 3 * len(leaves)
+    assert all(torch.equal(kept, before) for kept, before in seen)

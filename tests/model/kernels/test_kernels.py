@@ -59,9 +59,7 @@ class Problem:
             mask_TK = torch.stack([mask_TK, mask_TK + hidden])
         return VisibleKeys(mask_TK, self.filled == self.M and self.attention_len is None)
 
-    def run(
-        self, attend: Callable[[Operands], Tensor], dtype: torch.dtype, gradients: bool = True
-    ) -> dict[str, Tensor]:
+    def run(self, attend: Way, dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output of a way of attention, and the gradients of all its inputs by name."""
         inputs = self.inputs(dtype, gradients)
         absent: dict[str, Any] = dict.fromkeys(("r_HSE", "u_HE", "v_HE", "bias_HS"))

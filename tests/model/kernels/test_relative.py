@@ -57,15 +57,13 @@ def plain(x: Operands) -> Tensor:
 
 
 def kernel(x: Operands, p: float = 0.0) -> Tensor:
-    return relative.attend(
-        x.q_HBTE, x.k_HBKE, x.r_HSE, x.u_HE, x.v_HE, x.values_HBKE, x.visible, Dropout(p), x.bias_HS, x.terms
-    )
+    q, k, r, u, v, bias, terms, values, visible = x
+    return relative.attend(q, k, r, u, v, values, visible, Dropout(p), bias, terms)
 
 
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_heads_and_all_gradients_are_those_of_the_scores(problem: Problem) -> None:
-    expected = problem.run(plain, torch.float64)
-    found = problem.run(kernel, torch.float32)
+    expected, found = problem.run(plain, torch.float64), problem.run(kernel, torch.float32)
     torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
 
 
@@ -124,8 +122,7 @@ def test_a_model_has_the_same_losses_and_gradients(options: dict[str, Any]) -> N
         for attention in model.modules():
             if isinstance(attention, Attention):
                 attention.kernel = kernel
-        memory = model.start_memory(2)
-        losses = []
+        memory, losses = model.start_memory(2), []
         for tokens_BT, targets_BT in zip(stream[:, :-1].split(6, 1), stream[:, 1:].split(6, 1), strict=True):
             nll_BT, memory = model.score(tokens_BT, targets_BT, memory)
             losses.append(nll_BT)
@@ -158,9 +155,8 @@ def test_launches_and_bytes_of_a_layer(sizes: str, scores_written: float, monkey
             kernels[name] += 1
             results = dict(zip(names, arguments, strict=False))
             own = {"_forward": ("heads", "log_sums"), "_backward_of_queries": ("deltas",)}.get(name, ())
-            written += sum(
-                x.nbytes for key, x in results.items() if x is not None and (key in own or key.endswith("grad"))
-            )
+            tensors = [x for key, x in results.items() if key in own or key.endswith("grad")]
+            written += sum(x.nbytes for x in tensors if x is not None)
 
         return defaultdict(lambda: launch)  # by grid
 
