@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import wandb
 
-from tests.training.small_run import tiny_config
+from tests.in_process import run_txl
+from tests.training.small_run import TEXT, TINY, tiny_config
 from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
@@ -97,6 +98,20 @@ def test_one_command_uploads_all_offline_sessions(directory: Path, run: Path) ->
     assert summary(second)["summary"]["final/tokens"] == 768
     folders = f"wandb sync {first.parent} {second.parent}"
     assert upload_line(directory / "run") == f"offline run of Weights & Biases, to upload it: {folders}"
+
+
+def test_a_run_of_the_command_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of W&B have a link that leads out of the run directory, into the folder of caches."""
+    wandb.teardown()  # its service opens its log at its start
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = ("train", *TINY, "logger=wandb", "data.path=text.txt", "hydra.run.dir=run", "trainer.val_every_n_steps=2")
+    for steps, resume in ((2, "null"), (4, "auto")):
+        done = run_txl(*words, f"trainer.max_steps={steps}", f"resume={resume}", directory=tmp_path)
+        assert done.status == 0, done.err
+    logs = list((tmp_path / "run").glob("wandb/offline-*/logs/debug-core.log"))
+    assert [path.resolve().is_relative_to(tmp_path / "caches") for path in logs] == [True, True]
+    wandb.teardown()
 
 
 def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
