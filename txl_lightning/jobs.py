@@ -39,6 +39,7 @@ FIELDS: dict[str, Any] = {
     "error": str,
 }  # of the record of a job
 LOCK = ".lock"
+LOG_OF_WANDB = "wandb/*/logs/debug-core.log"  # a link into the folder of caches
 LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
 
@@ -168,12 +169,14 @@ def refuse_links(folder: Path) -> None:
     """Refuse a folder with a link that leads out of it: one from a stranger could name what is deleted or overwritten.
 
     Raises:
-        UserError: names the link. Those that W&B makes stay inside.
+        UserError: names the link. Those that W&B makes stay inside, but for that to its log, which nobody opens.
     """
     root = Path(os.path.realpath(folder))
     for place, folders, files in os.walk(root):
         for path in (Path(place, name) for name in (*folders, *files)):
-            if path.is_symlink() and not (target := Path(os.path.realpath(path))).is_relative_to(root):
+            if not path.is_symlink() or path.match(LOG_OF_WANDB):
+                continue
+            if not (target := Path(os.path.realpath(path))).is_relative_to(root):
                 out = f"is a link to {target}: a command writes into no folder that links lead out of"
                 raise UserError(f"{folder / path.relative_to(root)}: {out}")
 

@@ -6,7 +6,10 @@ import csv
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +20,7 @@ from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.measure.loss_by_context import context_curve, position_blocks
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
+from txl_lightning.training.curves import ContextCurves
 from txl_lightning.training.run import train
 
 CONTEXTS = list(range(3, 25, 3))
@@ -60,6 +64,20 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -
     (axes,) = figures["context_curve.png"].axes
     drawn = {f"{c} tokens": [row["bpb"][i] for row in rows] for i, c in enumerate(CONTEXTS)}
     assert {name: y for name, (_, y) in curves(axes).items() if y} == drawn
+
+
+def test_rows_that_cannot_be_drawn_are_removed_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    curve = ContextCurves(tiny_config(tmp_path, *OPTIONS), np.zeros(200, np.uint8), tmp_path, Any)
+    losses = (None, "x", [1.0], ["x"] * 8, [None] * 8, [10**400] * 8, {})
+    foreign = [{"steps": 2, "contexts": CONTEXTS, "nll": nll} for nll in losses] + [{"steps": 2, "contexts": CONTEXTS}]
+    own = json.dumps({"steps": 2, "contexts": CONTEXTS, "nll": [1.0] * 8})
+    curve.file.path.write_text("".join(f"{line}\n" for line in (own, *map(json.dumps, foreign))))
+    trainer: Any = SimpleNamespace(is_global_zero=True, global_step=4)
+    curve.on_train_start(trainer, None)
+    said = f"{curve.file.path}, line 2 and {len(foreign) - 1} more: cut short, or not of this run; removed\n"
+    assert (capsys.readouterr().err, curve.file.path.read_text()) == (said, f"{own}\n")
+    curve.on_train_end(trainer, SimpleNamespace(level="byte"))
+    assert (tmp_path / "context_curve.png").is_file()
 
 
 @pytest.mark.slow

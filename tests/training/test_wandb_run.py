@@ -10,7 +10,8 @@ import pytest
 import wandb
 
 from tests.fixtures import Patch
-from tests.training.small_run import tiny_config
+from tests.in_process import success
+from tests.training.small_run import TEXT, TINY, tiny_config
 from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
@@ -94,6 +95,19 @@ def test_one_command_uploads_all_offline_sessions(directory: Path, run: Path) ->
     assert upload_line(directory / "run") == f"{TO_UPLOAD} {first.parent} {second.parent}"
 
 
+def test_a_run_of_the_command_resumes(tmp_path: Path, monkeypatch: Patch) -> None:
+    """The files of W&B have a link that leads out of the run directory, into the folder of caches."""
+    wandb.teardown()  # its service opens its log at its start
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = ("train", *TINY, "logger=wandb", "data.path=text.txt", "hydra.run.dir=run", "trainer.val_every_n_steps=2")
+    for steps, resume in ((2, "null"), (4, "auto")):
+        success(*words, f"trainer.max_steps={steps}", f"resume={resume}", directory=tmp_path)
+    logs = list((tmp_path / "run").glob("wandb/offline-*/logs/debug-core.log"))
+    assert [path.resolve().is_relative_to(tmp_path / "caches") for path in logs] == [True, True]
+    wandb.teardown()
+
+
 def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: Patch) -> None:
     """Of several with one id an upload would keep the last."""
     monkeypatch.setenv("WANDB_RUN_ID", "given")
@@ -131,7 +145,7 @@ def test_the_arm_in_words(tmp_path: Path) -> None:
         assert run_name(tiny_config(tmp_path, *overrides.split())).startswith(f"{words}; memory ")
 
 
-def test_variables_of_wandb_go_before_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_wandb_go_before_our_settings(tmp_path: Path, monkeypatch: Patch) -> None:
     wandb.teardown()  # it reads its variables once in a process
     given = {"SILENT": "false", "CONSOLE": "wrap", "DISABLE_GIT": "false", "RESUME": "must", "RUN_ID": "given"}
     for name, value in given.items():

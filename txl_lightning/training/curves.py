@@ -166,8 +166,12 @@ class ContextCurves(Callback):
         self.given: dict[str, Any] = {"blocks": blocks, **lengths, **definition}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        def keep(row: Any) -> bool:  # raises if the row cannot be drawn
+            drawn = [*zip(row["contexts"], np.isfinite(row["nll"]), strict=True)]
+            return row["steps"] <= trainer.global_step and bool(drawn)
+
         if trainer.is_global_zero:
-            keep_lines(self.file.path, lambda row: row["steps"] <= trainer.global_step)
+            keep_lines(self.file.path, keep)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if self.every_n_steps is None or trainer.global_step % self.every_n_steps:
