@@ -246,6 +246,8 @@ REFUSED: list[tuple[dict[str, bytes], str, str]] = [
     ({"a.tfrecord": TFRECORD}, "ids", "not TFRecords: write the ids"),
     ({"a.bin": TFRECORD}, "uint16", "not TFRecords"),
     ({"a.h5": b"\x89HDF\r\n\x1a\n" + bytes(99)}, "ids", "not HDF5"),
+    ({"a.parquet": b"PARE" + bytes(99) + b"PARE"}, "byte", "must be a text, not encrypted Parquet: write it without"),
+    ({"a.parquet": b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1"}, "byte", r"a\.parquet: cannot be read \(Arrow"),
     ({"book.pdf": b"%PDF-1.7 " + bytes(9_000), "README.md": b"text " * 99}, "byte", "book.pdf must be a text, not PDF"),
     ({"a.mid": b"MThd" + bytes(9_000), "list.csv": b"a,text\n1,x\n" * 9}, "char", "a.mid must be a text, not binary"),
     ({"a.txt": b"one two", "b.txt": b"three"}, "uint16", "must be ids, not text: save them with numpy.save"),

@@ -94,6 +94,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (IDS, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35"),
     (np.array([1, 2**40]), {}, r"data.vocab_size=None: must be given: the largest of 2 ids is 1099511627776"),
     (IDS, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31"),
+    (IDS, {"vocab_size": 2**31 - 1}, r"data.vocab_size=2147483647: needs at least 1,074 GB of memory"),
     (IDS, {"level": "byte"}, r"data.level=byte: must be ids for .*notes.npy: it holds an array of NumPy"),
     (IDS, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
 ]

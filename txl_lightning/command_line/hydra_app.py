@@ -40,6 +40,7 @@ from txl_lightning.jobs import JobFolder, identity, refuse_another_text
 
 # Variables that options are made of, before Hydra sets those of `hydra.job.env_set`.
 EARLY = {"TXL_GUESTS", "WANDB_DISABLED", "WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_TAGS"}
+COMPLETION = re.compile("(install|uninstall|query)=(bash|fish|zsh)")
 NONE = re.compile(r"(?<![^\s,:(\[{])None(?![^\s,)\]}])")  # a whole value or element
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
 NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
@@ -109,6 +110,8 @@ def read_flags(words: Sequence[str]) -> Namespace:
     given = hydra_parser().parse_intermixed_args(words)
     if (rerun := given.experimental_rerun) is not None:
         raise UserError(f"--experimental-rerun={rerun}: is not supported, its file can run code; repeat the overrides")
+    if given.shell_completion and not any(map(COMPLETION.fullmatch, given.overrides)):
+        raise UserError("--shell-completion: needs install=SHELL, uninstall=SHELL or query=SHELL: bash, fish or zsh")
     return given
 
 

@@ -259,6 +259,7 @@ def _beside(first: bytes) -> Callable[[Path, bytes], bool]:
 FORMATS = [
     Format("an array of NumPy", _starts(b"\x93NUMPY"), ids=_numpy),
     Format("Parquet", _starts(b"PAR1"), records=_parquet),
+    Format("encrypted Parquet", _starts(b"PARE"), hint="write it without encryption"),
     Format("Arrow", _starts(b"ARROW1\0\0"), records=_arrow),
     Format("Arrow", lambda path, head: head[:4] == b"\xff" * 4 and suffix(path) in STREAMS_OF_ARROW, records=_arrow),
     Format("llm.c", lambda _, head: head[:4] in LLM_C, ids=_llm_c),

@@ -39,7 +39,7 @@ from txl_lightning.data.sources import (
     register_corpus,
 )
 from txl_lightning.data.vocabulary import LEVELS, Vocabulary
-from txl_lightning.errors import OptionError, UserError, notice, require
+from txl_lightning.errors import OptionError, UserError, notice, require, require_memory
 from txl_lightning.files import expand, not_special
 
 SPLIT_NAMES = {
@@ -66,6 +66,7 @@ TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text co
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
 UNREADABLE += (RecursionError, struct.error, tarfile.TarError, csv.Error)
 IDS_AT_ONCE = 1 << 22
+BYTES_OF_ID = 500  # at least: its name, its row of the embedding with gradient and moments
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 FEW_DISTINCT = 20  # times as many ids as occur
 MOST_COUNTED = 1 << 24  # ids that are counted one by one
@@ -466,6 +467,7 @@ def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vo
         least, named = 1 + max(names, default=0), f", for all names of {config.names}," if names else ""
         size = size if size is not None else least if names else largest + 1
         require(least <= size < 2**31, "data.vocab_size", size, f"must be an integer >= {least}{named} and below 2^31")
+        require_memory(BYTES_OF_ID * size, "data.vocab_size", size)
         given = Vocabulary("ids", tuple(names.get(number, str(number)) for number in range(size)))
     allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}"
     require(largest < len(given), "data.path", path, allowed)
