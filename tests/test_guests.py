@@ -77,7 +77,7 @@ def test_a_variant_of_a_file_trains_resumes_and_is_measured(tmp_path: Path, monk
     success(*small, "resume=auto", "trainer.max_steps=5", directory=tmp_path)
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 5
     best = "checkpoint=run/checkpoints/best.ckpt"
-    assert "beyond=layer_scale" in success("evaluate", best, "splits=[test]", "hydra.run.dir=e", directory=tmp_path).out
+    assert "beyond layer_scale" in success("evaluate", best, "splits=[test]", "hydra.run.dir=e", directory=tmp_path).out
     success("generate", best, "prompt=line", "n_tokens=3", "hydra.run.dir=g", directory=tmp_path)
     assert "layer_scale" in success("train", "--help", directory=tmp_path).out
     wrong = refusal(*words, "beyond.start=soon", *SMALL, directory=tmp_path)

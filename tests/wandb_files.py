@@ -57,7 +57,9 @@ def table(run: Path, key: str) -> dict[str, Any]:
 
 
 def _has_ended(run: Path) -> bool:
-    return any(record["type"] == "exit" for record in map(json.loads, _inspect.__wrapped__(run).splitlines()))
+    command = [WANDB, "leet", "inspect", "--json", str(run)]
+    read = subprocess.run(command, capture_output=True, text=True)  # which fails within a record that is being written
+    return not read.returncode and any(json.loads(line)["type"] == "exit" for line in read.stdout.splitlines())
 
 
 @cache
