@@ -60,7 +60,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     attention(AttentionOptions(best, max_segments=4, logger=logger), directory / "attention")
     sizes: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8}
     timed = SpeedOptions(**sizes, segment_len=4, attention_lengths=[6, 20], rounds=2, logger=logger)
-    speed(timed, directory / "speed", show=lambda _: None)
+    speed(timed, directory / "speed")
     runs = {}
     for command in COMMANDS:
         (runs[command],) = run_files(directory / command)

@@ -69,7 +69,9 @@ def test_the_sample_is_written_as_it_is_drawn(runs: SmallRuns, tmp_path: Path, m
     assert events[25:27] == ["<\n>", "<--- sample 2\n>"]
 
 
-@pytest.mark.parametrize("kind", ["documents", *LATER, pytest.param("absolute", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["documents", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("relative", "absolute", "lstm"))]
+)
 def test_prompts_of_any_lengths_are_continued_as_each_is_alone(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     texts = ["line 7: the", "l", "line 8: the square of 8 is 64 " * 10]
     chosen: dict[str, Any] = {"n_samples": 2, "prompt": None, "seed": 3}
