@@ -384,7 +384,7 @@ class LanguageModelModule(L.LightningModule):
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
     def _memory_before(self, batch: Batch) -> Any:
-        """Return the memory before a training segment, on its device; None at the start of an epoch."""
+        """Return the memory before a training segment, on its device; None, or one of static shape, begins an epoch."""
         memory, model = self.training_memory.load_for(batch), cast("Any", self.model)
         if self.one_place is not None:
             torch.compiler.cudagraph_mark_step_begin()
