@@ -104,7 +104,7 @@ def test_a_second_derivative_of_the_losses_is_refused():
 @pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_losses_and_their_gradients_are_torchs(dtype, on_cpu, monkeypatch):
-    """Also as a GPU computes them."""
+    """Both as a CPU and as a GPU compute them."""
     monkeypatch.setattr(module, "is_eager_on_cpu", lambda tensor: on_cpu)
     logits, targets, cotangent = 5 * torch.randn(25, 4000, dtype=dtype), torch.randint(4000, (25,)), torch.randn(25)
     ours, torchs = logits.clone().requires_grad_(), logits.clone().requires_grad_()

@@ -62,7 +62,7 @@ ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog)\b.*|.*\.md", re.IGNO
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 RAW_SUFFIXES = ("", ".bin", ".npy", ".ds", ".raw", ".dat", ".u16", ".u32")
 TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
-# What libraries raise for a damaged file.
+# Errors that libraries raise for a damaged file.
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
 UNREADABLE += (RecursionError, struct.error, tarfile.TarError, csv.Error)
 IDS_AT_ONCE = 1 << 22
