@@ -50,6 +50,10 @@ class OptionError(UserError, ValueError):
         return OptionError(f"{group}.{self.option}", self.value, self.allowed)
 
 
+class CheckpointError(UserError, ValueError):
+    """A checkpoint that does not hold what it should, or a model that another format cannot hold."""
+
+
 def require(condition: bool, option: str, value: object, allowed: str) -> None:
     """Raise `OptionError(option, value, allowed)` unless `condition` holds."""
     if not condition:

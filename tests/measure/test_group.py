@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from txl_lightning.data.vocabulary import Vocabulary, characters_and_unknown
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.group import whole_characters
-from txl_lightning.measure.huggingface import starts_of_spans
-from txl_lightning.measure.models import Member, character_starts, checked, load_function, with_vocabulary
+from txl_lightning.measure.models import (
+    Member,
+    character_starts,
+    checked,
+    load_function,
+    starts_of_spans,
+    with_vocabulary,
+)
 
 TEXT = b"abcdefghijkl" * 40
 

@@ -11,7 +11,7 @@ import torch
 from tests.model.tensorflow_model import FLAGS, tensorflow_like, variables_of
 from tests.model.tiny_model import random_stream, score_segments
 from txl_lightning import TransformerXL
-from txl_lightning.errors import UserError
+from txl_lightning.errors import CheckpointError, UserError
 from txl_lightning.model.checkpoints import (
     from_huggingface,
     from_original,
@@ -19,7 +19,6 @@ from txl_lightning.model.checkpoints import (
     to_huggingface,
     to_original,
 )
-from txl_lightning.model.checkpoints.contents import CheckpointError
 from txl_lightning.model.checkpoints.tensorflow import read_variables
 from txl_lightning.model.inference.cached import CachedTransformerXL
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from txl_lightning.config.architecture import COUNT, TransformerXLConfig
 from txl_lightning.model import checkpoints
-from txl_lightning.model.checkpoints.contents import check
+from txl_lightning.model.checkpoints import check
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys

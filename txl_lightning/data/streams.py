@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     Args:
         tokens: [B, E + T] token numbers; the first E, at most `ext_len`, are extended context.
         targets: [B, T] token numbers, each the token after its position.
-        number: index of the segment in the epoch; training begins 0 with an empty memory.
+        number: index in the epoch, of the segment or of the step of several; training begins 0 with an empty memory.
         known_targets: the targets in the CPU's memory, if the others are on a GPU.
     """
 

@@ -28,14 +28,15 @@ class EffectiveContext:
     """RECL of one model in its group at one fraction r of hardest positions.
 
     Args:
-        value: RECL in tokens: the first c whose relative gain is below the threshold, at most `limit`.
+        value: RECL, in tokens, or in bytes where the contexts are: the first c whose relative gain is below the
+            threshold, at most `limit`.
         at_least: whether `value` is only a lower bound: no gain on the grid was below the threshold.
         low: lower end of the percentile interval of RECL over resampled blocks of positions.
         high: upper end of that interval.
         high_at_least: whether `high` is only a lower bound.
         guarded: RECL that also ends where the model's own mean loss no longer falls, over all or over hard positions.
         guarded_at_least: whether `guarded` is only a lower bound.
-        limit: number of tokens the model can see; None for no limit.
+        limit: largest context that the model can see; None for no limit.
         relative_gains: g(c, c') for every c of the grid but the last, with c' = c + Δ.
         perplexity_gains: exp f(c, c) - exp f(c, c') at these c (Figure 3).
         perplexities: exp f(c, c) at these c, equal for all models of the group.
@@ -104,7 +105,7 @@ def relative_effective_context_lengths(
     limit_I = np.array([np.iinfo(np.int64).max if limit is None else limit for limit in limit_of.values()])
     rises_RIC = _rises(losses_ICP, fractions)
     samples = chain([np.ones((1, len(names)))], resampled(len(names), bootstrap, seed))
-    found = [recl_losses(losses_ICP, fractions, counts_SB, block_P) for counts_SB in samples]
+    found = [means_on_hard_positions(losses_ICP, fractions, counts_SB, block_P) for counts_SB in samples]
 
     results: dict[str, dict[float, EffectiveContext]] = {name: {} for name in losses}
     for index, r in enumerate(fractions):
@@ -139,10 +140,10 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
     check_count("bootstrap", bootstrap, least=0)
 
 
-def recl_losses(
+def means_on_hard_positions(
     losses_ICP: Array, fractions: Sequence[float], counts_SB: Array, block_P: NDArray[np.int64]
 ) -> list[tuple[Array, Array]]:
-    """Return for every r f(c, c), [S, C-1], common to all models, and f_i(c, c'), [S, I, C-1], in nats.
+    """Return the means for every r: f(c, c), [S, C-1], common to all models, and f_i(c, c'), [S, I, C-1], in nats.
 
     Args:
         losses_ICP: l_i(c, t).

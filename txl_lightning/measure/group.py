@@ -20,7 +20,6 @@ from txl_lightning.data.corpus import WHOLE, split_bytes
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.measure.commands import chosen_device
-from txl_lightning.measure.huggingface import load_huggingface
 from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import Integers
 from txl_lightning.measure.models import (
@@ -31,6 +30,7 @@ from txl_lightning.measure.models import (
     Member,
     TokenizedText,
     load_function,
+    load_huggingface,
     load_run,
 )
 from txl_lightning.measure.options import ReclOptions

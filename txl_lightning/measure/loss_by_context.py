@@ -151,12 +151,13 @@ def position_blocks(
     grid of C contexts. One window of tokens then serves up to C positions of a block, and P_b positions need
     P_b + C - 1 windows, the last C - 1 of them shorter.
 
-        blocks = max(30, P / 4C), at most P
+        rasters = ⌈P Δ / (positions with the longest context before them)⌉
+        blocks = max(30, P / (4 C rasters)), at most P
 
     On an uneven grid, Δ is its smallest step.
 
     Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals. Where the split
-    is too short for P positions that are Δ apart, blocks have several positions in each step.
+    is too short for P positions that are Δ apart, blocks have `rasters` positions in each step.
 
     Args:
         n_tokens: tokens of the split.

@@ -50,6 +50,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
 
     Raises:
         UserError: an option, a checkpoint, or the group is not usable.
+        Stopped: SIGINT ended the reading; what was complete is written.
     """
     contexts = checked_contexts(options)
     started = time.perf_counter()
@@ -92,7 +93,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
 def parts_of(members: list[Member], at: GroupText) -> int:
     """Return the number of parts, each of at least two blocks spread over the text, in which positions are read.
 
-    What is complete when a run is interrupted is its parts. How long they take is said if it is long.
+    A run that is interrupted keeps the parts that are complete. If they take long, it says how long.
     """
     tokens, seconds = [], 0.0
     for member in members:
@@ -136,7 +137,7 @@ def model_losses(member: Member, at: GroupText, options: ReclOptions) -> Array:
     """Return l(c, t), [C, P], in nats, of one model.
 
     Raises:
-        OptionError: losses are nan, infinite or negative.
+        OptionError: a loss is nan, below 0 by more than `ROUNDING`, or `LARGEST` or more.
     """
     text = at.of_member[member.name]
     with autocast(options.precision, device_of(member.reader.model)):

@@ -128,12 +128,16 @@ class Operands(NamedTuple):
         return Operands(q_HBTE[heads, :, queries], k_HBKE, r_HSE, u_HE, v_HE, bias_HS, terms, values_HBKE, visible)
 
 
-def attend(operands: Operands, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+def softmax_attention(operands: Operands, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Return Σ_j softmax_j(A_i) value_j over the visible keys j, with dropout of the probabilities.
 
-    On the CPU in blocks of queries, which leave out the keys after all of their queries, or in evaluation in groups of
-    heads, whose scores stay in the caches; elsewhere, and where queries are few, by torch's kernel (BENCHMARKS.md,
-    "Attention in blocks of queries").
+        on a GPU, or compiled                   torch's kernel
+        on the CPU, with gradient or dropout    `attend_plainly`, in blocks of queries, which leave out later keys
+        without, queries at few places          torch's kernel, a query at a time
+        without, mostly memory, float32         `attend_plainly`, in groups of heads, whose scores stay in the caches
+        without, else                           torch's kernel, in blocks of queries
+
+    BENCHMARKS.md has what each gains, in "Attention in blocks of queries".
     """
     T, K, dtype, visible = *operands.visible.mask_TK.shape[-2:], operands.values_HBKE.dtype, operands.visible
     drops: Any = dropout.p if dropout.training else 0.0
@@ -179,7 +183,7 @@ def attend_fused(operands: Operands, p: float = 0.0) -> Float[Tensor, "H B T E"]
     elif position_HBTK is not None:
         added = position_HBTK + added
     added_HBTK = added.expand(*content_HBTE.shape[:3], -1)
-    return fused.attend(content_HBTE, k, values_HBKE, added_HBTK, p)
+    return fused.sdpa(content_HBTE, k, values_HBKE, added_HBTK, p)
 
 
 def _in_blocks(way: Callable[..., Tensor], operands: Operands, size: int, *arguments: nn.Module) -> Tensor:
@@ -294,7 +298,7 @@ class Attention(nn.Module):
         q, k, r, u, v, bias, terms = self.score_arguments(q_HBTE, parts[0], positions, self.terms)
         if self.kernel is not None:
             return self.kernel(q, k, r, u, v, parts[-1], visible, self.dropout, bias, terms)
-        return attend(Operands(q, k, r, u, v, bias, terms, parts[-1], visible), self.dropout)
+        return softmax_attention(Operands(q, k, r, u, v, bias, terms, parts[-1], visible), self.dropout)
 
     def score_arguments(self, q_HBTE: Tensor, k_HBKE: Tensor, positions: LayerPositions, terms: str) -> Any:
         """Return the arguments of `scores`: queries and keys rotated if the encoding rotates them."""

@@ -12,9 +12,8 @@ import torch
 from tests.measure.recl import test_huggingface as models
 from tests.measure.recl.small_recl import recl
 from tests.measure.recl.tiny_huggingface import TEXT, VOCABULARY, random_model, save_tiny
-from txl_lightning.measure.huggingface import load_huggingface
 from txl_lightning.measure.losses import window_losses
-from txl_lightning.measure.models import Member, TokenizedText, checked
+from txl_lightning.measure.models import Member, TokenizedText, checked, load_huggingface
 
 transformers, pytestmark = models.transformers, models.pytestmark
 

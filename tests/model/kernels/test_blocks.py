@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.model import attention
-from txl_lightning.model.attention import Operands, attend
+from txl_lightning.model.attention import Operands, softmax_attention
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -23,7 +23,7 @@ def attended(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64)
     visible = VisibleKeys(attention_mask(T, M, M, None, q_HBTE), sees_memory=True)
     torch.manual_seed(2)
     operands = Operands(q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, None, "abcd", values, visible)
-    return attend(operands, Dropout(dropout)), inputs
+    return softmax_attention(operands, Dropout(dropout)), inputs
 
 
 def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch: pytest.MonkeyPatch) -> None:

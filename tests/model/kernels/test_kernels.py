@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.model.tiny_model import SUBSETS, tiny_model
 from txl_lightning.model import attention
-from txl_lightning.model.attention import Operands, attend, attend_fused, attend_plainly
+from txl_lightning.model.attention import Operands, attend_fused, attend_plainly, softmax_attention
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -105,13 +105,19 @@ PROBLEMS = [
     Problem("ac", documents=True),
 ]
 NONE = Dropout(0.0)
+
+
+def chosen(operands: Operands) -> Tensor:
+    return softmax_attention(operands, NONE)
+
+
 WAYS: dict[str, tuple[Way, bool, dict[str, Any]]] = {
     # function, whether it has gradients, constants of `attention`
     "plain": (lambda x: attend_plainly(x, NONE), True, {}),
-    "chosen": (lambda x: attend(x, NONE), True, {}),
-    "in blocks": (lambda x: attend(x, NONE), True, {"BLOCK": {torch.float64: 8}}),
-    "without gradient": (lambda x: attend(x, NONE), False, {}),
-    "without gradient, in parts": (lambda x: attend(x, NONE), False, {"QUERIES_AT_ONCE": 4, "SCORES_BYTES_AT_ONCE": 1}),
+    "chosen": (chosen, True, {}),
+    "in blocks": (chosen, True, {"BLOCK": {torch.float64: 8}}),
+    "without gradient": (chosen, False, {}),
+    "without gradient, in parts": (chosen, False, {"QUERIES_AT_ONCE": 4, "SCORES_BYTES_AT_ONCE": 1}),
     "torch's kernel": (attend_fused, True, {}),
     "torch's kernel, without gradient": (attend_fused, False, {}),
 }
@@ -136,7 +142,7 @@ def test_blocks_in_bfloat16(gradients: bool, monkeypatch: pytest.MonkeyPatch) ->
     expected = Problem().run(judge, torch.bfloat16, gradients)
     monkeypatch.setattr(attention, "BLOCK", {torch.bfloat16: 8})
     monkeypatch.setattr(attention, "QUERIES_AT_ONCE", 4)
-    found = Problem().run(lambda x: attend(x, NONE), torch.bfloat16, gradients)
+    found = Problem().run(chosen, torch.bfloat16, gradients)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0.05, atol=0.05 * value.abs().max().item())
 

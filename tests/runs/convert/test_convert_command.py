@@ -16,8 +16,7 @@ from txl_lightning.config.composition import register_command, register_schemas
 from txl_lightning.config.schemas import CONF
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError, UserError
-from txl_lightning.model.checkpoints.contents import CheckpointError
+from txl_lightning.errors import CheckpointError, OptionError, UserError
 from txl_lightning.runs import ConvertOptions
 from txl_lightning.runs import convert as command
 from txl_lightning.runs.trained import load_trained

@@ -10,17 +10,17 @@ copies into the views, writing returns them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.errors import CheckpointError, UserError
 from txl_lightning.model.checkpoints import tensorflow
-from txl_lightning.model.checkpoints.contents import CheckpointError, check, shapes_of
 from txl_lightning.model.checkpoints.tensorflow import EMBEDDING, SCOPE, SOFTMAX
 from txl_lightning.model.transformer_xl import TransformerXL
 
@@ -47,6 +47,7 @@ IN_EVERY_LAYER = (  # here, in both PyTorch codes, in the TensorFlow one, whose 
     ("feed_forward_norm.bias", "pos_ff.layer_norm.bias", "ff/LayerNorm/beta"),
 )
 IN_ENCODING = (("u", "r_w_bias"), ("v", "r_r_bias"), ("table", "r_emb"), ("distance_bias", "r_bias"))
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPUTED = "pos_emb.inv_freq"  # stored by the PyTorch codes, computed here
 
 
@@ -333,3 +334,35 @@ def _tie_projections(tied: list[bool]) -> str:
     if all(tied) or not any(tied):
         return "all" if tied[0] else "none"
     raise CheckpointError(f"tie_projs={tied}: must be true for all clusters, none, or all but the first")
+
+
+def check(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
+    """Check that these are the weights of `like`, whose tensors may be on the meta device: floats of the same shapes.
+
+    Raises:
+        CheckpointError: they are not, or they are not finite; says which.
+    """
+    for name, tensor in found.items():
+        if name not in like:
+            raise CheckpointError(f"has {name}, which does not belong there")
+        if tensor.dtype not in FLOATS:
+            raise CheckpointError(f"{name} has numbers of type {tensor.dtype}, not {like[name].dtype}")
+        if tensor.shape != like[name].shape:
+            raise CheckpointError(f"{name} has shape {list(tensor.shape)}, the config says {list(like[name].shape)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"has weights that are not finite ({name}): its training diverged")
+
+
+def shapes_of(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """Return the `state_dict` of a model on the meta device, which takes no memory but for the modules themselves.
+
+    Raises:
+        UserError: a tensor would be larger than any memory.
+    """
+    try:
+        with torch.device("meta"):
+            return build().state_dict()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise UserError(f"a model of these sizes fits into no memory ({error})") from error

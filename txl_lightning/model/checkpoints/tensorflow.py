@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.errors import UserError
-from txl_lightning.model.checkpoints.contents import CheckpointError
+from txl_lightning.errors import CheckpointError, UserError
 
 SCOPE = "transformer/"
 EMBEDDING, SOFTMAX = SCOPE + "adaptive_embed/", SCOPE + "adaptive_softmax/"

@@ -62,7 +62,7 @@ def is_eager_on_cpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def attend(
+def sdpa(
     query_HBTE: Float[Tensor, "H B T E"],
     k_HBKE: Float[Tensor, "H B K E"],
     values_HBKE: Float[Tensor, "H B K E"],
