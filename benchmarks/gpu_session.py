@@ -48,7 +48,7 @@ from txl_lightning.files import write_json
 from txl_lightning.model import attention
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.reporting.machine import processor
+from txl_lightning.reporting import processor
 from txl_lightning.runs.models import make_model
 from txl_lightning.training.module import OnePlace, use_relative_kernel
 from txl_lightning.training.module import compiled as compile_score

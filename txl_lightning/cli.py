@@ -86,7 +86,7 @@ def usage() -> str:
 
 def environment() -> str:
     """Return versions, of this package and of those on which results depend, machine and variables."""
-    from txl_lightning.reporting.machine import gpus, processor
+    from txl_lightning.reporting import gpus, processor
 
     versions = [f"{found.metadata['Name']} {found.version}" for found in map(distribution, NAMED)]  # not imported
     names = [name for name in sorted(os.environ) if name.startswith(("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_"))]

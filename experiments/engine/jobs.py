@@ -23,7 +23,7 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.files import expand
 from txl_lightning.jobs import JobFolder, checksum, identity
-from txl_lightning.reporting.machine import gpus, processor
+from txl_lightning.reporting import gpus, processor
 from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 

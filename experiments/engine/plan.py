@@ -25,7 +25,7 @@ from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import file_checksum
 from txl_lightning.jobs import RECORD, JobFolder, Jobs
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting import markdown_table
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.training.checkpointing import last_good
 

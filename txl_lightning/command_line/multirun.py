@@ -37,7 +37,7 @@ from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import MOST, Stopped, UserError, check_count, cores, notice, require
 from txl_lightning.files import write_json, write_text
 from txl_lightning.jobs import JobFolder, Jobs, choose_folders, identity, job_folders, of_text, refuse_another_text
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting import markdown_table
 
 log = logging.getLogger(__name__)
 JSON_FILE, TABLE_FILE, ERROR_FILE, LOG = "multirun.json", "multirun.md", "error.txt", "log.txt"
