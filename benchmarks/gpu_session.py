@@ -37,13 +37,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from benchmarks.bench import CASES, ROOT
-from txl_lightning import Memory
-from txl_lightning.config.composition import register_schemas
-from txl_lightning.config.schemas import CONF, typed
+from txl_lightning import Memory, compose
 from txl_lightning.files import write_json
 from txl_lightning.model import attention
 from txl_lightning.model.layers import Dropout
@@ -125,9 +122,7 @@ def steps(
     if tiny:
         options = (*options, "data.batch_size=2", "data.segment_len=8", f"model.cutoffs={[20, 40] if V > 205 else []}")
         options, V = (*options, *(("model.d_model=8",) if "model=lstm" in options else ("model=txl_smoke",))), 205
-    register_schemas()
-    with initialize_config_dir(str(CONF), version_base=None):
-        config = typed(compose("config", list(options)))
+    config = compose(*options)
     model = make_model(config, V).to(device)
     half = config.trainer.precision == "bf16-mixed"
     optimizer, schedule = make_optimizer(model, config.optimizer, 1000, fused=True)

@@ -95,15 +95,6 @@ def environment() -> str:
     return "\n".join([*lines, *(f"{name}={os.environ[name]}" for name in names)])
 
 
-def register(*names: str) -> None:
-    """Register the options of commands, by default of all, with Hydra, under the names that `conf/` uses."""
-    from txl_lightning.config.composition import register_command, register_schemas
-
-    register_schemas()
-    for name in names or COMMANDS:
-        register_command(name, COMMANDS[name].schema)
-
-
 def main() -> None:
     """Run the command line `txl COMMAND …` in `sys.argv`.
 
@@ -136,8 +127,6 @@ def main() -> None:
     with ended_by_ctrl_c():
         # Import Hydra late: it takes a quarter of a second, and neither help nor an unknown command needs it.
         from txl_lightning.command_line.hydra_app import run_command
-
-        register(words[0])
     run_command(COMMANDS[words[0]], words[1:])
 
 

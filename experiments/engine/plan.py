@@ -23,7 +23,7 @@ from txl_lightning.cli import main
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import UserError, cores
-from txl_lightning.files import file_checksum
+from txl_lightning.files import file_checksum, locked
 from txl_lightning.jobs import RECORD, JobFolder, Jobs
 from txl_lightning.reporting import markdown_table
 from txl_lightning.runs.trained import read_checkpoint
@@ -195,7 +195,7 @@ class Plan:
 
     def _start(self, job: Job, slot: int) -> JobProcess:
         folder = self.folder(job)
-        with folder.locked(wait=True):  # for a job of a killed runner, which ends in moments
+        with locked(folder.path, wait=True):  # for a job of a killed runner, which ends in moments
             if not self._is_same(job) or folder.record.get("done"):  # its files were changed
                 folder.clear()
             self._write_record(job, 0.0, done=False)

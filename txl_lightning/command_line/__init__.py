@@ -9,7 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +69,31 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {}  # by name
+
+
+@dataclass
+class Call:
+    """One call of `txl`, as Hydra and the launcher of a multirun fill it in.
+
+    Attributes:
+        directory: folder of the multirun; None for a single run.
+        run_directory: folder of the single run, for errors; None for a multirun.
+        lock: holds the lock of the multirun's folder, once the launcher is set up.
+        outcomes: a line for each job that failed, and None for each other one.
+    """
+
+    directory: Path | None = None
+    run_directory: Path | None = None
+    lock: ExitStack = field(default_factory=ExitStack)
+    outcomes: list[str | None] = field(default_factory=list)
+
+
+CALL = ContextVar[Call]("CALL")  # of this process: Hydra makes callbacks and launchers from a config
+
+
+def current() -> Call:
+    """Return the call of `txl` that runs; a new one outside of it."""
+    return CALL.get(None) or Call()
 
 
 def register_measurement(row: Command) -> None:

@@ -14,8 +14,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from txl_lightning.command_line import Command
-from txl_lightning.command_line.multirun import JobError, current
+from txl_lightning.command_line import Command, current
+from txl_lightning.command_line.multirun import JobError
 from txl_lightning.config.schemas import CONF, OWN_OPTIONS
 from txl_lightning.errors import UserError, first_line
 from txl_lightning.guests import CHOICES, of_a_file

@@ -13,10 +13,9 @@ import pickle
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,21 +26,21 @@ from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, run_job, setup_globals
-from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from txl_lightning.command_line import current
 from txl_lightning.distributed.processes import Ended, JobProcess
-from txl_lightning.errors import MOST, Stopped, UserError, check_count, cores, notice, require
-from txl_lightning.files import write_json, write_text
-from txl_lightning.jobs import JobFolder, Jobs, choose_folders, identity, job_folders, of_text, refuse_another_text
+from txl_lightning.errors import MOST, Stopped, check_count, cores, notice, require
+from txl_lightning.files import locked, write_json, write_text
+from txl_lightning.jobs import Jobs, choose_folders, identity, job_folders, of_text, refuse_another_text
 from txl_lightning.reporting import markdown_table
 
 log = logging.getLogger(__name__)
 JSON_FILE, TABLE_FILE, ERROR_FILE, LOG = "multirun.json", "multirun.md", "error.txt", "log.txt"
-LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb"))
+LOSSES = tuple(map("/".join, product(("val", "test"), ("nll", "bpc", "ppl", "bpt", "bpb"))))
 MAX_EXIT_STATUS = 100  # higher ones mean signals and errors of the shell
 MAX_NAME_LENGTH = 128  # of a W&B group
 
@@ -59,47 +58,6 @@ class JobError(Exception):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class Multirun(Callback):
-    """One call of `txl`, as its Hydra callback and its launcher fill it in.
-
-    Attributes:
-        directory: folder of the multirun; None for a single run.
-        run_directory: folder of the single run, for errors; None for a multirun.
-        lock: holds the lock of the multirun's folder, once the launcher is set up.
-        outcomes: a line for each job that failed, and None for each other one.
-    """
-
-    def __init__(self) -> None:
-        self.directory: Path | None = None
-        self.run_directory: Path | None = None
-        self.lock = ExitStack()
-        self.outcomes: list[str | None] = []
-
-    def __reduce__(self) -> Any:  # the lock stays in its process
-        return Multirun, ()
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Keep Hydra, which writes before the command does, from a folder that another command holds."""
-        self.run_directory = Path(str(config.hydra.run.dir))
-        try:
-            with JobFolder(self.run_directory).locked() if config.hydra.output_subdir else nullcontext():
-                pass
-        except (UserError, OSError):  # the command will say it
-            with read_write(config.hydra):
-                config.hydra.output_subdir = None
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self.directory = Path(str(config.hydra.sweep.dir))
-
-
-CALL = ContextVar[Multirun]("CALL")  # set by `run_command`: Hydra makes callbacks and launchers from a config
-
-
-def current() -> Multirun:
-    """Return the value of the call of `txl` that runs; a new one outside of it."""
-    return CALL.get(None) or Multirun()
 
 
 @dataclass
@@ -187,7 +145,7 @@ class ProcessLauncher(Launcher):
 
     def __init__(self, max_parallel: int, threads: int | None, grace_seconds: float) -> None:
         self.max_parallel, self.threads, self.grace_seconds = max_parallel, threads, grace_seconds
-        self.multirun = current()
+        self.call = current()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Prepare for `launch`; the sweeper calls it once.
@@ -207,7 +165,7 @@ class ProcessLauncher(Launcher):
             allowed = f"must be a shorter sweep: at most {MOST['jobs']:,} jobs are possible"
             option, _, values = str(longest).partition("=")
             require(prod(lengths) <= MOST["jobs"], option, values, allowed)
-        self.multirun.lock.enter_context(JobFolder(Path(config.hydra.sweep.dir)).locked())
+        self.call.lock.enter_context(locked(Path(config.hydra.sweep.dir)))
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -236,7 +194,7 @@ class ProcessLauncher(Launcher):
                 line = f"job {job.number} ({' '.join(job.overrides)}): {result}{where}"
             status = JobStatus.COMPLETED if line is None else JobStatus.FAILED
             done[job.number] = JobReturn(overrides=job.overrides, status=status, _return_value=result)
-            self.multirun.outcomes.append(line)
+            self.call.outcomes.append(line)
             write_results(directory)
             value = f": {result}" if line is None and result is not None else ""
             log.info(f"#{job.number} {'failed' if line else 'ended'} after {ended.seconds:.0f} s{value}")
