@@ -168,8 +168,10 @@ def _run(command: Command, words: list[str], wants_traceback: bool, call: Call) 
     if given.help:
         show(options_help(command, composed))
         return
-    if command.shared_by_ranks and _is_further_rank():
-        _run_further_rank(command, composed)
+    if command.shared_by_ranks and _is_further_rank():  # as the first one, without a directory, a log or output
+        config = composition(command.config_name, composed)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            command.run(OmegaConf.to_object(config), Path(os.devnull))
         return
     flags = [word for word in words if word not in given.overrides]
     words = [*flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *given.overrides]
@@ -203,15 +205,18 @@ def read_flags(words: Sequence[str]) -> Namespace:
 
 def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
     """Refuse what Hydra would misread: two choices as one, no choice, `+option=value`, a choice of another command,
-    a custom file with the name of one of ours.
+    a custom file with the name of one of ours, a variable that is not set.
 
     Raises:
         UserError: an override cannot be used.
     """
     for word in overrides:
         name, _, value = word.partition("=")
+        listed = _list_of(word) if name in ("hydra.searchpath", "hydra.job.env_copy") else []
         if name == "hydra.searchpath":
-            _refuse_names_of_ours(word)
+            _refuse_names_of_ours(listed)
+        elif unset := [variable for variable in listed if variable not in os.environ]:
+            raise UserError(f"{word}: the variable {unset[0]} is not set")
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
         if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
@@ -225,11 +230,15 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
             raise UserError(f"{word}: must be one of {', '.join(choices_of(name, command))}")
 
 
-def _refuse_names_of_ours(searchpath: str) -> None:
-    """Refuse folders of `hydra.searchpath=[…]` with a file that Hydra would ignore, since one of ours has its name."""
-    (override,) = OverridesParser.create().parse_overrides([searchpath])
-    folders = value if isinstance(value := override.value(), list) else []  # Hydra refuses any other value
-    for folder in (Path(str(name).removeprefix("file://")) for name in folders):
+def _list_of(word: str) -> list[str]:
+    """Return the values of `option=[…]`; none of another one, which Hydra refuses."""
+    (override,) = OverridesParser.create().parse_overrides([word])
+    return list(map(str, value)) if isinstance(value := override.value(), list) else []
+
+
+def _refuse_names_of_ours(searchpath: list[str]) -> None:
+    """Refuse folders of `hydra.searchpath` with a file that Hydra would ignore, since one of ours has its name."""
+    for folder in (Path(name.removeprefix("file://")) for name in searchpath):
         for ours in sorted(CONF.rglob("*.yaml")) if folder.resolve() != CONF.resolve() else ():
             own = folder / ours.relative_to(CONF)
             if own.is_file():
@@ -382,13 +391,6 @@ class HydraTask:
     def describe(self, error: BaseException) -> str:
         """Return an error in one line."""
         return one_line(error, self.command.schema)
-
-
-def _run_further_rank(command: Command, overrides: list[str]) -> None:
-    """Run with the same configuration as the first rank, but without a directory, a log or output."""
-    config = composition(command.config_name, overrides)
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        command.run(OmegaConf.to_object(config), Path(os.devnull))
 
 
 def _is_further_rank() -> bool:

@@ -11,6 +11,7 @@ from traceback import walk_tb
 from typing import get_type_hints
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -115,9 +116,18 @@ def suggestion(key: str, schema: type) -> str:
     for name, kind in get_type_hints(schema).items():
         inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
         names += [name, *(f"{name}.{field.name}" for field in inner)]
+    names += [f"beyond.{name}" for name in _options_of_variant()]
     same_end = [name for name in names if name.split(".")[-1] == key.split(".")[-1]]
     near = same_end or difflib.get_close_matches(key, names, n=3, cutoff=0.6)
     return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
+
+
+def _options_of_variant() -> list[str]:
+    """Return the names of the options of the variant that was chosen."""
+    variant = next((word.removeprefix("beyond=") for word in sys.argv if word.startswith("beyond=")), "")
+    file = CONF / "beyond" / f"{variant}.yaml"
+    options = OmegaConf.load(file).beyond if file.is_file() else CHOICES.get(("beyond", variant), {})
+    return [str(name) for name in options]
 
 
 def _missing_choice(path: str, options: Sequence[str]) -> str:

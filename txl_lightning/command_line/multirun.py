@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.command_line import current
 from txl_lightning.distributed.processes import Ended, JobProcess
-from txl_lightning.errors import MOST, Stopped, check_count, cores, notice, require
+from txl_lightning.errors import COUNT, MOST, Stopped, at_most, check, cores, notice, require
 from txl_lightning.files import locked, write_json, write_text
 from txl_lightning.jobs import Jobs, choose_folders, identity, job_folders, of_text, refuse_another_text
 from txl_lightning.reporting import markdown_table
@@ -153,8 +153,8 @@ class ProcessLauncher(Launcher):
         Raises:
             UserError: an option is not usable, or another command writes into the folder of the multirun.
         """
-        for option, value in {"max_parallel": self.max_parallel, "threads": self.threads}.items():
-            check_count(f"hydra.launcher.{option}", value)
+        check("hydra.launcher.max_parallel", self.max_parallel, COUNT)
+        check("hydra.launcher.threads", self.threads, COUNT, at_most("threads"))
         self.is_grid = str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
         if self.is_grid:  # the sweeper makes a list of all jobs
             typed: Any = OmegaConf.to_container(config.hydra.overrides.task)  # ${hydra:job.num} has no value yet
