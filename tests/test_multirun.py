@@ -105,7 +105,7 @@ def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.M
     job.config.hydra.job.env_set = {"A": "1"}
     for at_once, threads, expected in ((1, None, {}), (2, None, "3"), (2, 5, "5")):
         launcher = ProcessLauncher(at_once, threads, 1)
-        launcher.task_function = Mock()
+        launcher.task = Mock()
         launcher._start(job, 0)
         counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), expected) if expected else {}
         assert made.call_args.kwargs["variables"] == {**counts, "A": "1"}

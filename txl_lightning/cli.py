@@ -1,7 +1,7 @@
 """The command `txl`: one row per command.
 
-A new command is a module with `run`, a dataclass of its options, a file in `conf/` and a row here; one of a user's file
-(see `guests`) has the row there, and needs no file in `conf/`.
+A new command is a module with `run`, a dataclass of its options and a row here, or in a user's file (see `guests`); it
+needs a file in `conf/` only if its options have groups.
 """
 
 from __future__ import annotations

@@ -21,12 +21,9 @@ class Stopped(UserError):  # noqa: N818 - not an error of the run
         signum: number of the signal.
     """
 
-    def __init__(self, text: str, signum: int) -> None:
-        super().__init__(text, signum)
+    def __init__(self, text: str, signum: int = 0) -> None:  # without one when it is unpickled, which sets attributes
+        super().__init__(text)
         self.signum = signum
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class OptionError(UserError, ValueError):

@@ -72,10 +72,6 @@ class JobFolder:
         fits = all(isinstance(found[name], kind) for name, kind in fields.items() if name in found)
         return found if fits and written in (None, checksum(found)) else {}
 
-    def is_of(self, options: Mapping[str, Any]) -> bool:
-        """Return whether the record is of the job with this identity."""
-        return self.record.get("options") == options
-
     @property
     def result(self) -> dict[str, Any] | None:
         """Content of the result; None before the job has finished, or if a full disk has cut it off."""

@@ -71,7 +71,7 @@ class Plan:
         ]
 
     def _is_same(self, job: Job) -> bool:
-        return self.folder(job).is_of(self.identities[job.name])
+        return self.record(job).get("options") == self.identities[job.name]
 
     def _files(self, job: Job) -> dict[str, str]:
         """Return the checksums of the files of a job that a report may read."""

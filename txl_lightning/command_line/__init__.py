@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from txl_lightning.errors import require
+from txl_lightning.errors import UserError, notice, require
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,27 @@ class Command:
         return self.config or self.name
 
     @property
+    def resumable(self) -> bool:
+        """Whether a job of a multirun that was stopped resumes when the multirun is started again."""
+        return self.objective is not None
+
+    @property
     def run(self) -> Callable[[Any, Path], list[str]]:
         """Function of the command: takes options and run directory, returns the lines to print."""
         keep_freed_memory()
         return import_module(self.module).run
+
+
+class JobError(UserError):
+    """Error of a job of a multirun in one line, sent by its process.
+
+    Attributes:
+        stopped: whether a signal ended the job, which continues when the multirun is started again.
+    """
+
+    def __init__(self, text: str, stopped: bool = False) -> None:
+        super().__init__(text)
+        self.stopped = stopped
 
 
 COMMANDS: dict[str, Command] = {}  # by name
@@ -148,7 +165,6 @@ def usable_caches() -> Iterator[None]:
     """Use a temporary folder in the block, and say so, if HOME and XDG_CACHE_HOME name none that can be written."""
     from tempfile import TemporaryDirectory  # not needed for `txl --help`
 
-    from txl_lightning.errors import notice
     from txl_lightning.files import expand
 
     before = dict(os.environ)

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import warnings
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -23,11 +23,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import II, DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import II, DictConfig, OmegaConf, read_write
 
-from txl_lightning.command_line import CALL, COMMANDS, Call, Command, current, ended_by_ctrl_c, show, usable_caches
+from txl_lightning.command_line import (
+    CALL,
+    COMMANDS,
+    Call,
+    Command,
+    JobError,
+    current,
+    ended_by_ctrl_c,
+    show,
+    usable_caches,
+)
 from txl_lightning.command_line.messages import EXPECTED, choices_of, is_expected, one_line, suggestion
-from txl_lightning.command_line.multirun import JobError, multirun_name, report_failed_jobs, write_results
+from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs, write_results
 from txl_lightning.config.schemas import (
     CONF,
     OWN_OPTIONS,
@@ -143,7 +153,7 @@ def run_command(command: Command, words: list[str]) -> None:
     try:
         _run(command, [literal(word, command.text_options) for word in words], wants_traceback, call)
     except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
-        folder = call.directory if command.objective else None
+        folder = call.directory if command.resumable else None
         again = f"; to continue, repeat the command with hydra.sweep.dir={folder}" if folder else ""
         print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
@@ -195,7 +205,19 @@ def read_flags(words: Sequence[str]) -> Namespace:
     Raises:
         UserError: a flag is not known, or it is `--experimental-rerun`.
     """
-    given = hydra_parser().parse_intermixed_args(words)
+    parser = get_args_parser()  # private
+
+    def refuse(message: str) -> NoReturn:  # in place of the end of the process
+        _, is_unknown, unknown = message.partition("unrecognized arguments: ")
+        if not is_unknown:
+            raise UserError(f"{message} (--hydra-help lists the flags)")
+        flag = unknown.split(" ")[0]
+        name, _, value = flag.partition("=")
+        option = f"{name.lstrip('-')}={value or '…'}"
+        raise UserError(f"{flag}: no such flag; options have no dashes: {option} (--help lists them)")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    given = parser.parse_intermixed_args(words)
     if (rerun := given.experimental_rerun) is not None:
         raise UserError(f"--experimental-rerun={rerun}: is not supported, its file can run code; repeat the overrides")
     if given.shell_completion and not any(map(COMPLETION.fullmatch, given.overrides)):
@@ -245,22 +267,6 @@ def _refuse_names_of_ours(searchpath: list[str]) -> None:
                 raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
 
 
-def hydra_parser() -> ArgumentParser:
-    """Return Hydra's parser of flags (private), which raises a `UserError` instead of ending the process."""
-    parser = get_args_parser()
-
-    def refuse(message: str) -> NoReturn:
-        _, is_unknown, words = message.partition("unrecognized arguments: ")
-        if not is_unknown:
-            raise UserError(f"{message} (--hydra-help lists the flags)")
-        name, _, value = words.split(" ")[0].partition("=")
-        option = f"{name.lstrip('-')}={value or '…'}"
-        raise UserError(f"{words.split(' ')[0]}: no such flag; options have no dashes: {option} (--help lists them)")
-
-    parser.error = refuse  # type: ignore[method-assign]
-    return parser
-
-
 def options_help(command: Command, overrides: list[str]) -> str:
     """Return the help text of a command: usage, groups with their choices, options with the values of overrides.
 
@@ -277,8 +283,7 @@ def options_help(command: Command, overrides: list[str]) -> str:
                 if any(word.startswith("hydra.searchpath=") for word in overrides):
                     own = loader.get_group_options(group, config_name=command.config_name, overrides=overrides)
                 groups.append(f"  {group}: {', '.join(choices_of(group, command, own))}")
-    with open_dict(config):
-        del config["hydra"]
+    config = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
     lines += ["groups, as group=choice:", *groups, ""] if groups else []
     options = "options, as group.key=value or key=value; ??? must be given:"
@@ -317,16 +322,6 @@ class HydraTask:
     command: Command
     wants_traceback: bool
 
-    @property
-    def resumable(self) -> bool:
-        """Whether a job of a multirun that was stopped resumes when the multirun is started again."""
-        return self.command.objective is not None
-
-    @property
-    def modules(self) -> list[str]:
-        """Modules that its jobs need: a launcher that forks them imports each once."""
-        return [__name__, self.command.module]
-
     def __call__(self, config: DictConfig) -> Any:
         """Run the command, or resume it if it is a job of a multirun that was stopped.
 
@@ -347,7 +342,7 @@ class HydraTask:
             notice("hydra.sweeper.params has no effect without -m: this is one run")
         for name in sorted(EARLY.intersection(settings.job.env_set)):
             notice(f"hydra.job.env_set.{name} has no effect: options are read before; export the variable")
-        job = JobFolder(directory) if multirun and self.resumable else None
+        job = JobFolder(directory) if multirun and command.resumable else None
         # SLURM starts the task of a job once for each rank; convert writes elsewhere.
         writes = os.environ.get("SLURM_PROCID", "0") == "0" and command.directory != "none"
         if settings.job.chdir:
@@ -375,7 +370,7 @@ class HydraTask:
                         show(line)
                 except Exception as error:
                     if job is not None and not isinstance(error, Stopped):
-                        job.add_error(self.describe(error))
+                        job.add_error(one_line(error, command.schema))
                     raise
         except EXPECTED as error:
             if multirun and isinstance(error, Stopped):
@@ -387,10 +382,6 @@ class HydraTask:
         if command.directory != "none":
             show(str(directory))
         return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
-
-    def describe(self, error: BaseException) -> str:
-        """Return an error in one line."""
-        return one_line(error, self.command.schema)
 
 
 def _is_further_rank() -> bool:

@@ -16,7 +16,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from txl_lightning.command_line import Command, current
-from txl_lightning.command_line.multirun import JobError
 from txl_lightning.config.schemas import CONF, OWN_OPTIONS
 from txl_lightning.errors import UserError, first_line
 from txl_lightning.guests import CHOICES, of_a_file
@@ -82,7 +81,7 @@ def one_line(error: BaseException, schema: type) -> str:
         return f"{typed}: no such option{added or suggestion(unknown[1], schema)}"
     if not isinstance(error, (HydraException, OmegaConfBaseException, YAMLError)):
         hint = next((hint for text, hint in OF_LIBRARIES.items() if text in str(error)), None)
-        is_defect = hint is None and not isinstance(error, (*EXPECTED, JobError))
+        is_defect = hint is None and not isinstance(error, EXPECTED)
         return (f"{type(error).__name__}: " if is_defect else "") + first_line(error) + (hint or "")
     if error.__cause__ is not None:
         return f"{first_line(error)}: {first_line(error.__cause__)}"

@@ -290,10 +290,6 @@ def _of_wandb(variable: str, default: str | None) -> Any:
     return field(default_factory=lambda: os.environ.get(variable) or default)
 
 
-def _tags_of_wandb() -> list[str]:
-    return [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag]
-
-
 def _mode_of_wandb() -> str:
     disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
     return os.environ.get("WANDB_MODE") or ("disabled" if disabled else "offline")
@@ -316,7 +312,7 @@ class LoggerConfig:
     project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
     mode: str = field(default_factory=_mode_of_wandb)
     group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
-    tags: list[str] = field(default_factory=_tags_of_wandb)
+    tags: list[str] = field(default_factory=lambda: list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))))
     _target_: str | None = None
     arguments: Any = None
     each: dict[str, Any] = field(default_factory=dict)
@@ -393,9 +389,7 @@ def typed(config: Any) -> Any:
 
 def plain(config: Any) -> dict[str, Any]:
     """Return a config as plain dicts, lists, numbers and strings, for checkpoints and loggers."""
-    if not OmegaConf.is_config(config):
-        return asdict(config)  # not through OmegaConf, for which a literal `${…}` would be an interpolation
-    return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    return asdict(config)  # not through OmegaConf, for which a literal `${…}` would be an interpolation
 
 
 def stored(config: Config) -> dict[str, Any]:
