@@ -355,7 +355,7 @@ def main(words: Sequence[str]) -> None:
         if options.output:
             options.output.write_text(json.dumps(measured, indent=1))
     print(table(measured))
-    from txl_lightning.reporting.machine import processor
+    from txl_lightning.reporting import processor
 
     device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
     print(f"\n- {datetime.date.today()}; {device}; {options.threads} threads; torch {torch.__version__}")

@@ -37,18 +37,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from benchmarks.bench import CASES, ROOT
-from txl_lightning import Memory
-from txl_lightning.config.composition import register_schemas
-from txl_lightning.config.schemas import CONF, typed
+from txl_lightning import Memory, compose
 from txl_lightning.files import write_json
 from txl_lightning.model import attention
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.reporting.machine import processor
+from txl_lightning.reporting import processor
 from txl_lightning.runs.models import make_model
 from txl_lightning.training.module import OnePlace, use_relative_kernel
 from txl_lightning.training.module import compiled as compile_score
@@ -58,6 +55,7 @@ GRACE_SECONDS = 30  # for a stopped part to save and end
 TINY = ("profile=smoke", "data=python-stdlib", "trainer.num_threads=1", "trainer.val_max_segments=5")
 WT103_SHARES = (0.935, 0.031, 0.032, 0.002)  # of the words of its training text in the clusters of the base model
 ENWIK8, WT103 = ("experiment=paper/enwik8_base",), ("experiment=paper/wt103_base",)
+RELATIVE = "trainer.kernel=relative"
 
 
 def timed(work: Callable[[], Any], repeats: int) -> float:
@@ -125,9 +123,7 @@ def steps(
     if tiny:
         options = (*options, "data.batch_size=2", "data.segment_len=8", f"model.cutoffs={[20, 40] if V > 205 else []}")
         options, V = (*options, *(("model.d_model=8",) if "model=lstm" in options else ("model=txl_smoke",))), 205
-    register_schemas()
-    with initialize_config_dir(str(CONF), version_base=None):
-        config = typed(compose("config", list(options)))
+    config = compose(*options)
     model = make_model(config, V).to(device)
     half = config.trainer.precision == "bf16-mixed"
     optimizer, schedule = make_optimizer(model, config.optimizer, 1000, fused=True)
@@ -225,6 +221,27 @@ def train_words(device: str, tiny: bool) -> list[str]:
     return [sys.executable, "-m", "txl_lightning.cli", "train", *options, "logger=csv", "trainer.progress_bar=false"]
 
 
+PARTS: dict[str, tuple[int, Callable[[Path, str, bool], dict[str, Any]]]] = {  # seconds at most, and the part
+    "compiled": (90, lambda _, device, tiny: steps(device, tiny, ENWIK8, compiled=True)),
+    "graph": (90, lambda _, device, tiny: steps(device, tiny, ENWIK8, graph=True)),
+    "attention": (60, lambda _, device, tiny: attention_alone(device, tiny)),
+    "relative": (90, lambda _, device, tiny: steps(device, tiny, (*ENWIK8, RELATIVE), graph=True)),
+    "wt103-graph": (120, lambda _, device, tiny: steps(device, tiny, WT103, V=267_735, graph=True)),
+    "others": (100, others),
+    "pairs": (100, pairs),
+    "wt103-relative": (120, lambda _, device, tiny: steps(device, tiny, (*WT103, RELATIVE), V=267_735, graph=True)),
+    "wt103-compiled": (120, lambda _, device, tiny: steps(device, tiny, WT103, compiled=True, V=267_735)),
+    "resume": (120, lambda output, device, _: resume(output, device)),
+    "tests": (100, lambda *_: {}),
+    "enwik8": (60, lambda _, device, tiny: steps(device, tiny, ENWIK8)),
+    "wt103": (60, lambda _, device, tiny: steps(device, tiny, WT103, V=267_735)),
+    "enwik8-32": (40, lambda _, device, tiny: steps(device, tiny, (*ENWIK8, "trainer.precision=32-true"))),
+    "lstm": (40, lambda _, device, tiny: steps(device, tiny, ("model=lstm", "trainer=gpu", "data.batch_size=60"))),
+    "products": (40, lambda _, device, tiny: products(device, tiny)),
+    "training": (10_000, lambda *_: {}),
+}
+
+
 def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]:
     """Run the parts one after the other and return their records."""
     device, started, records = "cpu" if dry_run else "cuda", time.monotonic(), list[dict[str, Any]]()
@@ -235,10 +252,7 @@ def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/devices"]
     last = [*train_words(device, dry_run), f"hydra.run.dir={output / 'training'}"]
     last += ["trainer.max_steps=20"] if dry_run else ["trainer.max_steps=3000", "trainer.val_every_n_steps=500"]
-    limits = {"compiled": 90, "graph": 90, "attention": 60, "relative": 90, "wt103-graph": 120, "others": 100}
-    limits |= {"pairs": 100, "wt103-relative": 120, "wt103-compiled": 120, "resume": 120, "tests": 100, "enwik8": 60}
-    limits |= {"wt103": 60, "enwik8-32": 40, "lstm": 40, "products": 40, "training": 10_000}
-    for name, limit in limits.items():
+    for name, (limit, _) in PARTS.items():
         words = {"tests": pytest, "training": last}.get(name, [*own, name])
         left = min(5 * limit if dry_run else limit, started + seconds - GRACE_SECONDS - time.monotonic())
         record: dict[str, Any] = {"part": name, "status": "left out: no time"}
@@ -289,25 +303,8 @@ def main() -> int:
         records = session(output, 60 * options.minutes, options.dry_run)
         print(output)
         return int(any(record["status"].startswith("exit ") and record["status"] != "exit 0" for record in records))
-    place: Any = ("cpu" if options.dry_run else "cuda", options.dry_run)
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "products": lambda: products(*place),
-        "attention": lambda: attention_alone(*place),
-        "enwik8": lambda: steps(*place, ENWIK8),
-        "compiled": lambda: steps(*place, ENWIK8, compiled=True),
-        "graph": lambda: steps(*place, ENWIK8, graph=True),
-        "relative": lambda: steps(*place, (*ENWIK8, "trainer.kernel=relative"), graph=True),
-        "wt103-graph": lambda: steps(*place, WT103, V=267_735, graph=True),
-        "wt103-relative": lambda: steps(*place, (*WT103, "trainer.kernel=relative"), V=267_735, graph=True),
-        "others": lambda: others(output, *place),
-        "pairs": lambda: pairs(output, *place),
-        "wt103": lambda: steps(*place, WT103, V=267_735),
-        "wt103-compiled": lambda: steps(*place, WT103, compiled=True, V=267_735),
-        "enwik8-32": lambda: steps(*place, (*ENWIK8, "trainer.precision=32-true")),
-        "lstm": lambda: steps(*place, ("model=lstm", "trainer=gpu", "data.batch_size=60")),
-        "resume": lambda: resume(output, place[0]),
-    }
-    write_json(output / f"{options.part}.json", parts[options.part]())
+    measured = PARTS[options.part][1](output, "cpu" if options.dry_run else "cuda", options.dry_run)
+    write_json(output / f"{options.part}.json", measured)
     return 0
 
 

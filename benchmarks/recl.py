@@ -30,7 +30,7 @@ from torch.nn import functional
 from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import WindowReader, window_losses
 from txl_lightning.measure.models import HuggingFaceModel
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting import markdown_table
 
 WAYS = ("ours", "loop", "sliding")
 

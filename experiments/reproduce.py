@@ -32,6 +32,7 @@ from txl_lightning.command_line import usable_caches
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
+from txl_lightning.files import locked
 from txl_lightning.jobs import JobFolder
 from txl_lightning.training.checks import check_config
 
@@ -116,7 +117,7 @@ def reproduce(setup: Setup) -> None:
     if setup.planning:
         print(plan(setup).table())
         return
-    with JobFolder(setup.directory).locked():
+    with locked(setup.directory):
         planned = plan(setup)
         say("checks of every training")
         for job in planned.jobs:

@@ -21,11 +21,12 @@ from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
 from tests.training.small_run import TEXT, trained
 from txl_lightning import __version__
-from txl_lightning.cli import COMMANDS, main, register
+from txl_lightning.cli import COMMANDS, main
+from txl_lightning.command_line.hydra_app import register
 from txl_lightning.command_line.messages import OF_LIGHTNING, suggestion
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.jobs import LOCK, JobFolder
+from txl_lightning.files import LOCK, locked
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
@@ -168,7 +169,7 @@ WRITERS = [name for name, row in COMMANDS.items() if row.directory != "none"]
 
 @pytest.mark.parametrize("words", [*([f"{name}", "hydra.run.dir=run"] for name in WRITERS), MULTIRUN], ids=" ".join)
 def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, words: list[str]) -> None:
-    with JobFolder(tmp_path / "run").locked():
+    with locked(tmp_path / "run"):
         refused = refusal(*words, directory=tmp_path)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]  # nothing of Hydra
     folder = "run" if "-m" in words else f"{tmp_path}/run"
@@ -190,13 +191,13 @@ def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path, words: lis
 
 def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(options: object, directory: Path) -> list[str]:
-        with pytest.raises(UserError, match="another command writes"), JobFolder(directory).locked():
+        with pytest.raises(UserError, match="another command writes"), locked(directory):
             pass
         return ["held"]
 
     monkeypatch.setattr("txl_lightning.measure.speed.run", run)
     assert run_txl("speed", f"hydra.run.dir={tmp_path}/run").out == f"held\n{tmp_path}/run\n"
-    with JobFolder(tmp_path / "run").locked():
+    with locked(tmp_path / "run"):
         pass
 
 

@@ -1,8 +1,10 @@
-"""Atomic writes, checksums, and where caches go: XDG_CACHE_HOME, HOME, or a folder for the time of a command."""
+"""Atomic writes, locks, checksums, and where caches go: XDG_CACHE_HOME, HOME, or a folder for the time of a command."""
 
+import errno
 import hashlib
 import math
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,8 +13,8 @@ import pytest
 from tests.fixtures import Output, Patch
 from txl_lightning import files
 from txl_lightning.command_line import usable_caches
-from txl_lightning.errors import notice
-from txl_lightning.files import checksum, expand, file_checksum, write_atomically, write_json, write_text
+from txl_lightning.errors import UserError, notice
+from txl_lightning.files import checksum, expand, file_checksum, locked, write_atomically, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -95,3 +97,25 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: Patch, capfd
     assert (folder.exists(), dict(os.environ)) == (False, before)
     said = f"{home or '/dev/null/home'}/.cache cannot be written: caches last as long as this command; XDG_CACHE_HOME="
     assert capfd.readouterr().err == f"{said}FOLDER keeps them\n"
+
+
+def test_one_process_at_a_time_writes_into_a_folder(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
+    for wait in (False, True):
+        with locked(tmp_path), pytest.raises(UserError, match="another command writes into"), locked(tmp_path, wait):
+            pass
+
+
+def test_a_file_system_without_locks_is_used_without_one(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(files.fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "no locks")))
+    with locked(tmp_path), locked(tmp_path):
+        pass
+
+
+def test_links_inside_a_folder_stay_and_its_lock_follows_none(tmp_path: Path) -> None:
+    for name, refused in (("latest", nullcontext()), (".lock", pytest.raises(OSError, match="symbolic links"))):
+        (tmp_path / ".lock").unlink(missing_ok=True)
+        (tmp_path / name).symlink_to("file")
+        with refused, locked(tmp_path):
+            pass
+    assert not (tmp_path / "file").exists()

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
@@ -18,6 +17,7 @@ from omegaconf import OmegaConf
 from txl_lightning import jobs as module
 from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import UserError
+from txl_lightning.files import LOCK, locked
 from txl_lightning.jobs import JobFolder, Jobs, choose_folders, identity
 
 OPTIONS = {"seed": 1, "optimizer.lr": 0.001}
@@ -56,14 +56,6 @@ def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     assert choose_folders(tmp_path, jobs) == [tmp_path / name for name in "21035"]
 
 
-def test_a_job_runs_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOCK_SECONDS", 0.2)
-    job = JobFolder(tmp_path / "0")
-    for wait in (False, True):
-        with job.locked(), pytest.raises(UserError, match="0: another command writes into"), job.locked(wait):
-            pass
-
-
 def test_a_cut_off_result_is_none_and_clearing_keeps_the_lock(tmp_path: Path) -> None:
     job = JobFolder(tmp_path, result_file="recl.json")
     assert (job.record, job.result) == ({}, None)
@@ -74,9 +66,9 @@ def test_a_cut_off_result_is_none_and_clearing_keeps_the_lock(tmp_path: Path) ->
     (tmp_path / "recl.json").write_text('{"recl": 3}')
     assert (job.record, job.result) == ({"key": "k"}, {"recl": 3})
     (tmp_path / "figures").mkdir()
-    with job.locked():
+    with locked(tmp_path):
         job.clear()
-        assert [path.name for path in tmp_path.iterdir()] == [module.LOCK]
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
 @dataclass(frozen=True)
@@ -185,12 +177,3 @@ def test_a_signal_ends_a_job_with_its_children(words: list[str], status: int, mo
     assert record.ends["late"].status == status
     assert [job.name for job in engine.waiting] == ["later"]
     assert (engine.failed, engine.stopped) == ({}, True)
-
-
-def test_links_inside_a_folder_stay_and_its_lock_follows_none(tmp_path: Path) -> None:
-    for name, refused in (("latest", nullcontext()), (".lock", pytest.raises(OSError, match="symbolic links"))):
-        (tmp_path / ".lock").unlink(missing_ok=True)
-        (tmp_path / name).symlink_to("file")
-        with refused, JobFolder(tmp_path).locked():
-            pass
-    assert not (tmp_path / "file").exists()

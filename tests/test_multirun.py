@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import signal
 import time
@@ -20,11 +19,11 @@ from hydra_plugins.txl_process_launcher import ProcessLauncher
 from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import TEXT, TINY
-from txl_lightning.cli import register
+from txl_lightning.command_line import CALL, Call, current
+from txl_lightning.command_line.hydra_app import register
 from txl_lightning.command_line.messages import one_line
-from txl_lightning.command_line.multirun import CALL, Multirun, current, multirun_name, report_failed_jobs
+from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs
 from txl_lightning.config.schemas import CONF, Config
-from txl_lightning.jobs import JobFolder
 
 FILES = ("multirun.json", "multirun.md", "multirun.yaml")
 
@@ -106,23 +105,19 @@ def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.M
     job.config.hydra.job.env_set = {"A": "1"}
     for at_once, threads, expected in ((1, None, {}), (2, None, "3"), (2, 5, "5")):
         launcher = ProcessLauncher(at_once, threads, 1)
-        launcher.task_function = Mock()
+        launcher.task = Mock()
         launcher._start(job, 0)
         counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), expected) if expected else {}
         assert made.call_args.kwargs["variables"] == {**counts, "A": "1"}
         assert made.call_args.kwargs["log"] == (tmp_path / "0/log.txt" if at_once > 1 else None)
 
 
-def test_a_call_keeps_its_multirun_for_itself(tmp_path: Path) -> None:
-    multirun = Multirun()
-    token = CALL.set(multirun)
-    assert current() is multirun
+def test_a_call_keeps_its_multirun_for_itself() -> None:
+    call = Call()
+    token = CALL.set(call)
+    assert current() is call
     CALL.reset(token)
     assert current() is not current()
-    multirun.lock.enter_context(JobFolder(tmp_path).locked())
-    multirun.outcomes.append("job 0: failed")
-    assert vars(pickle.loads(pickle.dumps(multirun)))["outcomes"] == []  # of a job, without the lock
-    multirun.lock.close()
 
 
 def test_slurm_gives_every_device_a_task() -> None:

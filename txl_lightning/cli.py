@@ -1,7 +1,7 @@
 """The command `txl`: one row per command.
 
-A new command is a module with `run`, a dataclass of its options, a file in `conf/` and a row here; one of a user's file
-(see `guests`) has the row there, and needs no file in `conf/`.
+A new command is a module with `run`, a dataclass of its options and a row here, or in a user's file (see `guests`); it
+needs a file in `conf/` only if its options have groups.
 """
 
 from __future__ import annotations
@@ -86,22 +86,13 @@ def usage() -> str:
 
 def environment() -> str:
     """Return versions, of this package and of those on which results depend, machine and variables."""
-    from txl_lightning.reporting.machine import gpus, processor
+    from txl_lightning.reporting import gpus, processor
 
     versions = [f"{found.metadata['Name']} {found.version}" for found in map(distribution, NAMED)]  # not imported
     names = [name for name in sorted(os.environ) if name.startswith(("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_"))]
     lines = [f"txl_lightning {__version__} in {os.path.dirname(__file__)}", f"Python {sys.version.split()[0]}"]
     lines += [platform.platform(), f"{processor()}, {cores()} cores", *gpus(), ", ".join(versions)]
     return "\n".join([*lines, *(f"{name}={os.environ[name]}" for name in names)])
-
-
-def register(*names: str) -> None:
-    """Register the options of commands, by default of all, with Hydra, under the names that `conf/` uses."""
-    from txl_lightning.config.composition import register_command, register_schemas
-
-    register_schemas()
-    for name in names or COMMANDS:
-        register_command(name, COMMANDS[name].schema)
 
 
 def main() -> None:
@@ -136,8 +127,6 @@ def main() -> None:
     with ended_by_ctrl_c():
         # Import Hydra late: it takes a quarter of a second, and neither help nor an unknown command needs it.
         from txl_lightning.command_line.hydra_app import run_command
-
-        register(words[0])
     run_command(COMMANDS[words[0]], words[1:])
 
 

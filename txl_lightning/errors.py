@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -20,12 +21,9 @@ class Stopped(UserError):  # noqa: N818 - not an error of the run
         signum: number of the signal.
     """
 
-    def __init__(self, text: str, signum: int) -> None:
-        super().__init__(text, signum)
+    def __init__(self, text: str, signum: int = 0) -> None:  # without one when it is unpickled, which sets attributes
+        super().__init__(text)
         self.signum = signum
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class OptionError(UserError, ValueError):
@@ -86,23 +84,36 @@ def require_memory(n_bytes: int, option: str, value: object) -> None:
     require(n_bytes <= has, option, value, allowed)
 
 
+Rule = tuple[Callable[[Any], bool], str]  # of the value of an option: whether it is allowed, and what is, in words
+
+COUNT: Rule = (lambda x: isinstance(x, int) and x >= 1, "must be an integer >= 1")
+LENGTH: Rule = (lambda x: x >= 0, "must be an integer >= 0")
+
 # Limits of machines: beyond these a command would wait for hours, or end in an error of a library.
 MOST = {
-    "num_threads": max(64, os.cpu_count() or 1),
     "threads": max(64, os.cpu_count() or 1),
     "jobs": 10_000,
     "contexts": 100_000,
     "bootstrap": 100_000,
-    "n_samples": 100_000,
+    "samples": 100_000,
     "gradient_segments": 1_000,
 }
 
 
-def check_count(option: str, value: int | None, least: int = 1) -> None:
-    """Raise `OptionError` unless a value is null or an integer from `least` to what machines can do (`MOST`)."""
-    most = MOST.get(option.rpartition(".")[2], math.inf)
-    require(value is None or value >= least, option, value, f"must be an integer >= {least}")
-    require(value is None or value <= most, option, value, f"must be at most {most:,}")
+def one_of(*choices: str) -> Rule:
+    """Return the rule that a value is one of these."""
+    return lambda x: x in choices, f"must be one of {', '.join(choices)}"
+
+
+def at_most(name: str) -> Rule:
+    """Return the rule that a value is not beyond what machines can do, by a name in `MOST`."""
+    return lambda x: x <= MOST[name], f"must be at most {MOST[name]:,}"
+
+
+def check(option: str, value: Any, *rules: Rule) -> None:
+    """Raise `OptionError` for a value that a rule does not allow; null is allowed where the type has it."""
+    for allows, allowed in rules if value is not None else ():
+        require(allows(value), option, list(value) if isinstance(value, tuple) else value, allowed)
 
 
 @cache

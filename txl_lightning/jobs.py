@@ -10,15 +10,13 @@ runs only what is missing.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -29,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from txl_lightning.config.schemas import flat, typed
 from txl_lightning.distributed.processes import POLL_SECONDS, Ended, JobProcess, handled_signals
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.files import write_json
+from txl_lightning.files import LOCK, write_json
 
 RECORD, STARTED = "job.json", "config.yaml"
 FIELDS: dict[str, Any] = {
@@ -38,9 +36,6 @@ FIELDS: dict[str, Any] = {
     "options": (dict, str),
     "error": str,
 }  # of the record of a job
-LOCK = ".lock"
-LOG_OF_WANDB = "wandb/*/logs/debug-core.log"  # a link into the folder of caches
-LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
 
 # Options that say how and where a job runs and what it leaves, and change no number.
@@ -77,10 +72,6 @@ class JobFolder:
         fits = all(isinstance(found[name], kind) for name, kind in fields.items() if name in found)
         return found if fits and written in (None, checksum(found)) else {}
 
-    def is_of(self, options: Mapping[str, Any]) -> bool:
-        """Return whether the record is of the job with this identity."""
-        return self.record.get("options") == options
-
     @property
     def result(self) -> dict[str, Any] | None:
         """Content of the result; None before the job has finished, or if a full disk has cut it off."""
@@ -95,32 +86,6 @@ class JobFolder:
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record, with its checksum."""
         write_json(self.path / self.record_file, {**record, "sha256": checksum(record)})
-
-    @contextmanager
-    def locked(self, wait: bool = False) -> Iterator[None]:
-        """Hold the folder's lock, which ends with the process; a file system without locks is used without one.
-
-        Args:
-            wait: wait `LOCK_SECONDS` for a process that is about to end.
-
-        Raises:
-            UserError: another process holds it, or a link leads out of the folder.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        refuse_links(self.path)
-        deadline = time.monotonic() + LOCK_SECONDS * wait
-        with open(os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as file:
-            with suppress(OSError):  # of a file system without locks
-                while True:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError as error:
-                        if time.monotonic() > deadline:
-                            held = "another command writes into this folder: choose another one, or wait for its end"
-                            raise UserError(f"{self.path}: {held}") from error
-                        time.sleep(0.1)
-            yield
 
     def clear(self) -> None:
         """Delete everything but the lock, which this process holds."""
@@ -163,22 +128,6 @@ class JobFolder:
         """Add the error that ended a job, in one line, to its record."""
         with suppress(OSError):  # a full disk
             self.write({**self.record, "error": error})
-
-
-def refuse_links(folder: Path) -> None:
-    """Refuse a folder with a link that leads out of it: one from a stranger could name what is deleted or overwritten.
-
-    Raises:
-        UserError: names the link. Those that W&B makes stay inside, but for that to its log, which nobody opens.
-    """
-    root = Path(os.path.realpath(folder))
-    for place, folders, files in os.walk(root):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if not path.is_symlink() or path.match(LOG_OF_WANDB):
-                continue
-            if not (target := Path(os.path.realpath(path))).is_relative_to(root):
-                out = f"is a link to {target}: a command writes into no folder that links lead out of"
-                raise UserError(f"{folder / path.relative_to(root)}: {out}")
 
 
 def checksum(record: Mapping[str, Any]) -> str:

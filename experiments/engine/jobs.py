@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.engine.code import code_of
-from txl_lightning.cli import COMMANDS, register
-from txl_lightning.command_line.hydra_app import quoted
-from txl_lightning.config.schemas import CONF, Config, DataConfig, data_class, plain, typed
+from txl_lightning.cli import COMMANDS
+from txl_lightning.command_line.hydra_app import composition, quoted, register
+from txl_lightning.config.schemas import Config, DataConfig, data_class, plain, typed
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.files import expand
 from txl_lightning.jobs import JobFolder, checksum, identity
-from txl_lightning.reporting.machine import gpus, processor
+from txl_lightning.reporting import gpus, processor
 from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 
@@ -136,8 +135,7 @@ def chosen_precision(overrides: tuple[str, ...], directory: Path, planning: bool
 @cache
 def _composed(command: str, overrides: tuple[str, ...] = ()) -> DictConfig:
     register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(COMMANDS[command].config_name, overrides=list(overrides))
+    return composition(COMMANDS[command].config_name, overrides)
 
 
 @cache

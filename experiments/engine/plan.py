@@ -23,9 +23,9 @@ from txl_lightning.cli import main
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import UserError, cores
-from txl_lightning.files import file_checksum
+from txl_lightning.files import file_checksum, locked
 from txl_lightning.jobs import RECORD, JobFolder, Jobs
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting import markdown_table
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.training.checkpointing import last_good
 
@@ -71,7 +71,7 @@ class Plan:
         ]
 
     def _is_same(self, job: Job) -> bool:
-        return self.folder(job).is_of(self.identities[job.name])
+        return self.record(job).get("options") == self.identities[job.name]
 
     def _files(self, job: Job) -> dict[str, str]:
         """Return the checksums of the files of a job that a report may read."""
@@ -195,7 +195,7 @@ class Plan:
 
     def _start(self, job: Job, slot: int) -> JobProcess:
         folder = self.folder(job)
-        with folder.locked(wait=True):  # for a job of a killed runner, which ends in moments
+        with locked(folder.path, wait=True):  # for a job of a killed runner, which ends in moments
             if not self._is_same(job) or folder.record.get("done"):  # its files were changed
                 folder.clear()
             self._write_record(job, 0.0, done=False)

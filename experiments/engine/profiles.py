@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -46,22 +46,22 @@ class Profile:
     differences: str
     note: str
     needs: str
-    seeds: tuple[int, ...]
-    attention_lengths: tuple[int, ...]
-    evaluate: tuple[str, ...]
-    recl: tuple[str, ...]
-    speed: tuple[str, ...]
-    attention: tuple[str, ...]
+    seeds: Sequence[int]
+    attention_lengths: Sequence[int]
+    evaluate: Sequence[str]
+    recl: Sequence[str]
+    speed: Sequence[str]
+    attention: Sequence[str]
     tokens_per_second: float
     seconds: dict[str, float]
-    seeds_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    recipes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    seeds_of: dict[str, Sequence[int]] = field(default_factory=dict)
+    recipes: dict[str, Sequence[str]] = field(default_factory=dict)
     longer_segment: int | None = None
     devices: int = 1
-    main: tuple[str, ...] = ()
+    main: Sequence[str] = ()
     main_warmup_steps: int | None = None
     table_7: str | None = None
-    train: tuple[str, ...] = ()
+    train: Sequence[str] = ()
     verdicts: bool = True
 
     @property
@@ -83,15 +83,8 @@ class Profile:
         return composed((f"profile={self.name}",))
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of the file with tuples in place of lists."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return tuple(value) if isinstance(value, list) else value
-
-
 PROFILES = {
-    name: Profile(name, **_plain(values))
+    name: Profile(name, **values)
     for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).items()
 }
 

@@ -30,8 +30,7 @@ from experiments.sections import HEADINGS, Section, cell_text, decimal, interval
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import write_text
 from txl_lightning.jobs import JobFolder, checksum
-from txl_lightning.reporting.machine import processor
-from txl_lightning.reporting.tables import escape, markdown_table
+from txl_lightning.reporting import escape, markdown_table, processor
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 ROOT = Path(__file__).parents[2]

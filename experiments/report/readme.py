@@ -16,7 +16,7 @@ from experiments.report.pages import RULE, SCALES, claims_table, introduction, r
 from experiments.report.pictures import PNG
 from experiments.sections import cell_text, unit_words
 from txl_lightning.files import write_text
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting import markdown_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "experiments/results"

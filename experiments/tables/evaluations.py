@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.arms import Arm, in_precision_of_training
+from experiments.arms import Arm, in_precision_of_training, kept, trainings
 from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import Table6Row
@@ -91,6 +91,11 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup, lengths: Sequence[int] = ()
         lengths = lengths or ([config.data.segment_len] if arm.corpus else profile.attention_lengths)
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
     return Job(f"{run.name}{ENDING}", "evaluate", tuple(words), run.arm, needs=(run.name,))
+
+
+def runs_of(arms: Iterable[Arm], setup: Setup) -> Runs:
+    """Return the trainings of those arms of which the profile trains a seed."""
+    return {arm: trainings(arm, setup) for arm in kept(arms, setup)}
 
 
 def with_evaluations(runs: Runs, setup: Setup) -> list[Job]:

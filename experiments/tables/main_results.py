@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.arms import OFF, ON, PLACES, Arm, devices, kept, trainings
+from experiments.arms import OFF, ON, PLACES, Arm, devices
 from experiments.engine.jobs import Job, Outcomes, at_hand, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import MAIN_RESULTS, ResultRow
 from experiments.sections import Cell, Section, Table, cell, label, ours, paper
 from experiments.tables.evaluations import (
     WINDOWS,
-    Runs,
     bits_a_byte,
     evaluations,
     loss_cell,
+    runs_of,
     trained_words,
     with_evaluations,
 )
@@ -58,12 +58,12 @@ STANDARD, LARGE = "wt103_base", "wt103_large"
 
 def jobs(setup: Setup) -> list[Job]:
     """Return the runs of all tables."""
-    return [*with_evaluations(_runs(setup), setup), *published_runs(setup).values()]
+    return [*with_evaluations(runs_of(ARMS, setup), setup), *published_runs(setup).values()]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return our table, and the paper's tables that were run."""
-    found, runs = evaluations(_runs(setup), setup, outcomes), _runs(setup)
+    found, runs = evaluations(runs_of(ARMS, setup), setup, outcomes), runs_of(ARMS, setup)
     planned = published_runs(setup)
     published = {name: outcomes.metrics(run) for name, run in planned.items() if outcomes.has(run)}
     nearest = NEAREST_TABLE[outcomes.unit]
@@ -137,10 +137,6 @@ def _on_own_corpus(setup: Setup) -> dict[str, Job]:
 def _is_own(data: DataConfig, setup: Setup) -> bool:
     own = setup.config.data
     return (own.name, own.level) == (data.name, data.level)
-
-
-def _runs(setup: Setup) -> Runs:
-    return {arm: trainings(arm, setup) for arm in kept(ARMS, setup)}
 
 
 def _paper_table(table: int, published: dict[str, dict[str, Any]]) -> Table:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from experiments.arms import ON, Arm, kept, memory_of_training, saved_bytes, trainings
+from experiments.arms import ON, Arm, memory_of_training, saved_bytes
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_10
 from experiments.sections import Cell, Column, Section, Table, cell, label, ours, paper
 from experiments.tables.differences import Comparisons, percent_of_loss
-from experiments.tables.evaluations import Evaluations, Runs, evaluations, loss_columns, with_evaluations
+from experiments.tables.evaluations import Evaluations, Runs, evaluations, loss_columns, runs_of, with_evaluations
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
 ROWS = {Arm(row.recurrence, loss=row.loss, longer=not row.recurrence): row for row in TABLE_10}
@@ -28,12 +28,12 @@ LONGER = Arm(False, longer=True)
 
 def jobs(setup: Setup) -> list[Job]:
     """Return every run and its evaluation."""
-    return with_evaluations(_runs(setup), setup)
+    return with_evaluations(runs_of(ROWS, setup), setup)
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the difference."""
-    runs = _runs(setup)
+    runs = runs_of(ROWS, setup)
     evaluated = evaluations(runs, setup, outcomes)
     theirs = percent_of_loss(ROWS[LONGER].ppl_best, ROWS[ON].ppl_best)
     key = "recurrence_beats_longer_segments/full"
@@ -83,7 +83,3 @@ def _tables(runs: Runs, evaluated: Evaluations, setup: Setup, outcomes: Outcomes
         Table.filled("table_10", TITLE, rows, losses),
         Table.filled("table_10_costs", "Length of the segments, and what training takes, of one run", rows, costs),
     )
-
-
-def _runs(setup: Setup) -> Runs:
-    return {arm: trainings(arm, setup) for arm in kept(ROWS, setup)}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from experiments.arms import ENCODINGS, OFF, ON, Arm, kept, trainings
+from experiments.arms import ENCODINGS, OFF, ON, Arm
 from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_6, TABLE_6_STANDARD
@@ -28,6 +28,7 @@ from experiments.tables.evaluations import (
     evaluation_job,
     evaluations,
     loss_columns,
+    runs_of,
     trained_words,
     with_evaluations,
 )
@@ -102,7 +103,7 @@ def differences(found: Evaluations, outcomes: Outcomes, planned: Collection[Arm]
 
 def _runs(setup: Setup) -> Runs:
     arms = dict.fromkeys((*ROWS, *(arm for arms in LOSSES.values() for arm in arms)))
-    return {arm: trainings(arm, setup) for arm in kept(arms, setup)}
+    return runs_of(arms, setup)
 
 
 def _in_paper(better: Arm, worse: Arm, at: At) -> float | None:

@@ -14,13 +14,21 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.arms import OFF, ON, Arm, OtherCorpus, kept, trainings
+from experiments.arms import OFF, ON, Arm, OtherCorpus
 from experiments.engine.jobs import RUNS, Job, Outcomes, at_hand, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_7
 from experiments.sections import DIGITS, Number, Section, Table, cell, label, ours, paper
 from experiments.tables.differences import Comparisons, percent_of_loss
-from experiments.tables.evaluations import WINDOWS, Runs, evaluations, loss_cell, trained_words, with_evaluations
+from experiments.tables.evaluations import (
+    WINDOWS,
+    Runs,
+    evaluations,
+    loss_cell,
+    runs_of,
+    trained_words,
+    with_evaluations,
+)
 from experiments.tables.main_results import published_experiment
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.files import write_json
@@ -86,8 +94,7 @@ def _corpus_in_words(setup: Setup) -> str:
 
 def _runs(setup: Setup) -> Runs:
     corpus = one_billion_word(setup) or shuffled_lines(setup)
-    arms = kept((replace(arm, corpus=corpus) for arm in ROWS), setup)
-    return {arm: trainings(arm, setup) for arm in arms}
+    return runs_of((replace(arm, corpus=corpus) for arm in ROWS), setup)
 
 
 def one_billion_word(setup: Setup) -> OtherCorpus | None:

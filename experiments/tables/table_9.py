@@ -115,4 +115,4 @@ def _log_ratios(line: dict[str, Any]) -> NDArray[np.float64]:
 
 
 def _speed(setup: Setup) -> Job:
-    return Job("speed", "speed", setup.profile.speed, "vanilla against state reuse", alone=True)
+    return Job("speed", "speed", tuple(setup.profile.speed), "vanilla against state reuse", alone=True)

@@ -24,7 +24,7 @@ from tests.measure.recl.tiny_huggingface import save_tiny
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TINY
 from txl_lightning import cli
-from txl_lightning.command_line.hydra_app import literal
+from txl_lightning.command_line.hydra_app import literal, register
 from txl_lightning.config.schemas import CONF
 
 # Commands with these words are composed only: they need a GPU, a corpus, a checkpoint from elsewhere or a network, take
@@ -92,7 +92,7 @@ def test_every_command_is_a_known_one() -> None:
 
 
 def test_commands_that_cannot_run_here_compose() -> None:
-    cli.register()
+    register()
     running = must_run()
     found = [words for words in map(txl_words, commands()) if words and words not in running and "--help" not in words]
     assert len(found) >= 20

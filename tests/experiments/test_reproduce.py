@@ -24,7 +24,7 @@ from tests import wandb_files
 from tests.docs.pages import ROOT
 from tests.experiments.tables.sample_outcomes import small_corpus
 from tests.fixtures import Output, Patch
-from txl_lightning.jobs import JobFolder
+from txl_lightning.files import locked
 
 REPRODUCE = [sys.executable, "-m", "experiments.reproduce"]
 NOWHERE = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9"}
@@ -128,7 +128,7 @@ def test_bad_input_is_named(tmp_path: Path, capsys: Output, words: list[str], na
 
 
 def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, capsys: Output) -> None:
-    with JobFolder(tmp_path).locked():
+    with locked(tmp_path):
         assert reproduce.main([*SMALL, "--directory", str(tmp_path)]) == 2
     assert f"{tmp_path}: another command writes into this folder" in capsys.readouterr().err
 

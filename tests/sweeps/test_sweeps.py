@@ -19,7 +19,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 from tests.docs.pages import ROOT
 from tests.training.small_run import TINY, tiny_config
-from txl_lightning.config.composition import register_schemas
+from txl_lightning.command_line.hydra_app import register
 from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.loggers import run_name
@@ -29,7 +29,7 @@ README = (ROOT / "sweeps/README.md").read_text()
 ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith("txl train -m")]
 MULTIRUNS = dict(zip(("table_6", "terms", "memory_by_segment", "learning_rate", "search"), ONE_LINERS, strict=True))
 SHORT = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", "evaluation.max_segments=2", "logger=none")
-register_schemas()
+register()
 
 
 def arms(sweep: dict[str, Any]) -> list[dict[str, Any]]:

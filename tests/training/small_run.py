@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from tests.fixtures import Patch
-from txl_lightning.config.composition import register_schemas
+from txl_lightning.command_line.hydra_app import register
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import (
     CONF,
@@ -149,7 +149,7 @@ def _composed(overrides: tuple[str, ...]) -> Config:
 
 @cache
 def _groups(overrides: tuple[str, ...]) -> DictConfig:
-    register_schemas()
+    register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         other = any(word.startswith("data=") and word != "data=file" for word in overrides)
         path = [] if other else ["data.path=TEXT"]

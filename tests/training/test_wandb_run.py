@@ -165,6 +165,11 @@ def test_a_variable_with_an_unknown_value_is_named(tmp_path: Path, monkeypatch: 
         start_run(tmp_path, LoggerConfig(name="wandb", mode="offline"), "train", {})
 
 
+def test_a_project_with_a_wrong_name_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^logger.project=a/b: Weights & Biases says: .*cannot contain.*$"):
+        start_run(tmp_path, LoggerConfig(name="wandb", mode="offline", project="a/b"), "train", {})
+
+
 def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # no netrc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

@@ -9,12 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from txl_lightning.errors import require
+from txl_lightning.errors import UserError, notice, require
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,55 @@ class Command:
         return self.config or self.name
 
     @property
+    def resumable(self) -> bool:
+        """Whether a job of a multirun that was stopped resumes when the multirun is started again."""
+        return self.objective is not None
+
+    @property
     def run(self) -> Callable[[Any, Path], list[str]]:
         """Function of the command: takes options and run directory, returns the lines to print."""
         keep_freed_memory()
         return import_module(self.module).run
 
 
+class JobError(UserError):
+    """Error of a job of a multirun in one line, sent by its process.
+
+    Attributes:
+        stopped: whether a signal ended the job, which continues when the multirun is started again.
+    """
+
+    def __init__(self, text: str, stopped: bool = False) -> None:
+        super().__init__(text)
+        self.stopped = stopped
+
+
 COMMANDS: dict[str, Command] = {}  # by name
+
+
+@dataclass
+class Call:
+    """One call of `txl`, as Hydra and the launcher of a multirun fill it in.
+
+    Attributes:
+        directory: folder of the multirun; None for a single run.
+        run_directory: folder of the single run, for errors; None for a multirun.
+        lock: holds the lock of the multirun's folder, once the launcher is set up.
+        outcomes: a line for each job that failed, and None for each other one.
+    """
+
+    directory: Path | None = None
+    run_directory: Path | None = None
+    lock: ExitStack = field(default_factory=ExitStack)
+    outcomes: list[str | None] = field(default_factory=list)
+
+
+CALL = ContextVar[Call]("CALL")  # of this process: Hydra makes callbacks and launchers from a config
+
+
+def current() -> Call:
+    """Return the call of `txl` that runs; a new one outside of it."""
+    return CALL.get(None) or Call()
 
 
 def register_measurement(row: Command) -> None:
@@ -122,7 +165,6 @@ def usable_caches() -> Iterator[None]:
     """Use a temporary folder in the block, and say so, if HOME and XDG_CACHE_HOME name none that can be written."""
     from tempfile import TemporaryDirectory  # not needed for `txl --help`
 
-    from txl_lightning.errors import notice
     from txl_lightning.files import expand
 
     before = dict(os.environ)

@@ -1,4 +1,4 @@
-"""Run a command as a Hydra application: one run, a multirun, or a further process of a launcher."""
+"""Run a command as a Hydra application: one run, a multirun, or a further process of a launcher; compose configs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import warnings
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -17,25 +17,45 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import II, DictConfig, OmegaConf, read_write
 
-from txl_lightning.command_line import Command, ended_by_ctrl_c, show, usable_caches
-from txl_lightning.command_line.messages import EXPECTED, choices_of, is_expected, one_line, suggestion
-from txl_lightning.command_line.multirun import (
+from txl_lightning.command_line import (
     CALL,
+    COMMANDS,
+    Call,
+    Command,
     JobError,
-    Multirun,
-    multirun_name,
-    report_failed_jobs,
-    write_results,
+    current,
+    ended_by_ctrl_c,
+    show,
+    usable_caches,
 )
-from txl_lightning.config.schemas import CONF
+from txl_lightning.command_line.messages import EXPECTED, choices_of, is_expected, one_line, suggestion
+from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs, write_results
+from txl_lightning.config.schemas import (
+    CONF,
+    OWN_OPTIONS,
+    Config,
+    DataConfig,
+    EncodingConfig,
+    LoggerConfig,
+    MemoryConfig,
+    OptimizerConfig,
+    RecurrentModelConfig,
+    TableEncodingConfig,
+    TrainerConfig,
+    TransformerXLModelConfig,
+    typed,
+)
 from txl_lightning.errors import Stopped, UserError, notice
-from txl_lightning.files import write_text
+from txl_lightning.files import locked, new_directory, write_text
+from txl_lightning.guests import CHOICES, load_guests
 from txl_lightning.jobs import JobFolder, identity, refuse_another_text
 
 # Variables that options are made of, before Hydra sets those of `hydra.job.env_set`.
@@ -45,24 +65,100 @@ NONE = re.compile(r"(?<![^\s,:(\[{])None(?![^\s,)\]}])")  # a whole value or ele
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
 NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
 
+# `${new_directory:PATH}` in `conf/common.yaml`; cached, so that a run has one directory.
+OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
+
+
+def register(*commands: Command) -> None:
+    """Register with Hydra the user's guests, and the schemas of groups and commands under the names that `conf/` uses.
+
+    Args:
+        commands: those to register; without any all of them.
+
+    Raises:
+        OptionError: a file of guests cannot be imported.
+    """
+    load_guests()
+    nodes: dict[str, Any] = {
+        "train_schema": Config,
+        "model/schema": TransformerXLModelConfig,
+        "model/recurrent_schema": RecurrentModelConfig,
+        "encoding/schema": EncodingConfig,
+        "encoding/table_schema": TableEncodingConfig,
+        "memory/schema": MemoryConfig,
+        "optimizer/schema": OptimizerConfig,
+        "trainer/schema": TrainerConfig,
+        "logger/schema": LoggerConfig,
+        "data/schema": DataConfig(seed=II("seed")),
+        **{f"data/{corpus}_schema": options(seed=II("seed")) for corpus, options in OWN_OPTIONS.items()},
+        **{f"{group}/{name}": choice for (group, name), choice in CHOICES.items()},
+    }
+    for command in commands or COMMANDS.values():
+        nodes |= {f"{command.name}_schema": command.schema}
+        nodes |= {command.config_name: {"defaults": [f"{command.name}_schema", "_self_", "common"]}}
+    for path, node in nodes.items():
+        if not (CONF / f"{path}.yaml").is_file():
+            group, _, name = path.rpartition("/")
+            ConfigStore.instance().store(name, node, group or None)
+
+
+def compose(*overrides: str) -> Any:
+    """Return the config that `txl train OVERRIDES` trains, for notebooks: `training.run.train(config, directory)`.
+
+    Raises:
+        HydraException: an override is not usable.
+    """
+    register()
+    kept = GlobalHydra.instance().hydra  # of a program with a Hydra of its own
+    GlobalHydra.instance().clear()
+    try:
+        return typed(composition("config", overrides))
+    finally:
+        GlobalHydra.instance().hydra = kept
+
+
+def composition(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
+    """Return Hydra's composition of a file in `conf/`; its schemas must be registered."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose(name, list(overrides), **options)
+
+
+class Folders(Callback):
+    """Notes of Hydra's folders for the call of `txl` that runs."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Keep Hydra, which writes before the command does, from a folder that another command holds."""
+        current().run_directory = directory = Path(str(config.hydra.run.dir))
+        try:
+            with locked(directory) if config.hydra.output_subdir else nullcontext():
+                pass
+        except (UserError, OSError):  # the command will say it
+            with read_write(config.hydra):
+                config.hydra.output_subdir = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        current().directory = Path(str(config.hydra.sweep.dir))
+
 
 def run_command(command: Command, words: list[str]) -> None:
-    """Run one command with the words typed after its name; its options must be registered with Hydra.
+    """Run one command with the words typed after its name.
 
     Raises:
         SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
     """
-    multirun, wants_traceback = Multirun(), os.environ.get("HYDRA_FULL_ERROR") == "1"
-    token = CALL.set(multirun)
+    with ended_by_ctrl_c():
+        register(command)
+    call, wants_traceback = Call(), os.environ.get("HYDRA_FULL_ERROR") == "1"
+    token = CALL.set(call)
     try:
-        _run(command, [literal(word, command.text_options) for word in words], wants_traceback, multirun)
+        _run(command, [literal(word, command.text_options) for word in words], wants_traceback, call)
     except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
-        folder = multirun.directory if command.objective else None
+        folder = call.directory if command.resumable else None
         again = f"; to continue, repeat the command with hydra.sweep.dir={folder}" if folder else ""
         print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except Exception as error:
-        if not any(multirun.outcomes):
+        if not any(call.outcomes):
             if wants_traceback or not is_expected(error):
                 raise
             _fail(command, error)
@@ -70,11 +166,11 @@ def run_command(command: Command, words: list[str]) -> None:
             print(f"txl {command.name}: {one_line(error, command.schema)}", file=sys.stderr)
     finally:
         CALL.reset(token)
-    if failed := report_failed_jobs(command.name, multirun.outcomes):
+    if failed := report_failed_jobs(command.name, call.outcomes):
         sys.exit(failed)
 
 
-def _run(command: Command, words: list[str], wants_traceback: bool, multirun: Multirun) -> None:
+def _run(command: Command, words: list[str], wants_traceback: bool, call: Call) -> None:
     given = read_flags(words)
     composed = [*given.overrides]  # `compose` knows no flags
     composed += [f"hydra.searchpath=[{quoted(os.path.abspath(given.config_dir))}]"] if given.config_dir else []
@@ -82,14 +178,16 @@ def _run(command: Command, words: list[str], wants_traceback: bool, multirun: Mu
     if given.help:
         show(options_help(command, composed))
         return
-    if command.shared_by_ranks and _is_further_rank():
-        _run_further_rank(command, composed)
+    if command.shared_by_ranks and _is_further_rank():  # as the first one, without a directory, a log or output
+        config = composition(command.config_name, composed)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            command.run(OmegaConf.to_object(config), Path(os.devnull))
         return
     flags = [word for word in words if word not in given.overrides]
     words = [*flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *given.overrides]
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)
     arguments = sys.argv
-    with usable_caches(), multirun.lock, warnings.catch_warnings():  # the first restores the environment
+    with usable_caches(), call.lock, warnings.catch_warnings():  # the first restores the environment
         warnings.filterwarnings("error", message="provider=hydra.searchpath")  # of a folder that does not exist
         # Hydra raises its errors instead of printing them on several lines.
         sys.argv, os.environ["HYDRA_FULL_ERROR"] = [sys.argv[0], *words], "1"
@@ -97,7 +195,7 @@ def _run(command: Command, words: list[str], wants_traceback: bool, multirun: Mu
             application(HydraTask(command, wants_traceback))()
         finally:  # the results of a multirun also if it failed or was interrupted
             sys.argv = arguments
-            if multirun.directory is not None and (table := write_results(multirun.directory)):
+            if call.directory is not None and (table := write_results(call.directory)):
                 show(f"{table.read_text()}{table}")
 
 
@@ -107,7 +205,19 @@ def read_flags(words: Sequence[str]) -> Namespace:
     Raises:
         UserError: a flag is not known, or it is `--experimental-rerun`.
     """
-    given = hydra_parser().parse_intermixed_args(words)
+    parser = get_args_parser()  # private
+
+    def refuse(message: str) -> NoReturn:  # in place of the end of the process
+        _, is_unknown, unknown = message.partition("unrecognized arguments: ")
+        if not is_unknown:
+            raise UserError(f"{message} (--hydra-help lists the flags)")
+        flag = unknown.split(" ")[0]
+        name, _, value = flag.partition("=")
+        option = f"{name.lstrip('-')}={value or '…'}"
+        raise UserError(f"{flag}: no such flag; options have no dashes: {option} (--help lists them)")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    given = parser.parse_intermixed_args(words)
     if (rerun := given.experimental_rerun) is not None:
         raise UserError(f"--experimental-rerun={rerun}: is not supported, its file can run code; repeat the overrides")
     if given.shell_completion and not any(map(COMPLETION.fullmatch, given.overrides)):
@@ -117,15 +227,18 @@ def read_flags(words: Sequence[str]) -> Namespace:
 
 def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
     """Refuse what Hydra would misread: two choices as one, no choice, `+option=value`, a choice of another command,
-    a custom file with the name of one of ours.
+    a custom file with the name of one of ours, a variable that is not set.
 
     Raises:
         UserError: an override cannot be used.
     """
     for word in overrides:
         name, _, value = word.partition("=")
+        listed = _list_of(word) if name in ("hydra.searchpath", "hydra.job.env_copy") else []
         if name == "hydra.searchpath":
-            _refuse_names_of_ours(word)
+            _refuse_names_of_ours(listed)
+        elif unset := [variable for variable in listed if variable not in os.environ]:
+            raise UserError(f"{word}: the variable {unset[0]} is not set")
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
         if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
@@ -139,31 +252,19 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
             raise UserError(f"{word}: must be one of {', '.join(choices_of(name, command))}")
 
 
-def _refuse_names_of_ours(searchpath: str) -> None:
-    """Refuse folders of `hydra.searchpath=[…]` with a file that Hydra would ignore, since one of ours has its name."""
-    (override,) = OverridesParser.create().parse_overrides([searchpath])
-    folders = value if isinstance(value := override.value(), list) else []  # Hydra refuses any other value
-    for folder in (Path(str(name).removeprefix("file://")) for name in folders):
+def _list_of(word: str) -> list[str]:
+    """Return the values of `option=[…]`; none of another one, which Hydra refuses."""
+    (override,) = OverridesParser.create().parse_overrides([word])
+    return list(map(str, value)) if isinstance(value := override.value(), list) else []
+
+
+def _refuse_names_of_ours(searchpath: list[str]) -> None:
+    """Refuse folders of `hydra.searchpath` with a file that Hydra would ignore, since one of ours has its name."""
+    for folder in (Path(name.removeprefix("file://")) for name in searchpath):
         for ours in sorted(CONF.rglob("*.yaml")) if folder.resolve() != CONF.resolve() else ():
             own = folder / ours.relative_to(CONF)
             if own.is_file():
                 raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
-
-
-def hydra_parser() -> ArgumentParser:
-    """Return Hydra's parser of flags (private), which raises a `UserError` instead of ending the process."""
-    parser = get_args_parser()
-
-    def refuse(message: str) -> NoReturn:
-        _, is_unknown, words = message.partition("unrecognized arguments: ")
-        if not is_unknown:
-            raise UserError(f"{message} (--hydra-help lists the flags)")
-        name, _, value = words.split(" ")[0].partition("=")
-        option = f"{name.lstrip('-')}={value or '…'}"
-        raise UserError(f"{words.split(' ')[0]}: no such flag; options have no dashes: {option} (--help lists them)")
-
-    parser.error = refuse  # type: ignore[method-assign]
-    return parser
 
 
 def options_help(command: Command, overrides: list[str]) -> str:
@@ -182,8 +283,7 @@ def options_help(command: Command, overrides: list[str]) -> str:
                 if any(word.startswith("hydra.searchpath=") for word in overrides):
                     own = loader.get_group_options(group, config_name=command.config_name, overrides=overrides)
                 groups.append(f"  {group}: {', '.join(choices_of(group, command, own))}")
-    with open_dict(config):
-        del config["hydra"]
+    config = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
     lines += ["groups, as group=choice:", *groups, ""] if groups else []
     options = "options, as group.key=value or key=value; ??? must be given:"
@@ -222,16 +322,6 @@ class HydraTask:
     command: Command
     wants_traceback: bool
 
-    @property
-    def resumable(self) -> bool:
-        """Whether a job of a multirun that was stopped resumes when the multirun is started again."""
-        return self.command.objective is not None
-
-    @property
-    def modules(self) -> list[str]:
-        """Modules that its jobs need: a launcher that forks them imports each once."""
-        return [__name__, self.command.module]
-
     def __call__(self, config: DictConfig) -> Any:
         """Run the command, or resume it if it is a job of a multirun that was stopped.
 
@@ -252,23 +342,23 @@ class HydraTask:
             notice("hydra.sweeper.params has no effect without -m: this is one run")
         for name in sorted(EARLY.intersection(settings.job.env_set)):
             notice(f"hydra.job.env_set.{name} has no effect: options are read before; export the variable")
-        folder = JobFolder(directory)
+        job = JobFolder(directory) if multirun and command.resumable else None
         # SLURM starts the task of a job once for each rank; convert writes elsewhere.
         writes = os.environ.get("SLURM_PROCID", "0") == "0" and command.directory != "none"
         if settings.job.chdir:
             notice("hydra.job.chdir=true has no effect: paths are relative to the folder where the command started")
             os.chdir(settings.runtime.cwd)
         try:
-            if multirun and self.resumable:
+            if job is not None:
                 refuse_another_text(Path(settings.sweep.dir), config)
-            with folder.locked(wait=multirun) if writes else nullcontext():
-                if multirun and self.resumable:
+            with locked(directory, wait=multirun) if writes else nullcontext():
+                if job is not None:
                     words = list(settings.overrides.task)
-                    folder.begin({"objective": command.objective, "overrides": words, "options": identity(config)})
-                    if folder.value is not None:
+                    job.begin({"objective": command.objective, "overrides": words, "options": identity(config)})
+                    if job.value is not None:
                         print(f"{directory} has finished before")
-                        return folder.value
-                    if folder.started:
+                        return job.value
+                    if job.started:
                         config.resume = "auto"
                 if command.directory == "prepared":
                     directory.mkdir(parents=True, exist_ok=True)
@@ -279,8 +369,8 @@ class HydraTask:
                     for line in run(OmegaConf.to_object(config), directory):
                         show(line)
                 except Exception as error:
-                    if multirun and self.resumable and not isinstance(error, Stopped):
-                        folder.add_error(self.describe(error))
+                    if job is not None and not isinstance(error, Stopped):
+                        job.add_error(one_line(error, command.schema))
                     raise
         except EXPECTED as error:
             if multirun and isinstance(error, Stopped):
@@ -292,18 +382,6 @@ class HydraTask:
         if command.directory != "none":
             show(str(directory))
         return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
-
-    def describe(self, error: BaseException) -> str:
-        """Return an error in one line."""
-        return one_line(error, self.command.schema)
-
-
-def _run_further_rank(command: Command, overrides: list[str]) -> None:
-    """Run with the same configuration as the first rank, but without a directory, a log or output."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose(command.config_name, overrides=overrides)
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        command.run(OmegaConf.to_object(config), Path(os.devnull))
 
 
 def _is_further_rank() -> bool:

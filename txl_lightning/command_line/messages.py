@@ -11,11 +11,11 @@ from traceback import walk_tb
 from typing import get_type_hints
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from txl_lightning.command_line import Command
-from txl_lightning.command_line.multirun import JobError, current
+from txl_lightning.command_line import Command, current
 from txl_lightning.config.schemas import CONF, OWN_OPTIONS
 from txl_lightning.errors import UserError, first_line
 from txl_lightning.guests import CHOICES, of_a_file
@@ -81,7 +81,7 @@ def one_line(error: BaseException, schema: type) -> str:
         return f"{typed}: no such option{added or suggestion(unknown[1], schema)}"
     if not isinstance(error, (HydraException, OmegaConfBaseException, YAMLError)):
         hint = next((hint for text, hint in OF_LIBRARIES.items() if text in str(error)), None)
-        is_defect = hint is None and not isinstance(error, (*EXPECTED, JobError))
+        is_defect = hint is None and not isinstance(error, EXPECTED)
         return (f"{type(error).__name__}: " if is_defect else "") + first_line(error) + (hint or "")
     if error.__cause__ is not None:
         return f"{first_line(error)}: {first_line(error.__cause__)}"
@@ -115,9 +115,18 @@ def suggestion(key: str, schema: type) -> str:
     for name, kind in get_type_hints(schema).items():
         inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
         names += [name, *(f"{name}.{field.name}" for field in inner)]
+    names += [f"beyond.{name}" for name in _options_of_variant()]
     same_end = [name for name in names if name.split(".")[-1] == key.split(".")[-1]]
     near = same_end or difflib.get_close_matches(key, names, n=3, cutoff=0.6)
     return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
+
+
+def _options_of_variant() -> list[str]:
+    """Return the names of the options of the variant that was chosen."""
+    variant = next((word.removeprefix("beyond=") for word in sys.argv if word.startswith("beyond=")), "")
+    file = CONF / "beyond" / f"{variant}.yaml"
+    options = OmegaConf.load(file).beyond if file.is_file() else CHOICES.get(("beyond", variant), {})
+    return [str(name) for name in options]
 
 
 def _missing_choice(path: str, options: Sequence[str]) -> str:

@@ -13,10 +13,9 @@ import pickle
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,79 +26,24 @@ from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, run_job, setup_globals
-from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from txl_lightning.command_line import JobError, current
+from txl_lightning.command_line.messages import one_line
 from txl_lightning.distributed.processes import Ended, JobProcess
-from txl_lightning.errors import MOST, Stopped, UserError, check_count, cores, notice, require
-from txl_lightning.files import write_json, write_text
-from txl_lightning.jobs import JobFolder, Jobs, choose_folders, identity, job_folders, of_text, refuse_another_text
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.errors import COUNT, MOST, Stopped, at_most, check, cores, notice, require
+from txl_lightning.files import locked, write_json, write_text
+from txl_lightning.jobs import Jobs, choose_folders, identity, job_folders, of_text, refuse_another_text
+from txl_lightning.reporting import markdown_table
 
 log = logging.getLogger(__name__)
 JSON_FILE, TABLE_FILE, ERROR_FILE, LOG = "multirun.json", "multirun.md", "error.txt", "log.txt"
-LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb"))
+LOSSES = tuple(map("/".join, product(("val", "test"), ("nll", "bpc", "ppl", "bpt", "bpb"))))
 MAX_EXIT_STATUS = 100  # higher ones mean signals and errors of the shell
 MAX_NAME_LENGTH = 128  # of a W&B group
-
-
-class JobError(Exception):
-    """Error of a job in one line, sent by its process.
-
-    Attributes:
-        stopped: whether a signal ended the job, which continues when the multirun is started again.
-    """
-
-    def __init__(self, text: str, stopped: bool = False) -> None:
-        super().__init__(text, stopped)
-        self.stopped = stopped
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class Multirun(Callback):
-    """One call of `txl`, as its Hydra callback and its launcher fill it in.
-
-    Attributes:
-        directory: folder of the multirun; None for a single run.
-        run_directory: folder of the single run, for errors; None for a multirun.
-        lock: holds the lock of the multirun's folder, once the launcher is set up.
-        outcomes: a line for each job that failed, and None for each other one.
-    """
-
-    def __init__(self) -> None:
-        self.directory: Path | None = None
-        self.run_directory: Path | None = None
-        self.lock = ExitStack()
-        self.outcomes: list[str | None] = []
-
-    def __reduce__(self) -> Any:  # the lock stays in its process
-        return Multirun, ()
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Keep Hydra, which writes before the command does, from a folder that another command holds."""
-        self.run_directory = Path(str(config.hydra.run.dir))
-        try:
-            with JobFolder(self.run_directory).locked() if config.hydra.output_subdir else nullcontext():
-                pass
-        except (UserError, OSError):  # the command will say it
-            with read_write(config.hydra):
-                config.hydra.output_subdir = None
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self.directory = Path(str(config.hydra.sweep.dir))
-
-
-CALL = ContextVar[Multirun]("CALL")  # set by `run_command`: Hydra makes callbacks and launchers from a config
-
-
-def current() -> Multirun:
-    """Return the value of the call of `txl` that runs; a new one outside of it."""
-    return CALL.get(None) or Multirun()
 
 
 @dataclass
@@ -111,13 +55,14 @@ class MultirunJob:
         overrides: overrides of this job alone.
         directory: where it writes.
         config: composed by the launcher, so that the job's process need not compose it.
+        task: the `HydraTask`.
     """
 
     number: int
     overrides: tuple[str, ...]
     directory: Path
     config: DictConfig
-    task: TaskFunction
+    task: Any
     hydra_context: HydraContext
     needs: tuple[str, ...] = ()
     alone: bool = False
@@ -157,8 +102,7 @@ def run_pickled(pickled: bytes) -> Any:
         write_text(job.directory / ERROR_FILE, text)
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         sys.stderr.write(text)
-    describe = getattr(job.task, "describe", lambda error: f"{type(error).__name__}: {error}")
-    return JobError(describe(returned), stopped=isinstance(returned, Stopped))
+    return JobError(one_line(returned, job.task.command.schema), stopped=isinstance(returned, Stopped))
 
 
 def add_singletons(instances: dict[type, Any]) -> None:
@@ -187,16 +131,16 @@ class ProcessLauncher(Launcher):
 
     def __init__(self, max_parallel: int, threads: int | None, grace_seconds: float) -> None:
         self.max_parallel, self.threads, self.grace_seconds = max_parallel, threads, grace_seconds
-        self.multirun = current()
+        self.call = current()
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Prepare for `launch`; the sweeper calls it once.
+    def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
+        """Prepare for `launch` of a `HydraTask`; the sweeper calls it once.
 
         Raises:
             UserError: an option is not usable, or another command writes into the folder of the multirun.
         """
-        for option, value in {"max_parallel": self.max_parallel, "threads": self.threads}.items():
-            check_count(f"hydra.launcher.{option}", value)
+        check("hydra.launcher.max_parallel", self.max_parallel, COUNT)
+        check("hydra.launcher.threads", self.threads, COUNT, at_most("threads"))
         self.is_grid = str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
         if self.is_grid:  # the sweeper makes a list of all jobs
             typed: Any = OmegaConf.to_container(config.hydra.overrides.task)  # ${hydra:job.num} has no value yet
@@ -207,8 +151,8 @@ class ProcessLauncher(Launcher):
             allowed = f"must be a shorter sweep: at most {MOST['jobs']:,} jobs are possible"
             option, _, values = str(longest).partition("=")
             require(prod(lengths) <= MOST["jobs"], option, values, allowed)
-        self.multirun.lock.enter_context(JobFolder(Path(config.hydra.sweep.dir)).locked())
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.call.lock.enter_context(locked(Path(config.hydra.sweep.dir)))
+        self.hydra_context, self.task, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run one batch of the sweeper's jobs and wait for all of them; one that has finished before returns its value.
@@ -236,7 +180,7 @@ class ProcessLauncher(Launcher):
                 line = f"job {job.number} ({' '.join(job.overrides)}): {result}{where}"
             status = JobStatus.COMPLETED if line is None else JobStatus.FAILED
             done[job.number] = JobReturn(overrides=job.overrides, status=status, _return_value=result)
-            self.multirun.outcomes.append(line)
+            self.call.outcomes.append(line)
             write_results(directory)
             value = f": {result}" if line is None and result is not None else ""
             log.info(f"#{job.number} {'failed' if line else 'ended'} after {ended.seconds:.0f} s{value}")
@@ -244,14 +188,9 @@ class ProcessLauncher(Launcher):
 
         Jobs(list(jobs), self._start, end, self.max_parallel, self.grace_seconds).run()
         for error in (ended._return_value for ended in done.values()):  # in the order of their ends
-            if isinstance(error, JobError) and (self.is_grid or (error.stopped and self._resumable)):
+            if isinstance(error, JobError) and (self.is_grid or (error.stopped and self.task.command.resumable)):
                 raise error
         return [done[job.number] for job in jobs]
-
-    @property
-    def _resumable(self) -> bool:
-        """Whether a job that was stopped resumes when the multirun is started again."""
-        return getattr(self.task_function, "resumable", False)
 
     def _compose(self, first: int, job_overrides: Sequence[Sequence[str]]) -> list[MultirunJob]:
         """Compose the config of each job as `BasicLauncher` does, with the folder that it ran in before."""
@@ -267,13 +206,13 @@ class ProcessLauncher(Launcher):
             options: dict[str, Any] = {"number": number}
             with suppress(OmegaConfBaseException):  # an option that cannot be resolved: the job itself will say which
                 options = identity(config)
-                if self._resumable and of_text(options) not in texts:  # once, not in every job
+                if self.task.command.resumable and of_text(options) not in texts:  # once, not in every job
                     refuse_another_text(root, config)
                     texts.append(of_text(options))
             wanted.append((root / str(config.hydra.sweep.subdir), options))
-            own, task = tuple(filter_overrides(overrides)), self.task_function
-            jobs.append(MultirunJob(number, own, wanted[-1][0], config, task, self.hydra_context))
-        for job, place in zip(jobs, choose_folders(root, wanted) if self._resumable else (), strict=False):
+            own = tuple(filter_overrides(overrides))
+            jobs.append(MultirunJob(number, own, wanted[-1][0], config, self.task, self.hydra_context))
+        for job, place in zip(jobs, choose_folders(root, wanted) if self.task.command.resumable else (), strict=False):
             if place != job.directory:
                 log.info(f"#{job.number} is in {place}: {job.directory} is another job's, or this one ran there before")
                 with read_write(job.config.hydra):  # HydraConfig.set_config made it read-only
@@ -290,7 +229,8 @@ class ProcessLauncher(Launcher):
             threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or cores()) // self.max_parallel)
         # The variables from which OpenMP, MKL and so torch take their number of threads.
         counts = {} if threads is None else dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        variables, modules = {**counts, **job.config.hydra.job.env_set}, getattr(self.task_function, "modules", ())
+        variables = {**counts, **job.config.hydra.job.env_set}
+        modules = [type(self.task).__module__, self.task.command.module]  # imported once by a launcher that forks jobs
         pickled = pickle.dumps((job, Singleton.get_state()["instances"]))
         return JobProcess(run_pickled, pickled, variables=variables, log=log_file, modules=modules)
 

@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from txl_lightning.errors import require, require_memory
+from txl_lightning.errors import COUNT, LENGTH, Rule, check, one_of, require, require_memory
 from txl_lightning.guests import Guests
 
-Rule = tuple[Callable[[Any], bool], str]  # what a value must be, and that in words
-
-
-def one_of(*choices: str) -> Rule:
-    """Return the rule that a value is one of these."""
-    return lambda x: x in choices, f"must be one of {', '.join(choices)}"
-
-
-COUNT: Rule = (lambda x: isinstance(x, int) and x >= 1, "must be an integer >= 1")
-LENGTH: Rule = (lambda x: x >= 0, "must be an integer >= 0")
 PROBABILITY: Rule = (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")
 POSITIVE: Rule = (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")
-COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div_val"
+CLAMP: Rule = (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0")
+TERMS: Rule = (
+    lambda x: set(x) <= set("abcd") and len(set(x)) == len(x),
+    "must be letters of abcd, each at most once",
+)
+CUTOFFS: Rule = (
+    lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
+    "must be ascending integers >= 1",
+)
 
-RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
-    **dict.fromkeys(COUNTS.split(), COUNT),
-    **dict.fromkeys(("mem_len", "ext_len"), LENGTH),
-    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
-    **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
-    "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
-    "terms": (lambda x: set(x) <= set("abcd") and len(set(x)) == len(x), "must be letters of abcd, each at most once"),
-    "cutoffs": (
-        lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
-        "must be ascending integers >= 1",
-    ),
-    "cell": one_of("lstm", "qrnn"),
-    "tie_projections": one_of("all_but_first", "all", "none"),
-    "memory_start": one_of("empty", "zeros"),
-    "memory_reset": one_of("never", "document"),
-}
+
+def option(default: Any, *rules: Rule, name: str = "") -> Any:
+    """Return a field with the rules of its values; `name` is that of its option, if it is not the field's own."""
+    return field(default=default, metadata={"rules": rules, "option": name})
 
 
 @dataclass(frozen=True)
@@ -79,11 +66,6 @@ def kind_named(name: str) -> EncodingKind:
     return KINDS.named(name)
 
 
-def _option(name: str, default: Any) -> Any:
-    """Return a field whose option has another name than its own in the group `model`."""
-    return field(default=default, metadata={"option": name})
-
-
 _types = cache(get_type_hints)
 
 
@@ -100,8 +82,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def option_names(architecture: type) -> dict[str, str]:
     """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
-    named = {f.name: f.metadata.get("option", f"model.{f.name}") for f in fields(architecture)}
-    return {name: option for name, option in named.items() if name != "vocab_size"}
+    given = (f for f in fields(architecture) if f.name != "vocab_size")
+    return {f.name: f.metadata.get("option") or f"model.{f.name}" for f in given}
 
 
 def options_beside(architecture: type, core: type) -> dict[str, Any]:
@@ -127,13 +109,13 @@ class ModelOptions:
             WikiText-103, `none` as on One Billion Word, or `all`).
     """
 
-    n_layer: int = 12
-    d_model: int = 512
-    dropout: float = 0.1
-    d_embed: int | None = None
-    cutoffs: tuple[int, ...] = ()
-    div_val: int = 1
-    tie_projections: str = "all_but_first"
+    n_layer: int = option(12, COUNT)
+    d_model: int = option(512, COUNT)
+    dropout: float = option(0.1, PROBABILITY)
+    d_embed: int | None = option(None, COUNT)
+    cutoffs: tuple[int, ...] = option((), CUTOFFS)
+    div_val: int = option(1, COUNT)
+    tie_projections: str = option("all_but_first", one_of("all_but_first", "all", "none"))
 
 
 @dataclass
@@ -147,22 +129,19 @@ class Architecture(ModelOptions):
         OptionError: a value is not allowed; the message names it.
     """
 
-    vocab_size: int | None
-    rules: ClassVar[Mapping[str, Rule]] = {}  # of the values of further fields of a subclass
+    vocab_size: int | None = option(MISSING, COUNT)
+    rules: ClassVar[Mapping[str, Rule]] = {}  # of fields of a subclass, which may have them by `option` too
     initial_only: ClassVar[frozenset[str]] = frozenset()  # of these fields, those that only initialize weights
 
     def __post_init__(self) -> None:
-        kinds, rules = _types(cast("Any", type(self))), dict(RULES)
-        for kind in type(self).__mro__[::-1]:
-            rules |= vars(kind).get("rules", {})
+        kinds = _types(cast("Any", type(self)))
+        own = ChainMap(*(vars(kind).get("rules", {}) for kind in type(self).__mro__))
         for f in fields(self):
             name, value = f.name, getattr(self, f.name)
             hint = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
             require(_fits(value, kinds[name]), name, value, f"must be of type {hint}".replace("typing.", ""))
             require(not isinstance(value, int) or abs(value) < 2**60, name, value, "must be below 2^60")
-            if name in rules and value is not None:
-                allows, allowed = rules[name]
-                require(allows(value), name, list(value) if isinstance(value, tuple) else value, allowed)
+            check(name, value, *([own[name]] if name in own else f.metadata.get("rules", ())))
         below = f"must be below the {self.vocab_size} tokens of the vocabulary"
         require(max(self.cutoffs, default=-1) < (self.vocab_size or 0), "cutoffs", list(self.cutoffs), below)
         narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
@@ -196,19 +175,19 @@ class TransformerXLOptions(ModelOptions):
             next one, and so do not enter the memory.
     """
 
-    n_head: int = 8
-    d_head: int = 64
-    d_inner: int = 2048
-    attention_dropout: float = 0.0
+    n_head: int = option(8, COUNT)
+    d_head: int = option(64, COUNT)
+    d_inner: int = option(2048, COUNT)
+    attention_dropout: float = option(0.0, PROBABILITY)
     pre_norm: bool = False
-    layer_norm_epsilon: float = 1e-5
-    init_std: float = 0.02
+    layer_norm_epsilon: float = option(1e-5, POSITIVE)
+    init_std: float = option(0.02, POSITIVE)
     untie_biases: bool = False
-    terms: str = "abcd"
+    terms: str = option("abcd", TERMS)
     same_length: bool = False
     extra_key: bool = False
-    clamp_len: int = -1
-    ext_len: int = 0
+    clamp_len: int = option(-1, CLAMP)
+    ext_len: int = option(0, LENGTH)
 
 
 @dataclass
@@ -230,24 +209,22 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
     """
 
     _: KW_ONLY
-    encoding: str = _option("encoding.name", "relative")
-    table_len: int | None = _option("encoding.table_len", None)
-    mem_len: int = _option("memory.mem_len", 512)
-    memory_start: str = _option("memory.start", "empty")
-    memory_reset: str = _option("memory.reset", "never")
+    encoding: str = option("relative", name="encoding.name")
+    table_len: int | None = option(None, COUNT, name="encoding.table_len")
+    mem_len: int = option(512, LENGTH, name="memory.mem_len")
+    memory_start: str = option("empty", one_of("empty", "zeros"), name="memory.start")
+    memory_reset: str = option("never", one_of("never", "document"), name="memory.reset")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         rotates, resets, by = self.kind.rotates, self.memory_reset == "document", f"encoding={self.encoding}"
-        refused: list[tuple[str, bool, str]] = [
-            ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
-            ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
-            ("memory_start", resets and self.memory_start != "empty", "must be empty with memory_reset=document"),
-            ("d_head", rotates and self.d_head % 2 == 1, f"must be even: {by} rotates pairs of components"),
-            ("clamp_len", rotates and self.clamp_len > 0, f"must be -1: {by} rotates"),
-        ]
-        for name, wrong, allowed in refused:
-            require(not wrong, name, getattr(self, name), allowed)
+        even, given, start = self.d_model % 2 == 0, self.table_len is not None, self.memory_start
+        require(even, "d_model", self.d_model, "must be an even integer (half of a position is sine, half cosine)")
+        require(given or self.kind.table is None, "table_len", self.table_len, f"must be given for {by}")
+        require(not resets or start == "empty", "memory_start", start, "must be empty with memory_reset=document")
+        if rotates:
+            require(self.d_head % 2 == 0, "d_head", self.d_head, f"must be even: {by} rotates pairs of components")
+            require(self.clamp_len <= 0, "clamp_len", self.clamp_len, f"must be -1: {by} rotates")
         if self.memory_start == "zeros":  # allocated from the first token on, for one stream at least
             require_memory(4 * self.n_layer * self.memory_slots * self.d_model, "mem_len", self.mem_len)
 
@@ -295,10 +272,10 @@ class RecurrentOptions(ModelOptions):
             an LSTM, all weights of a QRNN layer.
     """
 
-    n_layer: int = 2
-    cell: str = "lstm"
-    hidden_dropout: float = 0.1
-    weight_dropout: float = 0.0
+    n_layer: int = option(2, COUNT)
+    cell: str = option("lstm", one_of("lstm", "qrnn"))
+    hidden_dropout: float = option(0.1, PROBABILITY)
+    weight_dropout: float = option(0.0, PROBABILITY)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from txl_lightning.config.architecture import EncodingKind, kind_named
+from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.errors import OptionError, require
 
@@ -73,18 +73,9 @@ class Lengths:
         return "with a memory of zeros that are attended to" if attends_zeros else "without context"
 
 
-def encoding_kind(config: Config) -> EncodingKind:
-    """Return the properties of the config's encoding, built in or custom.
-
-    Raises:
-        OptionError: there is no such encoding.
-    """
-    return kind_named(config.encoding.name)
-
-
 def table_len(config: Config) -> int | None:
     """Return the number of rows of a trained position table: as given, or as training needs; None without a table."""
-    table, given = encoding_kind(config).table, getattr(config.encoding, "table_len", None)
+    table, given = kind_named(config.encoding.name).table, getattr(config.encoding, "table_len", None)
     if given is not None or table is None:
         return given
     trained = training_lengths(config)
@@ -111,7 +102,7 @@ def position_limit(config: Config) -> int | None:
 
     For a converted `al_rfou` checkpoint this is the length of its table.
     """
-    if not isinstance(config.model, TransformerXLModelConfig) or not encoding_kind(config).absolute:
+    if not isinstance(config.model, TransformerXLModelConfig) or not kind_named(config.encoding.name).absolute:
         return None
     return max(table_len(config) or 0, training_lengths(config).window)
 
@@ -174,7 +165,7 @@ def trained_clamp(config: Config) -> int | None:
     trained, given = training_lengths(config), config.evaluation.clamp_len
     if trained.clamp is None or given is not None:
         return given
-    kind, distance = encoding_kind(config), trained.farthest_distance
+    kind, distance = kind_named(config.encoding.name), trained.farthest_distance
     if trained.clamp > 0 or kind.absolute or kind.extrapolates or kind.rotates:
         return trained.clamp
     if kind.table == "distances":

@@ -13,23 +13,15 @@ from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
-from txl_lightning.config.architecture import (
-    COUNT,
-    LENGTH,
-    POSITIVE,
-    ModelOptions,
-    RecurrentOptions,
-    Rule,
-    TransformerXLOptions,
-    one_of,
-)
-from txl_lightning.errors import MOST, OptionError, UserError, require
+from txl_lightning.config.architecture import POSITIVE, ModelOptions, RecurrentOptions, TransformerXLOptions, option
+from txl_lightning.errors import COUNT, LENGTH, OptionError, Rule, UserError, at_most, check, one_of, require
 from txl_lightning.guests import load_guests, of_a_file
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 BETAS: Rule = (lambda x: [0 <= beta < 1 for beta in x] == [True, True], "must be two numbers in [0, 1)")
+SEED: Rule = (lambda x: 0 <= x < 2**32, "must be an integer >= 0 and below 2^32")  # of NumPy's generators too
 AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
 WITHOUT_PATH = (None, "auto", "replace")  # values of `resume` that name no checkpoint
@@ -37,16 +29,6 @@ WITHOUT_PATH = (None, "auto", "replace")  # values of `resume` that name no chec
 # `${product:a,b}` and `${sum:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
 OmegaConf.register_new_resolver("sum", operator.add, replace=True)
-
-
-def option(default: Any, *rules: Rule) -> Any:
-    """Return a field with the rules that `check_values` holds its values to."""
-    return field(default=default, metadata={"rules": rules})
-
-
-def at_most(name: str) -> Rule:
-    """Return the rule that a value is not beyond what machines can do."""
-    return lambda x: x <= MOST[name], f"must be at most {MOST[name]:,}"
 
 
 @dataclass(kw_only=True)
@@ -267,7 +249,7 @@ class TrainerConfig:
     num_nodes: int = option(1, COUNT)
     stream_groups: int = option(1, COUNT)
     precision: str = option("32-true", one_of("auto", "32-true", "64-true", "bf16-mixed", "16-mixed"))
-    num_threads: int | None = option(None, COUNT, at_most("num_threads"))
+    num_threads: int | None = option(None, COUNT, at_most("threads"))
     compile: bool = False
     graph: bool = False
     kernel: str = option("sdpa", one_of("sdpa", "relative"))
@@ -308,10 +290,6 @@ def _of_wandb(variable: str, default: str | None) -> Any:
     return field(default_factory=lambda: os.environ.get(variable) or default)
 
 
-def _tags_of_wandb() -> list[str]:
-    return [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag]
-
-
 def _mode_of_wandb() -> str:
     disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
     return os.environ.get("WANDB_MODE") or ("disabled" if disabled else "offline")
@@ -334,7 +312,7 @@ class LoggerConfig:
     project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
     mode: str = field(default_factory=_mode_of_wandb)
     group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
-    tags: list[str] = field(default_factory=_tags_of_wandb)
+    tags: list[str] = field(default_factory=lambda: list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))))
     _target_: str | None = None
     arguments: Any = None
     each: dict[str, Any] = field(default_factory=dict)
@@ -370,7 +348,7 @@ class Config:
     loss: str = option("full", one_of("full", "half", "random_half"))
     resume: str | None = None
     initial_weights: str | None = None
-    seed: int = 1
+    seed: int = option(1, SEED)
 
 
 def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
@@ -401,13 +379,7 @@ def check_values(options: Any, group: str = "") -> None:
         value, option = getattr(options, f.name), f"{group}{f.name}"
         if is_dataclass(value):
             check_values(value, f"{option}.")
-        for allows, allowed in f.metadata.get("rules", ()) if value is not None else ():
-            require(allows(value), option.removesuffix(".name"), value, allowed)
-
-
-def check_seed(seed: int) -> None:
-    """Raise `OptionError` unless every random generator takes the seed: NumPy's is below 2³²."""
-    require(0 <= seed < 2**32, "seed", seed, "must be an integer >= 0 and below 2^32")
+        check(option.removesuffix(".name"), value, *f.metadata.get("rules", ()))
 
 
 def typed(config: Any) -> Any:
@@ -417,9 +389,7 @@ def typed(config: Any) -> Any:
 
 def plain(config: Any) -> dict[str, Any]:
     """Return a config as plain dicts, lists, numbers and strings, for checkpoints and loggers."""
-    if not OmegaConf.is_config(config):
-        return asdict(config)  # not through OmegaConf, for which a literal `${…}` would be an interpolation
-    return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    return asdict(config)  # not through OmegaConf, for which a literal `${…}` would be an interpolation
 
 
 def stored(config: Config) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.errors import check_count, require
+from txl_lightning.errors import LENGTH, at_most, check, require
 
 Array = NDArray[np.float64]
 ENDS = [(1 - 0.95) / 2, (1 + 0.95) / 2]  # of an interval
@@ -137,7 +137,7 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
     in_range = distinct and all(0 < r <= 1 for r in fractions)
     require(in_range, "fractions", list(fractions), "must be different numbers in (0, 1]")
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
-    check_count("bootstrap", bootstrap, least=0)
+    check("bootstrap", bootstrap, LENGTH, at_most("bootstrap"))
 
 
 def means_on_hard_positions(

@@ -7,14 +7,14 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from txl_lightning.config.architecture import COUNT, Rule, one_of
-from txl_lightning.config.schemas import LoggerConfig, at_most, option
+from txl_lightning.config.architecture import option
+from txl_lightning.config.schemas import SEED, LoggerConfig
+from txl_lightning.errors import COUNT, Rule, at_most, one_of
 
 TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
 SPLITS = ("train", "valid", "test")
 OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}")
-SEED: Rule = (lambda x: 0 <= x < 2**32, "must be an integer >= 0 and below 2^32")
 LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
 
 
@@ -34,7 +34,7 @@ class MachineOptions:
     """
 
     accelerator: str = "cpu"
-    num_threads: int | None = option(None, COUNT, at_most("num_threads"))
+    num_threads: int | None = option(None, COUNT, at_most("threads"))
 
 
 @dataclass(kw_only=True)
@@ -293,7 +293,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     position: int | None = None
     split: str | None = option(None, one_of(*SPLITS))
     n_tokens: int = option(500, COUNT)
-    n_samples: int = option(1, COUNT, at_most("n_samples"))
+    n_samples: int = option(1, COUNT, at_most("samples"))
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0

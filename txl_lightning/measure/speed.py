@@ -23,8 +23,8 @@ from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.reporting import processor
 from txl_lightning.reporting.canvas import line_figure
-from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.models import require_room
 from txl_lightning.runs.threads_and_precision import set_threads
 

@@ -65,7 +65,9 @@ def start_run(
             settings={name: quiet[name] for name in quiet if not os.environ.get(f"WANDB_{name.upper()}")},
         )
     except wandb.errors.Error as error:
-        raise OptionError("logger.mode", logger.mode, f"Weights & Biases says: {first_line(error)}") from error
+        option = "project" if "project name" in str(error) else "mode"
+        allowed = f"Weights & Biases says: {first_line(error)}"
+        raise OptionError(f"logger.{option}", getattr(logger, option), allowed) from error
     except ValidationError as error:
         wrong = error.errors()[0]
         variable = f"WANDB_{wrong['loc'][0]}".upper()

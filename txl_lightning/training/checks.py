@@ -15,7 +15,6 @@ from txl_lightning.config.schemas import (
     MemoryConfig,
     RecurrentModelConfig,
     check_logger,
-    check_seed,
     check_values,
     flat,
     plain,
@@ -66,7 +65,6 @@ def check_config(config: Config) -> None:
     """
     check_values(config)  # before the model, whose memory may take its length from data.segment_len
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
-    check_seed(config.seed)
     check_logger(config.logger, ("wandb", "csv", "lightning", "tensorboard", "none"))
     target, arguments, names = config.logger._target_, config.logger.arguments, {*config.logger.names}
     require(target is None or "lightning" in names, "logger._target_", target, "is of logger=lightning")

@@ -13,7 +13,7 @@ from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.measure import speed as command
 from txl_lightning.measure.options import SpeedOptions
 from txl_lightning.measure.speed import RATIOS, SCHEMES, TimedScheme, make_schemes, run, vanilla_of
-from txl_lightning.reporting.machine import processor
+from txl_lightning.reporting import processor
 
 TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}
 

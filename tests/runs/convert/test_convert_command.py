@@ -12,12 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.composition import register_command, register_schemas
+from txl_lightning.command_line.hydra_app import register
 from txl_lightning.config.schemas import CONF
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import CheckpointError, OptionError, UserError
-from txl_lightning.runs import ConvertOptions
 from txl_lightning.runs import convert as command
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
@@ -40,8 +39,7 @@ def source(place: Path) -> Path:
 
 @cache
 def composed() -> DictConfig:
-    register_schemas()
-    register_command("convert", ConvertOptions)
+    register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("convert", overrides=["profile=smoke", "data=file", "data.level=byte"])
 
