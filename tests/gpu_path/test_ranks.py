@@ -19,8 +19,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import TrainerConfig, from_plain, plain
 from txl_lightning.distributed import ranks
-from txl_lightning.distributed.environment import connect
 from txl_lightning.distributed.processes import run_on_all
+from txl_lightning.distributed.ranks import connect
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.commands import chosen_device
 from txl_lightning.training import run

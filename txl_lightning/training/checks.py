@@ -20,8 +20,7 @@ from txl_lightning.config.schemas import (
     flat,
     plain,
 )
-from txl_lightning.distributed.environment import environment
-from txl_lightning.distributed.ranks import Ranks, n_processes
+from txl_lightning.distributed.ranks import Ranks, environment, n_processes
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.runs.models import architecture
 from txl_lightning.runs.threads_and_precision import fastest_precision

@@ -25,9 +25,8 @@ from txl_lightning.config.schemas import WITHOUT_PATH, Config, from_plain, plain
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
-from txl_lightning.distributed.environment import connect, environment
 from txl_lightning.distributed.processes import run_on_all
-from txl_lightning.distributed.ranks import Ranks, leaving, n_processes
+from txl_lightning.distributed.ranks import Ranks, connect, environment, leaving, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, cores, require
 from txl_lightning.files import write_json
 from txl_lightning.runs.metrics import peak_memory, shown_units
