@@ -32,7 +32,7 @@ from txl_lightning.runs.storage import (
     write_checkpoint,
 )
 from txl_lightning.runs.trained import Checkpoint, read_checkpoint
-from txl_lightning.training.loggers import continues_in, reported
+from txl_lightning.training.curves import continues_in, reported
 
 LAST, PREVIOUS, BEST, BEST_OF = "last.ckpt", "previous.ckpt", "best.ckpt", "best-*.ckpt"
 

@@ -53,8 +53,15 @@ from txl_lightning.training.checks import (
     resolve_accelerator,
     resolve_precision,
 )
-from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
-from txl_lightning.training.loggers import arm, lightning_loggers, start_loggers, upload_line
+from txl_lightning.training.curves import (
+    ContextCurves,
+    ProgressBar,
+    TrainingCurves,
+    arm,
+    lightning_loggers,
+    start_loggers,
+    upload_line,
+)
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.optimization import learning_rate
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
