@@ -33,7 +33,16 @@ from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.threads_and_precision import resolve_threads
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
-from txl_lightning.training.callbacks import Trainer, custom_callbacks, naming_callbacks, options_win
+from txl_lightning.training.callbacks import (
+    CleanStop,
+    FiniteLoss,
+    StopSignals,
+    Trainer,
+    custom_callbacks,
+    naming_callbacks,
+    options_win,
+    requeue,
+)
 from txl_lightning.training.checkpointing import (
     Checkpoints,
     DurableCheckpoints,
@@ -64,7 +73,6 @@ from txl_lightning.training.curves import (
 )
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.optimization import learning_rate
-from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
 
 
 def run(options: Config, directory: Path) -> list[str]:
