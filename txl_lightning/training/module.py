@@ -20,7 +20,7 @@ from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.baselines import LSTMLayer
@@ -32,7 +32,6 @@ from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.models import Model, State
 from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.checks import why_no_graph
 from txl_lightning.training.optimization import make_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
@@ -173,6 +172,20 @@ def use_relative_kernel(model: Any) -> None:
     for attention in model.modules():
         if isinstance(attention, Attention):
             attention.kernel = relative.attend
+
+
+def why_no_graph(config: Config) -> str | None:
+    """Return why the steps of a training are not replayed; None if they are."""
+    trainer = config.trainer
+    reasons = {
+        "only a compiled step is captured: trainer.compile=true": not trainer.compile,
+        "it is for trainer.accelerator=gpu": trainer.accelerator not in ("gpu", "auto"),
+        "trainer.callbacks may read what a replay overwrites": bool(trainer.callbacks),
+        "trainer.stream_groups have several backward passes in a step": trainer.stream_groups > 1,
+        "memory.gradient_segments have several forward passes in a step": config.memory.gradient_segments > 0,
+        "several processes average gradients during the backward pass": n_processes(trainer) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 class OnePlace:

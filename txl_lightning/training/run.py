@@ -9,19 +9,33 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from txl_lightning.config.lengths import evaluation_lengths, in_windows, training_lengths
-from txl_lightning.config.schemas import WITHOUT_PATH, Config, from_plain, plain, stored
+from txl_lightning.config.schemas import (
+    WITHOUT_PATH,
+    Config,
+    MemoryConfig,
+    RecurrentModelConfig,
+    check_logger,
+    check_seed,
+    check_values,
+    flat,
+    from_plain,
+    plain,
+    stored,
+)
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
@@ -29,9 +43,9 @@ from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, connect, environment, leaving, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, cores, require
 from txl_lightning.files import write_json
+from txl_lightning.runs.hardware import resolve_accelerator, resolve_precision, resolve_threads
 from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
-from txl_lightning.runs.threads_and_precision import resolve_threads
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.callbacks import (
     CleanStop,
@@ -55,13 +69,6 @@ from txl_lightning.training.checkpointing import (
     refuse_to_replace,
     restored_state,
 )
-from txl_lightning.training.checks import (
-    check_config,
-    check_same_on_all_ranks,
-    options_without_effect,
-    resolve_accelerator,
-    resolve_precision,
-)
 from txl_lightning.training.curves import (
     ContextCurves,
     ProgressBar,
@@ -71,7 +78,7 @@ from txl_lightning.training.curves import (
     start_loggers,
     upload_line,
 )
-from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.module import LanguageModelModule, why_no_graph
 from txl_lightning.training.optimization import learning_rate
 
 
@@ -106,6 +113,32 @@ def run(options: Config, directory: Path) -> list[str]:
     return [*lines, f"lower is better; metrics.json, config.yaml, curves (validation.jsonl){kept} are in {directory}"]
 
 
+def options_without_effect(config: Config) -> list[str]:
+    """Return a sentence for every option that is not read and has another value than its default.
+
+    They are allowed, because a multirun combines options that do not all belong together.
+    """
+    memory, data, encoding = config.memory, config.data, config.encoding
+    recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in WITHOUT_PATH
+    no_attention = f"model={config.model.name} has no attention"
+    no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
+    # The other corpora have a default in conf/data, which says what their documents are.
+    never_reset = "only memory.reset=document reads it" if data.name == "file" and memory.reset == "never" else None
+    options = (
+        # option, value, default, why it is not read (None if it is)
+        ("encoding", encoding.name, "relative", no_attention if recurrent else None),
+        ("memory.start", memory.start, MemoryConfig.start, no_states),
+        ("data.document_start", data.document_start, None, never_reset),
+        ("trainer.graph", "true" if config.trainer.graph else None, None, why_no_graph(config)),
+        ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
+    )
+    return [
+        f"{option}={value} has no effect: {reason}"
+        for option, value, default, reason in options
+        if reason and value != default
+    ]
+
+
 def train(config: Config, directory: Path | str) -> dict[str, Any]:
     """Train one model and evaluate its best weights on the validation and the test split.
 
@@ -137,6 +170,65 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
         torch.set_num_threads(threads)  # the next run in this process chooses among as many
 
 
+def check_config(config: Config) -> None:
+    """Validate the options of a training run before anything is prepared.
+
+    Raises:
+        OptionError: an option has a value that is not allowed.
+    """
+    check_values(config)  # before the model, whose memory may take its length from data.segment_len
+    architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
+    check_seed(config.seed)
+    check_logger(config.logger, ("wandb", "csv", "lightning", "tensorboard", "none"))
+    target, arguments, names = config.logger._target_, config.logger.arguments, {*config.logger.names}
+    require(target is None or "lightning" in names, "logger._target_", target, "is of logger=lightning")
+    require(not arguments or bool(names - {"wandb", "none"}), "logger.arguments", arguments, "is of logger=lightning")
+    for option, is_allowed, allowed in _rules(config):
+        require(is_allowed, option, attrgetter(option)(config), allowed)
+
+
+def _rules(config: Config) -> list[tuple[str, bool, str]]:
+    """Return options, whether their values are allowed, and which are."""
+    data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
+    optimizer, exact = config.optimizer, config.optimizer.ns_precision == "32-true"
+    accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
+    n_gpus = torch.cuda.device_count()
+    if n_gpus == 1 and isinstance(environment(), SLURMEnvironment):  # --gpus-per-task=1 shows each process its own
+        n_gpus = trainer.devices
+    kept, groups = checkpoint.keep_every_n_steps, trainer.stream_groups
+    processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
+    enough = f"must be at least the {W} processes of {processes}, times trainer.stream_groups={groups}"
+    visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
+    k, recurrent = memory.gradient_segments, isinstance(config.model, RecurrentModelConfig)
+    longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
+    rules = [
+        ("data.batch_size", data.batch_size >= W * groups, enough),
+        ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
+        ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
+        ("memory.gradient_segments", not (k and recurrent), longer),
+        ("optimizer.min_lr", optimizer.min_lr <= optimizer.lr, "must be between 0 and optimizer.lr"),
+        ("optimizer.ns_precision", not exact or optimizer.name == "muon", "is for optimizer=muon only"),
+        ("trainer.accelerator", accelerator != "gpu" or n_gpus >= trainer.devices, visible),
+    ]
+    if trainer.kernel == "relative":
+        rules += [
+            ("trainer.kernel", not recurrent, f"must be sdpa: model={config.model.name} has no attention"),
+            ("trainer.kernel", not config.beyond, "must be sdpa with beyond: a variant may attend in its own way"),
+            ("trainer.kernel", accelerator in ("gpu", "auto"), "needs trainer.accelerator=gpu"),
+            ("trainer.kernel", precision != "64-true", "computes in float32 at most: trainer.precision=32-true"),
+            ("trainer.kernel", find_spec("triton") is not None, "needs Triton, which torch for CUDA brings"),
+        ]
+    if accelerator == "cpu":
+        rules += [("trainer.precision", precision != "16-mixed", "needs a GPU (bf16-mixed works without one)")]
+    if accelerator == "mps":
+        rules += [
+            ("trainer.accelerator", torch.backends.mps.is_available(), "this machine has no Apple GPU"),
+            ("trainer.accelerator", W == 1, f"is one device: {processes} must be 1"),
+            ("trainer.precision", precision in ("32-true", "auto"), "must be 32-true with trainer.accelerator=mps"),
+        ]
+    return rules
+
+
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
     with StopSignals(ranks) as signals, quiet_libraries(), naming_callbacks():
@@ -163,6 +255,23 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
                     logger.experiment.summary.update({f"final/{name}": x for name, x in metrics.items()})
                     logger.experiment.finish()
     return metrics
+
+
+def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
+    """Check that all ranks were started with equal options; otherwise they would train different models.
+
+    Raises:
+        OptionError: this rank has another option than rank 0; names the outermost.
+        UserError: another rank has.
+    """
+    ours, theirs = flat(plain(config)), flat(ranks.first(plain(config)))
+    different = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    failed = ranks.largest(bool(different))
+    if different:
+        name = min(different, key=lambda name: name.count("."))  # others may follow it, as `data.seed` does `seed`
+        raise OptionError(name, ours.get(name), f"must be {theirs.get(name)}, as on rank 0 (this is rank {ranks.rank})")
+    if failed:
+        raise UserError("another rank was started with different options")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Threads where the options say null, and products in bfloat16 where they are faster."""
+"""Hardware of a run where its options say `auto` or null: accelerator, number type of products, threads."""
 
 from __future__ import annotations
 
@@ -20,6 +20,37 @@ from txl_lightning.runs.trained import TrainedModel
 FLOPS_PER_THREAD = 3e9
 PRECISIONS = ("32-true", "bf16-mixed", "auto")
 NEEDED_SPEEDUP = 1.2  # of products; mixed precision also converts the weights in every step
+
+
+def resolve_accelerator(config: Config) -> Config:
+    """Return the config with gpu, else mps for one process, else cpu in place of `trainer.accelerator=auto`."""
+    trainer = config.trainer
+    if trainer.accelerator != "auto":
+        return config
+    has_mps = torch.backends.mps.is_available() and n_processes(trainer) == 1
+    accelerator = "gpu" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+    return replace(config, trainer=replace(trainer, accelerator=accelerator))
+
+
+def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
+    """Return the config with number types in place of `auto`, its accelerator being resolved.
+
+    `trainer.precision` becomes what is fastest on this machine (`fastest_precision`), and `optimizer.ns_precision`
+    32-true for Muon without mixed precision, else bf16-true. Both are part of the run's identity: they stand in
+    `config.yaml` and in checkpoints, and a resumed run keeps them.
+
+    Args:
+        config: config of the run.
+        resumed: config of the checkpoint that the run resumes from.
+    """
+    trainer, optimizer = replace(config.trainer), replace(config.optimizer)
+    if trainer.precision == "auto":
+        trainer.precision = resumed.trainer.precision if resumed else fastest_precision(trainer.accelerator)
+    if optimizer.ns_precision == "auto":
+        in_float32 = optimizer.name == "muon" and not trainer.precision.endswith("-mixed")
+        fitting = "32-true" if in_float32 else "bf16-true"
+        optimizer.ns_precision = resumed.optimizer.ns_precision if resumed else fitting
+    return replace(config, trainer=trainer, optimizer=optimizer)
 
 
 def useful_threads(n_parameters: int, n_layer: int, tokens: int, available: int) -> int:
