@@ -90,8 +90,8 @@ def test_sums_of_losses_stay_in_float64_on_a_device_without_it(monkeypatch: Patc
     monkeypatch.setattr(module, "WITHOUT_FLOAT64", ("cpu",))
     loss = module.TokenLoss()
     loss.update(torch.full((2, 3), 2.0), torch.tensor(6.0))
-    assert loss.nll_sum.dtype == loss.n_bytes.dtype == torch.float64
-    assert loss.compute() == (2.0, 6, 6.0)
+    assert loss.sums.dtype == torch.float64
+    assert loss.sums.tolist() == [12.0, 6.0, 6.0]
 
 
 def test_run_directories_never_collide(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def diverge(monkeypatch: Patch, *at: int) -> None:
         if module.trainer.state.fn == TrainerFn.FITTING and module.trainer.global_step in at:
             module.metrics["val/nll"] = math.inf
 
-    patch_module(monkeypatch, "_evaluation_end", after=spoil)
+    patch_module(monkeypatch, "on_validation_epoch_end", after=spoil)
 
 
 def contents_of(run: Path) -> dict[Path, bytes]:

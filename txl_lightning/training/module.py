@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, ParallelStrategy
 from torch import Tensor
-from torchmetrics import Metric
 
 from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config
@@ -212,35 +211,24 @@ class OnePlace:
         return kept if kept is x else kept.copy_(x)
 
 
-class TokenLoss(Metric):
-    """Mean loss over tokens and their number of bytes, from float64 sums over all ranks.
+class TokenLoss:
+    """Sums over the tokens of a split: of losses in nats, of bytes (nan if their number is not known), and of tokens.
 
+    They are in float64, and on the device of the losses if it has that type: adding does not wait for a GPU.
     torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one
     token has probability 0.
     """
 
-    full_state_update = False
-    nll_sum: Tensor
-    n_bytes: Tensor
-    tokens: Tensor
-
     def __init__(self) -> None:
-        super().__init__()
-        for name in ("nll_sum", "n_bytes", "tokens"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.sums = torch.zeros(3, dtype=torch.float64)
 
-    def update(self, nll: Tensor, n_bytes: Tensor | float = math.nan) -> None:
-        """Add the losses of some tokens, in nats, and their number of bytes (nan if it is not known)."""
+    def update(self, nll: Tensor, n_bytes: Tensor) -> None:
+        """Add the losses of some tokens, and their number of bytes."""
         device = torch.device("cpu") if nll.device.type in WITHOUT_FLOAT64 else nll.device
-        if self.device != device:
-            self.to(device)
-        self.nll_sum += nll.detach().to(device).double().sum()
-        self.n_bytes += n_bytes.to(device) if isinstance(n_bytes, Tensor) else n_bytes
-        self.tokens += nll.numel()
-
-    def compute(self) -> tuple[float, int, float]:
-        """Return the mean loss in nats per token (nan without tokens), the tokens and the bytes (nan if not known)."""
-        return float(self.nll_sum / self.tokens), int(self.tokens), float(self.n_bytes)
+        self.sums = self.sums.to(device)
+        self.sums[0] += nll.detach().to(device).double().sum()
+        self.sums[1] += n_bytes.to(device)
+        self.sums[2] += nll.numel()
 
 
 class LanguageModelModule(L.LightningModule):
@@ -285,7 +273,7 @@ class LanguageModelModule(L.LightningModule):
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
         self.training_memory, self.evaluation_memory = MemoryHolder(), MemoryHolder()
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
-        self.losses = {"val": TokenLoss(), "test": TokenLoss()}
+        self.evaluation_loss = TokenLoss()
         self._longest_segment = 0
         self.scales_gradients = config.trainer.precision == "16-mixed"
         self.one_place = OnePlace() if config.trainer.graph and why_no_graph(config) is None else None
@@ -447,20 +435,9 @@ class LanguageModelModule(L.LightningModule):
         if self.trainer.global_step >= self.trainer.max_steps:
             self.trainer.should_stop = True  # Lightning validates before it stops early
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluation_step(batch, "val")
-
-    def on_validation_epoch_end(self) -> None:
-        self._evaluation_end("val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluation_step(batch, "test")
-
-    def on_test_epoch_end(self) -> None:
-        self._evaluation_end("test")
-
     @torch.no_grad()
-    def _evaluation_step(self, batch: Batch, stage: str) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score a segment of the validation or the test split."""
         memory = self.evaluation_memory.load_for(batch)
         if memory is None:  # the first segment: the weights stay the same until the last
             model: Any = self.model.with_lengths(**self.evaluation_lengths.keywords())
@@ -468,24 +445,29 @@ class LanguageModelModule(L.LightningModule):
             self._evaluation_score = (CachedTransformerXL(model) if cached else model).score
         nll_BT, memory = self._evaluation_score(batch.tokens, batch.targets, memory)
         self.evaluation_memory.store_after(batch, memory)
-        self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))
+        self.evaluation_loss.update(nll_BT, self._count_bytes(batch.targets))
 
-    def _count_bytes(self, targets_BT: Tensor) -> Tensor | float:
+    test_step = validation_step
+
+    def _count_bytes(self, targets_BT: Tensor) -> Tensor:
         """Return the number of bytes of tokens, without waiting for a GPU; nan if it is not known."""
         if self.byte_lengths_V is None:
-            return math.nan
+            return torch.full((), math.nan, device=targets_BT.device)
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
         lengths_BT = self.byte_lengths_V[without_marks(targets_BT)]
         return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())  # in float32, exact up to 2²⁴
 
-    def _evaluation_end(self, stage: str) -> None:
-        nll, tokens, n_bytes = self.losses[stage].compute()
-        values = loss_metrics(nll, self.level, n_bytes / tokens if tokens else None)
-        named = {f"{stage}/{name}": value for name, value in values.items()}
-        self.metrics |= {**named, f"{stage}/tokens": tokens}
-        self.log_dict(named, logger=False, sync_dist=True)  # equal on all ranks; without it Lightning warns
-        self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
-        self.losses[stage].reset()
+    def on_validation_epoch_end(self) -> None:
+        """Set the metrics of the validation or the test split, equal on all ranks."""
+        stage = "test" if self.trainer.testing else "val"
+        nll_sum, n_bytes, tokens = self.ranks.total(*self.evaluation_loss.sums.tolist())
+        nll, bytes_per_token = (nll_sum / tokens, n_bytes / tokens) if tokens else (math.nan, None)
+        values = {f"{stage}/{name}": x for name, x in loss_metrics(nll, self.level, bytes_per_token).items()}
+        self.metrics |= {**values, f"{stage}/tokens": int(tokens)}
+        self.log_dict(values, logger=False, sync_dist=True)  # without sync_dist Lightning warns
+        self.evaluation_memory, self._evaluation_score, self.evaluation_loss = MemoryHolder(), None, TokenLoss()
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training memory, or the names of its files."""
