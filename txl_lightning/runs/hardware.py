@@ -53,26 +53,17 @@ def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
     return replace(config, trainer=trainer, optimizer=optimizer)
 
 
-def useful_threads(n_parameters: int, n_layer: int, tokens: int, available: int) -> int:
+def useful_threads(config: Config, n_parameters: int) -> int:
     """Return the number of threads that a training step pays for.
 
-        threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to those available
+        threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to those that torch would use
 
-    Threads share the work of one product at a time, so that the work of a layer decides, not that of the model.
-
-    Args:
-        n_parameters: number of trained parameters.
-        n_layer: N, layers.
-        tokens: tokens that are computed at a time.
-        available: threads that torch would use.
+    Threads share the work of one product at a time, so that the work of a layer decides, not that of the model, and the
+    tokens of a group of streams.
     """
-    flops = 6 * n_parameters / n_layer * tokens
-    return max(1, min(available, int(flops / FLOPS_PER_THREAD)))
-
-
-def _of_training(config: Config, n_parameters: int) -> int:
     tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups
-    return useful_threads(n_parameters, config.model.n_layer, tokens, torch.get_num_threads())
+    flops = 6 * n_parameters / config.model.n_layer * tokens
+    return max(1, min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)))
 
 
 def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = None) -> Config:
@@ -91,7 +82,7 @@ def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = 
         return config
     available = torch.get_num_threads()
     # Null in the record of an earlier version, which used torch's default.
-    threads = resumed.trainer.num_threads or available if resumed else _of_training(config, n_parameters)
+    threads = resumed.trainer.num_threads or available if resumed else useful_threads(config, n_parameters)
     torch.set_num_threads(threads)
     return replace(config, trainer=replace(trainer, num_threads=threads))
 
@@ -106,9 +97,8 @@ def set_threads(given: int | None, *trained: TrainedModel) -> None:
     if given is not None:
         torch.set_num_threads(given)
     elif trained:
-        torch.set_num_threads(
-            max(_of_training(one.config, sum(p.numel() for p in one.model.parameters())) for one in trained)
-        )
+        sizes = [sum(parameter.numel() for parameter in one.model.parameters()) for one in trained]
+        torch.set_num_threads(max(useful_threads(one.config, n) for one, n in zip(trained, sizes, strict=True)))
 
 
 def fastest_precision(accelerator: str) -> str:

@@ -592,14 +592,8 @@ def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
     resumed = last_good(directory / "checkpoints")[0] if config.resume == "auto" else config.resume
     if resumed in WITHOUT_PATH or config.data.level not in KEPT_LEVELS:
         make_data(config)
-    result = run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
-    if isinstance(result, Stopped):
-        raise result
-    return result
+    return run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
 
 
-def _train_started_rank(config: dict[str, Any], directory: str) -> dict[str, Any] | Stopped:
-    try:
-        return train(from_plain(config), Path(directory))
-    except Stopped as stopped:  # returned, not raised: all ranks stopped after the same step and none failed
-        return stopped
+def _train_started_rank(config: dict[str, Any], directory: str) -> dict[str, Any]:
+    return train(from_plain(config), directory)
