@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from inspect import signature
@@ -178,26 +178,29 @@ class SignalError(BaseException):
     """Raised by a signal handler, wherever the run is: code that handles a bad file's errors must not see it."""
 
 
-class StopSignals:
-    """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1 inside its `with` block.
+class StopSignals(Callback):
+    """Ends the run at SIGTERM, SIGINT, SIGHUP or SIGUSR1 inside its `with` block, which then raises `Stopped`.
 
-    While steps are trained a signal is only noted: `CleanStop` saves and stops after the step. Before and after there
-    is nothing to save and the run stops at once, as it does at a second Ctrl-C: the block raises `Stopped`.
+    While steps are trained a signal is only noted; after the step the state is saved and the run stops. It may reach
+    the ranks at different times: they agree in every step, so that all of them save the same one. A validation due at
+    that step runs first, as it would without the signal. Before and after training there is nothing to save and the run
+    stops at once, as it does at a second Ctrl-C.
 
     Args:
         ranks: the processes of the run.
 
     Attributes:
+        checkpoints: saves the state; None if checkpoints are disabled.
         signum: first signal received; 0 without one.
-        training: whether steps are being trained: a signal is then noted, and `CleanStop` ends the run after a step.
-        to_continue: returns the end of the message, how to continue the run.
+        agreed: signal that the ranks have agreed on; 0 without one.
+        training: whether steps are being trained; None before.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.signum = 0
-        self.training = False
-        self.to_continue: Callable[[], str] = str
+        self.checkpoints: Checkpoints | None = None
+        self.signum = self.agreed = 0
+        self.training: bool | None = None
         self._received_at = 0.0
         self._handlers = ExitStack()
 
@@ -210,7 +213,7 @@ class StopSignals:
         self._handlers.close()
         if isinstance(error, SignalError):
             name = signal.Signals(error.args[0]).name
-            raise Stopped(f"stopped by {name}{self.to_continue()}", error.args[0]) from None
+            raise Stopped(f"stopped by {name}{self._to_continue()}", error.args[0]) from None
 
     def _handle(self, signum: int, frame: Any) -> None:
         again = signum == self.signum == signal.SIGINT
@@ -222,6 +225,40 @@ class StopSignals:
             raise SignalError(signum)
         if self.ranks.rank == 0:  # print is not reentrant
             os.write(2, f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode())
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.training = True
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.training = False
+
+    def on_before_optimizer_step(self, *step: Any) -> None:
+        # Fails at once if a rank died; on a GPU, waiting for its gradients would not end.
+        self.agreed = self.ranks.largest(self.signum)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        if not self.agreed:
+            return
+        if self.checkpoints is None:
+            self._stop(trainer)
+        elif not self.checkpoints.validation_is_due(trainer):
+            if self.checkpoints.saved_step != trainer.global_step:
+                self.checkpoints.save(trainer)
+            self._stop(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.agreed = self.ranks.largest(self.agreed or self.signum)
+            if self.agreed:
+                self._stop(trainer)
+
+    def _stop(self, trainer: L.Trainer) -> None:
+        by = f"stopped by {signal.Signals(self.agreed).name} after step {trainer.global_step}"
+        raise Stopped(by + self._to_continue(), self.agreed)
+
+    def _to_continue(self) -> str:
+        kept = self.checkpoints if self.training is not None else None
+        return f"; {kept.to_continue}" if kept is not None and kept.saved_step >= 0 else ""
 
 
 def requeue(config: Config) -> None:
@@ -241,56 +278,6 @@ def requeue(config: Config) -> None:
     except OSError as error:
         problem = str(error)
     notice(f"scontrol requeue {job}: {problem or 'the job continues when SLURM starts it again'}")
-
-
-class CleanStop(Callback):
-    """Saves after the current step and stops, once a signal was received.
-
-    The signal may reach the ranks at different times: they agree in every step, so that all of them save the same one.
-    A validation due at that step runs first, as it would without the signal.
-
-    Args:
-        signals: receives the signals.
-        checkpoints: saves the state; None if checkpoints are disabled.
-    """
-
-    def __init__(self, signals: StopSignals, checkpoints: Checkpoints | None) -> None:
-        self.signals, self.ranks, self.checkpoints = signals, signals.ranks, checkpoints
-        self.agreed = 0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.signals.training, self.signals.to_continue = True, self._to_continue
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.signals.training = False
-
-    def on_before_optimizer_step(self, *step: Any) -> None:
-        # Fails at once if a rank died; on a GPU, waiting for its gradients would not end.
-        self.agreed = self.ranks.largest(self.signals.signum)
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        if not self.agreed:
-            return
-        if self.checkpoints is None:
-            self._stop(trainer)
-        elif not self.checkpoints.validation_is_due(trainer):
-            if self.checkpoints.saved_step != trainer.global_step:
-                self.checkpoints.save(trainer)
-            self._stop(trainer)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.state.fn == TrainerFn.FITTING:
-            self.agreed = self.ranks.largest(self.agreed or self.signals.signum)
-            if self.agreed:
-                self._stop(trainer)
-
-    def _stop(self, trainer: L.Trainer) -> None:
-        by = f"stopped by {signal.Signals(self.agreed).name} after step {trainer.global_step}"
-        raise Stopped(by + self._to_continue(), self.agreed)
-
-    def _to_continue(self) -> str:
-        kept = self.checkpoints
-        return f"; {kept.to_continue}" if kept is not None and kept.saved_step >= 0 else ""
 
 
 class FiniteLoss(Callback):

@@ -39,15 +39,14 @@ LAST, PREVIOUS, BEST, BEST_OF = "last.ckpt", "previous.ckpt", "best.ckpt", "best
 # A resumed run must have the options of the checkpoint's run, those of its validations too, whose losses it compares,
 # but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
 # `memory.segments` only gives `memory.mem_len` its value.
-FIXED_GROUPS = ("data", "model", "encoding", "memory", "beyond", "optimizer")
-FIXED_OPTIONS = (
-    *("seed", "loss", "trainer.precision", "trainer.val_max_segments"),
-    *(f"evaluation.{name}" for name in ("batch_size", "segment_len", "mem_len", "ext_len", "same_length", "clamp_len")),
+FIXED = (
+    *("data.", "model.", "encoding.", "memory.", "beyond.", "optimizer."),
+    *("seed", "loss", "trainer.precision", "trainer.val_max_segments", "evaluation."),
 )
-FREE_OPTIONS = (
-    *("data.root", "data.path", "data.tokenizer", "data.names", "data.cache_dir", "model.name"),
-    "memory.segments",
-)
+FREE = {
+    *("data.root", "data.path", "data.tokenizer", "data.names", "data.cache_dir"),
+    *("model.name", "memory.segments", "evaluation.max_segments"),
+}
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
@@ -85,7 +84,8 @@ class Checkpoints(Callback):
     Attributes:
         best: nll and step of the best validation so far; infinite and -1 before the first.
         kept: nll of the validations whose checkpoints are kept, by step.
-        saved_step: step of the last checkpoint; -1 if there is none.
+        newest: the last checkpoint; before the first one here that which was resumed, None for a new run.
+        saved_step: its step; -1 if there is none.
     """
 
     def __init__(
@@ -93,18 +93,11 @@ class Checkpoints(Callback):
     ) -> None:
         self.directory, self.ranks, self.record = directory, ranks, record
         self.options, self.val_every_n_steps = config.checkpoint, config.trainer.val_every_n_steps
-        self.resumed_from = resumed_from = resumed.path if resumed else None
+        self.newest: Path | None = resumed.path if resumed else None
         self.saved_step = resumed.step if resumed else -1
         self.best: dict[str, Any] = NO_BEST
         self.kept: dict[int, float] = {}
-        is_last = resumed_from is not None and resumed_from.name == LAST
-        self.last_is_good = is_last and continues_in(directory.parent, resumed_from)
         self.incomplete = False  # whether a write failed at the last validation
-
-    @property
-    def newest(self) -> Path | None:
-        """The checkpoint of `saved_step`: the last one, or before the first save here the one that was resumed."""
-        return self.directory / LAST if self.last_is_good else self.resumed_from
 
     @property
     def to_continue(self) -> str:
@@ -121,12 +114,12 @@ class Checkpoints(Callback):
 
         A damaged `last.ckpt` does not become `previous.ckpt`.
         """
-        step = trainer.global_step
-        keep_previous = self.last_is_good and self.saved_step != step
-        options = {"previous": self.directory / PREVIOUS} if keep_previous else None
+        step, last = trainer.global_step, self.directory / LAST
+        last_is_good = self.newest is not None and self.newest.resolve() == last.resolve()
+        options = {"previous": self.directory / PREVIOUS} if last_is_good and self.saved_step != step else None
         error = self._write_memory(trainer)
         if error is None:
-            trainer.save_checkpoint(self.directory / LAST, storage_options=options)
+            trainer.save_checkpoint(last, storage_options=options)
             io = trainer.strategy.checkpoint_io
             assert isinstance(io, DurableCheckpoints)
             error = self.ranks.first(None if io.error is None else str(io.error))
@@ -134,11 +127,11 @@ class Checkpoints(Callback):
             with reported(MEMORY):
                 remove_unused_memory(self.directory)
         if error is None:
-            self.saved_step, self.last_is_good = step, True
+            self.newest, self.saved_step = last, step
         else:
-            last = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
+            before = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
             then = "; training continues" if trainer.training else ""
-            self.ranks.report(f"could not write the checkpoint of step {step}: {error}; {last}{then}")
+            self.ranks.report(f"could not write the checkpoint of step {step}: {error}; {before}{then}")
         return error is None
 
     def _write_memory(self, trainer: L.Trainer) -> str | None:
@@ -181,8 +174,8 @@ class Checkpoints(Callback):
             self.best = NO_BEST
 
     def _find_best(self) -> bool:
-        assert self.resumed_from is not None
-        for path in (self.resumed_from.with_name(BEST), self.resumed_from):
+        assert self.newest is not None  # the resumed one
+        for path in (self.newest.with_name(BEST), self.newest):
             try:
                 found = read_checkpoint(path)
             except UserError:
@@ -427,12 +420,11 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
     whole = "pytorch-lightning_version" in resumed.contents
     resumed.require(whole, "holds weights only: start from them with initial_weights=")
     before, now = flat(plain(resumed.config)), flat(plain(config))
-    of_groups = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")]
     seed_is_read = config.data.random_start or config.data.name == "lm1b"
-    without_effect = [] if config.memory.reset == "document" else ["data.document_start"]
-    without_effect += [] if seed_is_read else ["data.seed"]
-    for name in (*of_groups, *FIXED_OPTIONS):
-        if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
+    free = FREE | ({"data.document_start"} if config.memory.reset != "document" else set())
+    free |= set() if seed_is_read else {"data.seed"}
+    for name in (name for fixed in FIXED for name in now if name.startswith(fixed)):
+        if name not in free and name in before and before[name] != now[name]:
             option = name.removesuffix(".name") if name.count(".") == 1 else name
             raise OptionError(option, now[name], f"must be {before[name]}, as in resume={resumed.path}")
     same = resumed.record.get("corpus") in (None, corpus)

@@ -48,7 +48,6 @@ from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.training.callbacks import (
-    CleanStop,
     FiniteLoss,
     StopSignals,
     Trainer,
@@ -357,7 +356,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         ranks.report(f"{ended}, which is evaluated again; resume=CHECKPOINT trains on")
     curves, checkpoints = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks), None
     if config.checkpoint.enabled:
-        checkpoints = Checkpoints(directory / "checkpoints", config, ranks, record, start.resumed)
+        checkpoints = signals.checkpoints = Checkpoints(directory / "checkpoints", config, ranks, record, start.resumed)
     contexts = config.context_curve.every_n_steps is not None
     callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
         FiniteLoss(config, ranks, checkpoints),
@@ -367,7 +366,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         ProgressBar(curves) if config.trainer.progress_bar else None,
         *own_callbacks,
         checkpoints,
-        CleanStop(signals, checkpoints),
+        signals,
     ]
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], start)
     if start.resumed is not None:
@@ -509,7 +508,7 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], s
         callbacks=callbacks,
         logger=False,
     )
-    disable_signal_handlers(trainer)  # CleanStop handles them
+    disable_signal_handlers(trainer)  # StopSignals handles them
     return trainer
 
 
