@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import uuid
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +32,7 @@ from txl_lightning.runs.storage import (
 )
 from txl_lightning.runs.trained import Checkpoint, read_checkpoint
 from txl_lightning.training.curves import continues_in, reported
+from txl_lightning.training.module import UnwrittenMemory
 
 LAST, PREVIOUS, BEST, BEST_OF = "last.ckpt", "previous.ckpt", "best.ckpt", "best-*.ckpt"
 
@@ -117,12 +117,12 @@ class Checkpoints(Callback):
         step, last = trainer.global_step, self.directory / LAST
         last_is_good = self.newest is not None and self.newest.resolve() == last.resolve()
         options = {"previous": self.directory / PREVIOUS} if last_is_good and self.saved_step != step else None
-        error = self._write_memory(trainer)
-        if error is None:
+        error: OSError | None
+        try:
             trainer.save_checkpoint(last, storage_options=options)
-            io = trainer.strategy.checkpoint_io
-            assert isinstance(io, DurableCheckpoints)
-            error = self.ranks.first(None if io.error is None else str(io.error))
+            error = self.ranks.first(cast("DurableCheckpoints", trainer.strategy.checkpoint_io).error)
+        except UnwrittenMemory as failed:
+            error = failed
         if self.ranks.rank == 0:
             with reported(MEMORY):
                 remove_unused_memory(self.directory)
@@ -133,22 +133,6 @@ class Checkpoints(Callback):
             then = "; training continues" if trainer.training else ""
             self.ranks.report(f"could not write the checkpoint of step {step}: {error}; {before}{then}")
         return error is None
-
-    def _write_memory(self, trainer: L.Trainer) -> str | None:
-        """Write the memory of every rank, if there are several; return the error of the first rank that could not.
-
-        The files have names of their own and are complete before a checkpoint names them. Those that no checkpoint
-        names any more are removed after it is written. So a run that is killed leaves every checkpoint its memory.
-        """
-        error = None
-        if self.ranks.world_size == 1:
-            return None
-        name = self.ranks.first(f"step{trainer.global_step}-{uuid.uuid4().hex[:8]}")
-        try:
-            cast("Any", trainer.lightning_module).training_memory.write_file(self.directory, name, self.ranks)
-        except OSError as failed:
-            error = str(failed)
-        return next((error for error in self.ranks.gather(error) if error), None)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add what makes the file enough to use the model; leave out what a custom callback saves and none can read."""
@@ -165,6 +149,7 @@ class Checkpoints(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Copy the best checkpoint of a resumed run here; remove weights of steps that this run has yet to do."""
+        pl_module.training_memory.folder = self.directory
         if self.ranks.rank == 0:
             for path in (path for kind in (f"{PART}*", "step*.ckpt", BEST_OF) for path in self.directory.glob(kind)):
                 number = path.stem.removeprefix("step").removeprefix("best-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,17 +42,26 @@ UNCOMPILED: tuple[tuple[Any, str], ...] = (
 )
 
 
+class UnwrittenMemory(OSError):  # noqa: N818 - a checkpoint is not written, and training continues
+    """Raised on all ranks when one of them could not write its memory, with its error."""
+
+
 class MemoryHolder:
     """Memory between the segments of one pass over ordered streams.
 
     The memory is empty at segment 0. A segment that does not follow the last one is an error: with a shuffling
     loader the memory would hold states of unrelated text.
+
+    Attributes:
+        memory: memory after the last segment; None before the first.
+        next_number: number of the segment that follows.
+        folder: folder of the checkpoints, to which several ranks write their parts; None to join these in one.
     """
 
     def __init__(self) -> None:
         self.memory: Any = None
         self.next_number = 0
-        self.files: list[str] = []
+        self.folder: Path | None = None
 
     def load_for(self, segment: Batch) -> Any:
         """Return the memory to score `segment` with; None at segment 0.
@@ -70,33 +80,33 @@ class MemoryHolder:
         """Store the memory that scoring `segment` returned."""
         self.memory, self.next_number = memory, segment.number + 1
 
-    def write_file(self, folder: Path, name: str, ranks: Ranks) -> None:
-        """Write this rank's streams to a file beside the checkpoint that will name those of all ranks.
+    def state_dict(self, ranks: Ranks, step: int) -> dict[str, Any]:
+        """Return plain containers for the checkpoint of a step; all ranks must call this.
 
-        Args:
-            folder: folder of the checkpoint.
-            name: the same on all ranks and of no earlier file, so that older checkpoints keep theirs.
-            ranks: the processes of the run.
+        One rank's memory is in them, as is that of several without a `folder`. With it each rank writes its streams to
+        a file there, complete before a checkpoint names it and of a name of its own, so that older checkpoints keep
+        theirs: a run that is killed leaves every checkpoint its memory.
 
         Raises:
-            OSError: the disk is full or the folder is not writable.
+            UnwrittenMemory: on all ranks, if one of them cannot write its file.
         """
-        self.files = []
-        if self.memory is not None:  # None if the first step of an epoch was skipped
-            files = [f"{MEMORY}/{name}-{rank}-of-{ranks.world_size}.pt" for rank in range(ranks.world_size)]
-            path = folder / files[ranks.rank]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(self.memory.to("cpu").state_dict(), path)
-            self.files = files
-
-    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
-        """Return plain containers: the memory of all ranks, or the `files` that they wrote; all must call this."""
         state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
-        if self.files:
-            state["files"] = self.files
-        elif self.memory is not None:
-            state["memory"] = join_streams(ranks.gather(self.memory.to("cpu"))).state_dict()
-        return state
+        if self.memory is None:  # the first step of an epoch was skipped
+            return state
+        memory = self.memory.to("cpu")
+        if self.folder is None or ranks.world_size == 1:
+            return {**state, "memory": join_streams(ranks.gather(memory)).state_dict()}
+        name, error = ranks.first(f"step{step}-{uuid.uuid4().hex[:8]}"), ""
+        files = [f"{MEMORY}/{name}-{rank}-of-{ranks.world_size}.pt" for rank in range(ranks.world_size)]
+        path = self.folder / files[ranks.rank]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(memory.state_dict(), path)
+        except OSError as failed:
+            error = str(failed)
+        if errors := [*filter(None, ranks.gather(error))]:
+            raise UnwrittenMemory(errors[0])
+        return {**state, "files": files}
 
     def load_state_dict(self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any) -> None:
         """Restore this rank's streams; the number of ranks may differ from the one that wrote the state.
@@ -104,7 +114,7 @@ class MemoryHolder:
         Without a file that any rank needs, the memory of all ranks is empty.
 
         Args:
-            state: as `state_dict` returned it; versions up to 0.2.0 stored the memory of all ranks in it.
+            state: as `state_dict` returned it, of any number of ranks.
             folder: folder of the checkpoint.
             n_streams: B of all ranks.
             ranks: the processes of the run.
@@ -119,7 +129,9 @@ class MemoryHolder:
         if files:
             bounds = (part_of_streams(n_streams, part, len(files)) for part in range(len(files)))
             of_files = zip(files, bounds, strict=True)
-            paths = [folder / file for file, (start, stop) in of_files if start < end and first < stop]
+            paths = [
+                folder / file for file, (part_first, part_end) in of_files if part_first < end and first < part_end
+            ]
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
             parts = [read_file(path, "resume") for path in paths]
@@ -470,8 +482,8 @@ class LanguageModelModule(L.LightningModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the training memory, or the names of its files."""
-        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks)
+        """Store the training memory, or write its files and store their names."""
+        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks, checkpoint["global_step"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore this rank's slice of the training memory; report a missing one."""
