@@ -22,29 +22,19 @@ from txl_lightning.runs.models import Model, architecture, make_model, require_r
 from txl_lightning.runs.storage import read_file
 
 GONE: dict[str, tuple[Any, ...] | None] = {  # options of earlier versions: their values without effect, None for all
-    "trainer.max_nonfinite_steps": None,
-    "checkpoint.memory": None,
-    "trainer.progress_file": None,
-    "trainer.attention": None,
+    **dict.fromkeys(("trainer.max_nonfinite_steps", "trainer.progress_file", "trainer.attention", "checkpoint.memory")),
     **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
-    "model.sink": (False,),
-    "model.final_norm": (False,),
-    "model.qk_norm": (False,),
+    **dict.fromkeys(f"memory.{name}" for name in ("rate", "compression_loss", "write_tokens", "tokens_see_states")),
+    **dict.fromkeys(("memory.compressed_len", "evaluation.compressed_len", "model.forget_len", "data.bytes")),
+    **dict.fromkeys(("logger.artifacts", "logger.run_name", "new_vocabulary")),
+    **dict.fromkeys(("model.sink", "model.final_norm", "model.qk_norm", "model.forget_gate", "data.prefix"), (False,)),
+    **dict.fromkeys(("memory.n_tokens", "memory.first"), (0,)),
     "model.norm": ("layer",),
     "model.feed_forward": ("relu",),
     "model.residual": ("sum",),
-    "model.forget_gate": (False,),
-    "model.forget_len": None,
     "model.attention_gate": ("none",),
     "memory.compression": (None,),
-    **dict.fromkeys(("memory.rate", "memory.compression_loss", "memory.compressed_len")),
-    "memory.n_tokens": (0,),
-    **dict.fromkeys(("memory.write_tokens", "memory.tokens_see_states", "evaluation.compressed_len")),
-    "memory.first": (0,),
-    "data.bytes": None,
-    "data.prefix": (False,),
     "evaluation.first": (None, 0),
-    **dict.fromkeys(("logger.artifacts", "logger.run_name", "new_vocabulary")),
     "encoding.interpolation": (1.0,),
     "optimizer.eps": (1e-8,),
     "optimizer.split_qkv": (True,),
@@ -222,6 +212,11 @@ def _join_momenta(optimizer: dict[str, Any], weights: dict[str, torch.Tensor]) -
     moved = {number: state[old] for number, old in enumerate(adam["params"], n) if old in state}
     optimizer["state"] = {**dict(enumerate(joined)), **moved}
     muon["params"], adam["params"] = list(range(n)), list(range(n, n + len(adam["params"])))
+
+
+def continues_in(directory: Path, checkpoint: Path | None) -> bool:
+    """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
+    return checkpoint is not None and checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,8 +31,8 @@ from txl_lightning.runs.storage import (
     remove_unused_memory,
     write_checkpoint,
 )
-from txl_lightning.runs.trained import Checkpoint, read_checkpoint
-from txl_lightning.training.curves import continues_in, reported
+from txl_lightning.runs.trained import Checkpoint, continues_in, read_checkpoint
+from txl_lightning.training.curves import reported
 from txl_lightning.training.module import UnwrittenMemory
 
 LAST, PREVIOUS, BEST, BEST_OF = "last.ckpt", "previous.ckpt", "best.ckpt", "best-*.ckpt"
@@ -320,23 +321,46 @@ class RandomState(Callback):
             L.seed_everything(self.ranks.seed(self.seed, trainer.global_step), verbose=False)
 
 
-def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> Checkpoint | None:
-    """Return the checkpoint that `resume` names; None to start from scratch.
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: from scratch, from the checkpoint that it resumes, or from weights with another training.
 
-    `auto` means the last good checkpoint of the run directory. Rank 0 chooses it and reports the choice.
-
-    Raises:
-        OptionError: a checkpoint cannot be read; with `auto`, none of several, so that no run is replaced unasked.
+    Args:
+        resumed: checkpoint of the run that goes on.
+        weights: checkpoint of `initial_weights`.
+        continues: whether the resumed run is that of the directory, found by `resume=auto`.
     """
-    path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
-    if config.resume == "auto":
-        folder = directory / "checkpoints"
-        path, damaged = ranks.first(last_good(folder) if ranks.rank == 0 else (None, []))
-        start = f"no checkpoint in {folder}, starting from scratch" if path is None else f"resuming from {path}"
-        readable = path is not None or not damaged
-        ranks.report(*damaged, *[f"resume=auto: {start}"] * readable)
-        require(readable, "hydra.run.dir", directory, f"no checkpoint of its run can be read: {ANOTHER}")
-    return None if path is None else read_checkpoint(path, option="resume")
+
+    resumed: Checkpoint | None = None
+    weights: Checkpoint | None = None
+    continues: bool = False
+
+    @classmethod
+    def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
+        """Open the checkpoint that the config names.
+
+        `resume=auto` means the last good one of the run directory. Rank 0 chooses it and reports the choice.
+
+        Raises:
+            OptionError: it cannot be read; with `auto`, none of several, so that no run is replaced unasked.
+        """
+        path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
+        if config.resume == "auto":
+            folder = directory / "checkpoints"
+            path, damaged = ranks.first(last_good(folder) if ranks.rank == 0 else (None, []))
+            start = f"no checkpoint in {folder}, starting from scratch" if path is None else f"resuming from {path}"
+            readable = path is not None or not damaged
+            ranks.report(*damaged, *[f"resume=auto: {start}"] * readable)
+            require(readable, "hydra.run.dir", directory, f"no checkpoint of its run can be read: {ANOTHER}")
+        if path is not None:
+            return cls(read_checkpoint(path, option="resume"), continues=config.resume == "auto")
+        weights = config.initial_weights
+        return cls(weights=None if weights is None else read_checkpoint(weights, option="initial_weights"))
+
+    @property
+    def ended_by(self) -> str | None:
+        """Callback that ended the run which `resume=auto` finds; another `resume` trains on."""
+        return self.resumed.record.get("ended_by") if self.resumed and self.continues else None
 
 
 def last_good(directory: Path) -> tuple[Path | None, list[str]]:

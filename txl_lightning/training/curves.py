@@ -33,7 +33,7 @@ from txl_lightning.errors import OptionError, require
 from txl_lightning.files import append_text, write_text
 from txl_lightning.measure.loss_by_context import ContextCurve, context_curve, position_blocks
 from txl_lightning.runs.metrics import loss_metrics, loss_unit, peak_memory, shown_units, unit_name
-from txl_lightning.runs.trained import Checkpoint
+from txl_lightning.runs.trained import Checkpoint, continues_in
 from txl_lightning.training.callbacks import make
 from txl_lightning.training.module import LanguageModelModule
 
@@ -287,10 +287,7 @@ class ProgressBar(Callback):
     """
 
     def __init__(self, curves: TrainingCurves) -> None:
-        self.curves = curves
-        self._started = self._shown = 0.0
-        self._first = 0
-        self._rewrites = False
+        self.curves, self._rewrites = curves, False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._started = self._shown = time.monotonic()
@@ -320,14 +317,12 @@ class ProgressBar(Callback):
         sys.stderr.write(f"\r{line:<{width}}" if self._rewrites else f"{line}\n")
         sys.stderr.flush()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._rewrites:
             self._rewrites = False
             sys.stderr.write("\n")
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        # Otherwise the error would begin in the middle of the bar's line.
-        self.on_train_end(trainer, pl_module)
+    on_exception = on_train_end  # otherwise the error would begin in the middle of the bar's line
 
 
 class Rows(ExperimentWriter):
@@ -368,11 +363,6 @@ def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
         with reported("the curves"):
             logger.log_metrics(values, step=trainer.global_step)
             logger.save()
-
-
-def continues_in(directory: Path, checkpoint: Path | None) -> bool:
-    """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
-    return checkpoint is not None and checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
 def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | None) -> dict[str, Logger]:

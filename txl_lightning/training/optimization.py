@@ -98,10 +98,8 @@ class MuonWithAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         group = self.param_groups[0]
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if parameters:

@@ -60,8 +60,8 @@ from txl_lightning.training.checkpointing import (
     Checkpoints,
     DurableCheckpoints,
     RandomState,
+    Start,
     check_same_run,
-    find_checkpoint,
     last_good,
     load_weights,
     prepare_directory,
@@ -182,12 +182,6 @@ def check_config(config: Config) -> None:
     target, arguments, names = config.logger._target_, config.logger.arguments, {*config.logger.names}
     require(target is None or "lightning" in names, "logger._target_", target, "is of logger=lightning")
     require(not arguments or bool(names - {"wandb", "none"}), "logger.arguments", arguments, "is of logger=lightning")
-    for option, is_allowed, allowed in _rules(config):
-        require(is_allowed, option, attrgetter(option)(config), allowed)
-
-
-def _rules(config: Config) -> list[tuple[str, bool, str]]:
-    """Return options, whether their values are allowed, and which are."""
     data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
     optimizer, exact = config.optimizer, config.optimizer.ns_precision == "32-true"
     accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
@@ -200,7 +194,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
     k, recurrent = memory.gradient_segments, isinstance(config.model, RecurrentModelConfig)
     longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
-    rules = [
+    rules = [  # option, whether its value is allowed, and which are
         ("data.batch_size", data.batch_size >= W * groups, enough),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
@@ -225,7 +219,8 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             ("trainer.accelerator", W == 1, f"is one device: {processes} must be 1"),
             ("trainer.precision", precision in ("32-true", "auto"), "must be 32-true with trainer.accelerator=mps"),
         ]
-    return rules
+    for option, is_allowed, allowed in rules:
+        require(is_allowed, option, attrgetter(option)(config), allowed)
 
 
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
@@ -271,38 +266,6 @@ def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
         raise OptionError(name, ours.get(name), f"must be {theirs.get(name)}, as on rank 0 (this is rank {ranks.rank})")
     if failed:
         raise UserError("another rank was started with different options")
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a run begins: from scratch, from the checkpoint that it resumes, or from weights with another training.
-
-    Args:
-        resumed: checkpoint of the run that goes on.
-        weights: checkpoint of `initial_weights`.
-        continues: whether the resumed run is that of the directory, found by `resume=auto`.
-    """
-
-    resumed: Checkpoint | None = None
-    weights: Checkpoint | None = None
-    continues: bool = False
-
-    @classmethod
-    def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
-        """Open the checkpoint that the config names.
-
-        Raises:
-            OptionError: it cannot be read.
-        """
-        resumed, weights = find_checkpoint(config, directory, ranks), None
-        if resumed is None and config.initial_weights is not None:
-            weights = read_checkpoint(config.initial_weights, option="initial_weights")
-        return cls(resumed, weights, config.resume == "auto")
-
-    @property
-    def ended_by(self) -> str | None:
-        """Callback that ended the run which `resume=auto` finds; another `resume` trains on."""
-        return self.resumed.record.get("ended_by") if self.resumed and self.continues else None
 
 
 @dataclass
@@ -576,9 +539,7 @@ def quiet_libraries() -> Iterator[None]:
     logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)  # ModelSummary, EarlyStopping's verbose
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=r".*exists and is not empty.*")
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
-        warnings.filterwarnings("ignore", message=r"The dirpath has changed.*")
         warnings.filterwarnings("ignore", message=r"GPU available but not used.*")  # trainer.accelerator=cpu was chosen
         yield
 
