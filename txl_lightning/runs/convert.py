@@ -283,12 +283,11 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
     if len(vocabulary) != model.config.vocab_size:
         both = f"{model.config.vocab_size} tokens, that of {source} has {len(vocabulary)}"
         raise UserError(f"the vocabulary of the model has {both}: {advice}")
-    config = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
     contents = {
         "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
         "global_step": 0,
         "txl_lightning": {
-            "config": stored(_run_config(model, config)),
+            "config": stored(_run_config(model, options)),
             "vocabulary": vocabulary.state_dict(),
             "vocabulary_given": given is not None,
         },
@@ -297,16 +296,13 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
     write_checkpoint(contents, target)
 
 
-def _run_config(model: TransformerXL, config: Config) -> Config:
-    """Return the configuration of a run with this model; everything else comes from `config`."""
+def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
+    """Return the configuration of a run with this model; everything else comes from the options."""
     groups: dict[str, dict[str, Any]] = {"model": {"name": "converted"}, "encoding": {}, "memory": {}}
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         value = getattr(model.config, field)
         groups[group][name] = list(value) if isinstance(value, tuple) else value
-    return replace(
-        config,
-        model=TransformerXLModelConfig(**groups["model"]),
-        encoding=TableEncodingConfig(**groups["encoding"]),
-        memory=MemoryConfig(**groups["memory"]),
-    )
+    kinds = {"model": TransformerXLModelConfig, "encoding": TableEncodingConfig, "memory": MemoryConfig}
+    own: dict[str, Any] = {name: kind(**groups[name]) for name, kind in kinds.items()}
+    return Config(**{f.name: getattr(options, f.name) for f in fields(Config)} | own)

@@ -126,16 +126,21 @@ def _custom(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[Callback,
 
 
 class Trainer(L.Trainer):
-    """Lightning's Trainer, which notes the callback that ends a training before its last step."""
+    """Lightning's Trainer, which notes the callback that ends a training before its last step.
+
+    Attributes:
+        ended_before: `ended_by` of the run that is evaluated again; None for one that trains.
+    """
 
     _stops, _ender = False, None
+    ended_before: str | None = None
 
     @property
     def ended_by(self) -> str | None:
         """Class of the callback that ended the training, with its reason if it has one; None if none did."""
         reason = getattr(self._ender, "stopping_reason_message", None)
         why = f" ({reason.split(' Signaling')[0]})" if reason else ""
-        return None if self._ender is None else f"{type(self._ender).__name__}{why}"
+        return self.ended_before if self._ender is None else f"{type(self._ender).__name__}{why}"
 
     @property
     def should_stop(self) -> bool:

@@ -179,9 +179,7 @@ def check_config(config: Config) -> None:
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)
     check_logger(config.logger, ("wandb", "csv", "lightning", "tensorboard", "none"))
-    target, arguments, names = config.logger._target_, config.logger.arguments, {*config.logger.names}
-    require(target is None or "lightning" in names, "logger._target_", target, "is of logger=lightning")
-    require(not arguments or bool(names - {"wandb", "none"}), "logger.arguments", arguments, "is of logger=lightning")
+    target, arguments, loggers = config.logger._target_, config.logger.arguments, {*config.logger.names}
     data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
     optimizer, exact = config.optimizer, config.optimizer.ns_precision == "32-true"
     accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
@@ -195,6 +193,8 @@ def check_config(config: Config) -> None:
     k, recurrent = memory.gradient_segments, isinstance(config.model, RecurrentModelConfig)
     longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
     rules = [  # option, whether its value is allowed, and which are
+        ("logger._target_", target is None or "lightning" in loggers, "is of logger=lightning"),
+        ("logger.arguments", not arguments or bool(loggers - {"wandb", "none"}), "is of logger=lightning"),
         ("data.batch_size", data.batch_size >= W * groups, enough),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
@@ -231,7 +231,7 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
         fit(run)
         metrics = {
             "steps": run.trainer.global_step,
-            **({"ended_by": run.ended_by} if run.ended_by else {}),
+            **({"ended_by": run.trainer.ended_by} if run.trainer.ended_by else {}),
             "tokens": run.curves.tokens,
             "seconds": round(run.curves.seconds, 2),
             "peak_memory_bytes": ranks.largest(peak_memory(run.trainer.strategy.root_device)),
@@ -280,11 +280,6 @@ class TrainingRun:
     curves: TrainingCurves
     checkpoints: Checkpoints | None
     start: Start
-
-    @property
-    def ended_by(self) -> str | None:
-        """Callback that ended the training, now or before it resumed; None if none did."""
-        return self.trainer.ended_by or self.start.ended_by
 
 
 def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
@@ -471,6 +466,7 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], s
         callbacks=callbacks,
         logger=False,
     )
+    trainer.ended_before = start.ended_by
     disable_signal_handlers(trainer)  # StopSignals handles them
     return trainer
 
