@@ -193,14 +193,13 @@ def handled_signals(handler: Any) -> Iterator[None]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         handler(number, frame)
 
-    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    for number in STOP_SIGNALS:
-        if (number, before[number]) != (signal.SIGHUP, signal.SIG_IGN):
-            signal.signal(number, handle)
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = [number for number in STOP_SIGNALS if not (nohup and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:
-        for number in STOP_SIGNALS:
+        for number in handled:
             signal.signal(number, before[number])
 
 

@@ -74,13 +74,20 @@ def custom_callbacks(config: Config) -> list[Callback]:
     return made
 
 
-def options_win(callbacks: Iterable[Callback], states: Mapping[str, Any]) -> None:
-    """Put the options of callbacks into their states in a checkpoint, whose values Lightning's would take instead."""
-    for callback in callbacks:
+def is_custom(callback: Callback) -> bool:
+    """Return whether a callback is not of this package."""
+    return not type(callback).__module__.startswith("txl_lightning.")
+
+
+def states_of(callbacks: Iterable[Callback], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of callbacks in a checkpoint, with the options of custom ones as they are now."""
+    states = {callback.state_key: saved[callback.state_key] for callback in callbacks if callback.state_key in saved}
+    for callback in filter(is_custom, callbacks):
         state: Any = states.get(callback.state_key)
         for name in signature(type(callback)).parameters if isinstance(state, dict) else ():
             if name in state and hasattr(callback, name):
                 state[name] = getattr(callback, name)
+    return states
 
 
 def make(given: Any, option: str, kind: type, defaults: Mapping[str, Any] | None = None) -> Any:
@@ -121,7 +128,7 @@ def _custom(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[Callback,
     """Yield the callbacks of others whose methods run in these frames, each with file and line."""
     for frame, line in frames:
         for owner in (frame.f_locals.get("callback"), frame.f_locals.get("self")):  # Lightning calls functions too
-            if isinstance(owner, Callback) and not type(owner).__module__.startswith("txl_lightning."):
+            if isinstance(owner, Callback) and is_custom(owner):
                 yield owner, f"{frame.f_code.co_filename}, line {line}"
 
 

@@ -440,13 +440,6 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
     resumed.require(same, "was trained on another text than this corpus has now")
 
 
-def restored_state(resumed: Checkpoint, callbacks: list[Callback]) -> dict[str, Any]:
-    """Return the contents of a checkpoint as Lightning restores them: states of these callbacks, of its own version."""
-    states, kept = resumed.contents["callbacks"], {callback.state_key for callback in callbacks}
-    states = {name: state for name, state in states.items() if name in kept}
-    return {**resumed.contents, "callbacks": states, "pytorch-lightning_version": L.__version__}
-
-
 def load_weights(model: Model, found: Checkpoint, vocabulary: Vocabulary) -> None:
     """Load the weights of a checkpoint of `resume` or `initial_weights` into the model of a corpus.
 

@@ -213,14 +213,14 @@ class OnePlace:
 
     def put(self, memory: Any) -> Any:
         """Return the memory in the storage of the memories before it; a new one where shape or type has changed."""
-        return replace(memory, **{name: self._put(name, x) for name, x in memory._tensors().items()})
-
-    def _put(self, name: str, x: Tensor) -> Tensor:
-        kept = self.kept.get(name)
-        if kept is None or (kept.shape, kept.dtype, kept.device) != (x.shape, x.dtype, x.device):
-            kept = self.kept[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
-            torch._dynamo.mark_static_address(kept)  # a graph then reads it there, without a copy of its own
-        return kept if kept is x else kept.copy_(x)
+        placed: dict[str, Tensor] = {}
+        for name, x in memory._tensors().items():
+            kept = self.kept.get(name)
+            if kept is None or (kept.shape, kept.dtype, kept.device) != (x.shape, x.dtype, x.device):
+                kept = self.kept[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
+                torch._dynamo.mark_static_address(kept)  # a graph then reads it there, without a copy of its own
+            placed[name] = kept.copy_(x)  # does nothing if it is the same tensor
+        return replace(memory, **placed)
 
 
 class TokenLoss:

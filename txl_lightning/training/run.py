@@ -53,8 +53,8 @@ from txl_lightning.training.callbacks import (
     Trainer,
     custom_callbacks,
     naming_callbacks,
-    options_win,
     requeue,
+    states_of,
 )
 from txl_lightning.training.checkpointing import (
     Checkpoints,
@@ -66,7 +66,6 @@ from txl_lightning.training.checkpointing import (
     load_weights,
     prepare_directory,
     refuse_to_replace,
-    restored_state,
 )
 from txl_lightning.training.curves import (
     ContextCurves,
@@ -327,8 +326,6 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         signals,
     ]
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], start)
-    if start.resumed is not None:
-        options_win(own_callbacks, start.resumed.contents["callbacks"])
     trainer.loggers = [DummyLogger() for name in config.logger.names if name != "none"]  # rank 0 alone writes
     if ranks.rank == 0:
         prepare_directory(config, directory, start.resumed, data.corpus.vocabulary.tokenizer)
@@ -438,7 +435,10 @@ def _check_steps(config: Config, done: int, start: Start, ranks: Ranks) -> None:
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], start: Start) -> Trainer:
-    options, resumed = config.trainer, start.resumed
+    options, resumed, restored = config.trainer, start.resumed, None
+    if resumed is not None:  # as Lightning restores it: without states of other callbacks, of its own version
+        states = states_of(callbacks, resumed.contents["callbacks"])
+        restored = {**resumed.contents, "callbacks": states, "pytorch-lightning_version": L.__version__}
     n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
     gpus = [torch.device("cuda", rank % n_visible) for rank in range(options.devices)]
     several = DDPStrategy(parallel_devices=gpus if options.accelerator == "gpu" else None)
@@ -447,10 +447,7 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], s
         devices=min(options.devices, n_visible),
         num_nodes=options.num_nodes,
         strategy=several if n_processes(options) > 1 else "auto",
-        plugins=[
-            DurableCheckpoints(restored_state(resumed, callbacks) if resumed else None),
-            environment() or LightningEnvironment(),
-        ],
+        plugins=[DurableCheckpoints(restored), environment() or LightningEnvironment()],
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=resumed.step if resumed and start.ended_by else options.max_steps,
         val_check_interval=options.val_every_n_steps,
