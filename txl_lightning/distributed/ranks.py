@@ -121,12 +121,9 @@ def connect(options: TrainerConfig) -> Ranks:
     """
     started = environment()
     world_size = 1 if started is None else started.world_size()
-    require(
-        n_processes(options) == world_size,
-        "trainer.devices",
-        options.devices,
-        f"with trainer.num_nodes={options.num_nodes} the product must be {world_size}, the number of started processes",
-    )
+    product = f"with trainer.num_nodes={options.num_nodes} the product must be {world_size}"
+    allowed = f"{product}, the number of started processes"
+    require(n_processes(options) == world_size, "trainer.devices", options.devices, allowed)
     if started is None or world_size == 1:
         return Ranks()
     if not dist.is_initialized():
@@ -183,7 +180,7 @@ def process_group() -> Iterator[None]:
 
     The backend is gloo: evaluation exchanges losses in main memory.
     """
-    if dist.is_initialized() or os.environ.get("WORLD_SIZE", "1") == "1":
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         yield
         return
     with meeting():

@@ -214,9 +214,9 @@ def _join_momenta(optimizer: dict[str, Any], weights: dict[str, torch.Tensor]) -
     muon["params"], adam["params"] = list(range(n)), list(range(n, n + len(adam["params"])))
 
 
-def continues_in(directory: Path, checkpoint: Path | None) -> bool:
-    """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
-    return checkpoint is not None and checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
+def continues_in(directory: Path, checkpoint: Path) -> bool:
+    """Return whether a checkpoint is in the directory of a run, whose curves go on there if it resumes from it."""
+    return checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
 @contextmanager
@@ -276,11 +276,10 @@ def checkpoint_corpus(
     if data_path is not None:
         return _encoded_text(trained, data_path, whole)
     # The vocabulary of the checkpoint needs neither the tokenizer's file nor its training, and no names of ids.
-    given = trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS
+    kept = trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS
+    vocabulary, marked = trained.vocabulary if kept else None, trained.config.memory.reset == "document"
     try:
-        corpus = load_corpus(
-            trained.config.data, trained.vocabulary if given else None, trained.config.memory.reset == "document"
-        )
+        corpus = load_corpus(trained.config.data, vocabulary, marked)
     except UserError as error:
         moved = isinstance(error, OptionError) and error.option == "data.path"
         advice = "; if it has moved, give data_path=" if moved else ""

@@ -393,7 +393,7 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     whole = (LAST,) if finished else (LAST, PREVIOUS, BEST)  # a kill while it was replaced leaves the second two
     saved = any((folder / name).exists() for name in whole)
     path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
-    if continues_in(directory, path) or (config.resume == "auto" and saved):
+    if (path and continues_in(directory, path)) or (config.resume == "auto" and saved):
         return
     unfinished = f"holds an unfinished run: continue it with resume=auto, or {ANOTHER}"
     require(finished or not saved, "hydra.run.dir", directory, unfinished)
@@ -406,7 +406,7 @@ def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | Non
 
     What an unfinished run without a checkpoint has left is removed too, and the user is told.
     """
-    if not continues_in(directory, resumed.path if resumed else None):
+    if resumed is None or not continues_in(directory, resumed.path):
         # In this order, so that `resume=auto` never goes on with a run that a kill has left half removed.
         names = [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST) if config.resume == "replace"]
         names += ["metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png", "metrics.json"]

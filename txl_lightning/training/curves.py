@@ -418,9 +418,8 @@ def start_loggers(
 
 def upload_line(directory: Path) -> str | None:
     """Return a line with the command that uploads offline runs; None without any."""
-    folders = " ".join(
-        shlex.quote(str(path.parent)) for path in sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
-    )
+    files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
+    folders = " ".join(shlex.quote(str(file.parent)) for file in files)
     return f"offline run of Weights & Biases, to upload it: wandb sync {folders}" if folders else None
 
 

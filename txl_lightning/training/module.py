@@ -129,9 +129,7 @@ class MemoryHolder:
         if files:
             bounds = (part_of_streams(n_streams, part, len(files)) for part in range(len(files)))
             of_files = zip(files, bounds, strict=True)
-            paths = [
-                folder / file for file, (part_first, part_end) in of_files if part_first < end and first < part_end
-            ]
+            paths = [folder / file for file, part in of_files if part[0] < end and first < part[1]]
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
             parts = [read_file(path, "resume") for path in paths]

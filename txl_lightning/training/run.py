@@ -122,19 +122,14 @@ def options_without_effect(config: Config) -> list[str]:
     no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
     # The other corpora have a default in conf/data, which says what their documents are.
     never_reset = "only memory.reset=document reads it" if data.name == "file" and memory.reset == "never" else None
-    options = (
-        # option, value, default, why it is not read (None if it is)
+    options = (  # option, value, default, why it is not read (None if it is)
         ("encoding", encoding.name, "relative", no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
         ("data.document_start", data.document_start, None, never_reset),
         ("trainer.graph", "true" if config.trainer.graph else None, None, why_no_graph(config)),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
     )
-    return [
-        f"{option}={value} has no effect: {reason}"
-        for option, value, default, reason in options
-        if reason and value != default
-    ]
+    return [f"{option}={value} has no effect: {why}" for option, value, usual, why in options if why and value != usual]
 
 
 def train(config: Config, directory: Path | str) -> dict[str, Any]:
@@ -391,11 +386,8 @@ def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocab
     vocabulary, level = initial.vocabulary, config.data.level
     allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
     initial.require(vocabulary.level == level, allowed)
-    ignored = [
-        f"data.{name}"
-        for name in ("vocab_size", "tokenizer", "min_count", "names")
-        if getattr(config.data, name, None) is not None
-    ]
+    of_vocabulary = ("vocab_size", "tokenizer", "min_count", "names")
+    ignored = [f"data.{name}" for name in of_vocabulary if getattr(config.data, name, None) is not None]
     without = f"; {', '.join(ignored)} without effect" if ignored else ""
     kept = f"its vocabulary of {len(vocabulary):,} tokens is kept{without}"
     ranks.report(f"initial_weights={config.initial_weights}: {kept}")
