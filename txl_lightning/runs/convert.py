@@ -179,16 +179,13 @@ def _as_in_tensorflow(
 
     A model of One Billion Word reads `<S>` at both ends of a sentence, as the TensorFlow code does.
     """
-    if options.data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
-        data = options.data
-        if not isinstance(data, (Lm1bData, FileData)):
-            data = file_data(data, None, data.level)
-        options = replace(options, data=replace(data, sentence_marks="both"))
-    names = [name for name in EVALUATION_LENGTHS if getattr(options.evaluation, name) is None]
-    own = {name: getattr(model.config, name) for name in names}
+    data, evaluation = options.data, options.evaluation
+    if data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
+        data = data if isinstance(data, (Lm1bData, FileData)) else file_data(data, None, data.level)
+        data = replace(data, sentence_marks="both")
+    own = {name: getattr(model.config, name) for name in EVALUATION_LENGTHS if getattr(evaluation, name) is None}
     segment: dict[str, Any] = {} if segment_len is None else {"segment_len": segment_len}
-    evaluation, data = replace(options.evaluation, **own, **segment), replace(options.data, **segment)
-    return replace(options, evaluation=evaluation, data=data)
+    return replace(options, evaluation=replace(evaluation, **own, **segment), data=replace(data, **segment))
 
 
 def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:

@@ -139,7 +139,7 @@ class Trainer(L.Trainer):
         ended_before: `ended_by` of the run that is evaluated again; None for one that trains.
     """
 
-    _stops, _ender = False, None
+    _ender: Callback | None = None
     ended_before: str | None = None
 
     @property
@@ -149,16 +149,10 @@ class Trainer(L.Trainer):
         why = f" ({reason.split(' Signaling')[0]})" if reason else ""
         return self.ended_before if self._ender is None else f"{type(self._ender).__name__}{why}"
 
-    @property
-    def should_stop(self) -> bool:
-        """Whether the training ends after this step."""
-        return self._stops
-
-    @should_stop.setter
-    def should_stop(self, value: bool) -> None:
-        if value and not self._stops:
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "should_stop" and value and not self.should_stop:
             self._ender = next((callback for callback, _ in _custom(walk_stack(None))), None)
-        self._stops = bool(value)
+        super().__setattr__(name, value)
 
 
 @contextmanager

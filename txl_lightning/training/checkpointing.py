@@ -194,13 +194,13 @@ class Checkpoints(Callback):
         self.kept = dict(by_loss[: self.options.keep_best or 0])
         if nll < before["nll"]:
             self.best = {"nll": nll, "step": step}
-        kept = self.save(trainer)
-        if kept and self.best is not before:
-            kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.directory / LAST))
-        if kept and self.ranks.rank == 0 and self.kept:
+        written = self.save(trainer)
+        if written and self.best is not before:
+            written = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.directory / LAST))
+        if written and self.ranks.rank == 0 and self.kept:
             self._keep_best(step)
-        self.incomplete = not kept
-        if not kept:
+        self.incomplete = not written
+        if not written:
             self.best = before
 
     def finish(self, trainer: L.Trainer) -> None:
