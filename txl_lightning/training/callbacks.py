@@ -243,14 +243,12 @@ class StopSignals(Callback):
         self.agreed = self.ranks.largest(self.signum)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        if not self.agreed:
+        kept = self.checkpoints
+        if not self.agreed or (kept is not None and kept.validation_is_due(trainer)):
             return
-        if self.checkpoints is None:
-            self._stop(trainer)
-        elif not self.checkpoints.validation_is_due(trainer):
-            if self.checkpoints.saved_step != trainer.global_step:
-                self.checkpoints.save(trainer)
-            self._stop(trainer)
+        if kept is not None and kept.saved_step != trainer.global_step:
+            kept.save(trainer)
+        self._stop(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
