@@ -89,9 +89,7 @@ class Ranks:
             print(*lines, sep="\n", file=sys.stderr, flush=True)
 
     def seed(self, *numbers: int) -> int:
-        """Return a seed that differs between ranks; rank 0 keeps a single number unchanged."""
-        if self.rank == 0 and len(numbers) == 1:
-            return numbers[0]
+        """Return a seed that differs between ranks."""
         return int(np.random.SeedSequence([*numbers, self.rank]).generate_state(1)[0])
 
 

@@ -13,6 +13,7 @@ import torch
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import n_processes
 from txl_lightning.errors import require
+from txl_lightning.runs.models import Model
 from txl_lightning.runs.trained import TrainedModel
 
 # A second thread gains 1.6 times from twice this on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains
@@ -53,7 +54,7 @@ def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
     return replace(config, trainer=trainer, optimizer=optimizer)
 
 
-def useful_threads(config: Config, n_parameters: int) -> int:
+def useful_threads(config: Config, model: Model) -> int:
     """Return the number of threads that a training step pays for.
 
         threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to those that torch would use
@@ -62,11 +63,11 @@ def useful_threads(config: Config, n_parameters: int) -> int:
     tokens of a group of streams.
     """
     tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups
-    flops = 6 * n_parameters / config.model.n_layer * tokens
+    flops = 6 * sum(parameter.numel() for parameter in model.parameters()) / config.model.n_layer * tokens
     return max(1, min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)))
 
 
-def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = None) -> Config:
+def resolve_threads(config: Config, model: Model, resumed: Config | None = None) -> Config:
     """Set torch's threads where `trainer.num_threads` is null, and return the config with their number.
 
     The number is part of the run's record, since the order of summation depends on it: a resumed run keeps that of its
@@ -74,7 +75,7 @@ def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = 
 
     Args:
         config: config of the run.
-        n_parameters: number of trained parameters.
+        model: model of the run.
         resumed: config of the checkpoint that the run resumes from.
     """
     trainer = config.trainer
@@ -82,7 +83,7 @@ def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = 
         return config
     available = torch.get_num_threads()
     # Null in the record of an earlier version, which used torch's default.
-    threads = resumed.trainer.num_threads or available if resumed else useful_threads(config, n_parameters)
+    threads = resumed.trainer.num_threads or available if resumed else useful_threads(config, model)
     torch.set_num_threads(threads)
     return replace(config, trainer=replace(trainer, num_threads=threads))
 
@@ -97,8 +98,7 @@ def set_threads(given: int | None, *trained: TrainedModel) -> None:
     if given is not None:
         torch.set_num_threads(given)
     elif trained:
-        sizes = [sum(parameter.numel() for parameter in one.model.parameters()) for one in trained]
-        torch.set_num_threads(max(useful_threads(one.config, n) for one, n in zip(trained, sizes, strict=True)))
+        torch.set_num_threads(max(useful_threads(one.config, one.model) for one in trained))
 
 
 def fastest_precision(accelerator: str) -> str:

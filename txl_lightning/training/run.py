@@ -293,7 +293,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     data, vocabulary_given = _load_data(config, ranks, start)
     model = _build_model(config, data.corpus, ranks, start)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    config = resolve_threads(config, n_parameters, resumed_config)
+    config = resolve_threads(config, model, resumed_config)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
     module = LanguageModelModule(model, config, data.corpus.vocabulary, evaluation_lengths(in_windows(config)), ranks)
