@@ -287,26 +287,14 @@ class RandomState(Callback):
         self.ranks, self.seed = ranks, seed
         self._loaded: list[dict[str, Any]] | None = None
 
-    @staticmethod
-    def current() -> dict[str, Any]:
-        """Return the states of torch: of the CPU and of this process's GPU."""
-        return {
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of torch on all ranks: of the CPU and of each process's GPU."""
+        state = {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
             "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
         }
-
-    @staticmethod
-    def set(state: dict[str, Any]) -> None:
-        """Restore a state that `current` returned."""
-        torch.set_rng_state(state["cpu"])
-        if state["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
-        if state.get("mps") is not None and torch.backends.mps.is_available():
-            torch.mps.set_rng_state(state["mps"])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"ranks": self.ranks.gather(self.current())}
+        return {"ranks": self.ranks.gather(state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict["ranks"]
@@ -315,10 +303,15 @@ class RandomState(Callback):
         """Restore the state here, after everything that draws random numbers before the first step."""
         if self._loaded is None:
             return
-        if self.ranks.rank < len(self._loaded):
-            self.set(self._loaded[self.ranks.rank])
-        else:
+        if self.ranks.rank >= len(self._loaded):
             L.seed_everything(self.ranks.seed(self.seed, trainer.global_step), verbose=False)
+            return
+        state = self._loaded[self.ranks.rank]
+        torch.set_rng_state(state["cpu"])
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+        if state.get("mps") is not None and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state["mps"])
 
 
 @dataclass(frozen=True)

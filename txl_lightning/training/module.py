@@ -127,9 +127,8 @@ class MemoryHolder:
         first, end = part_of_streams(n_streams, ranks.rank, ranks.world_size)
         parts, files = [state["memory"]], named_files({"training_memory": state})
         if files:
-            bounds = (part_of_streams(n_streams, part, len(files)) for part in range(len(files)))
-            of_files = zip(files, bounds, strict=True)
-            paths = [folder / file for file, part in of_files if part[0] < end and first < part[1]]
+            bounds = [part_of_streams(n_streams, part, len(files)) for part in range(len(files))]
+            paths = [folder / file for file, of in zip(files, bounds, strict=True) if of[0] < end and first < of[1]]
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
             parts = [read_file(path, "resume") for path in paths]
