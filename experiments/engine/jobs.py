@@ -23,8 +23,8 @@ from txl_lightning.errors import UserError
 from txl_lightning.files import expand
 from txl_lightning.jobs import JobFolder, checksum, identity
 from txl_lightning.reporting import gpus, processor
+from txl_lightning.runs.hardware import resolve_accelerator, resolve_precision
 from txl_lightning.runs.metrics import loss_unit
-from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 
 Unit = Literal["bpc", "bpb", "ppl"]
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved

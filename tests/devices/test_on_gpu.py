@@ -19,8 +19,8 @@ from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.measure.losses import stream_losses, window_losses, window_reader
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
+from txl_lightning.training.callbacks import StopSignals
 from txl_lightning.training.run import build, fit, quiet_libraries, train
-from txl_lightning.training.stopping import StopSignals
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 

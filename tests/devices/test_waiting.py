@@ -12,9 +12,9 @@ from tests.host_reads import HostReads
 from tests.training.small_run import poison, tiny_config
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
+from txl_lightning.training.callbacks import StopSignals
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import build, fit, quiet_libraries, train
-from txl_lightning.training.stopping import StopSignals
 
 STEPS = ("trainer.max_steps=12", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=12")
 

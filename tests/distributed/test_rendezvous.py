@@ -5,8 +5,7 @@ import socket
 import pytest
 
 from txl_lightning.config.schemas import TrainerConfig
-from txl_lightning.distributed.environment import connect
-from txl_lightning.distributed.ranks import process_group
+from txl_lightning.distributed.ranks import connect, process_group
 from txl_lightning.errors import UserError
 
 

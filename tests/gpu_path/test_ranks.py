@@ -19,12 +19,12 @@ from lightning.pytorch.strategies import DDPStrategy
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import TrainerConfig, from_plain, plain
 from txl_lightning.distributed import ranks
-from txl_lightning.distributed.environment import connect
 from txl_lightning.distributed.processes import run_on_all
+from txl_lightning.distributed.ranks import connect
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.commands import chosen_device
 from txl_lightning.training import run
-from txl_lightning.training.checks import check_config
+from txl_lightning.training.run import check_config
 
 STEPS = range(4, 9)
 OPTIONS = ("trainer.max_steps=10", "trainer.val_every_n_steps=10", "checkpoint.every_n_steps=10")

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from tests.fixtures import Output, Patch
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import cores
-from txl_lightning.runs import threads_and_precision as threads
-from txl_lightning.runs.threads_and_precision import set_threads
+from txl_lightning.runs import hardware
+from txl_lightning.runs.hardware import set_threads
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training import run
 from txl_lightning.training.run import train
@@ -36,7 +36,7 @@ def test_the_number_is_printed_recorded_and_kept(tmp_path: Path, capsys: Output,
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
     assert read_checkpoint(last).config.trainer.num_threads == 1
-    monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
+    monkeypatch.setattr(hardware, "FLOPS_PER_THREAD", 1)
     train_tiny(tmp_path, "resume=auto", "trainer.max_steps=5")
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
 
@@ -46,7 +46,7 @@ def test_a_run_does_not_choose_the_threads_of_the_next(tmp_path: Path, monkeypat
     fit = run.fit
     monkeypatch.setattr(run, "fit", lambda of_run: used.append(torch.get_num_threads()) or fit(of_run))
     train_tiny(tmp_path, "trainer.num_threads=3")
-    monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)  # now the model pays for every thread
+    monkeypatch.setattr(hardware, "FLOPS_PER_THREAD", 1)  # now the model pays for every thread
     train_tiny(tmp_path, "resume=replace")
     assert used == [3, 2]
     assert torch.get_num_threads() == 2
@@ -54,7 +54,7 @@ def test_a_run_does_not_choose_the_threads_of_the_next(tmp_path: Path, monkeypat
 
 def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, monkeypatch: Patch) -> None:
     trained = load_trained(train_tiny(tmp_path))
-    default = threads.FLOPS_PER_THREAD
+    default = hardware.FLOPS_PER_THREAD
     for given, models, flops, expected in (
         (None, (), default, 2),  # models from elsewhere keep torch's default
         (None, (trained,), default, 1),
@@ -62,6 +62,6 @@ def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, mon
         (3, (trained,), default, 3),
     ):
         torch.set_num_threads(2)
-        monkeypatch.setattr(threads, "FLOPS_PER_THREAD", flops)
+        monkeypatch.setattr(hardware, "FLOPS_PER_THREAD", flops)
         set_threads(given, *models)
         assert torch.get_num_threads() == expected

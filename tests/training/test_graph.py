@@ -13,9 +13,8 @@ from torch import Tensor
 from tests.training.small_run import bare_module, tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.data.streams import Batch
-from txl_lightning.training.checks import options_without_effect, why_no_graph
-from txl_lightning.training.module import LanguageModelModule, OnePlace
-from txl_lightning.training.run import train
+from txl_lightning.training.module import LanguageModelModule, OnePlace, why_no_graph
+from txl_lightning.training.run import options_without_effect, train
 
 SIZES = {"vocab_size": 11, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "mem_len": 6}
 

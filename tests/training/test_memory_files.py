@@ -144,16 +144,16 @@ def test_the_best_brings_its_memory_into_another_directory(of_two: Path, tmp_pat
 @pytest.mark.parametrize("before", [1, 2, 3, 4, 5])
 def test_any_number_of_ranks_reads_the_memory(tmp_path: Path, before: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Ranks, "largest", lambda _, number: int(number))
+    monkeypatch.setattr(Ranks, "first", lambda *_: "step7-abc")
+    monkeypatch.setattr(Ranks, "gather", lambda _, value: [value])
     model = tiny_model(mem_len=3).float()
     whole = Memory(torch.randn(2, 5, 3, 8), filled=3)
-    holders = []
     for rank in range(before):
         holder, place = MemoryHolder(), Ranks(rank, before)
         holder.load_state_dict({"memory": whole.state_dict(), "next_number": 7}, tmp_path, 5, place, model)
-        holder.write_file(tmp_path, "step7-abc", place)
-        holders.append(holder)
-    state = holders[0].state_dict(Ranks(0, before))
-    assert (len(state["files"]), state["memory"]) == (before, None)
+        holder.folder = tmp_path
+        state = holder.state_dict(place, 7)
+    assert (len(state.get("files", [])), state["memory"] is None) == ((before, True) if before > 1 else (0, False))
     for after in (1, 2, 3, 4, 5):
         read = [MemoryHolder() for _ in range(after)]
         for rank, holder in enumerate(read):
@@ -173,9 +173,9 @@ def test_a_full_disk_on_one_rank_frees_the_space(tmp_path: Path, monkeypatch: Pa
     (tmp_path / "memory/old").touch()
     holder = MemoryHolder()
     holder.memory = Memory(torch.zeros(2, 3, 3, 4), filled=3)
-    holder.write_file = lambda *_: (tmp_path / "memory/new").touch()  # type: ignore[method-assign]
-    module = SimpleNamespace(training_memory=holder)
-    trainer: Any = SimpleNamespace(global_step=8, training=True, lightning_module=module)
+    holder.folder = tmp_path
+    trainer: Any = SimpleNamespace(global_step=8, training=True)
+    trainer.save_checkpoint = lambda *_, **__: holder.state_dict(ranks, 8)
     assert checkpoints.save(trainer) is False
     assert "could not write the checkpoint of step 8: [Errno 28] No space left on device" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "memory").iterdir()] == ["old"]

@@ -45,7 +45,7 @@ class Recorded:
         self.tokens: list[int] = []
         now = 0.0
         step, clip = LanguageModelModule.training_step, LanguageModelModule.on_before_optimizer_step
-        evaluation_end = LanguageModelModule._evaluation_end
+        evaluation_end = LanguageModelModule.on_validation_epoch_end
 
         def training_step(module: LanguageModelModule, batch: Any, i: int) -> None:
             nonlocal now
@@ -58,16 +58,16 @@ class Recorded:
             self.norms.append(math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in module.parameters())))
             clip(module, *args, **options)
 
-        def validated(module: LanguageModelModule, stage: str) -> None:
+        def validated(module: LanguageModelModule) -> None:
             nonlocal now
-            evaluation_end(module, stage)
+            evaluation_end(module)
             now += 100
-            if stage == "val" and module.trainer.global_step == 40:
+            if module.trainer.global_step == 40:
                 module.metrics["val/nll"] = 0.5  # the best, so that the scored weights are not the last
 
         patch.setattr(LanguageModelModule, "training_step", training_step)
         patch.setattr(LanguageModelModule, "on_before_optimizer_step", clipping)
-        patch.setattr(LanguageModelModule, "_evaluation_end", validated)
+        patch.setattr(LanguageModelModule, "on_validation_epoch_end", validated)
         patch.setattr("time.perf_counter", lambda: now)
         text = "".join(f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60))
         (directory / "text.txt").write_text(text, encoding="utf-8")

@@ -13,8 +13,7 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.trained import Checkpoint, load_trained
 from txl_lightning.training.checkpointing import check_same_run
-from txl_lightning.training.checks import options_without_effect
-from txl_lightning.training.run import make_data, train
+from txl_lightning.training.run import make_data, options_without_effect, train
 
 
 def test_a_seed_repeats_a_run_however_often_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from txl_lightning.training.checkpointing import (
     prepare_directory,
     refuse_to_replace,
 )
-from txl_lightning.training.loggers import CurveFile, keep_rows
+from txl_lightning.training.curves import CurveFile, keep_rows
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -51,7 +51,7 @@ def diverge(monkeypatch: Patch, *at: int) -> None:
         if module.trainer.state.fn == TrainerFn.FITTING and module.trainer.global_step in at:
             module.metrics["val/nll"] = math.inf
 
-    patch_module(monkeypatch, "_evaluation_end", after=spoil)
+    patch_module(monkeypatch, "on_validation_epoch_end", after=spoil)
 
 
 def contents_of(run: Path) -> dict[Path, bytes]:
@@ -221,7 +221,7 @@ def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, monkeypa
         full_disk() if fails else saved(contents, path, previous)
 
     monkeypatch.setattr(checkpointing, "write_checkpoint", save)
-    monkeypatch.setattr("txl_lightning.training.loggers.CSVLogger.log_metrics", full_disk)
+    monkeypatch.setattr("txl_lightning.training.curves.CSVLogger.log_metrics", full_disk)
     diverge(monkeypatch, 12)
     options = ("checkpoint.keep_every_n_steps=4", "logger=csv")
     metrics = train(tiny_config(tmp_path, *OPTIONS, *options), tmp_path / "run")

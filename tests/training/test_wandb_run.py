@@ -18,8 +18,8 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.reporting.wandb_panels import start_run
 from txl_lightning.runs.trained import Checkpoint, load_trained
-from txl_lightning.training import loggers
-from txl_lightning.training.loggers import run_name, start_loggers, upload_line
+from txl_lightning.training import curves
+from txl_lightning.training.curves import run_name, start_loggers, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
@@ -127,7 +127,7 @@ def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: 
 
 def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> None:
     """An offline id that was synced later would be replaced, not continued."""
-    monkeypatch.setattr(loggers, "start_wandb", lambda *args: args[-1])
+    monkeypatch.setattr(curves, "start_wandb", lambda *args: args[-1])
     contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
     configs = [tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}") for mode in ("online", "offline")]
     for earlier, now in product(configs, configs):

@@ -387,7 +387,7 @@ class HydraTask:
 def _is_further_rank() -> bool:
     if not {"RANK", "SLURM_PROCID"} & os.environ.keys():
         return False
-    from txl_lightning.distributed.environment import environment  # imports torch and Lightning
+    from txl_lightning.distributed.ranks import environment  # imports torch and Lightning
 
     started = environment()
     return started is not None and started.global_rank() > 0

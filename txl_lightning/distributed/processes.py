@@ -21,7 +21,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -193,14 +193,13 @@ def handled_signals(handler: Any) -> Iterator[None]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         handler(number, frame)
 
-    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    for number in STOP_SIGNALS:
-        if (number, before[number]) != (signal.SIGHUP, signal.SIG_IGN):
-            signal.signal(number, handle)
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = [number for number in STOP_SIGNALS if not (nohup and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:
-        for number in STOP_SIGNALS:
+        for number in handled:
             signal.signal(number, before[number])
 
 
@@ -214,7 +213,7 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
 
     Raises:
         UserError: a rank failed; names the first one and its error.
-        Stopped: a signal ended the ranks before they could agree on a step to stop after.
+        Stopped: a signal ended the ranks, after a step on which they agreed or before they could.
     """
     import torch  # not at the start of every command
 
@@ -237,7 +236,7 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
                 ranks.append(JobProcess(_call, function, *arguments, variables=variables, **options))
             for rank_process in ranks if received else ():  # some started after the signal
                 rank_process.interrupt(received[0])
-            while len(ended) < processes and not any(map(_error, ended.values())):
+            while len(ended) < processes and not any(_error(*rank) for rank in ended.items()):
                 time.sleep(POLL_SECONDS)
                 ended |= {i: end for i, one in enumerate(ranks) if i not in ended and (end := one.poll()) is not None}
                 if received and ended:
@@ -247,44 +246,42 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
             patience = SECONDS_TO_END
         finally:
             _end_ranks([one for i, one in enumerate(ranks) if i not in ended], patience)
-    for number, end in sorted(ended.items()):
-        if (error := _error(end)) is not None:
-            if received:  # before training began, or at the second Ctrl-C
-                raise _stopped_by(received[0])
-            sys.stderr.write(error.traceback)
-            raise UserError(
-                error.text if error.expected else f"rank {number} {error.text}; the other ranks were stopped"
-            )
-    if received and isinstance(ended[0].value, Stopped):
-        ended[0].value.signum = received[0]
-    return ended[0].value
+    for error in filter(None, (_error(*rank) for rank in sorted(ended.items()))):
+        if received:  # before training began, or at the second Ctrl-C
+            raise _stopped_by(received[0])
+        sys.stderr.write(error.traceback)
+        raise UserError(error.text)
+    value = ended[0].value
+    if isinstance(value, Stopped):
+        raise Stopped(str(value), received[0] if received else value.signum)
+    return value
 
 
-@dataclass(frozen=True)
-class _RankError:
-    """Error of a rank; `expected` are those that a user can act on."""
+class _RankError(NamedTuple):
+    """Error of a rank, with the traceback of one that a user cannot act on."""
 
     text: str
-    expected: bool = False
     traceback: str = ""
 
 
-def _error(ended: Ended) -> _RankError | None:
-    if isinstance(ended.value, _RankError):
-        return ended.value
-    return _RankError(ended.problem) if ended.status else None
+def _error(rank: int, ended: Ended) -> _RankError | None:
+    killed = _RankError(f"rank {rank} {ended.problem}; the other ranks were stopped") if ended.status else None
+    return ended.value if isinstance(ended.value, _RankError) else killed
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function; return its result or its error."""
     try:
         return function(*arguments)
+    except Stopped as stopped:  # all ranks stopped after the same step and none failed
+        return stopped
     except (UserError, OSError) as error:
-        return _RankError(str(error), expected=True)
+        return _RankError(str(error))
     except Exception as error:
         if any(words in str(error) for words in LOST_CONNECTION):
             time.sleep(LEAD_SECONDS)
-        return _RankError(f"failed: {type(error).__name__}: {error}", traceback=traceback.format_exc())
+        failed = f"rank {os.environ['RANK']} failed: {type(error).__name__}: {error}; the other ranks were stopped"
+        return _RankError(failed, traceback.format_exc())
 
 
 def _end_ranks(ranks: list[JobProcess], patience: float) -> None:

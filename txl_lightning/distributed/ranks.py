@@ -1,4 +1,4 @@
-"""Ranks: the processes that share one run, and the values that they exchange."""
+"""Ranks: the processes that share one run, the launcher that started them, and the values that they exchange."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from txl_lightning.errors import Stopped, UserError
+from txl_lightning.errors import Stopped, UserError, require
 
 if TYPE_CHECKING:
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+
     from txl_lightning.config.schemas import TrainerConfig
 
 T = TypeVar("T")
@@ -87,15 +89,54 @@ class Ranks:
             print(*lines, sep="\n", file=sys.stderr, flush=True)
 
     def seed(self, *numbers: int) -> int:
-        """Return a seed that differs between ranks; rank 0 keeps a single number unchanged."""
-        if self.rank == 0 and len(numbers) == 1:
-            return numbers[0]
+        """Return a seed that differs between ranks."""
         return int(np.random.SeedSequence([*numbers, self.rank]).generate_state(1)[0])
 
 
 def n_processes(options: TrainerConfig) -> int:
     """Return W = `trainer.devices` · `trainer.num_nodes`."""
     return options.devices * options.num_nodes
+
+
+def environment() -> ClusterEnvironment | None:
+    """Return the launcher that started this run's processes (torchrun or SLURM); None without one."""
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment  # for training alone
+
+    if TorchElasticEnvironment.detect():
+        return TorchElasticEnvironment()
+    # SLURM_STEP_NUM_TASKS is set by srun only; a batch script that runs txl directly is one process.
+    if SLURMEnvironment.detect() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return SLURMEnvironment(auto_requeue=False)  # Lightning's requeue saves from inside a signal handler
+    return None
+
+
+def connect(options: TrainerConfig) -> Ranks:
+    """Join the other processes of this run, if torchrun or SLURM started several.
+
+    Raises:
+        OptionError: the number of started processes differs from the configured one.
+        UserError: the port of torchrun or SLURM cannot be used.
+    """
+    started = environment()
+    world_size = 1 if started is None else started.world_size()
+    product = f"with trainer.num_nodes={options.num_nodes} the product must be {world_size}"
+    allowed = f"{product}, the number of started processes"
+    require(n_processes(options) == world_size, "trainer.devices", options.devices, allowed)
+    if started is None or world_size == 1:
+        return Ranks()
+    if not dist.is_initialized():
+        from txl_lightning.distributed.processes import MEETING  # needs psutil, which `txl_lightning.recl` does not
+
+        file, backend, device = os.environ.get(MEETING), "gloo", None
+        if options.accelerator == "gpu":
+            backend, device = "nccl", own_gpu(started.local_rank())
+        with meeting():
+            if file is None:
+                os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
+            address = file or "env://"
+            place: dict[str, Any] = {"rank": started.global_rank(), "world_size": world_size, "device_id": device}
+            dist.init_process_group(backend, address, **place)
+    return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank())
 
 
 @contextmanager
@@ -137,15 +178,15 @@ def process_group() -> Iterator[None]:
 
     The backend is gloo: evaluation exchanges losses in main memory.
     """
-    create = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if create:
-        with meeting():
-            dist.init_process_group("gloo")
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        yield
+        return
+    with meeting():
+        dist.init_process_group("gloo")
     try:
         yield
     finally:
-        if create:
-            dist.destroy_process_group()
+        dist.destroy_process_group()
 
 
 def own_gpu(local_rank: int) -> torch.device:

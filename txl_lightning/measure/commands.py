@@ -16,7 +16,7 @@ from txl_lightning.distributed.ranks import own_gpu
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_text
 from txl_lightning.reporting import escape, markdown_table
-from txl_lightning.runs.threads_and_precision import set_threads
+from txl_lightning.runs.hardware import set_threads
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text, load_trained
 
 Table = Sequence[Mapping[str, object]]

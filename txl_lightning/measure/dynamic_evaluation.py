@@ -20,8 +20,8 @@ from txl_lightning.errors import require
 from txl_lightning.measure.losses import NORMAL_95, TokenLosses, device_of
 from txl_lightning.measure.options import DynamicOptions
 from txl_lightning.measure.protocols import Carried, SplitScores, split_line
+from txl_lightning.runs.hardware import autocast
 from txl_lightning.runs.metrics import shown_units
-from txl_lightning.runs.threads_and_precision import autocast
 
 RUN = 8  # neighbouring segments of training text, before the next place
 

@@ -28,7 +28,7 @@ from txl_lightning.model.inference.generation import GenerativeModel, check_samp
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.threads_and_precision import autocast, chosen_precision
+from txl_lightning.runs.hardware import autocast, chosen_precision
 from txl_lightning.runs.trained import TrainedModel
 
 MOST_SHOWN = 40  # characters of a prompt in a message

@@ -61,9 +61,9 @@ from txl_lightning.measure.losses import (
 )
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.runs.hardware import autocast, chosen_precision
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, shown_units
 from txl_lightning.runs.models import always_carries_state, carries_state, model_class
-from txl_lightning.runs.threads_and_precision import autocast, chosen_precision
 from txl_lightning.runs.trained import TrainedModel
 
 OF_CARRIED = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")

@@ -28,8 +28,8 @@ from txl_lightning.measure.models import Member, TokenizedText, checked
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl_page import notes, page, tables
 from txl_lightning.reporting.canvas import line_figure, plain_text
+from txl_lightning.runs.hardware import autocast, chosen_precision, set_threads
 from txl_lightning.runs.metrics import loss_unit, unit_name
-from txl_lightning.runs.threads_and_precision import autocast, chosen_precision, set_threads
 from txl_lightning.runs.trained import is_other_text
 
 SCHEMA_VERSION = 10  # of docs/recl.schema.json

@@ -25,8 +25,8 @@ from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting import processor
 from txl_lightning.reporting.canvas import line_figure
+from txl_lightning.runs.hardware import set_threads
 from txl_lightning.runs.models import require_room
-from txl_lightning.runs.threads_and_precision import set_threads
 
 VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
 SIZES = ("n_layer", "d_model", "n_head", "d_inner")

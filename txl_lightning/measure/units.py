@@ -31,7 +31,7 @@ from txl_lightning.files import write_atomically, write_text
 from txl_lightning.measure.losses import SEGMENT_TOKENS, TokenLosses, device_of
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.protocols import Carried
-from txl_lightning.runs.threads_and_precision import autocast
+from txl_lightning.runs.hardware import autocast
 from txl_lightning.runs.trained import TrainedModel, text_options
 
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")

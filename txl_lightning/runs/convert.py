@@ -179,16 +179,13 @@ def _as_in_tensorflow(
 
     A model of One Billion Word reads `<S>` at both ends of a sentence, as the TensorFlow code does.
     """
-    if options.data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
-        data = options.data
-        if not isinstance(data, (Lm1bData, FileData)):
-            data = file_data(data, None, data.level)
-        options = replace(options, data=replace(data, sentence_marks="both"))
-    names = [name for name in EVALUATION_LENGTHS if getattr(options.evaluation, name) is None]
-    own = {name: getattr(model.config, name) for name in names}
+    data, evaluation = options.data, options.evaluation
+    if data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
+        data = data if isinstance(data, (Lm1bData, FileData)) else file_data(data, None, data.level)
+        data = replace(data, sentence_marks="both")
+    own = {name: getattr(model.config, name) for name in EVALUATION_LENGTHS if getattr(evaluation, name) is None}
     segment: dict[str, Any] = {} if segment_len is None else {"segment_len": segment_len}
-    evaluation, data = replace(options.evaluation, **own, **segment), replace(options.data, **segment)
-    return replace(options, evaluation=evaluation, data=data)
+    return replace(options, evaluation=replace(evaluation, **own, **segment), data=replace(data, **segment))
 
 
 def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
@@ -283,12 +280,11 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
     if len(vocabulary) != model.config.vocab_size:
         both = f"{model.config.vocab_size} tokens, that of {source} has {len(vocabulary)}"
         raise UserError(f"the vocabulary of the model has {both}: {advice}")
-    config = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
     contents = {
         "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
         "global_step": 0,
         "txl_lightning": {
-            "config": stored(_run_config(model, config)),
+            "config": stored(_run_config(model, options)),
             "vocabulary": vocabulary.state_dict(),
             "vocabulary_given": given is not None,
         },
@@ -297,16 +293,13 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
     write_checkpoint(contents, target)
 
 
-def _run_config(model: TransformerXL, config: Config) -> Config:
-    """Return the configuration of a run with this model; everything else comes from `config`."""
+def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
+    """Return the configuration of a run with this model; everything else comes from the options."""
     groups: dict[str, dict[str, Any]] = {"model": {"name": "converted"}, "encoding": {}, "memory": {}}
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         value = getattr(model.config, field)
         groups[group][name] = list(value) if isinstance(value, tuple) else value
-    return replace(
-        config,
-        model=TransformerXLModelConfig(**groups["model"]),
-        encoding=TableEncodingConfig(**groups["encoding"]),
-        memory=MemoryConfig(**groups["memory"]),
-    )
+    kinds = {"model": TransformerXLModelConfig, "encoding": TableEncodingConfig, "memory": MemoryConfig}
+    own: dict[str, Any] = {name: kind(**groups[name]) for name, kind in kinds.items()}
+    return Config(**{f.name: getattr(options, f.name) for f in fields(Config)} | own)

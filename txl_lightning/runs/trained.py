@@ -1,25 +1,49 @@
-"""Open a run again from its checkpoint: its model, its vocabulary, its corpus or another text."""
+"""Open a run again from its checkpoint, of versions 0.1 to 0.4 too: its model, vocabulary, corpus or another text."""
 
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, DataConfig, FileData, file_data, from_plain
+from txl_lightning.config.schemas import OWN_OPTIONS, Config, DataConfig, FileData, data_class, file_data, from_plain
 from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand
-from txl_lightning.runs.earlier_versions import upgraded
 from txl_lightning.runs.models import Model, architecture, make_model, require_room
 from txl_lightning.runs.storage import read_file
+
+GONE: dict[str, tuple[Any, ...] | None] = {  # options of earlier versions: their values without effect, None for all
+    **dict.fromkeys(("trainer.max_nonfinite_steps", "trainer.progress_file", "trainer.attention", "checkpoint.memory")),
+    **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
+    **dict.fromkeys(f"memory.{name}" for name in ("rate", "compression_loss", "write_tokens", "tokens_see_states")),
+    **dict.fromkeys(("memory.compressed_len", "evaluation.compressed_len", "model.forget_len", "data.bytes")),
+    **dict.fromkeys(("logger.artifacts", "logger.run_name", "new_vocabulary")),
+    **dict.fromkeys(("model.sink", "model.final_norm", "model.qk_norm", "model.forget_gate", "data.prefix"), (False,)),
+    **dict.fromkeys(("memory.n_tokens", "memory.first"), (0,)),
+    "model.norm": ("layer",),
+    "model.feed_forward": ("relu",),
+    "model.residual": ("sum",),
+    "model.attention_gate": ("none",),
+    "memory.compression": (None,),
+    "evaluation.first": (None, 0),
+    "encoding.interpolation": (1.0,),
+    "optimizer.eps": (1e-8,),
+    "optimizer.split_qkv": (True,),
+}
+LOGGERS = {  # of Lightning, which were named without their classes up to 0.4.0
+    "csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": None},
+    "tensorboard": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger"},
+}
+STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
 
 REPORTED: set[str] = set()  # checksums of texts at training and now, in this process
 
@@ -126,6 +150,75 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
         return Checkpoint(Path(path), option, contents, config, vocabulary, weights)
 
 
+def upgraded(contents: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of a checkpoint, changed in place to what this version would have written.
+
+    Raises:
+        UserError: it is no checkpoint of `txl train`, or an option that is gone had an effect; the message names the
+            version that has it.
+    """
+    if not isinstance(contents, dict) or not {"txl_lightning", "state_dict", "global_step"} <= contents.keys():
+        raise UserError("is not a checkpoint of txl train")
+    _upgrade_config(contents["txl_lightning"]["config"])
+    if "pytorch-lightning_version" in contents:  # else weights only
+        _upgrade_training(contents)
+    return contents
+
+
+def _upgrade_config(config: dict[str, Any]) -> None:
+    for option, without_effect in GONE.items():
+        group, _, name = option.rpartition(".")
+        inside = config.get(group, {}) if group else config
+        if name in inside:
+            value = inside.pop(name)
+            if without_effect is not None and value not in without_effect:
+                raise UserError(f"its config has {option}={value}, which version 0.3.0 has and this one has not")
+    trainer, data, logger = config["trainer"], config["data"], config["logger"]
+    if logger["name"] in LOGGERS:
+        logger.setdefault("each", {logger["name"]: LOGGERS[logger["name"]]})
+    if "column_chunks" in trainer:  # the name up to 0.3.0
+        trainer["stream_groups"] = trainer.pop("column_chunks")
+    if data["level"] == "word":
+        data.setdefault("min_count", 1)  # before 0.4.0 every word of the training text had an entry
+    own = {f.name for f in fields(data_class(data["name"]))}
+    for name in {f.name for options in OWN_OPTIONS.values() for f in fields(options)} - own:
+        data.pop(name, None)
+
+
+def _upgrade_training(contents: dict[str, Any]) -> None:
+    loops, best = contents["loops"]["fit_loop"], contents["callbacks"]["Checkpoints"]
+    if not loops[STEPS]["total"]["completed"]:  # up to 0.2.0 Lightning did the steps
+        loops[STEPS] = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
+    best.setdefault("kept", {})
+    if not best.pop("best_counts", True):  # up to 0.3.0
+        best["best"] = {"nll": math.inf, "step": -1}
+    if len(contents["optimizer_states"][0]["param_groups"]) > 1:
+        _join_momenta(contents["optimizer_states"][0], contents["state_dict"])
+
+
+def _join_momenta(optimizer: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    """Give every weight in the layers one momentum; up to 0.3.0 Muon had one for each matrix in its rows."""
+    muon, adam = optimizer["param_groups"]
+    in_layers = [x for name, x in weights.items() if name.startswith("model.layers.") and x.ndim == 2]
+    if len(in_layers) == len(muon["params"]):
+        return
+    state, matrices, joined = optimizer["state"], iter(muon["params"]), list[Any]()
+    for weight in in_layers:
+        parts: list[torch.Tensor] = []
+        while sum(map(len, parts)) < len(weight):
+            parts.append(state[next(matrices)]["momentum_buffer"])
+        joined.append({"momentum_buffer": torch.cat(parts)})
+    n = len(joined)
+    moved = {number: state[old] for number, old in enumerate(adam["params"], n) if old in state}
+    optimizer["state"] = {**dict(enumerate(joined)), **moved}
+    muon["params"], adam["params"] = list(range(n)), list(range(n, n + len(adam["params"])))
+
+
+def continues_in(directory: Path, checkpoint: Path) -> bool:
+    """Return whether a checkpoint is in the directory of a run, whose curves go on there if it resumes from it."""
+    return checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
+
+
 @contextmanager
 def naming(option: str, path: str | Path) -> Iterator[None]:
     """Name the option and the file in an error about what the file holds, a library's with its own reason."""
@@ -183,11 +276,10 @@ def checkpoint_corpus(
     if data_path is not None:
         return _encoded_text(trained, data_path, whole)
     # The vocabulary of the checkpoint needs neither the tokenizer's file nor its training, and no names of ids.
-    given = trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS
+    kept = trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS
+    vocabulary, marked = trained.vocabulary if kept else None, trained.config.memory.reset == "document"
     try:
-        corpus = load_corpus(
-            trained.config.data, trained.vocabulary if given else None, trained.config.memory.reset == "document"
-        )
+        corpus = load_corpus(trained.config.data, vocabulary, marked)
     except UserError as error:
         moved = isinstance(error, OptionError) and error.option == "data.path"
         advice = "; if it has moved, give data_path=" if moved else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,23 +31,23 @@ from txl_lightning.runs.storage import (
     remove_unused_memory,
     write_checkpoint,
 )
-from txl_lightning.runs.trained import Checkpoint, read_checkpoint
-from txl_lightning.training.loggers import continues_in, reported
+from txl_lightning.runs.trained import Checkpoint, continues_in, read_checkpoint
+from txl_lightning.training.curves import reported
+from txl_lightning.training.module import UnwrittenMemory
 
 LAST, PREVIOUS, BEST, BEST_OF = "last.ckpt", "previous.ckpt", "best.ckpt", "best-*.ckpt"
 
 # A resumed run must have the options of the checkpoint's run, those of its validations too, whose losses it compares,
 # but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
 # `memory.segments` only gives `memory.mem_len` its value.
-FIXED_GROUPS = ("data", "model", "encoding", "memory", "beyond", "optimizer")
-FIXED_OPTIONS = (
-    *("seed", "loss", "trainer.precision", "trainer.val_max_segments"),
-    *(f"evaluation.{name}" for name in ("batch_size", "segment_len", "mem_len", "ext_len", "same_length", "clamp_len")),
+FIXED = (
+    *("data.", "model.", "encoding.", "memory.", "beyond.", "optimizer."),
+    *("seed", "loss", "trainer.precision", "trainer.val_max_segments", "evaluation."),
 )
-FREE_OPTIONS = (
-    *("data.root", "data.path", "data.tokenizer", "data.names", "data.cache_dir", "model.name"),
-    "memory.segments",
-)
+FREE = {
+    *("data.root", "data.path", "data.tokenizer", "data.names", "data.cache_dir"),
+    *("model.name", "memory.segments", "evaluation.max_segments"),
+}
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
@@ -85,7 +85,8 @@ class Checkpoints(Callback):
     Attributes:
         best: nll and step of the best validation so far; infinite and -1 before the first.
         kept: nll of the validations whose checkpoints are kept, by step.
-        saved_step: step of the last checkpoint; -1 if there is none.
+        newest: the last checkpoint; before the first one here that which was resumed, None for a new run.
+        saved_step: its step; -1 if there is none.
     """
 
     def __init__(
@@ -93,18 +94,11 @@ class Checkpoints(Callback):
     ) -> None:
         self.directory, self.ranks, self.record = directory, ranks, record
         self.options, self.val_every_n_steps = config.checkpoint, config.trainer.val_every_n_steps
-        self.resumed_from = resumed_from = resumed.path if resumed else None
+        self.newest: Path | None = resumed.path if resumed else None
         self.saved_step = resumed.step if resumed else -1
         self.best: dict[str, Any] = NO_BEST
         self.kept: dict[int, float] = {}
-        is_last = resumed_from is not None and resumed_from.name == LAST
-        self.last_is_good = is_last and continues_in(directory.parent, resumed_from)
         self.incomplete = False  # whether a write failed at the last validation
-
-    @property
-    def newest(self) -> Path | None:
-        """The checkpoint of `saved_step`: the last one, or before the first save here the one that was resumed."""
-        return self.directory / LAST if self.last_is_good else self.resumed_from
 
     @property
     def to_continue(self) -> str:
@@ -121,41 +115,25 @@ class Checkpoints(Callback):
 
         A damaged `last.ckpt` does not become `previous.ckpt`.
         """
-        step = trainer.global_step
-        keep_previous = self.last_is_good and self.saved_step != step
-        options = {"previous": self.directory / PREVIOUS} if keep_previous else None
-        error = self._write_memory(trainer)
-        if error is None:
-            trainer.save_checkpoint(self.directory / LAST, storage_options=options)
-            io = trainer.strategy.checkpoint_io
-            assert isinstance(io, DurableCheckpoints)
-            error = self.ranks.first(None if io.error is None else str(io.error))
+        step, last = trainer.global_step, self.directory / LAST
+        last_is_good = self.newest is not None and self.newest.resolve() == last.resolve()
+        options = {"previous": self.directory / PREVIOUS} if last_is_good and self.saved_step != step else None
+        error: OSError | None
+        try:
+            trainer.save_checkpoint(last, storage_options=options)
+            error = self.ranks.first(cast("DurableCheckpoints", trainer.strategy.checkpoint_io).error)
+        except UnwrittenMemory as failed:
+            error = failed
         if self.ranks.rank == 0:
             with reported(MEMORY):
                 remove_unused_memory(self.directory)
         if error is None:
-            self.saved_step, self.last_is_good = step, True
+            self.newest, self.saved_step = last, step
         else:
-            last = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
+            before = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
             then = "; training continues" if trainer.training else ""
-            self.ranks.report(f"could not write the checkpoint of step {step}: {error}; {last}{then}")
+            self.ranks.report(f"could not write the checkpoint of step {step}: {error}; {before}{then}")
         return error is None
-
-    def _write_memory(self, trainer: L.Trainer) -> str | None:
-        """Write the memory of every rank, if there are several; return the error of the first rank that could not.
-
-        The files have names of their own and are complete before a checkpoint names them. Those that no checkpoint
-        names any more are removed after it is written. So a run that is killed leaves every checkpoint its memory.
-        """
-        error = None
-        if self.ranks.world_size == 1:
-            return None
-        name = self.ranks.first(f"step{trainer.global_step}-{uuid.uuid4().hex[:8]}")
-        try:
-            cast("Any", trainer.lightning_module).training_memory.write_file(self.directory, name, self.ranks)
-        except OSError as failed:
-            error = str(failed)
-        return next((error for error in self.ranks.gather(error) if error), None)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add what makes the file enough to use the model; leave out what a custom callback saves and none can read."""
@@ -172,6 +150,7 @@ class Checkpoints(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Copy the best checkpoint of a resumed run here; remove weights of steps that this run has yet to do."""
+        pl_module.training_memory.folder = self.directory
         if self.ranks.rank == 0:
             for path in (path for kind in (f"{PART}*", "step*.ckpt", BEST_OF) for path in self.directory.glob(kind)):
                 number = path.stem.removeprefix("step").removeprefix("best-")
@@ -181,8 +160,8 @@ class Checkpoints(Callback):
             self.best = NO_BEST
 
     def _find_best(self) -> bool:
-        assert self.resumed_from is not None
-        for path in (self.resumed_from.with_name(BEST), self.resumed_from):
+        assert self.newest is not None  # the resumed one
+        for path in (self.newest.with_name(BEST), self.newest):
             try:
                 found = read_checkpoint(path)
             except UserError:
@@ -215,13 +194,13 @@ class Checkpoints(Callback):
         self.kept = dict(by_loss[: self.options.keep_best or 0])
         if nll < before["nll"]:
             self.best = {"nll": nll, "step": step}
-        kept = self.save(trainer)
-        if kept and self.best is not before:
-            kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.directory / LAST))
-        if kept and self.ranks.rank == 0 and self.kept:
+        written = self.save(trainer)
+        if written and self.best is not before:
+            written = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.directory / LAST))
+        if written and self.ranks.rank == 0 and self.kept:
             self._keep_best(step)
-        self.incomplete = not kept
-        if not kept:
+        self.incomplete = not written
+        if not written:
             self.best = before
 
     def finish(self, trainer: L.Trainer) -> None:
@@ -308,26 +287,14 @@ class RandomState(Callback):
         self.ranks, self.seed = ranks, seed
         self._loaded: list[dict[str, Any]] | None = None
 
-    @staticmethod
-    def current() -> dict[str, Any]:
-        """Return the states of torch: of the CPU and of this process's GPU."""
-        return {
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of torch on all ranks: of the CPU and of each process's GPU."""
+        state = {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
             "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
         }
-
-    @staticmethod
-    def set(state: dict[str, Any]) -> None:
-        """Restore a state that `current` returned."""
-        torch.set_rng_state(state["cpu"])
-        if state["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
-        if state.get("mps") is not None and torch.backends.mps.is_available():
-            torch.mps.set_rng_state(state["mps"])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"ranks": self.ranks.gather(self.current())}
+        return {"ranks": self.ranks.gather(state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict["ranks"]
@@ -336,29 +303,57 @@ class RandomState(Callback):
         """Restore the state here, after everything that draws random numbers before the first step."""
         if self._loaded is None:
             return
-        if self.ranks.rank < len(self._loaded):
-            self.set(self._loaded[self.ranks.rank])
-        else:
+        if self.ranks.rank >= len(self._loaded):
             L.seed_everything(self.ranks.seed(self.seed, trainer.global_step), verbose=False)
+            return
+        state = self._loaded[self.ranks.rank]
+        torch.set_rng_state(state["cpu"])
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+        if state.get("mps") is not None and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state["mps"])
 
 
-def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> Checkpoint | None:
-    """Return the checkpoint that `resume` names; None to start from scratch.
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: from scratch, from the checkpoint that it resumes, or from weights with another training.
 
-    `auto` means the last good checkpoint of the run directory. Rank 0 chooses it and reports the choice.
-
-    Raises:
-        OptionError: a checkpoint cannot be read; with `auto`, none of several, so that no run is replaced unasked.
+    Args:
+        resumed: checkpoint of the run that goes on.
+        weights: checkpoint of `initial_weights`.
+        continues: whether the resumed run is that of the directory, found by `resume=auto`.
     """
-    path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
-    if config.resume == "auto":
-        folder = directory / "checkpoints"
-        path, damaged = ranks.first(last_good(folder) if ranks.rank == 0 else (None, []))
-        start = f"no checkpoint in {folder}, starting from scratch" if path is None else f"resuming from {path}"
-        readable = path is not None or not damaged
-        ranks.report(*damaged, *[f"resume=auto: {start}"] * readable)
-        require(readable, "hydra.run.dir", directory, f"no checkpoint of its run can be read: {ANOTHER}")
-    return None if path is None else read_checkpoint(path, option="resume")
+
+    resumed: Checkpoint | None = None
+    weights: Checkpoint | None = None
+    continues: bool = False
+
+    @classmethod
+    def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
+        """Open the checkpoint that the config names.
+
+        `resume=auto` means the last good one of the run directory. Rank 0 chooses it and reports the choice.
+
+        Raises:
+            OptionError: it cannot be read; with `auto`, none of several, so that no run is replaced unasked.
+        """
+        path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
+        if config.resume == "auto":
+            folder = directory / "checkpoints"
+            path, damaged = ranks.first(last_good(folder) if ranks.rank == 0 else (None, []))
+            start = f"no checkpoint in {folder}, starting from scratch" if path is None else f"resuming from {path}"
+            readable = path is not None or not damaged
+            ranks.report(*damaged, *[f"resume=auto: {start}"] * readable)
+            require(readable, "hydra.run.dir", directory, f"no checkpoint of its run can be read: {ANOTHER}")
+        if path is not None:
+            return cls(read_checkpoint(path, option="resume"), continues=config.resume == "auto")
+        weights = config.initial_weights
+        return cls(weights=None if weights is None else read_checkpoint(weights, option="initial_weights"))
+
+    @property
+    def ended_by(self) -> str | None:
+        """Callback that ended the run which `resume=auto` finds; another `resume` trains on."""
+        return self.resumed.record.get("ended_by") if self.resumed and self.continues else None
 
 
 def last_good(directory: Path) -> tuple[Path | None, list[str]]:
@@ -391,7 +386,7 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     whole = (LAST,) if finished else (LAST, PREVIOUS, BEST)  # a kill while it was replaced leaves the second two
     saved = any((folder / name).exists() for name in whole)
     path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
-    if continues_in(directory, path) or (config.resume == "auto" and saved):
+    if (path and continues_in(directory, path)) or (config.resume == "auto" and saved):
         return
     unfinished = f"holds an unfinished run: continue it with resume=auto, or {ANOTHER}"
     require(finished or not saved, "hydra.run.dir", directory, unfinished)
@@ -404,7 +399,7 @@ def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | Non
 
     What an unfinished run without a checkpoint has left is removed too, and the user is told.
     """
-    if not continues_in(directory, resumed.path if resumed else None):
+    if resumed is None or not continues_in(directory, resumed.path):
         # In this order, so that `resume=auto` never goes on with a run that a kill has left half removed.
         names = [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST) if config.resume == "replace"]
         names += ["metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png", "metrics.json"]
@@ -427,23 +422,15 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
     whole = "pytorch-lightning_version" in resumed.contents
     resumed.require(whole, "holds weights only: start from them with initial_weights=")
     before, now = flat(plain(resumed.config)), flat(plain(config))
-    of_groups = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")]
     seed_is_read = config.data.random_start or config.data.name == "lm1b"
-    without_effect = [] if config.memory.reset == "document" else ["data.document_start"]
-    without_effect += [] if seed_is_read else ["data.seed"]
-    for name in (*of_groups, *FIXED_OPTIONS):
-        if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
+    free = FREE | ({"data.document_start"} if config.memory.reset != "document" else set())
+    free |= set() if seed_is_read else {"data.seed"}
+    for name in (name for fixed in FIXED for name in now if name.startswith(fixed)):
+        if name not in free and name in before and before[name] != now[name]:
             option = name.removesuffix(".name") if name.count(".") == 1 else name
             raise OptionError(option, now[name], f"must be {before[name]}, as in resume={resumed.path}")
     same = resumed.record.get("corpus") in (None, corpus)
     resumed.require(same, "was trained on another text than this corpus has now")
-
-
-def restored_state(resumed: Checkpoint, callbacks: list[Callback]) -> dict[str, Any]:
-    """Return the contents of a checkpoint as Lightning restores them: states of these callbacks, of its own version."""
-    states, kept = resumed.contents["callbacks"], {callback.state_key for callback in callbacks}
-    states = {name: state for name, state in states.items() if name in kept}
-    return {**resumed.contents, "callbacks": states, "pytorch-lightning_version": L.__version__}
 
 
 def load_weights(model: Model, found: Checkpoint, vocabulary: Vocabulary) -> None:

@@ -1,11 +1,17 @@
-"""Curves of a run: training, validation, loss by context length; progress on the terminal and in a file."""
+"""Curves of a run, their files and loggers: training, validation, loss by context length; progress on the terminal."""
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import shlex
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
@@ -14,17 +20,81 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.trainer.states import TrainerFn
 
+from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.lengths import trained_clamp, training_lengths
-from txl_lightning.config.schemas import Config
+from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
 from txl_lightning.data.streams import Batch
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError
+from txl_lightning.errors import OptionError, require
+from txl_lightning.files import append_text, write_text
 from txl_lightning.measure.loss_by_context import ContextCurve, context_curve, position_blocks
 from txl_lightning.runs.metrics import loss_metrics, loss_unit, peak_memory, shown_units, unit_name
-from txl_lightning.training.loggers import CurveFile, keep_lines, log_metrics, reported
+from txl_lightning.runs.trained import Checkpoint, continues_in
+from txl_lightning.training.callbacks import make
 from txl_lightning.training.module import LanguageModelModule
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Report a failed write on stderr instead of ending the training."""
+    try:
+        yield
+    except OSError as error:
+        print(f"could not write {what}: {error}; training continues", file=sys.stderr, flush=True)
+
+
+class CurveFile:
+    """Lines of JSON, each with the number of `steps` after which it was measured.
+
+    A failed write is reported on stderr and does not end the training; the next one repeats it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.unwritten = path, ""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Append one whole line, after those for which the disk was full."""
+        self.unwritten += f"{json.dumps(row)}\n"
+        with reported(self.path.name):
+            append_text(self.path, self.unwritten)
+            self.unwritten = ""
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a curve file; empty if there is none."""
+    return path.read_text("utf-8", "replace") if path.exists() else ""
+
+
+def keep_lines(path: Path, keep: Callable[[Any], bool], parse: Callable[..., Any] = json.loads, head: int = 0) -> list:
+    """Drop lines of a curve file whose row does not meet a condition, or that hold none; return the other rows.
+
+    Args:
+        path: path of the file.
+        keep: whether a row is kept, if a kill or a full disk has not cut it short.
+        parse: returns the row of a line, or raises an error, as `keep` may for a row of something else.
+        head: number of lines of the header.
+    """
+    lines = text_of(path).splitlines(keepends=True)
+    kept, rows, foreign = lines[:head], [], list[int]()
+    for number, line in enumerate(lines[head:], head + 1):
+        try:
+            row = parse(line)
+            if keep(row) and line.endswith("\n"):
+                kept.append(line)
+                rows.append(row)
+        except (ValueError, LookupError, TypeError, RecursionError, csv.Error):
+            foreign.append(number)
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        print(f"{path}, line {foreign[0]}{more}: cut short, or not of this run; removed", file=sys.stderr, flush=True)
+    if kept != lines:
+        with reported(path.name):
+            write_text(path, "".join(kept))
+    return rows
 
 
 class TrainingCurves(Callback):
@@ -217,10 +287,7 @@ class ProgressBar(Callback):
     """
 
     def __init__(self, curves: TrainingCurves) -> None:
-        self.curves = curves
-        self._started = self._shown = 0.0
-        self._first = 0
-        self._rewrites = False
+        self.curves, self._rewrites = curves, False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._started = self._shown = time.monotonic()
@@ -250,11 +317,156 @@ class ProgressBar(Callback):
         sys.stderr.write(f"\r{line:<{width}}" if self._rewrites else f"{line}\n")
         sys.stderr.flush()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._rewrites:
             self._rewrites = False
             sys.stderr.write("\n")
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        # Otherwise the error would begin in the middle of the bar's line.
-        self.on_train_end(trainer, pl_module)
+    on_exception = on_train_end  # otherwise the error would begin in the middle of the bar's line
+
+
+class Rows(ExperimentWriter):
+    """Lightning's writer of `metrics.csv`, which keeps rows of earlier sessions, and whole ones on a full disk."""
+
+    def _check_log_dir_exists(self) -> None:
+        """Leave the file, which Lightning's removes."""
+
+    def save(self) -> None:
+        """Append the new rows, below another header if they have new columns: all of them, or none."""
+        path, names = Path(self.metrics_file_path), sorted({*self.metrics_keys}.union(*self.metrics))
+        text = StringIO()
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        if names != self.metrics_keys:
+            writer.writeheader()
+            writer.writerows(csv.DictReader(text_of(path).splitlines(keepends=True)))
+        writer.writerows(self.metrics)
+        (append_text if names == self.metrics_keys else write_text)(path, text.getvalue())
+        self.metrics, self.metrics_keys = [], names
+
+
+def keep_rows(logger: CSVLogger, step: int) -> None:
+    """Let a logger of a resumed run continue its file, with the rows up to `step`: Lightning starts an empty one."""
+    rows = logger._experiment = Rows(logger.log_dir)  # private
+    path = Path(rows.metrics_file_path)
+    names = next(csv.reader(text_of(path).splitlines()[:1]), [])
+
+    def parse(line: str) -> dict[str, str]:
+        return dict(zip(names, next(csv.reader([line])), strict=True))
+
+    if keep_lines(path, lambda row: int(row["step"]) <= step > 0, parse, head=1):
+        rows.metrics_keys = names
+
+
+def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
+    """Write values of the current step to every logger; a failed write does not end the training."""
+    for logger in trainer.loggers:
+        with reported("the curves"):
+            logger.log_metrics(values, step=trainer.global_step)
+            logger.save()
+
+
+def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | None) -> dict[str, Logger]:
+    """Return the loggers of Lightning that the group names, W&B's apart.
+
+    A logger whose class takes a name for the run gets ours. It continues its run when the same logger resumes in the
+    same directory, if its class takes an id.
+
+    Raises:
+        OptionError: one cannot be made.
+    """
+    group, made = config.logger, dict[str, Logger]()
+    names = [name for name in group.names if name not in ("wandb", "none")]
+    arguments, same = group.arguments or {}, resumed is not None and resumed.config.logger == group
+    require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
+    require(not arguments or len(names) == 1, "logger.arguments", arguments, "is of one logger: use logger.each")
+    for name in names:
+        given = {**(group.each.get(name) or {"_target_": group._target_}), **arguments}
+        folders = dict.fromkeys(("dir", "log_dir", "repo"), directory / name)
+        defaults = {**folders, "save_dir": directory, "run_name": run_name(config)}
+        defaults |= {} if "save_dir" in given else {"version": ""}
+        if resumed and same and continues_in(directory, resumed.path):  # MLflow's name of the argument, and Aim's
+            defaults |= dict.fromkeys(("run_id", "run_hash"), resumed.record.get("logger_ids", {}).get(name))
+        for option in ("log_model", "log_graph"):
+            require(not given.get(option), f"logger.each.{name}.{option}", given.get(option), "would have no effect")
+        made[name] = make(given, "logger._target_", Logger, defaults)
+        require(not isinstance(made[name], WandbLogger), "logger._target_", given["_target_"], "is logger=wandb")
+    return made
+
+
+def start_loggers(
+    config: Config, directory: Path, resumed: Checkpoint | None, made: Mapping[str, Logger], n_parameters: int
+) -> list[Logger]:
+    """Start the loggers in the order of the group, `made` and W&B's; no resumed one writes over an earlier session.
+
+    A resumed run continues its W&B run if both are online. Offline every session is a run of its own: of two folders
+    with one id an upload would keep the second only.
+    """
+    ids = resumed.record.get("logger_ids", {}) if resumed else {}
+    for name, logger in made.items():
+        if isinstance(logger, CSVLogger) and "://" not in logger.log_dir:
+            keep_rows(logger, resumed.step if resumed else 0)
+        if name != "csv" and str(logger.version or None) != ids.get(name):  # MLflow refuses other values in one run
+            logger.log_hyperparams(plain(config))
+    online = resumed is not None and config.logger.mode == resumed.config.logger.mode == "online"
+    run_id = resumed.record.get("wandb_id") if resumed and online else None
+    return [
+        start_wandb(config, directory, n_parameters, resumed is None, run_id) if name == "wandb" else made[name]
+        for name in config.logger.names
+        if name != "none"
+    ]
+
+
+def upload_line(directory: Path) -> str | None:
+    """Return a line with the command that uploads offline runs; None without any."""
+    files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
+    folders = " ".join(shlex.quote(str(file.parent)) for file in files)
+    return f"offline run of Weights & Biases, to upload it: wandb sync {folders}" if folders else None
+
+
+CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
+    **dict.fromkeys(("train/*", "context/*", "recl/*")),
+    **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb"), "min"),
+    "train/tokens_per_second": "mean",
+}
+
+
+def start_wandb(config: Config, directory: Path, n_parameters: int, first: bool, run_id: str | None) -> WandbLogger:
+    """Start a W&B run with the whole config, in group `logger.group` and tagged by arm; curves are over `tokens`.
+
+    Args:
+        config: config of the run.
+        directory: run directory.
+        n_parameters: number of trained parameters.
+        first: whether this is the first session of the run.
+        run_id: id of an online W&B run to continue; None for a new one.
+
+    Raises:
+        OptionError: W&B refuses the run.
+    """
+    from txl_lightning.reporting.wandb_panels import start_run
+
+    words = arm(config)
+    recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)}
+    given: dict[str, Any] = {"name": run_name(config), "tags": words, "takes_given_id": first}
+    run = start_run(directory, config.logger, "train", recorded, run_id=run_id, **given)
+    for metric, summary in CURVES.items():
+        run.define_metric(metric, step_metric="tokens", summary=summary)
+    return WandbLogger(experiment=run)
+
+
+def arm(config: Config) -> list[str]:
+    """Return the options that the ablation compares, in words; sizes, lengths and seed are not among them."""
+    if isinstance(config.model, RecurrentModelConfig):
+        return [config.model.name, f"{config.loss} loss"]
+    assert isinstance(config.model, TransformerXLModelConfig)
+    words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
+    if kind_named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
+        words.append(f"terms {config.model.terms or 'none'}")
+    beyond = " ".join(f"{name}={value}".removeprefix("name=") for name, value in config.beyond.items())
+    return [*words, beyond] if beyond else words
+
+
+def run_name(config: Config) -> str:
+    """Return the arm and the options that are most often swept with it."""
+    lengths = f"memory {config.memory.mem_len}, segment {config.data.segment_len}"
+    return f"{', '.join(arm(config))}; {lengths}, lr {config.optimizer.lr:g}, seed {config.seed}"

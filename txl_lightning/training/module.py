@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,13 +15,12 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, ParallelStrategy
 from torch import Tensor
-from torchmetrics import Metric
 
 from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.baselines import LSTMLayer
@@ -32,7 +32,6 @@ from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.models import Model, State
 from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.checks import why_no_graph
 from txl_lightning.training.optimization import make_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
@@ -43,17 +42,26 @@ UNCOMPILED: tuple[tuple[Any, str], ...] = (
 )
 
 
+class UnwrittenMemory(OSError):  # noqa: N818 - a checkpoint is not written, and training continues
+    """Raised on all ranks when one of them could not write its memory, with its error."""
+
+
 class MemoryHolder:
     """Memory between the segments of one pass over ordered streams.
 
     The memory is empty at segment 0. A segment that does not follow the last one is an error: with a shuffling
     loader the memory would hold states of unrelated text.
+
+    Attributes:
+        memory: memory after the last segment; None before the first.
+        next_number: number of the segment that follows.
+        folder: folder of the checkpoints, to which several ranks write their parts; None to join these in one.
     """
 
     def __init__(self) -> None:
         self.memory: Any = None
         self.next_number = 0
-        self.files: list[str] = []
+        self.folder: Path | None = None
 
     def load_for(self, segment: Batch) -> Any:
         """Return the memory to score `segment` with; None at segment 0.
@@ -72,33 +80,33 @@ class MemoryHolder:
         """Store the memory that scoring `segment` returned."""
         self.memory, self.next_number = memory, segment.number + 1
 
-    def write_file(self, folder: Path, name: str, ranks: Ranks) -> None:
-        """Write this rank's streams to a file beside the checkpoint that will name those of all ranks.
+    def state_dict(self, ranks: Ranks, step: int) -> dict[str, Any]:
+        """Return plain containers for the checkpoint of a step; all ranks must call this.
 
-        Args:
-            folder: folder of the checkpoint.
-            name: the same on all ranks and of no earlier file, so that older checkpoints keep theirs.
-            ranks: the processes of the run.
+        One rank's memory is in them, as is that of several without a `folder`. With it each rank writes its streams to
+        a file there, complete before a checkpoint names it and of a name of its own, so that older checkpoints keep
+        theirs: a run that is killed leaves every checkpoint its memory.
 
         Raises:
-            OSError: the disk is full or the folder is not writable.
+            UnwrittenMemory: on all ranks, if one of them cannot write its file.
         """
-        self.files = []
-        if self.memory is not None:  # None if the first step of an epoch was skipped
-            files = [f"{MEMORY}/{name}-{rank}-of-{ranks.world_size}.pt" for rank in range(ranks.world_size)]
-            path = folder / files[ranks.rank]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(self.memory.to("cpu").state_dict(), path)
-            self.files = files
-
-    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
-        """Return plain containers: the memory of all ranks, or the `files` that they wrote; all must call this."""
         state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
-        if self.files:
-            state["files"] = self.files
-        elif self.memory is not None:
-            state["memory"] = join_streams(ranks.gather(self.memory.to("cpu"))).state_dict()
-        return state
+        if self.memory is None:  # the first step of an epoch was skipped
+            return state
+        memory = self.memory.to("cpu")
+        if self.folder is None or ranks.world_size == 1:
+            return {**state, "memory": join_streams(ranks.gather(memory)).state_dict()}
+        name, error = ranks.first(f"step{step}-{uuid.uuid4().hex[:8]}"), ""
+        files = [f"{MEMORY}/{name}-{rank}-of-{ranks.world_size}.pt" for rank in range(ranks.world_size)]
+        path = self.folder / files[ranks.rank]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(memory.state_dict(), path)
+        except OSError as failed:
+            error = str(failed)
+        if errors := [*filter(None, ranks.gather(error))]:
+            raise UnwrittenMemory(errors[0])
+        return {**state, "files": files}
 
     def load_state_dict(self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any) -> None:
         """Restore this rank's streams; the number of ranks may differ from the one that wrote the state.
@@ -106,7 +114,7 @@ class MemoryHolder:
         Without a file that any rank needs, the memory of all ranks is empty.
 
         Args:
-            state: as `state_dict` returned it; versions up to 0.2.0 stored the memory of all ranks in it.
+            state: as `state_dict` returned it, of any number of ranks.
             folder: folder of the checkpoint.
             n_streams: B of all ranks.
             ranks: the processes of the run.
@@ -119,9 +127,8 @@ class MemoryHolder:
         first, end = part_of_streams(n_streams, ranks.rank, ranks.world_size)
         parts, files = [state["memory"]], named_files({"training_memory": state})
         if files:
-            bounds = (part_of_streams(n_streams, part, len(files)) for part in range(len(files)))
-            of_files = zip(files, bounds, strict=True)
-            paths = [folder / file for file, (start, stop) in of_files if start < end and first < stop]
+            bounds = [part_of_streams(n_streams, part, len(files)) for part in range(len(files))]
+            paths = [folder / file for file, of in zip(files, bounds, strict=True) if of[0] < end and first < of[1]]
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
             parts = [read_file(path, "resume") for path in paths]
@@ -175,6 +182,20 @@ def use_relative_kernel(model: Any) -> None:
             attention.kernel = relative.attend
 
 
+def why_no_graph(config: Config) -> str | None:
+    """Return why the steps of a training are not replayed; None if they are."""
+    trainer = config.trainer
+    reasons = {
+        "only a compiled step is captured: trainer.compile=true": not trainer.compile,
+        "it is for trainer.accelerator=gpu": trainer.accelerator not in ("gpu", "auto"),
+        "trainer.callbacks may read what a replay overwrites": bool(trainer.callbacks),
+        "trainer.stream_groups have several backward passes in a step": trainer.stream_groups > 1,
+        "memory.gradient_segments have several forward passes in a step": config.memory.gradient_segments > 0,
+        "several processes average gradients during the backward pass": n_processes(trainer) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
 class OnePlace:
     """Keeps the tensors of a memory in one storage from step to step, for `trainer.graph`.
 
@@ -189,45 +210,34 @@ class OnePlace:
 
     def put(self, memory: Any) -> Any:
         """Return the memory in the storage of the memories before it; a new one where shape or type has changed."""
-        return replace(memory, **{name: self._put(name, x) for name, x in memory._tensors().items()})
+        placed: dict[str, Tensor] = {}
+        for name, x in memory._tensors().items():
+            kept = self.kept.get(name)
+            if kept is None or (kept.shape, kept.dtype, kept.device) != (x.shape, x.dtype, x.device):
+                kept = self.kept[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
+                torch._dynamo.mark_static_address(kept)  # a graph then reads it there, without a copy of its own
+            placed[name] = kept.copy_(x)  # does nothing if it is the same tensor
+        return replace(memory, **placed)
 
-    def _put(self, name: str, x: Tensor) -> Tensor:
-        kept = self.kept.get(name)
-        if kept is None or (kept.shape, kept.dtype, kept.device) != (x.shape, x.dtype, x.device):
-            kept = self.kept[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
-            torch._dynamo.mark_static_address(kept)  # a graph then reads it there, without a copy of its own
-        return kept if kept is x else kept.copy_(x)
 
+class TokenLoss:
+    """Sums over the tokens of a split: of losses in nats, of bytes (nan if their number is not known), and of tokens.
 
-class TokenLoss(Metric):
-    """Mean loss over tokens and their number of bytes, from float64 sums over all ranks.
-
+    They are in float64, and on the device of the losses if it has that type: adding does not wait for a GPU.
     torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one
     token has probability 0.
     """
 
-    full_state_update = False
-    nll_sum: Tensor
-    n_bytes: Tensor
-    tokens: Tensor
-
     def __init__(self) -> None:
-        super().__init__()
-        for name in ("nll_sum", "n_bytes", "tokens"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.sums = torch.zeros(3, dtype=torch.float64)
 
-    def update(self, nll: Tensor, n_bytes: Tensor | float = math.nan) -> None:
-        """Add the losses of some tokens, in nats, and their number of bytes (nan if it is not known)."""
+    def update(self, nll: Tensor, n_bytes: Tensor) -> None:
+        """Add the losses of some tokens, and their number of bytes."""
         device = torch.device("cpu") if nll.device.type in WITHOUT_FLOAT64 else nll.device
-        if self.device != device:
-            self.to(device)
-        self.nll_sum += nll.detach().to(device).double().sum()
-        self.n_bytes += n_bytes.to(device) if isinstance(n_bytes, Tensor) else n_bytes
-        self.tokens += nll.numel()
-
-    def compute(self) -> tuple[float, int, float]:
-        """Return the mean loss in nats per token (nan without tokens), the tokens and the bytes (nan if not known)."""
-        return float(self.nll_sum / self.tokens), int(self.tokens), float(self.n_bytes)
+        self.sums = self.sums.to(device)
+        self.sums[0] += nll.detach().to(device).double().sum()
+        self.sums[1] += n_bytes.to(device)
+        self.sums[2] += nll.numel()
 
 
 class LanguageModelModule(L.LightningModule):
@@ -272,7 +282,7 @@ class LanguageModelModule(L.LightningModule):
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
         self.training_memory, self.evaluation_memory = MemoryHolder(), MemoryHolder()
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
-        self.losses = {"val": TokenLoss(), "test": TokenLoss()}
+        self.evaluation_loss = TokenLoss()
         self._longest_segment = 0
         self.scales_gradients = config.trainer.precision == "16-mixed"
         self.one_place = OnePlace() if config.trainer.graph and why_no_graph(config) is None else None
@@ -434,20 +444,9 @@ class LanguageModelModule(L.LightningModule):
         if self.trainer.global_step >= self.trainer.max_steps:
             self.trainer.should_stop = True  # Lightning validates before it stops early
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluation_step(batch, "val")
-
-    def on_validation_epoch_end(self) -> None:
-        self._evaluation_end("val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluation_step(batch, "test")
-
-    def on_test_epoch_end(self) -> None:
-        self._evaluation_end("test")
-
     @torch.no_grad()
-    def _evaluation_step(self, batch: Batch, stage: str) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score a segment of the validation or the test split."""
         memory = self.evaluation_memory.load_for(batch)
         if memory is None:  # the first segment: the weights stay the same until the last
             model: Any = self.model.with_lengths(**self.evaluation_lengths.keywords())
@@ -455,28 +454,33 @@ class LanguageModelModule(L.LightningModule):
             self._evaluation_score = (CachedTransformerXL(model) if cached else model).score
         nll_BT, memory = self._evaluation_score(batch.tokens, batch.targets, memory)
         self.evaluation_memory.store_after(batch, memory)
-        self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))
+        self.evaluation_loss.update(nll_BT, self._count_bytes(batch.targets))
 
-    def _count_bytes(self, targets_BT: Tensor) -> Tensor | float:
+    test_step = validation_step
+
+    def _count_bytes(self, targets_BT: Tensor) -> Tensor:
         """Return the number of bytes of tokens, without waiting for a GPU; nan if it is not known."""
         if self.byte_lengths_V is None:
-            return math.nan
+            return torch.full((), math.nan, device=targets_BT.device)
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
         lengths_BT = self.byte_lengths_V[without_marks(targets_BT)]
         return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())  # in float32, exact up to 2²⁴
 
-    def _evaluation_end(self, stage: str) -> None:
-        nll, tokens, n_bytes = self.losses[stage].compute()
-        values = loss_metrics(nll, self.level, n_bytes / tokens if tokens else None)
-        named = {f"{stage}/{name}": value for name, value in values.items()}
-        self.metrics |= {**named, f"{stage}/tokens": tokens}
-        self.log_dict(named, logger=False, sync_dist=True)  # equal on all ranks; without it Lightning warns
-        self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
-        self.losses[stage].reset()
+    def on_validation_epoch_end(self) -> None:
+        """Set the metrics of the validation or the test split, equal on all ranks."""
+        stage = "test" if self.trainer.testing else "val"
+        nll_sum, n_bytes, tokens = self.ranks.total(*self.evaluation_loss.sums.tolist())
+        nll, bytes_per_token = (nll_sum / tokens, n_bytes / tokens) if tokens else (math.nan, None)
+        values = {f"{stage}/{name}": x for name, x in loss_metrics(nll, self.level, bytes_per_token).items()}
+        self.metrics |= {**values, f"{stage}/tokens": int(tokens)}
+        self.log_dict(values, logger=False, sync_dist=True)  # without sync_dist Lightning warns
+        self.evaluation_memory, self._evaluation_score, self.evaluation_loss = MemoryHolder(), None, TokenLoss()
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the training memory, or the names of its files."""
-        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks)
+        """Store the training memory, or write its files and store their names."""
+        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks, checkpoint["global_step"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore this rank's slice of the training memory; report a missing one."""

@@ -85,27 +85,18 @@ class MuonWithAdam(torch.optim.Optimizer):
         self._adam = torch.optim.AdamW(others, **_adam_options(config, fused))
         muon = {"params": list(self.n_matrices), "lr": config.lr, "weight_decay": config.weight_decay}
         super().__init__([muon, *self._adam.param_groups], {})
-        self._share()
-
-    def _share(self) -> None:
-        """Let AdamW work on this optimizer's groups and state."""
-        self._adam.param_groups, self._adam.state = self.param_groups[1:], self.state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:  # torch calls it with the groups and state of a checkpoint
-        super().__setstate__(state)
-        self._share()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         group = self.param_groups[0]
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if parameters:
             self._step_of_matrices(parameters, group["lr"], 1 - group["lr"] * group["weight_decay"])
+        # Both are other objects once a checkpoint is loaded.
+        self._adam.param_groups, self._adam.state = self.param_groups[1:], self.state
         self._adam.step()
         return loss
 

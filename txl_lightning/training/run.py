@@ -9,56 +9,74 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from txl_lightning.config.lengths import evaluation_lengths, in_windows, training_lengths
-from txl_lightning.config.schemas import WITHOUT_PATH, Config, from_plain, plain, stored
+from txl_lightning.config.schemas import (
+    WITHOUT_PATH,
+    Config,
+    MemoryConfig,
+    RecurrentModelConfig,
+    check_logger,
+    check_values,
+    flat,
+    from_plain,
+    plain,
+    stored,
+)
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
-from txl_lightning.distributed.environment import connect, environment
 from txl_lightning.distributed.processes import run_on_all
-from txl_lightning.distributed.ranks import Ranks, leaving, n_processes
+from txl_lightning.distributed.ranks import Ranks, connect, environment, leaving, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, cores, require
 from txl_lightning.files import write_json
+from txl_lightning.runs.hardware import resolve_accelerator, resolve_precision, resolve_threads
 from txl_lightning.runs.metrics import peak_memory, shown_units
 from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
-from txl_lightning.runs.threads_and_precision import resolve_threads
 from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
-from txl_lightning.training.callbacks import Trainer, custom_callbacks, naming_callbacks, options_win
+from txl_lightning.training.callbacks import (
+    FiniteLoss,
+    StopSignals,
+    Trainer,
+    custom_callbacks,
+    naming_callbacks,
+    requeue,
+    states_of,
+)
 from txl_lightning.training.checkpointing import (
     Checkpoints,
     DurableCheckpoints,
     RandomState,
+    Start,
     check_same_run,
-    find_checkpoint,
     last_good,
     load_weights,
     prepare_directory,
     refuse_to_replace,
-    restored_state,
 )
-from txl_lightning.training.checks import (
-    check_config,
-    check_same_on_all_ranks,
-    options_without_effect,
-    resolve_accelerator,
-    resolve_precision,
+from txl_lightning.training.curves import (
+    ContextCurves,
+    ProgressBar,
+    TrainingCurves,
+    arm,
+    lightning_loggers,
+    start_loggers,
+    upload_line,
 )
-from txl_lightning.training.curves import ContextCurves, ProgressBar, TrainingCurves
-from txl_lightning.training.loggers import arm, lightning_loggers, start_loggers, upload_line
-from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.module import LanguageModelModule, why_no_graph
 from txl_lightning.training.optimization import learning_rate
-from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals, requeue
 
 
 def run(options: Config, directory: Path) -> list[str]:
@@ -92,6 +110,27 @@ def run(options: Config, directory: Path) -> list[str]:
     return [*lines, f"lower is better; metrics.json, config.yaml, curves (validation.jsonl){kept} are in {directory}"]
 
 
+def options_without_effect(config: Config) -> list[str]:
+    """Return a sentence for every option that is not read and has another value than its default.
+
+    They are allowed, because a multirun combines options that do not all belong together.
+    """
+    memory, data, encoding = config.memory, config.data, config.encoding
+    recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in WITHOUT_PATH
+    no_attention = f"model={config.model.name} has no attention"
+    no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
+    # The other corpora have a default in conf/data, which says what their documents are.
+    never_reset = "only memory.reset=document reads it" if data.name == "file" and memory.reset == "never" else None
+    options = (  # option, value, default, why it is not read (None if it is)
+        ("encoding", encoding.name, "relative", no_attention if recurrent else None),
+        ("memory.start", memory.start, MemoryConfig.start, no_states),
+        ("data.document_start", data.document_start, None, never_reset),
+        ("trainer.graph", "true" if config.trainer.graph else None, None, why_no_graph(config)),
+        ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
+    )
+    return [f"{option}={value} has no effect: {why}" for option, value, usual, why in options if why and value != usual]
+
+
 def train(config: Config, directory: Path | str) -> dict[str, Any]:
     """Train one model and evaluate its best weights on the validation and the test split.
 
@@ -123,6 +162,59 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
         torch.set_num_threads(threads)  # the next run in this process chooses among as many
 
 
+def check_config(config: Config) -> None:
+    """Validate the options of a training run before anything is prepared.
+
+    Raises:
+        OptionError: an option has a value that is not allowed.
+    """
+    check_values(config)  # before the model, whose memory may take its length from data.segment_len
+    architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
+    check_logger(config.logger, ("wandb", "csv", "lightning", "tensorboard", "none"))
+    target, arguments, loggers = config.logger._target_, config.logger.arguments, {*config.logger.names}
+    data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
+    optimizer, exact = config.optimizer, config.optimizer.ns_precision == "32-true"
+    accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
+    n_gpus = torch.cuda.device_count()
+    if n_gpus == 1 and isinstance(environment(), SLURMEnvironment):  # --gpus-per-task=1 shows each process its own
+        n_gpus = trainer.devices
+    kept, groups = checkpoint.keep_every_n_steps, trainer.stream_groups
+    processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
+    enough = f"must be at least the {W} processes of {processes}, times trainer.stream_groups={groups}"
+    visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
+    k, recurrent = memory.gradient_segments, isinstance(config.model, RecurrentModelConfig)
+    longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
+    rules = [  # option, whether its value is allowed, and which are
+        ("logger._target_", target is None or "lightning" in loggers, "is of logger=lightning"),
+        ("logger.arguments", not arguments or bool(loggers - {"wandb", "none"}), "is of logger=lightning"),
+        ("data.batch_size", data.batch_size >= W * groups, enough),
+        ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
+        ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
+        ("memory.gradient_segments", not (k and recurrent), longer),
+        ("optimizer.min_lr", optimizer.min_lr <= optimizer.lr, "must be between 0 and optimizer.lr"),
+        ("optimizer.ns_precision", not exact or optimizer.name == "muon", "is for optimizer=muon only"),
+        ("trainer.accelerator", accelerator != "gpu" or n_gpus >= trainer.devices, visible),
+    ]
+    if trainer.kernel == "relative":
+        rules += [
+            ("trainer.kernel", not recurrent, f"must be sdpa: model={config.model.name} has no attention"),
+            ("trainer.kernel", not config.beyond, "must be sdpa with beyond: a variant may attend in its own way"),
+            ("trainer.kernel", accelerator in ("gpu", "auto"), "needs trainer.accelerator=gpu"),
+            ("trainer.kernel", precision != "64-true", "computes in float32 at most: trainer.precision=32-true"),
+            ("trainer.kernel", find_spec("triton") is not None, "needs Triton, which torch for CUDA brings"),
+        ]
+    if accelerator == "cpu":
+        rules += [("trainer.precision", precision != "16-mixed", "needs a GPU (bf16-mixed works without one)")]
+    if accelerator == "mps":
+        rules += [
+            ("trainer.accelerator", torch.backends.mps.is_available(), "this machine has no Apple GPU"),
+            ("trainer.accelerator", W == 1, f"is one device: {processes} must be 1"),
+            ("trainer.precision", precision in ("32-true", "auto"), "must be 32-true with trainer.accelerator=mps"),
+        ]
+    for option, is_allowed, allowed in rules:
+        require(is_allowed, option, attrgetter(option)(config), allowed)
+
+
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
     with StopSignals(ranks) as signals, quiet_libraries(), naming_callbacks():
@@ -131,7 +223,7 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
         fit(run)
         metrics = {
             "steps": run.trainer.global_step,
-            **({"ended_by": run.ended_by} if run.ended_by else {}),
+            **({"ended_by": run.trainer.ended_by} if run.trainer.ended_by else {}),
             "tokens": run.curves.tokens,
             "seconds": round(run.curves.seconds, 2),
             "peak_memory_bytes": ranks.largest(peak_memory(run.trainer.strategy.root_device)),
@@ -151,36 +243,21 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     return metrics
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a run begins: from scratch, from the checkpoint that it resumes, or from weights with another training.
+def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
+    """Check that all ranks were started with equal options; otherwise they would train different models.
 
-    Args:
-        resumed: checkpoint of the run that goes on.
-        weights: checkpoint of `initial_weights`.
-        continues: whether the resumed run is that of the directory, found by `resume=auto`.
+    Raises:
+        OptionError: this rank has another option than rank 0; names the outermost.
+        UserError: another rank has.
     """
-
-    resumed: Checkpoint | None = None
-    weights: Checkpoint | None = None
-    continues: bool = False
-
-    @classmethod
-    def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
-        """Open the checkpoint that the config names.
-
-        Raises:
-            OptionError: it cannot be read.
-        """
-        resumed, weights = find_checkpoint(config, directory, ranks), None
-        if resumed is None and config.initial_weights is not None:
-            weights = read_checkpoint(config.initial_weights, option="initial_weights")
-        return cls(resumed, weights, config.resume == "auto")
-
-    @property
-    def ended_by(self) -> str | None:
-        """Callback that ended the run which `resume=auto` finds; another `resume` trains on."""
-        return self.resumed.record.get("ended_by") if self.resumed and self.continues else None
+    ours, theirs = flat(plain(config)), flat(ranks.first(plain(config)))
+    different = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    failed = ranks.largest(bool(different))
+    if different:
+        name = min(different, key=lambda name: name.count("."))  # others may follow it, as `data.seed` does `seed`
+        raise OptionError(name, ours.get(name), f"must be {theirs.get(name)}, as on rank 0 (this is rank {ranks.rank})")
+    if failed:
+        raise UserError("another rank was started with different options")
 
 
 @dataclass
@@ -195,11 +272,6 @@ class TrainingRun:
     curves: TrainingCurves
     checkpoints: Checkpoints | None
     start: Start
-
-    @property
-    def ended_by(self) -> str | None:
-        """Callback that ended the training, now or before it resumed; None if none did."""
-        return self.trainer.ended_by or self.start.ended_by
 
 
 def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
@@ -219,7 +291,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     data, vocabulary_given = _load_data(config, ranks, start)
     model = _build_model(config, data.corpus, ranks, start)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    config = resolve_threads(config, n_parameters, resumed_config)
+    config = resolve_threads(config, model, resumed_config)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
     module = LanguageModelModule(model, config, data.corpus.vocabulary, evaluation_lengths(in_windows(config)), ranks)
@@ -234,7 +306,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         ranks.report(f"{ended}, which is evaluated again; resume=CHECKPOINT trains on")
     curves, checkpoints = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks), None
     if config.checkpoint.enabled:
-        checkpoints = Checkpoints(directory / "checkpoints", config, ranks, record, start.resumed)
+        checkpoints = signals.checkpoints = Checkpoints(directory / "checkpoints", config, ranks, record, start.resumed)
     contexts = config.context_curve.every_n_steps is not None
     callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
         FiniteLoss(config, ranks, checkpoints),
@@ -244,11 +316,9 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         ProgressBar(curves) if config.trainer.progress_bar else None,
         *own_callbacks,
         checkpoints,
-        CleanStop(signals, checkpoints),
+        signals,
     ]
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], start)
-    if start.resumed is not None:
-        options_win(own_callbacks, start.resumed.contents["callbacks"])
     trainer.loggers = [DummyLogger() for name in config.logger.names if name != "none"]  # rank 0 alone writes
     if ranks.rank == 0:
         prepare_directory(config, directory, start.resumed, data.corpus.vocabulary.tokenizer)
@@ -314,11 +384,8 @@ def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocab
     vocabulary, level = initial.vocabulary, config.data.level
     allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
     initial.require(vocabulary.level == level, allowed)
-    ignored = [
-        f"data.{name}"
-        for name in ("vocab_size", "tokenizer", "min_count", "names")
-        if getattr(config.data, name, None) is not None
-    ]
+    of_vocabulary = ("vocab_size", "tokenizer", "min_count", "names")
+    ignored = [f"data.{name}" for name in of_vocabulary if getattr(config.data, name, None) is not None]
     without = f"; {', '.join(ignored)} without effect" if ignored else ""
     kept = f"its vocabulary of {len(vocabulary):,} tokens is kept{without}"
     ranks.report(f"initial_weights={config.initial_weights}: {kept}")
@@ -358,7 +425,10 @@ def _check_steps(config: Config, done: int, start: Start, ranks: Ranks) -> None:
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], start: Start) -> Trainer:
-    options, resumed = config.trainer, start.resumed
+    options, resumed, restored = config.trainer, start.resumed, None
+    if resumed is not None:  # as Lightning restores it: without states of other callbacks, of its own version
+        states = states_of(callbacks, resumed.contents["callbacks"])
+        restored = {**resumed.contents, "callbacks": states, "pytorch-lightning_version": L.__version__}
     n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
     gpus = [torch.device("cuda", rank % n_visible) for rank in range(options.devices)]
     several = DDPStrategy(parallel_devices=gpus if options.accelerator == "gpu" else None)
@@ -367,10 +437,7 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], s
         devices=min(options.devices, n_visible),
         num_nodes=options.num_nodes,
         strategy=several if n_processes(options) > 1 else "auto",
-        plugins=[
-            DurableCheckpoints(restored_state(resumed, callbacks) if resumed else None),
-            environment() or LightningEnvironment(),
-        ],
+        plugins=[DurableCheckpoints(restored), environment() or LightningEnvironment()],
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=resumed.step if resumed and start.ended_by else options.max_steps,
         val_check_interval=options.val_every_n_steps,
@@ -386,7 +453,8 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], s
         callbacks=callbacks,
         logger=False,
     )
-    disable_signal_handlers(trainer)  # CleanStop handles them
+    trainer.ended_before = start.ended_by
+    disable_signal_handlers(trainer)  # StopSignals handles them
     return trainer
 
 
@@ -454,9 +522,7 @@ def quiet_libraries() -> Iterator[None]:
     logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)  # ModelSummary, EarlyStopping's verbose
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=r".*exists and is not empty.*")
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
-        warnings.filterwarnings("ignore", message=r"The dirpath has changed.*")
         warnings.filterwarnings("ignore", message=r"GPU available but not used.*")  # trainer.accelerator=cpu was chosen
         yield
 
@@ -469,14 +535,8 @@ def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
     resumed = last_good(directory / "checkpoints")[0] if config.resume == "auto" else config.resume
     if resumed in WITHOUT_PATH or config.data.level not in KEPT_LEVELS:
         make_data(config)
-    result = run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
-    if isinstance(result, Stopped):
-        raise result
-    return result
+    return run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
 
 
-def _train_started_rank(config: dict[str, Any], directory: str) -> dict[str, Any] | Stopped:
-    try:
-        return train(from_plain(config), Path(directory))
-    except Stopped as stopped:  # returned, not raised: all ranks stopped after the same step and none failed
-        return stopped
+def _train_started_rank(config: dict[str, Any], directory: str) -> dict[str, Any]:
+    return train(from_plain(config), directory)

@@ -13,8 +13,8 @@ from experiments.engine.jobs import Job
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables import table_8
 from txl_lightning.jobs import checksum
+from txl_lightning.runs import hardware
 from txl_lightning.runs.models import make_model
-from txl_lightning.training import checks
 
 
 def planned(profile: str, tmp_path: Path, *sections: str) -> list[Job]:
@@ -91,7 +91,7 @@ def test_a_key_depends_on_what_changes_the_numbers_alone(tmp_path: Path, monkeyp
 def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for automatic in ("bf16-mixed", "32-true"):
-        monkeypatch.setattr(checks, "fastest_precision", lambda accelerator, name=automatic: name)
+        monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator, name=automatic: name)
         found = planned("laptop", tmp_path, "table_8")
         assert {jobs.composed(j.overrides).trainer.precision for j in found if j.command == "train"} == {automatic}
         measured = [job for job in found if job.command in ("evaluate", "recl")]
@@ -104,6 +104,6 @@ def test_a_directory_keeps_the_precision_that_was_chosen_first(tmp_path: Path, m
     """A plan writes nothing; one that the user gives is not replaced."""
     half, single = "bf16-mixed", "32-true"
     for fastest, planning, kept in ((half, True, half), (single, False, single), (half, False, single)):
-        monkeypatch.setattr(checks, "fastest_precision", lambda accelerator, name=fastest: name)
+        monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator, name=fastest: name)
         assert jobs.chosen_precision(("profile=laptop",), tmp_path, planning) == (f"trainer.precision={kept}",)
     assert jobs.chosen_precision(("profile=laptop", "trainer.precision=bf16-mixed"), tmp_path, False) == ()

@@ -33,7 +33,7 @@ def test_bfloat16_is_close_to_float32(runs: SmallRuns, tmp_path: Path, kind: str
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_auto_is_resolved(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
-    monkeypatch.setattr("txl_lightning.runs.threads_and_precision.fastest_precision", lambda accelerator: precision)
+    monkeypatch.setattr("txl_lightning.runs.hardware.fastest_precision", lambda accelerator: precision)
     sweep = {"splits": ["valid", "test"], "attention_lengths": [4], "select_on": "valid"}
     ours = result(runs, "relative", tmp_path, precision="auto", **sweep)
     rows = [ours, ours["valid"]["sweep"]["init"], ours["test"]["selected"]["best"]]

@@ -1,4 +1,4 @@
-"""Threads where the options say null, and products in bfloat16 where they are faster."""
+"""Hardware of a run where its options say `auto` or null: accelerator, number type of products, threads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import n_processes
 from txl_lightning.errors import require
+from txl_lightning.runs.models import Model
 from txl_lightning.runs.trained import TrainedModel
 
 # A second thread gains 1.6 times from twice this on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains
@@ -22,29 +23,51 @@ PRECISIONS = ("32-true", "bf16-mixed", "auto")
 NEEDED_SPEEDUP = 1.2  # of products; mixed precision also converts the weights in every step
 
 
-def useful_threads(n_parameters: int, n_layer: int, tokens: int, available: int) -> int:
-    """Return the number of threads that a training step pays for.
+def resolve_accelerator(config: Config) -> Config:
+    """Return the config with gpu, else mps for one process, else cpu in place of `trainer.accelerator=auto`."""
+    trainer = config.trainer
+    if trainer.accelerator != "auto":
+        return config
+    has_mps = torch.backends.mps.is_available() and n_processes(trainer) == 1
+    accelerator = "gpu" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+    return replace(config, trainer=replace(trainer, accelerator=accelerator))
 
-        threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to those available
 
-    Threads share the work of one product at a time, so that the work of a layer decides, not that of the model.
+def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
+    """Return the config with number types in place of `auto`, its accelerator being resolved.
+
+    `trainer.precision` becomes what is fastest on this machine (`fastest_precision`), and `optimizer.ns_precision`
+    32-true for Muon without mixed precision, else bf16-true. Both are part of the run's identity: they stand in
+    `config.yaml` and in checkpoints, and a resumed run keeps them.
 
     Args:
-        n_parameters: number of trained parameters.
-        n_layer: N, layers.
-        tokens: tokens that are computed at a time.
-        available: threads that torch would use.
+        config: config of the run.
+        resumed: config of the checkpoint that the run resumes from.
     """
-    flops = 6 * n_parameters / n_layer * tokens
-    return max(1, min(available, int(flops / FLOPS_PER_THREAD)))
+    trainer, optimizer = replace(config.trainer), replace(config.optimizer)
+    if trainer.precision == "auto":
+        trainer.precision = resumed.trainer.precision if resumed else fastest_precision(trainer.accelerator)
+    if optimizer.ns_precision == "auto":
+        in_float32 = optimizer.name == "muon" and not trainer.precision.endswith("-mixed")
+        fitting = "32-true" if in_float32 else "bf16-true"
+        optimizer.ns_precision = resumed.optimizer.ns_precision if resumed else fitting
+    return replace(config, trainer=trainer, optimizer=optimizer)
 
 
-def _of_training(config: Config, n_parameters: int) -> int:
+def useful_threads(config: Config, model: Model) -> int:
+    """Return the number of threads that a training step pays for.
+
+        threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to those that torch would use
+
+    Threads share the work of one product at a time, so that the work of a layer decides, not that of the model, and the
+    tokens of a group of streams.
+    """
     tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups
-    return useful_threads(n_parameters, config.model.n_layer, tokens, torch.get_num_threads())
+    flops = 6 * sum(parameter.numel() for parameter in model.parameters()) / config.model.n_layer * tokens
+    return max(1, min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)))
 
 
-def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = None) -> Config:
+def resolve_threads(config: Config, model: Model, resumed: Config | None = None) -> Config:
     """Set torch's threads where `trainer.num_threads` is null, and return the config with their number.
 
     The number is part of the run's record, since the order of summation depends on it: a resumed run keeps that of its
@@ -52,7 +75,7 @@ def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = 
 
     Args:
         config: config of the run.
-        n_parameters: number of trained parameters.
+        model: model of the run.
         resumed: config of the checkpoint that the run resumes from.
     """
     trainer = config.trainer
@@ -60,7 +83,7 @@ def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = 
         return config
     available = torch.get_num_threads()
     # Null in the record of an earlier version, which used torch's default.
-    threads = resumed.trainer.num_threads or available if resumed else _of_training(config, n_parameters)
+    threads = resumed.trainer.num_threads or available if resumed else useful_threads(config, model)
     torch.set_num_threads(threads)
     return replace(config, trainer=replace(trainer, num_threads=threads))
 
@@ -75,9 +98,7 @@ def set_threads(given: int | None, *trained: TrainedModel) -> None:
     if given is not None:
         torch.set_num_threads(given)
     elif trained:
-        torch.set_num_threads(
-            max(_of_training(one.config, sum(p.numel() for p in one.model.parameters())) for one in trained)
-        )
+        torch.set_num_threads(max(useful_threads(one.config, one.model) for one in trained))
 
 
 def fastest_precision(accelerator: str) -> str:
