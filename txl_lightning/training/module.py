@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, ParallelStrategy
 from torch import Tensor
+from torchmetrics import Metric
 
 from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config
@@ -220,7 +221,7 @@ class OnePlace:
         return replace(memory, **placed)
 
 
-class TokenLoss:
+class TokenLoss(Metric):
     """Sums over the tokens of a split: of losses in nats, of bytes (nan if their number is not known), and of tokens.
 
     They are in float64, and on the device of the losses if it has that type: adding does not wait for a GPU.
@@ -228,16 +229,24 @@ class TokenLoss:
     token has probability 0.
     """
 
+    full_state_update = False
+    sums: Tensor
+
     def __init__(self) -> None:
-        self.sums = torch.zeros(3, dtype=torch.float64)
+        super().__init__()
+        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, n_bytes: Tensor) -> None:
         """Add the losses of some tokens, and their number of bytes."""
         device = torch.device("cpu") if nll.device.type in WITHOUT_FLOAT64 else nll.device
-        self.sums = self.sums.to(device)
+        self.to(device)
         self.sums[0] += nll.detach().to(device).double().sum()
         self.sums[1] += n_bytes.to(device)
         self.sums[2] += nll.numel()
+
+    def compute(self) -> list[float]:
+        """Return the three sums over all ranks."""
+        return self.sums.tolist()
 
 
 class LanguageModelModule(L.LightningModule):
@@ -266,6 +275,8 @@ class LanguageModelModule(L.LightningModule):
             it makes the CPU wait for a GPU.
     """
 
+    evaluation_loss: TokenLoss
+
     def __init__(
         self,
         model: Model,
@@ -282,7 +293,7 @@ class LanguageModelModule(L.LightningModule):
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
         self.training_memory, self.evaluation_memory = MemoryHolder(), MemoryHolder()
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
-        self.evaluation_loss = TokenLoss()
+        self.__dict__["evaluation_loss"] = TokenLoss()  # no submodule: those move to devices that lack float64
         self._longest_segment = 0
         self.scales_gradients = config.trainer.precision == "16-mixed"
         self.one_place = OnePlace() if config.trainer.graph and why_no_graph(config) is None else None
@@ -469,12 +480,13 @@ class LanguageModelModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Set the metrics of the validation or the test split, equal on all ranks."""
         stage = "test" if self.trainer.testing else "val"
-        nll_sum, n_bytes, tokens = self.ranks.total(*self.evaluation_loss.sums.tolist())
+        nll_sum, n_bytes, tokens = self.evaluation_loss.compute()
         nll, bytes_per_token = (nll_sum / tokens, n_bytes / tokens) if tokens else (math.nan, None)
         values = {f"{stage}/{name}": x for name, x in loss_metrics(nll, self.level, bytes_per_token).items()}
         self.metrics |= {**values, f"{stage}/tokens": int(tokens)}
         self.log_dict(values, logger=False, sync_dist=True)  # without sync_dist Lightning warns
-        self.evaluation_memory, self._evaluation_score, self.evaluation_loss = MemoryHolder(), None, TokenLoss()
+        self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
+        self.evaluation_loss.reset()
 
     on_test_epoch_end = on_validation_epoch_end
 
