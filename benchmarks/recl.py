@@ -48,7 +48,7 @@ def drawn(options: argparse.Namespace) -> tuple[Any, np.ndarray, list[int], np.n
     return model, tokens, contexts, *position_blocks(len(tokens), options.positions, contexts)
 
 
-def loop(model: Any, tokens: np.ndarray, contexts: list[int], positions: np.ndarray) -> np.ndarray:
+def loop(model: Any, tokens: np.ndarray, contexts: list[int], positions: np.ndarray, _: np.ndarray) -> np.ndarray:
     """Return l(c, t), [C, P], each from a window of its own."""
     losses_CP = np.zeros((len(contexts), len(positions)))
     for p, t in enumerate(positions):
@@ -87,8 +87,7 @@ def measured(way: str, options: argparse.Namespace) -> dict[str, Any]:
         reader = WindowReader(HuggingFaceModel(model), limit=options.longest, one_pass=True)
         losses_CP = window_losses(reader, tokens, positions, contexts)
     else:
-        given = (blocks,) if way == "sliding" else ()
-        losses_CP = (sliding if way == "sliding" else loop)(model, tokens, contexts, positions, *given)  # type: ignore[operator]
+        losses_CP = (sliding if way == "sliding" else loop)(model, tokens, contexts, positions, blocks)
     scale = options.positions / len(positions)
     return {
         "seconds": (time.perf_counter() - started) * scale,

@@ -43,10 +43,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     Raises:
         Pending: no run is measured.
     """
-    finished = {
-        optimizer: [job for _, job in measured if outcomes.has(job)] for optimizer, measured in _measured(setup).items()
-    }
-    finished = {optimizer: found for optimizer, found in finished.items() if found}
+    maps_of = {optimizer: [job for _, job in measured] for optimizer, measured in _measured(setup).items()}
+    finished = {optimizer: found for optimizer, jobs in maps_of.items() if (found := list(filter(outcomes.has, jobs)))}
     if not finished:
         raise Pending("no attention is measured yet")
     by_distance = {optimizer: _all_heads(outcomes, found) for optimizer, found in finished.items()}

@@ -117,10 +117,10 @@ def compose(*overrides: str) -> Any:
         GlobalHydra.instance().hydra = kept
 
 
-def composition(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
+def composition(name: str, overrides: Sequence[str]) -> DictConfig:
     """Return Hydra's composition of a file in `conf/`; its schemas must be registered."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(name, list(overrides), **options)
+        return hydra.compose(name, list(overrides))
 
 
 class Folders(Callback):
@@ -151,7 +151,7 @@ def run_command(command: Command, words: list[str]) -> None:
     call, wants_traceback = Call(), os.environ.get("HYDRA_FULL_ERROR") == "1"
     token = CALL.set(call)
     try:
-        _run(command, [literal(word, command.text_options) for word in words], wants_traceback, call)
+        _start(command, [literal(word, command.text_options) for word in words], wants_traceback, call)
     except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
         folder = call.directory if command.resumable else None
         again = f"; to continue, repeat the command with hydra.sweep.dir={folder}" if folder else ""
@@ -170,7 +170,7 @@ def run_command(command: Command, words: list[str]) -> None:
         sys.exit(failed)
 
 
-def _run(command: Command, words: list[str], wants_traceback: bool, call: Call) -> None:
+def _start(command: Command, words: list[str], wants_traceback: bool, call: Call) -> None:
     given = read_flags(words)
     composed = [*given.overrides]  # `compose` knows no flags
     composed += [f"hydra.searchpath=[{quoted(os.path.abspath(given.config_dir))}]"] if given.config_dir else []
@@ -234,8 +234,8 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
     """
     for word in overrides:
         name, _, value = word.partition("=")
-        listed = _list_of(word) if name in ("hydra.searchpath", "hydra.job.env_copy") else []
-        if name == "hydra.searchpath":
+        listed = _list_of(word) if name.lstrip("+") in ("hydra.searchpath", "hydra.job.env_copy") else []
+        if name.endswith("hydra.searchpath"):
             _refuse_names_of_ours(listed)
         elif unset := [variable for variable in listed if variable not in os.environ]:
             raise UserError(f"{word}: the variable {unset[0]} is not set")
@@ -334,44 +334,17 @@ class HydraTask:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         command, settings = self.command, HydraConfig.get()
         multirun, directory = settings.mode == RunMode.MULTIRUN, Path(settings.runtime.output_dir)
+        self._drop_what_has_no_effect(settings, multirun)
         if multirun and OmegaConf.select(config, "logger.group", default="") is None:
             config.logger.group = multirun_name(settings.sweep.dir)
-        if multirun and (given := os.environ.pop("WANDB_RUN_ID", None)):
-            notice(f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own")
-        if not multirun and settings.sweeper.get("params"):
-            notice("hydra.sweeper.params has no effect without -m: this is one run")
-        for name in sorted(EARLY.intersection(settings.job.env_set)):
-            notice(f"hydra.job.env_set.{name} has no effect: options are read before; export the variable")
-        job = JobFolder(directory) if multirun and command.resumable else None
         # SLURM starts the task of a job once for each rank; convert writes elsewhere.
         writes = os.environ.get("SLURM_PROCID", "0") == "0" and command.directory != "none"
-        if settings.job.chdir:
-            notice("hydra.job.chdir=true has no effect: paths are relative to the folder where the command started")
-            os.chdir(settings.runtime.cwd)
         try:
-            if job is not None:
-                refuse_another_text(Path(settings.sweep.dir), config)
             with locked(directory, wait=multirun) if writes else nullcontext():
-                if job is not None:
-                    words = list(settings.overrides.task)
-                    job.begin({"objective": command.objective, "overrides": words, "options": identity(config)})
-                    if job.value is not None:
-                        print(f"{directory} has finished before")
-                        return job.value
-                    if job.started:
-                        config.resume = "auto"
-                if command.directory == "prepared":
-                    directory.mkdir(parents=True, exist_ok=True)
-                    write_text(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-                with ended_by_ctrl_c():
-                    run = command.run
-                try:
-                    for line in run(OmegaConf.to_object(config), directory):
-                        show(line)
-                except Exception as error:
-                    if job is not None and not isinstance(error, Stopped):
-                        job.add_error(one_line(error, command.schema))
-                    raise
+                if multirun and command.resumable:
+                    self._resume(config, settings, directory)
+                else:
+                    self._run(config, directory)
         except EXPECTED as error:
             if multirun and isinstance(error, Stopped):
                 alone, whole = f"hydra.run.dir={directory} resume=auto", f"hydra.sweep.dir={settings.sweep.dir}"
@@ -379,9 +352,49 @@ class HydraTask:
             if self.wants_traceback or multirun:
                 raise
             _fail(command, error)
-        if command.directory != "none":
-            show(str(directory))
         return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
+
+    def _drop_what_has_no_effect(self, settings: Any, multirun: bool) -> None:
+        """Say which settings of Hydra and variables have no effect here."""
+        if multirun and (given := os.environ.pop("WANDB_RUN_ID", None)):
+            notice(f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own")
+        if not multirun and settings.sweeper.get("params"):
+            notice("hydra.sweeper.params has no effect without -m: this is one run")
+        for name in sorted(EARLY.intersection(settings.job.env_set)):
+            notice(f"hydra.job.env_set.{name} has no effect: options are read before; export the variable")
+        if settings.job.chdir:
+            notice("hydra.job.chdir=true has no effect: paths are relative to the folder where the command started")
+            os.chdir(settings.runtime.cwd)
+
+    def _resume(self, config: DictConfig, settings: Any, directory: Path) -> None:
+        """Run a job of a multirun, from where it was stopped; one that has finished before does not run again."""
+        job = JobFolder(directory)
+        refuse_another_text(Path(settings.sweep.dir), config)
+        words = list(settings.overrides.task)
+        job.begin({"objective": self.command.objective, "overrides": words, "options": identity(config)})
+        if job.value is not None:
+            print(f"{directory} has finished before")
+            return
+        if job.started:
+            config.resume = "auto"
+        try:
+            self._run(config, directory)
+        except Exception as error:
+            if not isinstance(error, Stopped):
+                job.add_error(one_line(error, self.command.schema))
+            raise
+
+    def _run(self, config: DictConfig, directory: Path) -> None:
+        """Run the command; print its lines and the directory."""
+        if self.command.directory == "prepared":
+            directory.mkdir(parents=True, exist_ok=True)
+            write_text(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+        with ended_by_ctrl_c():
+            run = self.command.run
+        for line in run(OmegaConf.to_object(config), directory):
+            show(line)
+        if self.command.directory != "none":
+            show(str(directory))
 
 
 def _is_further_rank() -> bool:

@@ -10,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from tests.measure.small_runs import SmallRuns
+from txl_lightning.cli import COMMANDS
 from txl_lightning.command_line.hydra_app import literal, register
 from txl_lightning.config.schemas import CONF
 from txl_lightning.data.corpus import load_corpus
@@ -170,7 +171,7 @@ TEXTS = ("def f(x, y): return {x: [y]}", 'it\'s "so"', "a=b", "two\nlines\\", "$
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_prompt_is_what_was_typed(text: str) -> None:
-    register()
+    register(COMMANDS["generate"])
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", ("prompt",))])
     assert config.prompt == text

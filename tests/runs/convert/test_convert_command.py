@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from tests.training.small_run import tiny_config
+from txl_lightning.cli import COMMANDS
 from txl_lightning.command_line.hydra_app import register
 from txl_lightning.config.schemas import CONF
 from txl_lightning.data.subwords import train_byte_pairs
@@ -39,7 +40,7 @@ def source(place: Path) -> Path:
 
 @cache
 def composed() -> DictConfig:
-    register()
+    register(COMMANDS["convert"])
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("convert", overrides=["profile=smoke", "data=file", "data.level=byte"])
 
