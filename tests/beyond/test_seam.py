@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.docs.pages import blocks
+from tests.docs.pages import ROOT, blocks
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
@@ -16,7 +16,6 @@ from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
-ROOT = Path(__file__).parents[2]
 SIZES = TransformerXLConfig(20, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)
 
 
