@@ -1,26 +1,20 @@
 """Documents: files of a folder, lines that match, and the mark of the token that begins one."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from tests.data.helpers import corpus_of, files, text_of
+from tests.data.helpers import corpus_of, documents_of, files, text_of
 from txl_lightning.config.schemas import CONF, EvaluationConfig, Lm1bData
-from txl_lightning.data.corpus import SPLITS, Corpus
+from txl_lightning.data.corpus import SPLITS
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError
 
 TEXTS = {"a.txt": "eins drei ", "b/second.txt": "zwei\nacht", "c.txt": "vier fünf sechs\n" * 20, "d.txt": "drei"}
-
-
-def documents_of(corpus: Corpus, split: str) -> list[str]:
-    tokens, starts = without_marks(corpus.splits[split]), corpus.documents[split].tolist()
-    return [corpus.vocabulary.decode(tokens[a:b]) for a, b in pairwise([*starts, len(tokens)])]
 
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
