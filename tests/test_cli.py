@@ -7,14 +7,12 @@ import platform
 import re
 import subprocess
 import sys
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 import lightning as L
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import txl_lightning
 from tests.alone import printed
@@ -22,9 +20,8 @@ from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
 from tests.training.small_run import TEXT, trained
 from txl_lightning import __version__
-from txl_lightning.cli import COMMANDS, main, register
+from txl_lightning.cli import COMMANDS, main
 from txl_lightning.command_line.messages import OF_LIGHTNING, suggestion
-from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError, notice
 from txl_lightning.jobs import LOCK, JobFolder
 
@@ -122,12 +119,12 @@ def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> 
 
 
 def test_options_that_replace_names_of_lightning_exist() -> None:
-    schema = COMMANDS["train"].schema
+    schema, config = COMMANDS["train"].schema, OmegaConf.structured(txl_lightning.compose())
     for name in OF_LIGHTNING:
         hint = suggestion(f"trainer.{name}", schema)
         assert name in inspect.signature(L.Trainer).parameters or name == "ckpt_path"
         for option in re.findall(r"([a-z_.]+\.[a-z_]+)=", hint):
-            assert OmegaConf.select(options_of("train"), option, default="") != "" or "hydra" in option, option
+            assert OmegaConf.select(config, option, default="") != "" or "hydra" in option, option
     assert suggestion("max_epochs", schema) == " (a name of Lightning's; here: trainer.max_steps=N)"
     assert suggestion("trainer.max_epochs", COMMANDS["evaluate"].schema) == " (--help lists them)"
 
@@ -201,13 +198,6 @@ def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, mo
     assert run_txl("speed", f"hydra.run.dir={tmp_path}/run").out == f"held\n{tmp_path}/run\n"
     with JobFolder(tmp_path / "run").locked():
         pass
-
-
-@cache
-def options_of(command: str) -> DictConfig:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(COMMANDS[command].config_name)
 
 
 def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from txl_lightning.data.corpus import SPLITS
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.data.vocabulary import without_marks
-from txl_lightning.errors import OptionError
 
 TEXTS = {"a.txt": "eins drei ", "b/second.txt": "zwei\nacht", "c.txt": "vier fünf sechs\n" * 20, "d.txt": "drei"}
 
@@ -71,9 +70,3 @@ def test_the_sentences_of_lm1b_are_documents(tmp_path: Path, monkeypatch: pytest
         marked = segment.tokens < 0
         assert (without_marks(segment.tokens.numpy())[marked] == module.corpus.vocabulary.numbers["<S>"]).all()
         assert marked.sum() >= 4
-
-
-def test_a_pattern_that_is_no_regular_expression_is_refused(tmp_path: Path) -> None:
-    (path,) = files(tmp_path, {"text.txt": ENWIK8 * 40})
-    with pytest.raises(OptionError, match=r"data.document_start=\(: must be a regular expression"):
-        corpus_of(path, tmp_path, True, document_start="(")
