@@ -38,15 +38,14 @@ class HostReads(ExitStack):
         self.found: list[str] = []
 
     def __enter__(self) -> HostReads:
-        self.enter_context(_Methods(self.found))
-        self.enter_context(_Operations(self.found))
+        for mode in (_Methods(), _Operations()):
+            mode.found = self.found
+            self.enter_context(mode)
         return self
 
 
 class _Methods(TorchFunctionMode):
-    def __init__(self, found: list[str]) -> None:
-        super().__init__()
-        self.found = found
+    found: list[str]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -56,9 +55,7 @@ class _Methods(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, found: list[str]) -> None:
-        super().__init__()
-        self.found = found
+    found: list[str]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         by_mask = func.overloadpacket is aten.index and any(

@@ -7,25 +7,22 @@ import platform
 import re
 import subprocess
 import sys
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 import lightning as L
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import txl_lightning
+from tests.alone import printed
 from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
 from tests.training.small_run import TEXT, trained
 from txl_lightning import __version__
 from txl_lightning.cli import COMMANDS, main
-from txl_lightning.command_line.hydra_app import register
 from txl_lightning.command_line.messages import OF_LIGHTNING, suggestion
-from txl_lightning.config.schemas import CONF
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import OptionError, UserError, notice
 from txl_lightning.files import LOCK, locked
 
 
@@ -52,8 +49,8 @@ print(counts[-1] - counts[-11])
 
 @pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="older glibc cannot keep such a block, others none")
 def test_a_command_gets_no_new_pages_for_blocks_that_it_has_freed() -> None:
-    found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
-    assert int(found.stdout) < 5 * 25_600  # ten blocks of 25,600 pages: all new without the settings, a few under load
+    # Ten blocks of 25,600 pages: all new without the settings, a few under load.
+    assert int(printed("-c", FAULTS)) < 5 * 25_600
 
 
 MULTIRUN = ["train", "-m", "hydra.sweep.dir=run", "seed=1,2"]
@@ -83,8 +80,13 @@ def own_configs(directory: Path) -> Path:
 
 @pytest.mark.parametrize("where", [["--config-dir", "own"], ["hydra.searchpath=[own]"]], ids=" ".join)
 def test_own_files_of_groups_lie_anywhere(tmp_path: Path, where: list[str]) -> None:
+    """Paths in them are those of the folder where the command started."""
     own_configs(tmp_path)
-    success("train", "logger=none", *where, "experiment=mine", "hydra.run.dir=run", directory=tmp_path)
+    notice.cache_clear()
+    words = ("logger=none", *where, "experiment=mine", "hydra.job.chdir=true", "hydra.run.dir=run")
+    done = success("train", *words, directory=tmp_path)
+    assert "hydra.job.chdir=true has no effect: paths are relative to the folder where the command started" in done.err
+    assert (tmp_path / "cache").is_dir()
     used = OmegaConf.load(tmp_path / "run/config.yaml")
     assert (used.trainer.max_steps, used.data.path) == (4, str(tmp_path / "text.txt"))
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 4
@@ -117,12 +119,12 @@ def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> 
 
 
 def test_options_that_replace_names_of_lightning_exist() -> None:
-    schema = COMMANDS["train"].schema
+    schema, config = COMMANDS["train"].schema, OmegaConf.structured(txl_lightning.compose())
     for name in OF_LIGHTNING:
         hint = suggestion(f"trainer.{name}", schema)
         assert name in inspect.signature(L.Trainer).parameters or name == "ckpt_path"
         for option in re.findall(r"([a-z_.]+\.[a-z_]+)=", hint):
-            assert OmegaConf.select(options_of("train"), option, default="") != "" or "hydra" in option, option
+            assert OmegaConf.select(config, option, default="") != "" or "hydra" in option, option
     assert suggestion("max_epochs", schema) == " (a name of Lightning's; here: trainer.max_steps=N)"
     assert suggestion("trainer.max_epochs", COMMANDS["evaluate"].schema) == " (--help lists them)"
 
@@ -132,30 +134,27 @@ BEST, LINES = "checkpoint=FOLDER/run/checkpoints/best.ckpt", "data.path=FOLDER/t
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("words", "option"),
+    "words",
     [
-        (["train", "data=file", "data.path=PATH"], "data.path"),
-        (["train", "data=file", "data.path={train:FOLDER/text.txt,valid:PATH,test:PATH}"], "data.path"),
-        (
-            ["train", "data=file", LINES, "data.level=bpe", "data.tokenizer=PATH"],
-            "data.tokenizer",
-        ),
-        (["evaluate", "checkpoint=PATH"], "checkpoint"),
-        (["evaluate", BEST, "data_path=PATH"], "data_path"),
-        (["generate", BEST, "prompt_file=PATH"], "prompt_file"),
-        (["convert", "source=PATH", "source_format=txl", "target=x", "target_format=original"], "source"),
+        "train data=file data.path=PATH",
+        "train data=file data.path={train:FOLDER/text.txt,valid:PATH,test:PATH}",
+        f"train data=file {LINES} data.level=bpe data.tokenizer=PATH",
+        "evaluate checkpoint=PATH",
+        f"evaluate {BEST} data_path=PATH",
+        f"generate {BEST} prompt_file=PATH",
+        "convert source=PATH source_format=txl target=x target_format=original",
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, words: list[str], option: str, kind: str) -> None:
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, words: str, kind: str) -> None:
     path = tmp_path / "pipe" if kind == "pipe" else Path("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    given = [word.replace("PATH", str(path)).replace("FOLDER", str(trained())) for word in words]
-    done = run_txl(*given, directory=tmp_path)
+    command, *given = words.replace("PATH", str(path)).replace("FOLDER", str(trained())).split()
+    done = run_txl(command, *given, directory=tmp_path)
     assert done.status == 2
+    (option,) = (word.partition("=")[0] for word in words.split() if "PATH" in word)
     line = done.err.splitlines()[-1]
-    assert re.match(f"txl {words[0]}: {option}.*(no such file|neither a file nor a folder)", line)
+    assert re.match(f"txl {command}: {option}.*(no such file|neither a file nor a folder)", line)
 
 
 @pytest.mark.parametrize("option", ["prompt", "prompt_file", "checkpoint"])
@@ -201,38 +200,10 @@ def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, mo
         pass
 
 
-@cache
-def options_of(command: str) -> DictConfig:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(COMMANDS[command].config_name)
-
-
 def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(OptionError, match=r"memory\.mem_len=-1"):
         run_txl("train", "memory.mem_len=-1", directory=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("module", "absent"),
-    [
-        ("cli", {"torch", "hydra", "omegaconf", "numpy"}),
-        ("command_line.hydra_app", {"torch", "lightning", "matplotlib", "wandb", "optuna"}),
-    ],
-)
-def test_start_up_imports_only_the_necessary(module: str, absent: set[str]) -> None:
-    code = f"import sys, txl_lightning.{module}; assert not {absent} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_paths_are_those_of_the_folder_where_the_command_started(tmp_path: Path) -> None:
-    own_configs(tmp_path)
-    words = ("--config-dir=own", "experiment=mine", "logger=none", "hydra.job.chdir=true", "hydra.run.dir=run")
-    done = success("train", *words, directory=tmp_path)
-    assert "hydra.job.chdir=true has no effect: paths are relative to the folder where the command started" in done.err
-    assert (tmp_path / "run/metrics.json").is_file()
-    assert (tmp_path / "cache").is_dir()
 
 
 INTERRUPTED_IMPORT = """

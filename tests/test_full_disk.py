@@ -12,16 +12,15 @@ import pytest
 from tests.forked import start_module
 from tests.test_resumed_multirun import words
 from tests.training.small_run import trained
+from tests.training.test_saving import VARYING
 
 SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
 SMALLER_THAN_A_CHECKPOINT = 100_000
-VARYING = {"seconds": 0, "peak_memory_bytes": 0}
 
 
-def limited(directory: Path, size: int, *arguments: str, module: str = "txl_lightning.cli") -> CompletedProcess[str]:
-    """Run a command that can write files of at most `size` bytes."""
-    variables = {"FILE_SIZE": str(size), "MODULE": module, "GIT_OPTIONAL_LOCKS": "0"}  # git would leave its lock behind
-    return start_module(directory, "tests.limited", *arguments, **variables).finish()
+def limited(directory: Path, size: int, *arguments: str) -> CompletedProcess[str]:
+    """Run a command that can write files of at most `size` bytes; git would leave its lock behind."""
+    return start_module(directory, "tests.limited", *arguments, FILE_SIZE=str(size), GIT_OPTIONAL_LOCKS="0").finish()
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -5,7 +5,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import txl_lightning.data
+from tests.alone import printed
 from tests.docs.pages import ROOT
 from tests.fixtures import Patch
 from tests.in_process import refusal, success
@@ -201,8 +201,7 @@ def test_a_config_of_a_file_is_unpickled_elsewhere(tmp_path: Path, monkeypatch: 
     data = compose("data=brackets", "data.depth=3").data
     (tmp_path / "data").write_bytes(pickle.dumps(OmegaConf.structured(data)))
     code = "import pickle; print(pickle.load(open('data', 'rb')).depth)"
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=variables) == b"3\n"
+    assert printed("-c", code, directory=tmp_path) == "3\n"
 
 
 def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -223,10 +222,7 @@ def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("variable", "line"),
     [
-        (
-            "other.py, broken.py",
-            "broken.py: cannot be imported: ModuleNotFoundError: No module named 'no_such_library'",
-        ),
+        ("other.py, broken.py", "broken.py: cannot be imported: ModuleNotFoundError: No module named 'no_such_libr"),
         ("missing.py", "missing.py: cannot be imported: FileNotFoundError: [Errno 2] No such file or directory: "),
         ("no_such_module", "no_such_module: cannot be imported: ModuleNotFoundError: "),
     ],
@@ -258,7 +254,7 @@ def test_the_examples_run_with_an_installed_package(tmp_path: Path) -> None:
     (tmp_path / "txl").chmod(0o755)
     variables = {"PYTHONPATH": str(site), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     code = f"import wheel; assert wheel.txl_lightning.__file__.startswith({str(site)!r}); wheel.use_guests()"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **variables}, check=True, timeout=300)
+    printed("-c", code, directory=tmp_path, **variables)
 
 
 def test_nothing_in_the_core_names_a_guest() -> None:

@@ -1,12 +1,10 @@
 """How many files of the package a training passes through before its first step."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.alone import printed
+
 PROGRAM = """
 import json, os, sys
 from txl_lightning import cli
@@ -33,8 +31,6 @@ MOST = 30  # 45 in version 0.4.0
 
 
 def test_the_files_entered_before_the_first_step(tmp_path: Path) -> None:
-    given = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "timeout": 300}
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, **given)
-    entered = json.loads(ended.stdout.splitlines()[-1])
+    entered = json.loads(printed("-c", PROGRAM, directory=tmp_path).splitlines()[-1])
     assert "model/transformer_xl.py" in entered
     assert len(entered) <= MOST, entered

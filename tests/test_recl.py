@@ -1,8 +1,6 @@
 """`txl_lightning.recl` where the framework cannot be imported: the example of the documentation, and arrays alone."""
 
-import subprocess
-import sys
-
+from tests.alone import printed
 from tests.docs.pages import ROOT, blocks
 
 FRAMEWORK = {
@@ -42,20 +40,13 @@ print(*((of_model[1.0].value, of_model[1.0].at_least) for of_model in lengths.va
 """
 
 
-def printed(code: str, blocked: set[str]) -> str:
-    """Return what code prints in a fresh Python that cannot import some libraries."""
-    command = [sys.executable, "-c", BLOCK.format(names=blocked) + code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_example_of_the_page_measures_without_the_framework() -> None:
     (example,) = (code for code in blocks(ROOT / "docs/effective-context.md", "python") if "txl_lightning.recl" in code)
-    nll, lengths = printed(example + TRANSFORMER_XL, FRAMEWORK).split("]")
+    nll, lengths = printed("-c", BLOCK.format(names=FRAMEWORK) + example + TRANSFORMER_XL).split("]")
     assert [round(float(loss), 2) for loss in nll.strip("[").split(",")] == [2.08, *[1.57] * 4]
     assert lengths.split() == ["48", "48"]
 
 
 def test_arrays_need_numpy_alone() -> None:
-    assert printed(ARRAYS, {*FRAMEWORK, "torch", "jaxtyping", "tqdm"}) == "(16, False) (24, True)\n"
+    blocked = BLOCK.format(names={*FRAMEWORK, "torch", "jaxtyping", "tqdm"})
+    assert printed("-c", blocked + ARRAYS) == "(16, False) (24, True)\n"

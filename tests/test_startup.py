@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import txl_lightning
+from tests.alone import printed
 from tests.training.small_run import trained
 
-ROOT = Path(__file__).parents[1]
 # None of these is needed without training; torch._dynamo, with SymPy, is torch's compiler.
 SLOW = ("lightning", "torchmetrics", "torch._dynamo", "sympy", "datasets", "wandb")
 COMMANDS = {
@@ -25,32 +23,36 @@ COMMANDS = {
 PROGRAM = """
 import json, sys
 from txl_lightning.cli import main
-sys.argv = ["txl", *json.loads(sys.argv[1])]
-main()
-print("\\n" + json.dumps(sorted(sys.modules)))
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["txl", *words]
+    main()
+    print("\\n" + json.dumps([words[0], sorted(sys.modules)]))
 """
 
 
-def test_the_front_door_imports_what_a_name_needs() -> None:
-    """In a fresh process: the package alone nothing, a checkpoint's reader torch, the module Lightning too."""
-    code = """if True:
-        import sys, txl_lightning
-        assert not {"torch", "lightning", "hydra"} & set(sys.modules)
-        from txl_lightning import load_trained
-        assert "torch" in sys.modules and not {"lightning", "torch._dynamo"} & set(sys.modules)
-        from txl_lightning import LanguageModelModule
-        assert LanguageModelModule.__module__ == "txl_lightning.training.module"
-        assert {"load_trained", "LanguageModelModule"} < set(txl_lightning.__all__)
-        """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
+ABSENT = {  # after an import in a fresh process
+    "import txl_lightning": {"torch", "lightning", "hydra"},
+    "import txl_lightning.cli": {"torch", "hydra", "omegaconf", "numpy"},
+    "import txl_lightning.command_line.hydra_app": {"torch", "lightning", "matplotlib", "wandb", "optuna"},
+    "from txl_lightning import load_trained": {"lightning", "torch._dynamo"},
+}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_does_not_train_imports_nothing_slow(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("line", ABSENT)
+def test_an_import_brings_no_more_than_it_needs(line: str) -> None:
+    printed("-c", f"import sys\n{line}\nassert not {ABSENT[line]} & set(sys.modules)")
+
+
+def test_the_front_door_has_the_names_of_the_rooms() -> None:
+    assert txl_lightning.LanguageModelModule.__module__ == "txl_lightning.training.module"
+    assert {"load_trained", "LanguageModelModule"} < set(txl_lightning.__all__)
+
+
+def test_commands_that_do_not_train_import_nothing_slow(tmp_path: Path) -> None:
+    """Run them one after the other in one process, whose modules are listed after each."""
     best = str(trained() / "run/checkpoints/best.ckpt")
-    words = [command, *(word.replace("BEST", best) for word in COMMANDS[command]), f"hydra.run.dir={tmp_path}/run"]
-    paths = {**os.environ, "PYTHONPATH": str(ROOT)}
-    code = [sys.executable, "-c", PROGRAM, json.dumps(words)]
-    done = subprocess.run(code, cwd=tmp_path, env=paths, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert set(SLOW).isdisjoint(json.loads(done.stdout.splitlines()[-1]))
+    given = {command: [word.replace("BEST", best) for word in words] for command, words in COMMANDS.items()}
+    lines = [[command, *words, f"hydra.run.dir={command}"] for command, words in given.items()]
+    said = printed("-c", PROGRAM, json.dumps(lines), directory=tmp_path).splitlines()
+    found = [json.loads(line) for line in said if line.startswith('["')]
+    assert [(command, {*SLOW} & {*modules}) for command, modules in found] == [(command, set()) for command in COMMANDS]

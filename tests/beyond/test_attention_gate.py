@@ -5,7 +5,6 @@ import torch
 
 from tests.model.tiny_model import tiny_model
 from txl_lightning.beyond.attention_gate import AttentionGateTransformerXL
-from txl_lightning.errors import OptionError
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
 
@@ -23,8 +22,3 @@ def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(gates
         heads.append(weights_HBTK[h] @ v_HBKE[h] / (1 + torch.exp(-(hidden @ W_g.T))))
     expected = torch.cat(heads, dim=-1) @ attention.output.weight.T
     torch.testing.assert_close(attention(hidden, memory, positions, visible), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_another_kind_of_gate_is_refused() -> None:
-    with pytest.raises(OptionError, match="gates=layer: must be one of head, element"):
-        tiny_model(AttentionGateTransformerXL, gates="layer")

@@ -7,7 +7,6 @@ from torch import Tensor
 from tests.covering import product_of
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning.beyond.compressive import CompressiveTransformerXL
-from txl_lightning.errors import OptionError
 
 LENGTHS = {"mem_len": 4, "compressed_len": 2, "rate": 2}
 
@@ -147,18 +146,3 @@ def test_without_a_compressed_part_it_is_the_ordinary_memory() -> None:
     torch.testing.assert_close(score_segments(model, stream, 4)[0], expected)
     with pytest.raises(ValueError, match="Memory given to a CompressiveTransformerXL"):
         model.score(stream[:, :4], stream[:, 1:5], memory)
-
-
-REFUSED = [
-    ("encoding", "absolute", "encoding=absolute: must have distances"),
-    ("rate", 0, "rate=0: must be an integer >= 1"),
-    ("compression", "median", "compression=median: must be one of max, mean"),
-    ("terms", "bcd", "compression=conv: compares attention by content"),
-    ("mem_len", 1, "mem_len=1: must be 0 or at least rate=2"),
-]
-
-
-@pytest.mark.parametrize(("option", "value", "message"), REFUSED)
-def test_options_that_do_not_fit_are_refused(option: str, value: object, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        compressive(**{option: value})

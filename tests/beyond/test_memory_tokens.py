@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.test_reference import CLOSE, Reference, learned_alone
-from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tiny_model
+from tests.model.test_reference import Reference, assert_gradients, learned_alone
+from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model
 from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL, TokenMemory, from_original
 from txl_lightning.errors import OptionError
 from txl_lightning.model import CachedTransformerXL, attention, generate_all
@@ -22,8 +23,7 @@ from txl_lightning.model.positions import sinusoid
 FILES = sorted((Path(__file__).parent.parent / "reference/rmt").glob("*.safetensors"))
 
 
-def tokens_model(**options: Any) -> MemoryTokensTransformerXL:
-    return tiny_model(MemoryTokensTransformerXL, **options)
+tokens_model = partial(tiny_model, MemoryTokensTransformerXL)
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)
@@ -75,10 +75,7 @@ def test_gradients_of_parameters_are_those_of_the_authors(reference: Reference, 
     gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
     ours |= {name: view for names, view in named_views(gradients, model.config, "original") for name in names}
     assert ("mem_tokens" in expected) is through
-    for name, gradient in expected.items():
-        torch.testing.assert_close(ours[name], gradient, **close, msg=lambda text, name=name: f"{name}: {text}")
-    for name in {"mem_tokens", *learned_alone(reference.weights)} - expected.keys():
-        assert not ours[name].any(), f"{name} has a gradient only here"
+    assert_gradients(ours, expected, {"mem_tokens", *learned_alone(reference.weights)}, close)
 
 
 def naive(model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemory, b: int) -> tuple[Tensor, Tensor]:
@@ -127,11 +124,11 @@ def test_segments_equal_loops_over_all_pairs(n: int, mem_len: int, writes: bool,
         hidden, after = model(tokens, memory)
         for b in range(2):
             expected, written = naive(model, tokens[b], memory, b)
-            torch.testing.assert_close(hidden[b], expected, **CLOSE)
-            torch.testing.assert_close(after.tokens_nBD[:, b], written, **CLOSE)
+            torch.testing.assert_close(hidden[b], expected, **EXACT)
+            torch.testing.assert_close(after.tokens_nBD[:, b], written, **EXACT)
         (last, same), (some, _) = model(tokens, memory, n_last=2), model(tokens, memory, places_Q=torch.tensor([1, 0]))
-        torch.testing.assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]), **CLOSE)
-        torch.testing.assert_close(same.tokens_nBD, after.tokens_nBD, **CLOSE)
+        torch.testing.assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]), **EXACT)
+        torch.testing.assert_close(same.tokens_nBD, after.tokens_nBD, **EXACT)
         memory = after
 
 
@@ -161,7 +158,7 @@ def test_long_segments_on_the_cpu_equal_the_fused_kernel(options: dict[str, Any]
         losses.mean().backward()
         with torch.no_grad():
             found.append([score_segments(model, stream, 150)[0], losses, *(p.grad for p in model.parameters())])
-    torch.testing.assert_close(*found, **CLOSE)
+    torch.testing.assert_close(*found, **EXACT)
 
 
 def test_what_memory_tokens_cannot_do_is_refused_in_one_line() -> None:

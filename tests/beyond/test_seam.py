@@ -6,18 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.docs.pages import blocks
+from tests.docs.pages import ROOT, blocks
+from tests.model.tiny_model import tiny_model
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import can_cache
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLLayer
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
-
-ROOT = Path(__file__).parents[2]
-SIZES = TransformerXLConfig(20, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8)
 
 
 @pytest.mark.usefixtures("no_guests")
@@ -45,7 +43,7 @@ def test_a_subclass_without_options_does_not_take_the_cores_place(tmp_path: Path
         pass
 
     assert type(make_model(tiny_config(tmp_path), 20)) is TransformerXL
-    assert can_cache(Unregistered(SIZES))
+    assert can_cache(tiny_model(Unregistered))
 
 
 def test_a_model_with_another_forward_is_not_cached() -> None:
@@ -56,4 +54,4 @@ def test_a_model_with_another_forward_is_not_cached() -> None:
     class Model(TransformerXL):
         layer_class = Layer
 
-    assert [can_cache(kind(SIZES)) for kind in (TransformerXL, Model)] == [True, False]
+    assert [can_cache(tiny_model(kind)) for kind in (TransformerXL, Model)] == [True, False]

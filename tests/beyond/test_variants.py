@@ -14,7 +14,6 @@ from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning import TransformerXLConfig
 from txl_lightning.config.schemas import CONF, plain
 from txl_lightning.distributed.processes import run_on_all
-from txl_lightning.errors import OptionError
 from txl_lightning.runs.models import model_class
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
@@ -46,17 +45,25 @@ def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> No
         assert {option: x for option, x in config.beyond.items() if option not in left_out} == {"name": name} | own
 
 
-@pytest.mark.parametrize(("variant", "memory"), product_of(VARIANTS, ["on", "off"]))
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str, memory: str) -> None:
-    options = (f"beyond={variant}", *VARIANTS[variant], f"memory={memory}", *OPTIONS)
+SEGMENTS = "memory.gradient_segments=2"
+DOCUMENTS = f"{SEGMENTS} memory.reset=document data.document_start='^line .*5:'"
+RESUMED = [*product_of(VARIANTS, ["memory=on", "memory=off"]), ("none", SEGMENTS), ("memory_tokens", SEGMENTS)]
+RESUMED += [pytest.param("none", DOCUMENTS, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("variant", "words"), RESUMED)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str, words: str) -> None:
+    options = (f"beyond={variant}", *VARIANTS.get(variant, ()), *words.split(), *OPTIONS)
     whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=16"), tmp_path / "whole")
     first = train(tiny_config(tmp_path, *options, "trainer.max_steps=6"), tmp_path / "second")
     train(tiny_config(tmp_path, *options, "trainer.max_steps=16", "resume=auto"), tmp_path / "second")
     assert whole["val/bpb"] < first["val/bpb"] < 8.5
+    assert whole["tokens"] == 16 * 4 * 8 * (3 if SEGMENTS in words else 1)
     checkpoints = [tmp_path / name / "checkpoints/last.ckpt" for name in ("whole", "second")]
     states = [(read_file(path)["state_dict"], stored_memory(path).state_dict()) for path in checkpoints]
     torch.testing.assert_close(*states, rtol=0, atol=0)
-    assert type(load_trained(checkpoints[1]).model).__module__ == f"txl_lightning.beyond.{variant}"
+    file = "model.transformer_xl" if variant == "none" else f"beyond.{variant}"
+    assert type(load_trained(checkpoints[1]).model).__module__ == f"txl_lightning.{file}"
 
 
 def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path: Path) -> None:
@@ -70,20 +77,3 @@ def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path: Path) 
         one, two = (recorded_losses(tmp_path / f"{name}{W}") for W in (1, 2))
         assert len(one) >= 10
         assert two == [(step, pytest.approx(loss, abs=1e-10)) for step, loss in one], name
-
-
-REFUSED = [
-    ("gru_residual", "model=lstm", "beyond=gru_residual: must be none: lstm is no Transformer-XL"),
-    ("gru_residual", "beyond.name=none", "beyond=none: must be .*one that a file in the variable TXL_GUESTS"),
-    ("gru_residual", "beyond.name=os", "beyond=os: must be .*one that a file in the variable TXL_GUESTS"),
-    ("memory_tokens", "beyond.n_tokens=0", "beyond.n_tokens=0: must be an integer >= 1"),
-    ("memory_tokens", "memory.reset=document", "memory.reset=document: is not possible with beyond=memory"),
-    ("memory_tokens", "model.ext_len=2", "model.ext_len=2: is not possible with beyond=memory_tokens: memo"),
-    ("compressive", "memory.gradient_segments=1", "memory.gradient_segments=1: is not possible with beyond"),
-]
-
-
-@pytest.mark.parametrize(("variant", "override", "words"), REFUSED)
-def test_what_a_variant_cannot_do_is_refused(tmp_path: Path, variant: str, override: str, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        train(tiny_config(tmp_path, f"beyond={variant}", override), tmp_path / "run")

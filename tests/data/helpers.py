@@ -1,10 +1,11 @@
 """Corpora of small files that tests write, cached beside them."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus, load_corpus
 from txl_lightning.data.vocabulary import without_marks
 
 
@@ -24,3 +25,9 @@ def corpus_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> 
 def text_of(corpus: Corpus, *splits: str) -> str:
     """Return the text of splits, by default of all, one after the other."""
     return "".join(corpus.vocabulary.decode(without_marks(corpus.splits[split])) for split in splits or SPLITS)
+
+
+def documents_of(corpus: Corpus, split: str = WHOLE) -> list[str]:
+    """Return the text of every document of a split."""
+    tokens, starts = without_marks(corpus.splits[split]), corpus.documents[split].tolist()
+    return [corpus.vocabulary.decode(tokens[a:b]) for a, b in pairwise([*starts, len(tokens)])]

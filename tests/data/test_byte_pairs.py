@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.helpers import corpus_of, files, text_of
+from tests.data.test_subwords import tokenizer
 from txl_lightning.data import corpus as corpus_module
 from txl_lightning.data import sources
 from txl_lightning.data.subwords import train_byte_pairs
@@ -86,11 +87,13 @@ WORD_LEVEL = {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}
 WORDS = json.dumps({"version": "1.0", "added_tokens": [], "model": WORD_LEVEL})
 
 
+AT_THE_START = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
 LOSSY = [
     (lambda: "{}", "is not a tokenizer.json"),
     (lambda: WORDS, "neither byte-level nor of SentencePiece"),
     (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),
     (lambda: changed(normalizer={"type": "Lowercase"}), "changes the text"),
+    (lambda: json.dumps(json.loads(tokenizer("metaspace")) | {"pre_tokenizer": AT_THE_START}), "and add no spaces"),
 ]
 
 

@@ -19,21 +19,16 @@ import numpy as np
 import pytest
 
 from tests.data.helpers import corpus_of, files, text_of
-from txl_lightning.config.schemas import DataConfig, data_class
+from tests.fixtures import Output
+from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import corpus as corpus_module
 from txl_lightning.data import sources
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import UserError, notice
 
-Captured = pytest.CaptureFixture[str]
-
 
 def installed_corpus(name: str, folder: Path) -> Corpus:
     return load_corpus(DataConfig(name=name, cache_dir=str(folder / "cache")))
-
-
-def in_order(names: list[str]) -> list[str]:
-    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
 
 
 def test_python_stdlib_is_its_source_files_in_their_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +37,8 @@ def test_python_stdlib_is_its_source_files_in_their_own_order(tmp_path: Path, mo
     files(tmp_path / "lib", {name: f"# {name}\n" * 10 for name in [*names, *others]})
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "lib")})
     corpus = installed_corpus("python-stdlib", tmp_path)
-    texts = [f"# {name}\n" * 10 for name in in_order(names)]
+    in_order = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    texts = [f"# {name}\n" * 10 for name in in_order]
     assert text_of(corpus) == "".join(texts)
     shares = [len(corpus.splits[split]) / len("".join(texts)) for split in SPLITS]
     assert shares == pytest.approx([0.9, 0.05, 0.05], abs=1.5 / len(names))  # no file is cut
@@ -51,7 +47,7 @@ def test_python_stdlib_is_its_source_files_in_their_own_order(tmp_path: Path, mo
     assert (corpus.name, len(corpus.vocabulary)) == (f"python-stdlib {platform.python_version()}", 256)
 
 
-def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: Captured) -> None:
+def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: Output) -> None:
     corpus = installed_corpus("python-packages", tmp_path)
     if corpus.name != "sympy 1.14.0 + networkx 3.6.1":  # which needs Python 3.11
         assert corpus.name == " + ".join(f"{name} {metadata.version(name)}" for name in ("sympy", "networkx"))
@@ -74,7 +70,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("networkx", "name", "said"), OTHERS)
 def test_other_packages_are_named_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured, networkx: str, name: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Output, networkx: str, name: str, said: str
 ) -> None:
     texts = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
     files(tmp_path / "site", {file: f"raise ImportError  # {file}\n" * 20 for file in texts})
@@ -97,36 +93,6 @@ def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
         corpus = corpus_of(path, tmp_path, level="char", fractions=[1 - 2 * share, share, share])
         assert text_of(corpus) == text
         assert len(corpus.splits["valid"]) == pytest.approx(share * len(text), abs=2)
-
-
-BPE = {"level": "bpe"}
-
-
-REFUSED = [
-    ({"path": "empty.txt"}, "data.path=empty.txt: must not be empty"),
-    ({"path": "nowhere"}, "data.path=nowhere: .*cannot be read"),
-    ({"path": []}, "must be a file, a folder, a list"),
-    ({"path": "latin.txt", "level": "char"}, "latin.txt: not UTF-8"),
-    ({**BPE, "vocab_size": 100_000}, r"data.vocab_size=100000: must be in 256 … \d+: no other pair"),
-    ({**BPE, "vocab_size": 300, "tokenizer": "x.json"}, "must not be given together"),
-    ({**BPE, "tokenizer": "missing.json"}, "data.tokenizer=missing.json: cannot be read"),
-    ({"level": "char", "vocab_size": 300}, "data.vocab_size=300: is for data.level=bpe"),
-    ({"name": "python-3.11"}, "data=python-3.11: is in version 0.3.0 only: .* data_path, .* data=python-packages"),
-    ({"name": "enwik8", "level": "char"}, "data.level=char: must be byte for data=enwik8"),
-    ({"name": "enwik8"}, "TXL_DATA=missing: must be a folder"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_bad_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_DATA", "missing")
-    for name, content in {"text.txt": b"text" * 50, "latin.txt": b"caf\xe9 " * 50, "empty.txt": b""}.items():
-        Path(name).write_bytes(content)
-    options = options if "name" in options else {"name": "file", "path": "text.txt", **options}
-    with pytest.raises(UserError, match=words):
-        load_corpus(data_class(options["name"])(cache_dir="cache", **options))
-    assert not list(tmp_path.glob("cache/*"))
 
 
 def test_tokens_are_prepared_again_for_a_changed_file_or_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +148,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path: Path, damage: Any, capsys: Captured) -> None:
+def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path: Path, damage: Any, capsys: Output) -> None:
     listed = files(tmp_path, {"t.txt": "text " * 50})
     corpus_of(listed, tmp_path)
     (folder,) = tmp_path.glob("cache/*")

@@ -1,26 +1,19 @@
 """Documents: files of a folder, lines that match, and the mark of the token that begins one."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from tests.data.helpers import corpus_of, files, text_of
+from tests.data.helpers import corpus_of, documents_of, files, text_of
 from txl_lightning.config.schemas import CONF, EvaluationConfig, Lm1bData
-from txl_lightning.data.corpus import SPLITS, Corpus
+from txl_lightning.data.corpus import SPLITS
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.data.vocabulary import without_marks
-from txl_lightning.errors import OptionError
 
 TEXTS = {"a.txt": "eins drei ", "b/second.txt": "zwei\nacht", "c.txt": "vier fünf sechs\n" * 20, "d.txt": "drei"}
-
-
-def documents_of(corpus: Corpus, split: str) -> list[str]:
-    tokens, starts = without_marks(corpus.splits[split]), corpus.documents[split].tolist()
-    return [corpus.vocabulary.decode(tokens[a:b]) for a, b in pairwise([*starts, len(tokens)])]
 
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
@@ -77,9 +70,3 @@ def test_the_sentences_of_lm1b_are_documents(tmp_path: Path, monkeypatch: pytest
         marked = segment.tokens < 0
         assert (without_marks(segment.tokens.numpy())[marked] == module.corpus.vocabulary.numbers["<S>"]).all()
         assert marked.sum() >= 4
-
-
-def test_a_pattern_that_is_no_regular_expression_is_refused(tmp_path: Path) -> None:
-    (path,) = files(tmp_path, {"text.txt": ENWIK8 * 40})
-    with pytest.raises(OptionError, match=r"data.document_start=\(: must be a regular expression"):
-        corpus_of(path, tmp_path, True, document_start="(")

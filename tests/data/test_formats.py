@@ -9,7 +9,6 @@ import lzma
 import struct
 import tarfile
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from pyarrow.feather import write_feather
 from pyarrow.parquet import write_table as write_parquet
 from tokenizers import Tokenizer, models
 
-from tests.data.helpers import corpus_of, files, text_of
+from tests.data.helpers import corpus_of, documents_of, files, text_of
 from txl_lightning.config.schemas import FileData, file_data
 from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus, load_corpus
 from txl_lightning.data.names import names_of_ids
@@ -112,12 +111,11 @@ WITHOUT_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
     "raw .npy of OLMo": lambda folder: put(folder, "part-0.npy", IDS.tobytes()),
 }
 WRITERS = {**OF_IDS, **WITHOUT_DOCUMENTS}
-OPTIONS = {"Parquet by its column": {"column": "input_ids"}, "raw .npy of OLMo": {"dtype": "uint16"}}
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) -> None:
-    options = OPTIONS.get(name, {})
+    options = {"Parquet by its column": {"column": "input_ids"}, "raw .npy of OLMo": {"dtype": "uint16"}}.get(name, {})
     (tmp_path / "data").mkdir()
     corpus = read(WRITERS[name](tmp_path / "data"), tmp_path, "ids", **options)
     assert np.asarray(corpus.splits[WHOLE]).tolist() == IDS.tolist()
@@ -154,9 +152,9 @@ def skippable(content: bytes) -> bytes:
     return b"\x50\x2a\x4d\x18\x04\0\0\0" + bytes(4) + b"".join(packed)
 
 
-def parquet_of(kind: Any) -> bytes:
-    buffer, texts = io.BytesIO(), pyarrow.array(TEXTS, pyarrow.string()).cast(kind)
-    write_parquet(pyarrow.table({"url": ["example.org"] * len(texts), "text": texts}), buffer, row_group_size=7)
+def parquet_of(kind: Any, texts: list[str] = TEXTS) -> bytes:
+    buffer, column = io.BytesIO(), pyarrow.array(texts, pyarrow.string()).cast(kind)
+    write_parquet(pyarrow.table({"url": ["example.org"] * len(texts), "text": column}), buffer, row_group_size=7)
     return buffer.getvalue()
 
 
@@ -180,24 +178,19 @@ OF_TEXT: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 
 
-def read_texts(corpus: Corpus, split: str = WHOLE) -> list[str]:
-    tokens, starts = np.asarray(corpus.splits[split]), corpus.documents[split].tolist()
-    return [corpus.vocabulary.decode(tokens[a:b]) for a, b in pairwise([*starts, len(tokens)])]
-
-
 @pytest.mark.parametrize("level", ["byte", "bpe"])
 @pytest.mark.parametrize("name", OF_TEXT)
 def test_records_are_documents(tmp_path: Path, name: str, level: str) -> None:
     file, content = OF_TEXT[name]
     (path,) = files(tmp_path, {file: content()})
-    found = read_texts(read(path, tmp_path, level))
+    found = documents_of(read(path, tmp_path, level))
     assert found == [text if text.endswith("\n") else f"{text}\n" for text in TEXTS]
 
 
 def test_a_long_first_record_is_one(tmp_path: Path) -> None:
     content = "".join(json.dumps({"title": "x", "text": text}) + "\n" for text in ("word " * 30_000, "b", "c"))
     (path,) = files(tmp_path, {"dump-00": content})
-    assert read_texts(read(path, tmp_path, "byte")) == ["word " * 30_000 + "\n", "b\n", "c\n"]
+    assert documents_of(read(path, tmp_path, "byte")) == ["word " * 30_000 + "\n", "b\n", "c\n"]
 
 
 def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None:
@@ -209,7 +202,7 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None
     (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"\xff\xff\xff\xff of a map that was run")
     corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
     for split, texts in zip(SPLITS, of_split.values(), strict=True):
-        assert "".join(read_texts(corpus, split)) == "".join(text.removesuffix("\n") + "\n" for text in texts)
+        assert "".join(documents_of(corpus, split)) == "".join(text.removesuffix("\n") + "\n" for text in texts)
     one = datasets.Dataset.from_dict({"tokens": LISTS, "text": ["x"] * len(LISTS)})
     one.save_to_disk(tmp_path / "one", num_shards=2)
     assert np.asarray(read(tmp_path / "one", tmp_path, "ids").splits[WHOLE]).tolist() == IDS.tolist()
@@ -217,7 +210,7 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None
 
 def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = files(tmp_path, {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'})
-    assert read_texts(read(path, tmp_path, "byte", column="body")) == ["a\n", "b\n"]
+    assert documents_of(read(path, tmp_path, "byte", column="body")) == ["a\n", "b\n"]
     assert "a.jsonl: 2 records have no body; left out" in capsys.readouterr().err
     with pytest.raises(OptionError, match=r"data\.column=title: must be a column of .*a\.jsonl: body, text"):
         read(path, tmp_path, "byte", column="title")
@@ -239,7 +232,7 @@ TFRECORD = (struct.pack("<QI", len(RECORD), 123) + RECORD + struct.pack("<I", 45
 NO_LISTS = ("[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]")
 NO_LIST = r"record 2 cannot be read \(TypeError: must be (a list of )?ids"
 PLUS_ONE = b"TNTIDX\0\0" + struct.pack("<QQ", 4, 4)  # an index of files that store every id plus one
-REFUSED: list[tuple[dict[str, bytes], str, str]] = [
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"index.json": b'{"shards": [], "version": 2}', "shard.00000.mds": bytes(400)}, "ids", "MosaicML streaming"),
     ({"index.json": b'{"shards": []}', "shard.00000.mds": bytes(400)}, "byte", "MosaicML streaming .MDS.: numpy.save"),
     ({"index.json": b'{"chunks": [], "config": {}}', "chunk-0-0.bin": bytes(400)}, "ids", "litdata: numpy.save"),
@@ -264,15 +257,6 @@ REFUSED: list[tuple[dict[str, bytes], str, str]] = [
     ({"ids.raw": gzip.compress(bytes(64), mtime=0)}, "uint16", "not compressed: unpack it"),
     *(({"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {ids}}}\n'.encode()}, "ids", NO_LIST) for ids in NO_LISTS),
 ]
-
-
-@pytest.mark.parametrize(("contents", "level", "words"), REFUSED)
-def test_what_nothing_reads_is_named(tmp_path: Path, contents: dict[str, bytes], level: str, words: str) -> None:
-    first, *others = files(tmp_path / "data", contents)
-    options = {"level": "ids", "dtype": level} if level == "uint16" else {"level": level}
-    with pytest.raises(OptionError, match=words) as error:
-        read(tmp_path / "data" if others else first, tmp_path, **options)
-    assert "\n" not in str(error.value)
 
 
 MISFITS = [
@@ -362,7 +346,7 @@ def test_cuts_between_splits_keep_records(tmp_path: Path, level: str) -> None:
     lines = [" ".join(text.split()) if level == "word" else text for text in SENTENCES]
     assert text_of(corpus) == "".join(f"{line}\n" for line in lines)
     for split in SPLITS:
-        first, *others = read_texts(corpus, split)
+        first, *others = documents_of(corpus, split)
         assert {text.removesuffix("\n") for text in others[:-1]} <= {*lines}
         assert first.endswith("\n")
 
@@ -390,15 +374,21 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), UNREADABLE)
-def test_what_is_no_text_and_no_clear_table_is_refused(tmp_path: Path, name: str, content: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        corpus_of(str(put(tmp_path, name, content)), tmp_path, level="char")
+REFUSED += [({name: content}, "char", words) for name, content, words in UNREADABLE]
+
+
+@pytest.mark.parametrize(("contents", "level", "words"), REFUSED)
+def test_what_nothing_reads_is_named(tmp_path: Path, contents: dict[str, bytes], level: str, words: str) -> None:
+    first, *others = files(tmp_path / "data", contents)
+    options = {"level": "ids", "dtype": level} if level == "uint16" else {"level": level}
+    with pytest.raises(UserError, match=words) as error:
+        corpus_of(str(tmp_path / "data") if others else first, tmp_path, **options)
+    assert "\n" not in str(error.value)
 
 
 def test_a_column_alone_is_a_table(tmp_path: Path) -> None:
     path = put(tmp_path, "a.csv", 'text\n"First, ""q"""\nSecond\n')
-    assert read_texts(read(path, tmp_path, "byte")) == ['First, "q"\n', "Second\n"]
+    assert documents_of(read(path, tmp_path, "byte")) == ['First, "q"\n', "Second\n"]
 
 
 def test_the_folder_of_a_megatron_training_is_its_tokens(tmp_path: Path) -> None:
@@ -412,6 +402,6 @@ def test_the_folder_of_a_megatron_training_is_its_tokens(tmp_path: Path) -> None
 
 def test_empty_shards_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files(tmp_path / "shards", {"0.jsonl": LINES, "1.csv": "id,text\n", "2.jsonl": '{"text": null}\n', "_SUCCESS": "x"})
-    found = read_texts(read(tmp_path / "shards", tmp_path, "byte"))
+    found = documents_of(read(tmp_path / "shards", tmp_path, "byte"))
     assert len(found) == len(TEXTS)
     assert "1.csv: none of its records has text; left out" in capsys.readouterr().err

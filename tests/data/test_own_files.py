@@ -16,10 +16,10 @@ import pyarrow
 import pytest
 
 from tests.data.helpers import corpus_of, files, text_of
+from tests.fixtures import Output
 from txl_lightning.data.corpus import SPLITS
 from txl_lightning.errors import OptionError, UserError
 
-Captured = pytest.CaptureFixture[str]
 SPLIT_TEXTS = {"train": "to be or not to be\n" * 90, "valid": "that is the question\n" * 9, "test": "to sleep\n" * 9}
 
 
@@ -46,7 +46,7 @@ def test_files_that_are_splits_are_splits(tmp_path: Path, names: tuple[str, ...]
     assert {split: text_of(corpus, split) for split in SPLITS} == SPLIT_TEXTS
 
 
-def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: Captured) -> None:
+def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: Output) -> None:
     train, test = files(tmp_path, {"train.txt": "train " * 100, "test.txt": "held out"})
     said = "valid cut from the end of train, bytes of each split: train 568, valid 32, test 8"
     for paths in ([train, test], {"train": train, "test": test}):
@@ -57,7 +57,7 @@ def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: Capt
     assert (text_of(swapped, "train", "valid"), text_of(swapped, "test")) == ("held out", "train " * 100)
 
 
-def test_other_files_are_joined_and_said_with_their_bytes(tmp_path: Path, capsys: Captured) -> None:
+def test_other_files_are_joined_and_said_with_their_bytes(tmp_path: Path, capsys: Output) -> None:
     """A folder of code has train.py and test_model.py; they are no splits of it."""
     files(tmp_path / "code", {"train.py": "a" * 10, "test_model.py": "b" * 10, "model.py": "c" * 80})
     assert text_of(corpus_of(str(tmp_path / "code"), tmp_path)) == "c" * 80 + "b" * 10 + "a" * 10
@@ -107,7 +107,7 @@ def test_unclear_splits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         corpus_of(path, tmp_path)
 
 
-def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path, capsys: Captured) -> None:
+def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path, capsys: Output) -> None:
     train = "to be or not to be or not once\n" * 1 + "to be\n" * 9
     listed = files(tmp_path, {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5})
     corpus = corpus_of(listed, tmp_path, level="word")
@@ -158,7 +158,7 @@ def test_a_compressed_text_is_one_document(tmp_path: Path, name: str, encoding: 
     assert sum(len(corpus.documents[split]) for split in SPLITS) == 3  # cuts go through it
 
 
-def test_of_a_folder_texts_are_read_and_the_rest_is_named(tmp_path: Path, capsys: Captured) -> None:
+def test_of_a_folder_texts_are_read_and_the_rest_is_named(tmp_path: Path, capsys: Output) -> None:
     texts: dict[str, str | bytes] = {"a.txt": "a" * 50, "b.txt.gz": gzip.compress(b"b" * 50)}
     others: dict[str, str | bytes] = {"c.png": b"\x89PNG\r\n\x1a\nx", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x"}
     files(tmp_path / "texts", {**texts, **others, ".git/f": "f"})

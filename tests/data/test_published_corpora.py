@@ -141,6 +141,12 @@ def test_a_corpus_that_is_not_the_published_one_is_refused(root: Path, name: str
     assert list((root.parent / "cache").glob("*")) == []
 
 
+def test_a_data_folder_must_be_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_DATA", "missing")
+    with pytest.raises(UserError, match=r"^TXL_DATA=missing: must be a folder"):
+        load_corpus(data_class("enwik8")(name="enwik8", cache_dir=str(root / "cache")))
+
+
 def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
     files(root, SHARDS | {name: text * 30 for name, text in HELD_OUT.items()})
     data, lengths = config_of(root, "lm1b", "word", batch_size=4, segment_len=5), EvaluationConfig(2, 5)
@@ -168,10 +174,7 @@ def test_memory_does_not_grow_with_the_text(root: Path, monkeypatch: pytest.Monk
     assert peaks[1] < peaks[0] + (1 << 19)
 
 
-CONTENT = b"some text\n" * 1000
-
-
-def zipped(name: str, content: bytes = CONTENT) -> bytes:
+def zipped(name: str, content: bytes = b"some text\n" * 1000) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, content)

@@ -202,13 +202,6 @@ def test_bytes_that_a_tokenizer_drops_are_counted(way: str) -> None:
         lacking.encode(b"a quizz in May, quiet")
 
 
-def test_a_tokenizer_that_adds_a_space_is_refused() -> None:
-    made = Tokenizer.from_str(tokenizer("metaspace"))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    with pytest.raises(UserError, match="the tokenizer changes the text: it must have no normalizer and add no spaces"):
-        Vocabulary.of_tokenizer(made.to_str()).encode(PROSE.encode())
-
-
 def test_dropout_of_training_is_off() -> None:
     state = json.loads(tokenizer("gpt2"))
     state["model"]["dropout"] = 0.5

@@ -19,7 +19,6 @@ from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
 CORPUS = np.arange(200) % 30
-SHORT = CORPUS[: 3 * B * T]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +29,7 @@ def _unread() -> Iterator[None]:
 
 @pytest.mark.parametrize("arm", cases())
 def test_streams_are_scored_cached_or_not(arm: str) -> None:
-    model, streams = make(arm, "meta").eval(), Streams(SHORT, B, T)
+    model, streams = make(arm, "meta").eval(), Streams(CORPUS[: 3 * B * T], B, T)
     cached = [CachedTransformerXL(model, mem_len=17)] if can_cache(model) else []
     with AnsweredReads():
         for reader in (model, *cached):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -60,17 +61,13 @@ def test_every_arm_trains(arm: str) -> None:
 
 OPTIONS = [{"loss": "half"}, {"loss": "random_half"}, {"stream_groups": 2}]
 OPTIONS += [{"optimizer": "adamw"}, {"optimizer": "muon"}]
+SEVERAL = [{"segment_len": 2}, {"segment_len": 2, "loss": "random_half", "stream_groups": 2}]  # segments in a step
+TRAINED = [*product(["relative, memory", "qrnn"], OPTIONS), *product(["relative, memory"], SEVERAL)]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("arm", ["relative, memory", "qrnn"])
+@pytest.mark.parametrize(("arm", "options"), TRAINED)
 def test_every_option_trains(arm: str, options: dict[str, Any]) -> None:
     train(*prepared(arm, segment(0), **options))
-
-
-@pytest.mark.parametrize("options", [{}, {"loss": "random_half", "stream_groups": 2}])
-def test_a_step_of_several_segments_trains(options: dict[str, Any]) -> None:
-    train(*prepared("relative, memory", segment(0), segment_len=2, **options))
 
 
 @pytest.mark.parametrize("arm", cases())

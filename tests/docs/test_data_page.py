@@ -1,73 +1,41 @@
 """Every line of docs/data.md's table "what you have, what to type" reads what it says."""
 
 import gzip
-import io
 import json
 import re
-import struct
-import tarfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow
 import pytest
-from pyarrow.parquet import write_table
 
 from tests.data.helpers import files
+from tests.data.test_formats import IDS, LINES, TEXTS, WRITERS, csv_of, parquet_of, tar
 from tests.docs.pages import ROOT
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
 
-TEXTS = [f"the square of {n} is {n * n}, as everybody knows\n" for n in range(200)]
-IDS = (np.arange(3_000) * 7 % 199).astype(np.uint16)
-LISTS = [part.tolist() for part in np.split(IDS, [100, 900])]
 PAGE = (ROOT / "docs/data.md").read_text()
 ROWS = re.findall(r"^\| [^|]+ \| `((?:data\.level=\S+ )?data\.path=\S+[^`]*)` \|$", PAGE, re.MULTILINE)
-
-
-def records(column: str) -> bytes:
-    return "".join(json.dumps({"id": n, column: text}) + "\n" for n, text in enumerate(TEXTS)).encode()
-
-
-def tar() -> bytes:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as opened:
-        for number, text in enumerate(TEXTS):
-            info = tarfile.TarInfo(f"{number:06d}.txt")
-            info.size = len(text)
-            opened.addfile(info, io.BytesIO(text.encode()))
-    return held.getvalue()
-
-
-def parquet(column: str, values: list[Any]) -> bytes:
-    held = io.BytesIO()
-    write_table(pyarrow.table({column: values}), held)
-    return held.getvalue()
-
-
-INDEX = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<iqqq", len(IDS), 0, 0, 1)
-HEADER = struct.pack("<3i", 20240520, 1, len(IDS)) + bytes(1012)
-NPY = io.BytesIO()
-np.save(NPY, IDS)
-TABLE = "id,review\n" + "".join(f'{n},"{text.strip()}"\n' for n, text in enumerate(TEXTS))
-NAMES = json.dumps({f"note {n}": n for n in range(199)})
-FILES: dict[str, dict[str, bytes]] = {  # of every `data.path` in the table
-    "book.txt": {"book.txt": "".join(TEXTS).encode()},
-    "c4/": {"c4/c4-train.00000.json.gz": gzip.compress(records("text"))},
-    "posts.jsonl": {"posts.jsonl": records("body")},
-    "reviews.csv": {"reviews.csv": TABLE.encode()},
-    "hub/": {"hub/train-0.parquet": parquet("text", TEXTS[:150]), "hub/test-0.parquet": parquet("text", TEXTS[150:])},
-    "saved/": {},  # by `datasets`
-    "shards/": {"shards/a-0.tar": tar()},
-    "notes.npy": {"notes.npy": NPY.getvalue()},
-    "train.bin": {"train.bin": IDS.tobytes()},
-    "fineweb_train.bin": {"fineweb_train.bin": HEADER + IDS.tobytes()},
-    "corpus_text_document": {"corpus_text_document.bin": IDS.tobytes(), "corpus_text_document.idx": INDEX},
-    "tokenized/": {"tokenized/0.ds": IDS.tobytes(), "tokenized/0.ds.index": np.array([len(IDS)], np.uint64).tobytes()},
-    "midi/": {"midi/a.parquet": parquet("input_ids", LISTS)},
+NAMES = json.dumps({f"note {n}": n for n in range(2_000)})
+HUB = {"hub/train-0.parquet": TEXTS[:30], "hub/test-0.parquet": TEXTS[30:]}
+STORED: dict[str, Callable[[Path], object]] = {  # of every `data.path` in the table: writes it into a folder
+    "book.txt": lambda folder: files(folder, {"book.txt": "".join(TEXTS)}),
+    "c4/": lambda folder: files(folder, {"c4/c4-train.00000.json.gz": gzip.compress(LINES)}),
+    "posts.jsonl": lambda folder: files(folder, {"posts.jsonl": LINES.replace(b'"text"', b'"body"')}),
+    "reviews.csv": lambda folder: files(folder, {"reviews.csv": csv_of(",").replace(b"text", b"review", 1)}),
+    "hub/": lambda folder: files(folder, {name: parquet_of(pyarrow.string(), x) for name, x in HUB.items()}),
+    "saved/": lambda folder: datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(folder / "saved"),
+    "shards/": lambda folder: files(folder, {"shards/a-0.tar": tar("txt")}),
+    "notes.npy": lambda folder: np.save(folder / "notes.npy", IDS),
+    "train.bin": lambda folder: IDS.tofile(folder / "train.bin"),
+    "fineweb_train.bin": lambda folder: WRITERS["llm.c"](folder).rename(folder / "fineweb_train.bin"),
+    "corpus_text_document": WRITERS["Megatron uint16 by its prefix"],
+    "tokenized/": lambda folder: WRITERS["datatrove"](folder / "tokenized"),
+    "midi/": lambda folder: WRITERS["Parquet"](folder / "midi"),
 }
 
 
@@ -75,9 +43,10 @@ FILES: dict[str, dict[str, bytes]] = {  # of every `data.path` in the table
 def test_a_row_of_the_table_reads_what_it_says(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     typed = dict(word.split("=") for word in row.replace("data.", "").split())
-    files(tmp_path, {**FILES[typed["path"]], "tokenizer.json": train_byte_pairs(TEXTS, 300), "vocab.json": NAMES})
-    if typed["path"] == "saved/":
-        datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk("saved")
+    files(tmp_path, {"tokenizer.json": train_byte_pairs(TEXTS, 300), "vocab.json": NAMES})
+    if typed["path"].endswith("/"):
+        Path(typed["path"]).mkdir()
+    STORED[typed["path"]](tmp_path)
     config = FileData(name="file", cache_dir="cache", **{"level": "bpe", **typed})
     corpus = load_corpus(config)
     tokens = np.concatenate([np.asarray(corpus.splits[split]) for split in SPLITS])
@@ -88,5 +57,5 @@ def test_a_row_of_the_table_reads_what_it_says(row: str, tmp_path: Path, monkeyp
 
 
 def test_all_rows_are_tested() -> None:
-    assert {row.split("data.path=")[1].split()[0] for row in ROWS} == {*FILES}
+    assert {row.split("data.path=")[1].split()[0] for row in ROWS} == {*STORED}
     assert len(ROWS) == 15

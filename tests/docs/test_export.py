@@ -3,13 +3,12 @@
 In a process of its own: checks of shapes, which tests of the model have, would fix the number of streams.
 """
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.alone import printed
 from tests.docs.pages import ROOT, blocks
 
 *_, EXPORTED, ONNX = blocks(ROOT / "docs/models.md", "python")
@@ -36,15 +35,9 @@ for encoding in ("alibi", "rope", "none", "shaw"):
 """
 
 
-def run_alone(directory: Path, *parts: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", "\n".join(parts)]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 @pytest.mark.parametrize("compared", [OF_PAGE, pytest.param(OF_OTHERS, marks=pytest.mark.slow)], ids=["page", "others"])
 def test_an_exported_model_carries_its_memory_for_any_number_of_streams(compared: str, tmp_path: Path) -> None:
-    run_alone(tmp_path, EXPORTED, COMPARE, compared)
+    printed("-W", "ignore", "-c", "\n".join((EXPORTED, COMPARE, compared)), directory=tmp_path)
 
 
 @pytest.mark.skipif(
@@ -58,4 +51,4 @@ def run(*inputs):
     return [torch.from_numpy(array) for array in session.run(None, dict(zip(names["input_names"], arrays)))]
 compare(model, run, 1e-4)
 """
-    run_alone(tmp_path, EXPORTED, ONNX, COMPARE, run)
+    printed("-W", "ignore", "-c", "\n".join((EXPORTED, ONNX, COMPARE, run)), directory=tmp_path)

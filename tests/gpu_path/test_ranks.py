@@ -17,9 +17,8 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import DDPStrategy
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.schemas import TrainerConfig, from_plain, plain
+from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.distributed import ranks
-from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import connect
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.commands import chosen_device
@@ -31,7 +30,10 @@ OPTIONS = ("trainer.max_steps=10", "trainer.val_every_n_steps=10", "checkpoint.e
 
 
 class Collectives(L.Callback):
-    """Counts the collectives from the start of the first of `STEPS` to the end of the last."""
+    """Writes the number of collectives of each kind in a step, from the first of `STEPS` to the last."""
+
+    def __init__(self, file: str) -> None:
+        self.file = Path(file)
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step + 1 == STEPS.start:
@@ -39,28 +41,17 @@ class Collectives(L.Callback):
             self.profiler.__enter__()
         if trainer.global_step + 1 == STEPS.stop:
             self.profiler.__exit__(None, None, None)
-            self.found = Counter(e.name for e in self.profiler.events() if e.name.startswith("c10d::"))
-
-
-def count(config: dict[str, Any], directory: str) -> str:
-    """Train, and return the number of collectives of each kind in a step."""
-    counting, built = Collectives(), run._build_trainer
-
-    def with_counting(config: Any, directory: Path, callbacks: list[Any], *rest: Any) -> Any:
-        return built(config, directory, [*callbacks, counting], *rest)
-
-    run._build_trainer = with_counting
-    try:
-        run.train(from_plain(config), Path(directory))
-    finally:
-        run._build_trainer = built
-    return json.dumps({name: n / len(STEPS) for name, n in counting.found.items()})
+            found = Counter(e.name for e in self.profiler.events() if e.name.startswith("c10d::"))
+            if trainer.is_global_zero:
+                self.file.write_text(json.dumps({name: n / len(STEPS) for name, n in found.items()}))
 
 
 def test_two_ranks_exchange_gradients_and_one_flag(tmp_path: Path) -> None:
     """One bucket of gradients, and one flag through gloo, which no GPU waits for."""
-    config = plain(tiny_config(tmp_path, *OPTIONS, "trainer.log_every_n_steps=100", "trainer.devices=2"))
-    assert json.loads(run_on_all(count, config, str(tmp_path / "run"), processes=2)) == {"c10d::allreduce_": 2.0}
+    config = tiny_config(tmp_path, *OPTIONS, "trainer.log_every_n_steps=100", "trainer.devices=2")
+    config.trainer.callbacks = [{"_target_": f"{__name__}.Collectives", "file": f"{tmp_path}/found.json"}]
+    run.train(config, tmp_path / "run")
+    assert json.loads((tmp_path / "found.json").read_text()) == {"c10d::allreduce_": 2.0}
 
 
 def test_lightning_asks_for_signals_by_the_method_that_is_replaced() -> None:

@@ -10,18 +10,12 @@ from txl_lightning import TransformerXL
 
 V = 30
 FLAGS = {"mem_len": 5, "same_length": True, "clamp_len": -1}
+SUBLAYERS, NORM = {"attention": "rel_attn", "feed_forward": "ff"}, {"weight": "gamma", "bias": "beta"}
+PROJECTIONS, LINEAR = {"qkv": "qkv", "position": "r", "output": "o"}, {"weight": "kernel", "bias": "bias"}
 LAYER = {
-    "attention.qkv.weight": "rel_attn/qkv/kernel",
-    "attention.position.weight": "rel_attn/r/kernel",
-    "attention.output.weight": "rel_attn/o/kernel",
-    "attention_norm.weight": "rel_attn/LayerNorm/gamma",
-    "attention_norm.bias": "rel_attn/LayerNorm/beta",
-    "feed_forward.0.weight": "ff/layer_1/kernel",
-    "feed_forward.0.bias": "ff/layer_1/bias",
-    "feed_forward.3.weight": "ff/layer_2/kernel",
-    "feed_forward.3.bias": "ff/layer_2/bias",
-    "feed_forward_norm.weight": "ff/LayerNorm/gamma",
-    "feed_forward_norm.bias": "ff/LayerNorm/beta",
+    **{f"attention.{ours}.weight": f"rel_attn/{theirs}/kernel" for ours, theirs in PROJECTIONS.items()},
+    **{f"feed_forward.{i}.{x}": f"ff/layer_{n}/{y}" for i, n in ((0, 1), (3, 2)) for x, y in LINEAR.items()},
+    **{f"{ours}_norm.{x}": f"{s}/LayerNorm/{y}" for ours, s in SUBLAYERS.items() for x, y in NORM.items()},
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
 from txl_lightning.model.baselines import (
     LSTMLayer,
     QRNNLayer,
@@ -17,7 +17,6 @@ from txl_lightning.model.baselines import (
     forget_mult,
 )
 
-EXACT = {"rtol": 0, "atol": 1e-9}
 both = pytest.mark.parametrize("cell", ["lstm", "qrnn"])
 ADAPTIVE = [{"cutoffs": (4, 8), "div_val": 2}, {"d_embed": 4, "cutoffs": (4, 8), "tie_projections": "none"}]
 ADAPTIVE += [{"d_embed": 6, "cutoffs": (4,), "div_val": 2, "tie_projections": "all"}]

@@ -1,5 +1,6 @@
 """With `memory_reset=document` no token sees anything before its document, in any stream, segment or memory."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -9,20 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tiny_model
-from txl_lightning import TransformerXL
+from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model
 from txl_lightning.model import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
-EXACT = {"rtol": 0, "atol": 1e-9}
 B, T, L = 3, 4, 18
 
 LENGTHS: list[dict[str, Any]] = [{"mem_len": 0}, {"mem_len": 3}, {"mem_len": 9}, {"mem_len": 4, "ext_len": 6}]
 LENGTHS += [{"mem_len": 5, "same_length": True, "pre_norm": True}, {"mem_len": 5, "ext_len": 2, "clamp_len": 3}]
 
 
-def documents_model(**options: Any) -> TransformerXL:
-    return tiny_model(memory_reset="document", **options)
+documents_model = partial(tiny_model, memory_reset="document")
 
 
 def marked(stream: Tensor, starts: list[list[int]]) -> Tensor:

@@ -9,14 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
 from txl_lightning import Memory
 from txl_lightning.beyond.compressive import CompressiveMemory
 from txl_lightning.beyond.memory_tokens import TokenMemory
 from txl_lightning.model.baselines import RecurrentState
-
-EXACT = {"rtol": 0, "atol": 1e-9}
-
 
 cuts = st.lists(st.integers(1, 6), min_size=2, max_size=5)  # lengths of segments
 architectures = st.fixed_dictionaries({"pre_norm": st.booleans(), "untie_biases": st.booleans()})

@@ -11,12 +11,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from tests.model.tiny_model import EXACT
 from txl_lightning import Memory, TransformerXL
 from txl_lightning.model.checkpoints import from_huggingface, from_original, to_huggingface, to_original
 
 FILES = sorted((Path(__file__).parent.parent / "reference").glob("*.safetensors"))
 ORIGINAL = [path for path in FILES if not path.stem.startswith("hf_")]
-CLOSE = {"rtol": 0, "atol": 1e-9}
 COMPUTED = "pos_emb.inv_freq"  # stored in checkpoints, but not a weight
 
 
@@ -80,12 +80,12 @@ def reference(request: pytest.FixtureRequest) -> Reference:
 
 def test_losses_and_memory_of_every_segment(reference):
     for i, (nll, memory) in enumerate(reference.scored(reference.model())):
-        torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **CLOSE)
+        torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **EXACT)
         expected = reference.under(f"memory/{i}/")
         assert len(expected) == (reference.config["n_layer"] if reference.config["mem_len"] else 0)
         assert expected or memory.length == 0
         for layer, states in expected.items():
-            torch.testing.assert_close(memory.states[int(layer)], states, **CLOSE)
+            torch.testing.assert_close(memory.states[int(layer)], states, **EXACT)
 
 
 @pytest.mark.parametrize("reference", ORIGINAL, indirect=True, ids=stem)
@@ -93,11 +93,15 @@ def test_gradients_of_every_parameter_in_the_last_segment(reference):
     model, expected = reference.model(), reference.under("grad/")
     reference.scored(model)[-1][0].mean().backward()
     ours = reference.converted_back(with_gradients_as_weights(model))
+    assert_gradients(ours, expected, learned_alone(reference.weights), EXACT)
+
+
+def assert_gradients(ours: dict[str, Tensor], expected: dict[str, Tensor], learned: set[str], close: dict) -> None:
+    """Gradients by name are close, and of what was learned nothing else has one."""
     assert expected.keys() <= ours.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(ours[name], gradient, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
-    for name in learned_alone(reference.weights) - expected.keys():
-        assert not ours[name].any(), f"{name} has a gradient only here"
+        torch.testing.assert_close(ours[name], gradient, **close, msg=lambda text, name=name: f"{name}: {text}")
+    assert [name for name in learned - expected.keys() if ours[name].any()] == []
 
 
 def test_weights_convert_back_to_the_same_bits(reference):
@@ -105,7 +109,7 @@ def test_weights_convert_back_to_the_same_bits(reference):
     assert converted.keys() == reference.weights.keys()
     for name, weight in reference.weights.items():
         if name.endswith(COMPUTED):
-            torch.testing.assert_close(converted[name], weight, **CLOSE)
+            torch.testing.assert_close(converted[name], weight, **EXACT)
         else:
             assert torch.equal(converted[name], weight), name
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.model.tensorflow_model import FLAGS, tensorflow_like, variables_of
-from tests.model.tiny_model import random_stream, score_segments
+from tests.model.tiny_model import EXACT, random_stream, score_segments
 from txl_lightning import TransformerXL
 from txl_lightning.errors import CheckpointError, UserError
 from txl_lightning.model.checkpoints import (
@@ -23,7 +23,6 @@ from txl_lightning.model.checkpoints.tensorflow import read_variables
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
 REFERENCES = sorted((Path(__file__).parents[1] / "reference/tensorflow").iterdir())
-CLOSE = {"rtol": 0, "atol": 1e-9}
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}  # their numbers have float32
 
 
@@ -63,9 +62,9 @@ def assert_read(variables: dict[str, np.ndarray], model: TransformerXL) -> None:
         expected, expected_memory = score_segments(model, stream, 4)
         nll, memory = score_segments(read_model, stream, 4)
         cached, _ = score_segments(CachedTransformerXL(read_model), stream, 4)
-    torch.testing.assert_close(nll, expected, **CLOSE)
-    torch.testing.assert_close(memory.states, expected_memory.states, **CLOSE)
-    torch.testing.assert_close(cached, expected, **CLOSE)
+    torch.testing.assert_close(nll, expected, **EXACT)
+    torch.testing.assert_close(memory.states, expected_memory.states, **EXACT)
+    torch.testing.assert_close(cached, expected, **EXACT)
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)

@@ -12,6 +12,7 @@ from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 
 VOCABULARY = 11
+EXACT = {"rtol": 0, "atol": 1e-9}  # tolerances of a comparison in float64
 SIZES = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
 SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]  # of the terms
 ENCODINGS: dict[str, dict[str, Any]] = {

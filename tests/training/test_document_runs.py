@@ -7,9 +7,7 @@ import pytest
 from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import plain
-from txl_lightning.errors import OptionError
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.run import train
 
 DOCUMENTS = ("memory.reset=document", "data.document_start='^line'", "optimizer.schedule=constant")
 
@@ -45,8 +43,3 @@ def test_text_before_a_document_does_not_change_its_loss_in_training(tmp_path: P
         losses[name] = [loss for _, loss in losses_of(folder / "run", folder, *options)]
     assert losses["one"][0] != losses["two"][0]
     assert losses["one"][1] == losses["two"][1]
-
-
-def test_a_text_without_documents_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"data.document_start=None: must match the first lines of documents"):
-        train(tiny_config(tmp_path, "memory.reset=document"), tmp_path / "run")

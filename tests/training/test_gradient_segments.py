@@ -1,6 +1,5 @@
 """Gradients through the memory: a step of several segments is one long segment with the same mask."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
-from tests.training.small_run import bare_module, tiny_config
+from tests.training.small_run import bare_module
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Batch
-from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule, scored_positions
-from txl_lightning.training.run import train
 
 T = 3
 
@@ -90,19 +87,3 @@ def test_compiled_training_computes_the_same() -> None:
             module.add_gradients(part._replace(number=number))
         found[compiled] = gradients(model)
     torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-10)
-
-
-DOCUMENTS = pytest.param("memory.reset=document", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("words", ["beyond=none", "beyond=memory_tokens beyond.n_tokens=3", DOCUMENTS])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, words: str) -> None:
-    options = (*words.split(), "memory.gradient_segments=2", "model.dropout=0.2", "optimizer.schedule=constant")
-    options += ("data.document_start='^line .*5:'", "trainer.val_every_n_steps=20", "evaluation.max_segments=2")
-    for name, steps in (("whole", 14), ("second", 5), ("second", 14)):
-        config = tiny_config(tmp_path, *options, f"trainer.max_steps={steps}", "resume=auto")
-        assert train(config, tmp_path / name)["tokens"] == steps * 4 * 8 * 3
-    contents = [read_file(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "second")]
-    weights, memories = ([each[name] for each in contents] for name in ("state_dict", "training_memory"))
-    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-    assert torch.equal(*(memory["memory"]["states"] for memory in memories))
