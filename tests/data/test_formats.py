@@ -133,16 +133,23 @@ def csv_of(delimiter: str) -> bytes:
     return "\n".join(rows).encode()
 
 
-def tar(kind: str) -> bytes:
+def tar_of(contents: dict[str, str]) -> bytes:
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as opened:
-        for n, text in enumerate(TEXTS):
-            for end, content in ((kind, json.dumps({"text": text}) if kind == "json" else text), ("jpg", "\xff\xd8")):
-                data = content.encode("latin-1" if end == "jpg" else "utf-8")
-                info = tarfile.TarInfo(f"samples/{n:04d}.{end}")
-                info.size = len(data)
-                opened.addfile(info, io.BytesIO(data))
+        for name, content in contents.items():
+            data = content.encode("latin-1" if name.endswith("jpg") else "utf-8")
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            opened.addfile(info, io.BytesIO(data))
     return held.getvalue()
+
+
+def tar(kind: str) -> bytes:
+    contents = [json.dumps({"text": text}) if kind == "json" else text for text in TEXTS]
+    samples = enumerate(zip(contents, ["\xff\xd8"] * len(contents), strict=True))
+    return tar_of(
+        {f"samples/{n:04d}.{end}": one for n, of in samples for end, one in zip((kind, "jpg"), of, strict=True)}
+    )
 
 
 def skippable(content: bytes) -> bytes:
@@ -206,6 +213,9 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None
     one = datasets.Dataset.from_dict({"tokens": LISTS, "text": ["x"] * len(LISTS)})
     one.save_to_disk(tmp_path / "one", num_shards=2)
     assert np.asarray(read(tmp_path / "one", tmp_path, "ids").splits[WHOLE]).tolist() == IDS.tolist()
+    (tmp_path / "one/data-00001-of-00002.arrow").unlink()
+    with pytest.raises(OptionError, match=r"data-00001-of-00002\.arrow cannot be read \(No such file"):
+        read(tmp_path / "one", tmp_path, "ids")
 
 
 def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,6 +239,14 @@ def test_code_and_settings_in_json_stay_text(tmp_path: Path) -> None:
 
 RECORD = b"\x0a\x0bsome example"
 TFRECORD = (struct.pack("<QI", len(RECORD), 123) + RECORD + struct.pack("<I", 456)) * 9
+
+
+def npy(ids: np.ndarray) -> bytes:
+    held = io.BytesIO()
+    np.save(held, ids)
+    return held.getvalue()
+
+
 NO_LISTS = ("[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]")
 NO_LIST = r"record 2 cannot be read \(TypeError: must be (a list of )?ids"
 PLUS_ONE = b"TNTIDX\0\0" + struct.pack("<QQ", 4, 4)  # an index of files that store every id plus one
@@ -249,6 +267,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"odd.bin": b"\1\2\3"}, "ids", "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin"),
     ({"text.npy": b"no array"}, "ids", "data.dtype=None: must be uint8"),
     ({"odd.npy": b"\x93NUMPY\1\0"}, "ids", "data.path=.*odd.npy: cannot be read"),
+    ({"two.npy": npy(IDS) + npy(IDS)}, "ids", "data.path=.*two.npy: must have one array, and no more"),
     ({"odd.bin": b"\0\2\3"}, "uint16", "data.path=.*odd.bin: cannot be read"),
     ({"notes.txt": b"1234"}, "uint16", "not digits of a text: save them with numpy.save"),
     ({"ids.bin": b"1 2 3 4 5 6 7 8\n" * 9}, "uint16", "not digits of a text: save them with numpy.save"),
@@ -362,6 +381,10 @@ UNREADABLE = [
     ("a.gz", gzip.compress(b"text" * 999, mtime=0)[:-9], "a.gz: cannot be read"),
     ("a.xz", lzma.compress(b"text" * 999)[:-9], "a.xz: cannot be read"),
     ("a.tar", tar("txt")[:2048], "cannot be read .ReadError: its end is missing"),
+    ("a.tar", tar("txt") + tar("txt"), "cannot be read .ReadError: its end is missing, or it has more after it"),
+    ("a.tar", tar_of({"0.txt": "a", "1.txt": "b", "0.TXT": "c"}), "cannot be read .ReadError: it has a file twice"),
+    ("a.tar", tar_of({"x/train/0.txt": "a", "x/test/0.txt": "b"}), "cannot be read .ReadError: its files are splits"),
+    ("a.parquet", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", NO_TEXT + "a pointer of Git LFS: git"),
     ("a.jsonl", '{"text": "a"}\n{"text": 7}\n', r"a.jsonl: record 2 .*read \(TypeError: must be a text, not 7\)"),
     ("a.jsonl", '{"text": null}\n' * 9, "must have text: it is empty"),
     ("a.jsonl", '{"text": "a"}\nno json\n', r"a.jsonl: cannot be read \(ValueError: record 2: Expecting value"),

@@ -70,6 +70,7 @@ WAYS: dict[str, Callable[[], Any]] = {
     "digits": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTE_LEVEL]),
     "unigram": lambda: BYTE_LEVEL,
     "metaspace": lambda: pre_tokenizers.Metaspace(prepend_scheme="never"),
+    "metaspace of gemma": lambda: pre_tokenizers.Split(" ", "merged_with_previous"),
     "gpt2 nfc": lambda: BYTE_LEVEL,
     "gpt2 added": lambda: BYTE_LEVEL,
 }
@@ -78,12 +79,12 @@ WAYS: dict[str, Callable[[], Any]] = {
 @cache
 def tokenizer(way: str) -> str:
     """Train a tokenizer of 600 tokens that divides text in a way."""
-    metaspace, unigram = way == "metaspace", way == "unigram"
+    metaspace, unigram, gemma = way.startswith("metaspace"), way == "unigram", way.endswith("gemma")
     made = Tokenizer(models.Unigram() if unigram else models.BPE(byte_fallback=metaspace, unk_token=None))
     made.pre_tokenizer = WAYS[way]()
     fallback = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     made.decoder = fallback if metaspace else decoders.ByteLevel()
-    made.normalizer = normalizers.NFC() if way == "gpt2 nfc" else None
+    made.normalizer = normalizers.NFC() if way == "gpt2 nfc" else normalizers.Replace(" ", "▁") if gemma else None
     alphabet = [f"<0x{byte:02X}>" for byte in range(256)] if metaspace else pre_tokenizers.ByteLevel.alphabet()
     if unigram:
         trainer: Any = trainers.UnigramTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
@@ -94,7 +95,10 @@ def tokenizer(way: str) -> str:
     if way == "gpt2 added":
         made.add_tokens([AddedToken(" " * n, normalized=True) for n in (4, 8)])
         made.add_special_tokens(["<|end|>"])
-    return json.dumps(json.loads(made.to_str()) | ({"added_tokens": []} if metaspace else {}))
+    made = Tokenizer.from_str(json.dumps(json.loads(made.to_str()) | ({"added_tokens": []} if metaspace else {})))
+    if gemma:
+        made.add_tokens([AddedToken("▁▁", normalized=False)])
+    return str(made.to_str())
 
 
 def in_chunks(content: bytes, size: int) -> list[bytes]:

@@ -105,6 +105,9 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
     assert samples.tolist() == [sample["tokens"] for sample in by_ids["samples"]]
     assert by_ids["samples"][0]["text"] == " ".join(f"n{number}" for number in samples[0])
     assert generated(prompt="n1 n4 n9", n_samples=2)["samples"] == by_ids["samples"]
+    np.save(tmp_path / "prompts.npy", np.array([[1, 4, 9], [7, 7, 7]], np.uint16))
+    first, second = generated(prompt_ids=str(tmp_path / "prompts.npy"), n_samples=2)["prompts"]
+    assert (first["samples"], second["prompt"]["tokens"]) == (by_ids["samples"], [7, 7, 7])
     np.save(tmp_path / "floats.npy", [0.5])
     for wrong in ([60], [], [-1], "1 4 9", [1.0], str(tmp_path / "floats.npy"), "/nowhere.npy"):
         with pytest.raises(OptionError, match=r"^prompt_ids=.*: (must (be|hold)|cannot be read)"):

@@ -34,7 +34,6 @@ BOM = b"\xef\xbb\xbf"
 TYPES_OF_INDEX = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32", 10: "uint64"}
 LLM_C = {struct.pack("<i", 20240520): "uint16", struct.pack("<i", 20240801): "uint32"}  # by the first number
 LLM_C_HEADER = 256 * 4
-BLOCK_OF_TAR = 512
 STREAMS_OF_ARROW = (".arrow", ".arrows", ".ipc")
 OFFICE = (".docx", ".odt", ".epub", ".rtf", ".doc", ".pptx", ".xlsx")
 OF_MDS = "numpy.save('ids', concatenate([row['tokens'] for row in StreamingDataset(local=FOLDER, batch_size=1)]))"
@@ -135,11 +134,14 @@ def _of_batches(batches: Iterable[Any], column: str) -> Iterator[Any]:
 
 def _tar(path: Path, content: Any) -> tuple[Columns, Values]:
     """Read the samples of a tar as records: files one after the other whose names are equal up to the first dot."""
-    if content[-BLOCK_OF_TAR:] != bytes(BLOCK_OF_TAR):
-        raise tarfile.ReadError("its end is missing")
     with tarfile.open(fileobj=content, mode="r:") as opened:
         files = [(*key_and_kind(member.name), member) for member in opened if member.isfile()]
-    if {"train", "test"} <= {key.rpartition("/")[2].lower() for key, *_ in files}:
+        after = content[opened.offset :]  # the library ends where it reads no further file
+    if not after or after.strip(b"\0"):
+        raise tarfile.ReadError("its end is missing, or it has more after it")
+    if len({file[:2] for file in files}) < len(files):
+        raise tarfile.ReadError("it has a file twice")
+    if {"train", "test"} <= {part for key, *_ in files for part in key.lower().split("/")}:
         raise tarfile.ReadError("its files are splits: unpack it")
 
     def records() -> Iterator[dict[str, Any]]:
@@ -168,6 +170,7 @@ def _numpy(path: Path) -> Part:
     require(kind.kind in "iu", "data.path", path, f"must hold an array of integers, not {kind}")
     shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
     require(ids.ndim == 1, "data.path", path, shape)
+    require(ids.offset + ids.nbytes == path.stat().st_size, "data.path", path, "must have one array, and no more")
     return Part(path, 0, len(ids), format=kind.name if kind.isnative else kind.str, offset=ids.offset)
 
 
@@ -275,6 +278,7 @@ FORMATS = [
     Format("an archive", _starts(b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf", b"Rar!\x1a\x07"), hint="unpack it"),
     Format("LZ4", _starts(b"\x04\x22\x4d\x18"), hint="unpack it"),
     Format("HDF5", _starts(b"\x89HDF\r\n"), hint="write its ids with numpy.save"),
+    Format("a pointer of Git LFS", _starts(b"version https://git-lfs.github.com/spec/"), hint="git lfs pull"),
     Format("TFRecords", _is_tfrecords, hint="write the ids that tensorflow reads with numpy.save, or JSON lines"),
     Format("JSON lines", _is_json_lines, records=_json_lines),
     Format("JSON", lambda _, head: bool(JSON_RECORDS.match(head.removeprefix(BOM))), records=_json),

@@ -244,14 +244,18 @@ def _found_in(root: Path, config: FileData) -> list[Found]:
         raise error
 
     files: list[Path] = []
-    for folder, folders, names in os.walk(root, onerror=fail):
+    for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
         if {"state.json", "dataset_info.json"} <= {*names}:
             names = [file["filename"] for file in json.loads(Path(folder, "state.json").read_bytes())["_data_files"]]
         files += [Path(folder, name) for name in names if not name.startswith(".") and not DESCRIPTIONS.fullmatch(name)]
+    files = sorted(path for path in files if path.is_file() or not path.exists())  # a missing one is an error
+    places = {path.resolve(): path for path in files}
+    twice = [f"{path} and {places[path.resolve()]}" for path in files if places[path.resolve()] != path]
+    require(not twice, "data.path", root, f"has a link to a file that it has too: {', '.join(twice[:1])}")
     why: dict[Path, str] = {}
     found: dict[bool, list[Found]] = {False: [], True: []}  # whether it is a table
-    for path in sorted(filter(Path.is_file, files)):
+    for path in files:
         try:
             if one := _found(path, config, named=False):
                 found[bool(one.column)].append(one)
@@ -411,22 +415,6 @@ def _encoded(value: Any, ids: bool) -> bytes:
 def chunks_of_ids(ids: np.ndarray) -> Iterator[np.ndarray]:
     """Yield an array in pieces that fit into memory."""
     return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
-
-
-def map_ids(path: Path, option: str = "data.path") -> np.ndarray:
-    """Return the ids of a file that states their type, memory-mapped.
-
-    Raises:
-        OptionError: it cannot be read, or holds something else.
-    """
-    config = FileData(level="ids")
-    try:
-        with _naming(path):
-            found = _found(path, config)
-            part = _part(found, config, {}) if found else None
-        return part.ids() if part else np.zeros(0, np.int64)
-    except UserError as error:
-        raise OptionError(option, path, getattr(error, "allowed", str(error).removeprefix(f"{path}: "))) from error
 
 
 def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:

@@ -230,7 +230,7 @@ def _contents(vocabulary: dict[str, int], state: dict[str, Any], added: set[int]
     for text, number in vocabulary.items():
         if model.get("byte_fallback") and (byte := re.fullmatch("<0x([0-9A-F]{2})>", text)):
             contents[number] = bytes.fromhex(byte[1])
-        elif number not in added:
+        elif number not in added or not text.strip(WORD_START):  # Gemma adds runs of spaces too
             contents[number] = text.replace(WORD_START, " ").encode()
     return contents
 

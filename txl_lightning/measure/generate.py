@@ -16,7 +16,6 @@ from torch import Tensor
 
 from txl_lightning.config.lengths import training_lengths
 from txl_lightning.config.schemas import check_values
-from txl_lightning.data.own_files import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import not_special, write_atomically, write_json
@@ -238,7 +237,7 @@ def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt
     if texts is None:
         option, path = "prompt_file", str(options.prompt_file)
         try:
-            texts = [line for line in not_special(path).read_text(encoding="utf-8").split("\n") if line]
+            texts = [line for line in not_special(path).read_text(encoding="utf-8-sig").split("\n") if line]
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise OptionError(option, path, f"cannot be read ({reason})") from error
@@ -283,7 +282,10 @@ def _prompts_of_ids(given: Any, vocab_size: int) -> list[Prompt]:
         OptionError: these are no ids of the vocabulary, or none at all.
     """
     is_file = isinstance(given, str) and given.endswith(".npy")
-    ids = map_ids(Path(given).expanduser(), "prompt_ids").tolist() if is_file else given
+    try:
+        ids = np.load(not_special(given)).tolist() if is_file else given
+    except (OSError, ValueError, EOFError) as error:
+        raise OptionError("prompt_ids", given, f"cannot be read ({error})") from error
     rows = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
     for row in rows:
         good = isinstance(row, list) and bool(row) and all(isinstance(n, int) and 0 <= n < vocab_size for n in row)

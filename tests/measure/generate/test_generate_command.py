@@ -76,7 +76,7 @@ def test_prompts_of_any_lengths_are_continued_as_each_is_alone(runs: SmallRuns, 
     chosen: dict[str, Any] = {"n_samples": 2, "prompt": None, "seed": 3}
     written: list[str] = []
     listed = generated(options(runs, kind, **chosen, prompts=texts), tmp_path / "list", written.append)["prompts"]
-    (tmp_path / "prompts.txt").write_text("\n\n".join(texts))
+    (tmp_path / "prompts.txt").write_text("\n\n".join(texts), "utf-8-sig")
     of_file = generated(options(runs, kind, **chosen, prompt_file=str(tmp_path / "prompts.txt")), tmp_path / "file")
     assert of_file["prompts"] == listed
     assert [entry["prompt"]["text"] for entry in listed] == texts
