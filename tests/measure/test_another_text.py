@@ -11,10 +11,9 @@ from tests.measure.recl.small_recl import recl
 from tests.measure.small_runs import SmallRuns
 
 LINES = "".join(f"line {i}: a square of {i}\n" for i in range(60))
-Split = dict[str, Any]
 
 
-def split_of(command: str, runs: SmallRuns, directory: Path, chosen: Split) -> str:
+def split_of(command: str, runs: SmallRuns, directory: Path, chosen: dict[str, Any]) -> str:
     """Return the split that a command says it read."""
     if command == "attention":
         return written(runs, "relative", directory, **chosen)[0]["split"]

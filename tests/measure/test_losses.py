@@ -28,7 +28,6 @@ from txl_lightning.measure.losses import (
     window_losses,
     window_reader,
 )
-from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
 Result = TypeVar("Result")
@@ -39,13 +38,6 @@ TRAINED = 6
 TABLE = {"shaw": 9, "al_rfou": TRAINED}
 ADAPTIVE = {"cutoffs": (3, 7), "div_val": 2}
 ZEROS = {"memory_start": "zeros", "ext_len": 2}
-
-
-def recurrent(cell: str, **options: object) -> RecurrentLanguageModel:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = RecurrentConfig(vocab_size=VOCABULARY, cell=cell, n_layer=2, d_model=8, dropout=0.3, **options)
-        return RecurrentLanguageModel(config).double()
 
 
 def attention(encoding: str, **options: object) -> TransformerXL:
@@ -84,8 +76,8 @@ ALONE: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], float]]]
     "alibi": (lambda: attention("alibi", mem_len=4, clamp_len=7), token_by_token),
     "none": (lambda: attention("none", mem_len=4), token_by_token),
     "rope": (lambda: attention("rope", mem_len=4), token_by_token),
-    "lstm": (lambda: recurrent("lstm"), at_once),
-    "qrnn": (lambda: recurrent("qrnn", **ADAPTIVE), at_once),
+    "lstm": (lambda: tiny_model(cell="lstm", dropout=0.3), at_once),
+    "qrnn": (lambda: tiny_model(cell="qrnn", dropout=0.3, **ADAPTIVE), at_once),
     "absolute": (lambda: attention("absolute", mem_len=0), lambda model, w: at_once(model, w[-TRAINED - 1 :])),
     "al_rfou": (lambda: attention("al_rfou", mem_len=0), lambda model, w: at_once(model, w[-TRAINED - 1 :])),
     "absolute memory": (lambda: attention("absolute", mem_len=8, memory_start="zeros"), in_segments),

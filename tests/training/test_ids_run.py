@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.measure.kept_figures import kept_figures
+from tests.measure.recl.small_recl import SMALL
 from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.config.schemas import LoggerConfig, plain
@@ -19,9 +20,8 @@ from txl_lightning.measure.options import AttentionOptions, GenerateOptions, Rec
 from txl_lightning.training.run import train
 
 IDS = np.arange(4000) ** 2 % 53
+BEST = "run/checkpoints/best.ckpt"
 SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "memory=on", "data.level=ids")
-NO_LOGGER = LoggerConfig(name="none")
-GRID: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 5}
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def checkpoint(folder: Path) -> str:
-    return str(folder / "run/checkpoints/best.ckpt")
-
-
 def evaluation(folder: Path, directory: Path, **options: Any) -> dict[str, Any]:
-    result = evaluated(checkpoint(folder), directory, **options)
+    result = evaluated(folder / BEST, directory, **options)
     return result["whole" if "whole" in result else "test"]
 
 
@@ -67,10 +63,11 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
             evaluation(run, tmp_path)
         moved = {"data_path": str(tmp_path / "moved.bin")}
         assert evaluation(run, tmp_path, **moved) | {"seconds": 0} == before | {"seconds": 0}
-        generate.run(GenerateOptions(checkpoint(run), context=8, n_tokens=2, **moved), tmp_path)
+        generate.run(GenerateOptions(str(run / BEST), context=8, n_tokens=2, **moved), tmp_path)
         with kept_figures():
-            attention.run(AttentionOptions(checkpoint(run), text_tokens=4, logger=NO_LOGGER, **moved), tmp_path)
-            recl.run(ReclOptions([checkpoint(run)], logger=NO_LOGGER, **GRID, **moved), tmp_path)
+            options = AttentionOptions(str(run / BEST), text_tokens=4, logger=LoggerConfig(name="none"), **moved)
+            attention.run(options, tmp_path)
+            recl.run(ReclOptions([str(run / BEST)], **SMALL, **moved), tmp_path)
     finally:
         (tmp_path / "moved.bin").rename(run / "notes.bin")
     assert json.loads((tmp_path / "recl.json").read_text())["unit"] == "ppl"
@@ -87,9 +84,19 @@ def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: 
         evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
 
 
+def test_ids_have_documents_and_no_lines(run: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "new.npy", IDS[:50])
+    given = {"data_path": str(tmp_path / "new.npy")}
+    evaluation(run, tmp_path, **given, per="document", unit_memory="fresh")
+    place, text, tokens, _ = (tmp_path / "documents_whole.tsv").read_text().splitlines()[1].split("\t")
+    assert (place, text, tokens) == ("1", " ".join(f"n{number}" for number in IDS[:50]), "49")
+    with pytest.raises(OptionError, match=r"per=line: .*ids have no lines"):
+        evaluation(run, tmp_path, **given, per="line")
+
+
 def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
     def generated(**prompt: Any) -> dict[str, Any]:
-        generate.run(GenerateOptions(checkpoint(run), n_tokens=5, **prompt), tmp_path)
+        generate.run(GenerateOptions(str(run / BEST), n_tokens=5, **prompt), tmp_path)
         return json.loads((tmp_path / "generation.json").read_text())
 
     by_ids = generated(prompt_ids=[1, 4, 9], n_samples=2)

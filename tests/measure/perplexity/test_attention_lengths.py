@@ -16,8 +16,6 @@ from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.perplexity import run
 from txl_lightning.runs.trained import load_trained
 
-LENGTHS = [24, 4, 12, 12]
-
 
 def direct(runs: SmallRuns, kind: str, segment_len: int, ext_len: int = 0, **lengths: Any) -> float:
     trained = load_trained(runs.checkpoint(kind))
@@ -27,7 +25,7 @@ def direct(runs: SmallRuns, kind: str, segment_len: int, ext_len: int = 0, **len
 
 
 def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(runs: SmallRuns, tmp_path: Path) -> None:
-    sweep = result(runs, "characters", tmp_path, attention_lengths=LENGTHS)["test"]["sweep"]
+    sweep = result(runs, "characters", tmp_path, attention_lengths=[24, 4, 12, 12])["test"]["sweep"]
     assert sweep.items() >= {"length_option": "mem_len", "limit": None, "unit": "bpc", "tolerance": 0.0005}.items()
     assert [row["attention_length"] for row in sweep["lengths"]] == [4, 12, 24]
     assert [row["evaluation"]["clamp_len"] for row in sweep["lengths"]] == [-1, -1, 15]

@@ -17,7 +17,6 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.vocabulary import without_marks
-from txl_lightning.errors import UserError
 from txl_lightning.measure.options import EvaluateOptions
 from txl_lightning.measure.perplexity import run
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
@@ -133,10 +132,3 @@ def test_a_text_for_a_model_of_sentences_has_the_marks_of_its_corpus(runs: Small
         assert np.array_equal(given.sentences[split], own.sentences[split])
     results = [result(runs, "sentences", tmp_path, **chosen)["test"] for chosen in ({}, {"data_path": path})]
     assert results[0] | {"seconds": 0} == results[1] | {"seconds": 0}
-
-
-def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, "trainer.max_steps=1", "data.level=char"), tmp_path / "run")
-    (tmp_path / "text.txt").write_text("completely different letters: zyxwvq\n" * 40)
-    with pytest.raises(UserError, match=r"checkpoint=.*: was trained with another vocabulary than that of text.txt"):
-        run(EvaluateOptions(str(tmp_path / "run/checkpoints/best.ckpt")), tmp_path)

@@ -10,9 +10,6 @@ from tests.measure.perplexity.scored import result
 from tests.measure.perplexity.test_evaluate_values import losses
 from tests.measure.small_runs import SmallRuns
 
-LARGEST = 0.01  # nats; eight bits of mantissa
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "relative": {"cached": False},
     "no_memory": {"ext_len": 6, "segment_len": 2},
@@ -27,7 +24,7 @@ def test_bfloat16_is_close_to_float32(runs: SmallRuns, tmp_path: Path, kind: str
     exact = result(runs, kind, tmp_path, **OPTIONS[kind])
     ours = result(runs, kind, tmp_path, losses=True, precision="bf16-mixed", **OPTIONS[kind])
     assert [one["evaluation"]["precision"] for one in (exact, ours)] == ["32-true", "bf16-mixed"]
-    assert 0 < abs(ours["test"]["nll"] - exact["test"]["nll"]) < LARGEST
+    assert 0 < abs(ours["test"]["nll"] - exact["test"]["nll"]) < 0.01  # nats; eight bits of mantissa
     assert losses(tmp_path / "losses_test.npz")[0].dtype in (np.float32, np.float64)
 
 

@@ -1,7 +1,6 @@
 """Scores of lines, documents and tokens: what they sum to, what each one depends on, and the table."""
 
 import csv
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +12,16 @@ import pyarrow.parquet
 import pytest
 
 from tests.covering import product_of
+from tests.fixtures import Output
 from tests.measure.small_runs import SmallRuns
-from tests.training.small_run import tiny_config, trained
+from tests.training import small_run
+from tests.training.small_run import trained
 from txl_lightning.config.schemas import flat
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import run
+from txl_lightning.errors import UserError
 from txl_lightning.measure.protocols import SplitScores
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.run import train
 
 PAIRS = ("data.level=bpe", "data.vocab_size=270", "trainer.max_steps=1")
 LINES = ["line 7: the square of 7 is 49", "line 3", "", "line 12: the square of 12 is the square", "7"]
@@ -32,8 +30,6 @@ ALONE = ["relative", "documents", "characters", "extended", "rope", "absolute", 
 ALONE += ["tokens", "lstm", "pairs", "sentences"]
 
 FRESH: dict[str, Any] = {"per": "line", "unit_memory": "fresh"}
-
-Captured = pytest.CaptureFixture[str]
 
 
 def checkpoint_of(runs: SmallRuns, kind: str) -> str:
@@ -46,8 +42,7 @@ def evaluated(runs: SmallRuns, kind: str, directory: Path, text: Any = "", **opt
         file = directory / f"{options.pop('name', 'text')}.log"
         file.write_bytes((text if isinstance(text, str) else "".join(f"{line}\n" for line in text)).encode())
         options["data_path"] = str(file)
-    run(EvaluateOptions(checkpoint_of(runs, kind), block_len=20, **options), directory)
-    found = json.loads((directory / "evaluation.json").read_text())
+    found = small_run.evaluated(checkpoint_of(runs, kind), directory, block_len=20, **options)
     units = [split for split, values in found.items() if isinstance(values, dict) and "units" in values]
     for split in units if options.get("table") != "parquet" else ():
         with (directory / found[split]["units"]).open(newline="") as file:
@@ -138,21 +133,6 @@ def test_a_symbol_is_a_context(runs: SmallRuns, tmp_path: Path) -> None:
     assert named.read_text().count("\n") == 3
 
 
-REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
-    ("relative", "7", {}, "batch_size=.*must be at most .* a stream needs 2"),
-    ("characters", "line 1: ö\n", {}, "data_path=.*: 'ö' is not among the .* symbols"),
-    ("words", "\n\n\n", FRESH, "per=line: no line of whole has two tokens"),
-    ("words", "the square\n", {**FRESH, "unit_context": ""}, "unit_context=: has no token"),
-    ("sentences", "the cat\n", {**FRESH, "unit_context": "7"}, "unit_context=7: must be null: sentences begin"),
-]
-
-
-@pytest.mark.parametrize(("kind", "text", "options", "words"), REFUSED)
-def test_texts_are_refused(runs: SmallRuns, tmp_path: Path, kind: str, text: str, options: Any, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        evaluated(runs, kind, tmp_path, text, **options)
-
-
 def test_documents_from_a_fresh_memory_are_files_and_lines_that_begin_them(runs: SmallRuns, tmp_path: Path) -> None:
     """Documents are long: a memory is carried in each, and those that end are not read on."""
     (tmp_path / "logs").mkdir()
@@ -188,7 +168,7 @@ def test_the_table_of_lines_costs_no_calls(runs: SmallRuns, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("memory", ["carried", "fresh"])
-def test_unknown_characters_are_named(runs: SmallRuns, tmp_path: Path, capsys: Captured, memory: str) -> None:
+def test_unknown_characters_are_named(runs: SmallRuns, tmp_path: Path, capsys: Output, memory: str) -> None:
     content = "line 1: ö\nline 2: öß\nline 3\n"
     found = evaluated(runs, "characters", tmp_path, content, name=memory, per="line", unit_memory=memory, batch_size=1)
     rows = found["whole"]["rows"]
@@ -217,20 +197,6 @@ def test_both_formats_have_one_content(runs: SmallRuns, tmp_path: Path) -> None:
     assert [row["text"] for row in rows] == ['line\\t1 "7"', "", "line \\\\ 2\\r is"]
     numbers = [(int(row["tokens"]), float(row["nats"]) if row["nats"] else None) for row in rows]
     assert [*zip(table["tokens"], table["nats"], strict=True)] == numbers
-
-
-def test_ids_have_documents_and_no_lines(tmp_path: Path) -> None:
-    ids = np.arange(600) % 7
-    np.save(tmp_path / "ids.npy", ids)
-    options = ("data.level=ids", "trainer.max_steps=1", f"data.path={tmp_path / 'ids.npy'}")
-    train(tiny_config(tmp_path, *options), tmp_path / "run")
-    np.save(tmp_path / "new.npy", ids[:50])
-    given = {"checkpoint": str(tmp_path / "run/checkpoints/best.ckpt"), "data_path": str(tmp_path / "new.npy")}
-    run(EvaluateOptions(**given, per="document", unit_memory="fresh"), tmp_path)
-    place, text, tokens, _ = (tmp_path / "documents_whole.tsv").read_text().splitlines()[1].split("\t")
-    assert (place, text, tokens) == ("1", " ".join(map(str, ids[:50])), "49")
-    with pytest.raises(OptionError, match=r"per=line: .*ids have no lines"):
-        run(EvaluateOptions(**given, per="line"), tmp_path)
 
 
 def test_losses_are_kept_only_if_they_are_asked_for(runs: SmallRuns, tmp_path: Path, monkeypatch: Any) -> None:

@@ -16,8 +16,3 @@ class Lagging:
             of_all = torch.cat([tokens_BT[:, 1:], targets_BT[:, -1:]], dim=1)
             p_BT[:, LAG - 1 :] = torch.where(of_all[:, LAG - 1 :] == tokens_BT[:, :last], 0.9, 0.1 / 255)
         return -p_BT[:, -targets_BT.shape[1] :].log(), None
-
-
-def make() -> Lagging:
-    """For `py:`."""
-    return Lagging()

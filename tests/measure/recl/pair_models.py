@@ -6,7 +6,7 @@ from torch import Tensor
 
 FIRST, SECOND = b"ABCDEFGHIJKLMNOP", b"abcdefghijklmnop"
 LAG = 6  # pairs
-PAIRS, PAIR_BYTES = (f"py:{__name__}.make_{name}" for name in ("pairs", "pair_bytes"))
+PAIRS, PAIR_BYTES = (f"py:{__name__}.{name}" for name in ("Pairs", "PairBytes"))
 N_PAIRS = len(FIRST) * len(SECOND)
 
 
@@ -65,13 +65,3 @@ class Pairs(PairBytes):
 
     def of(self, read: list[int], target: int) -> float:
         return float(pair_probabilities(read)[target])
-
-
-def make_pairs() -> Pairs:
-    """For `py:`."""
-    return Pairs()
-
-
-def make_pair_bytes() -> PairBytes:
-    """For `py:`."""
-    return PairBytes()

@@ -11,6 +11,7 @@ from txl_lightning.measure.models import TokenizedText
 from txl_lightning.measure.recl import byte_losses
 
 TEXT = pair_text(150)
+BYTES = TokenizedText(np.frombuffer(TEXT, np.uint8), np.arange(len(TEXT)), len(TEXT))
 
 
 def test_a_context_is_cut_to_whole_tokens_and_a_loss_is_divided_over_the_bytes_of_its_piece() -> None:
@@ -28,17 +29,15 @@ def test_a_context_is_cut_to_whole_tokens_and_a_loss_is_divided_over_the_bytes_o
 
 
 def test_a_piece_beyond_the_limit_of_a_model_is_refused() -> None:
-    text = TokenizedText(np.frombuffer(TEXT, np.uint8), np.arange(len(TEXT)), len(TEXT))
     pieces, positions = np.arange(0, 301, 20), np.array([40, 200])
     with pytest.raises(UserError, match="no common bound in 20 tokens; a model sees only 19"):
-        byte_losses(WindowReader(PairBytes(), limit=19, one_pass=True), text, pieces, positions, [2, 4])
-    byte_losses(WindowReader(PairBytes(), limit=20, one_pass=True), text, pieces, positions, [2, 4])
+        byte_losses(WindowReader(PairBytes(), limit=19, one_pass=True), BYTES, pieces, positions, [2, 4])
+    byte_losses(WindowReader(PairBytes(), limit=20, one_pass=True), BYTES, pieces, positions, [2, 4])
 
 
 def test_the_first_piece_is_not_scored() -> None:
     reader = window_reader(PairBytes())
-    text = TokenizedText(np.frombuffer(TEXT, np.uint8), np.arange(len(TEXT)), len(TEXT))
     with pytest.raises(UserError, match="no common bound in the first 20 bytes"):
-        byte_losses(reader, text, np.array([0, 20, 300]), np.array([12, 200]), [2, 4])
+        byte_losses(reader, BYTES, np.array([0, 20, 300]), np.array([12, 200]), [2, 4])
     with pytest.raises(UserError, match="unknown"):
-        byte_losses(reader, TokenizedText(text.tokens, None, 300), np.array([0, 300]), np.array([12]), [2])
+        byte_losses(reader, TokenizedText(BYTES.tokens, None, 300), np.array([0, 300]), np.array([12]), [2])

@@ -22,9 +22,7 @@ from txl_lightning.measure.models import Member, TokenizedText, checked
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
     pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        hasattr(transformers, "TransfoXLLMHeadModel"), reason="this release is too old for the extra hf"
-    ),
+    pytest.mark.skipif(hasattr(transformers, "TransfoXLLMHeadModel"), reason="too old a release for the extra hf"),
 ]
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 301)

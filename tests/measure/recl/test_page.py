@@ -72,27 +72,21 @@ def test_a_large_page_has_whole_passages_spread_over_the_text_and_says_so() -> N
     assert max(b - a for a, b in pairwise([0, *firsts, 30_000])) < 3 * 30_000 / len(firsts)
 
 
-def test_the_oracles_page_shows_the_step_at_the_known_distance() -> None:
+def test_the_oracles_page_shows_the_step_at_the_known_distance_also_of_a_function() -> None:
     recall = Recall(distances=(48,), repeats=0.9, symbols=8)
     text = recall.text(20_000, seed=2)
     oracle, contexts = RecallOracle(recall), [*range(24, 97, 24)]
-    results, page = compare({"exact": oracle}, np.frombuffer(text.encode(), np.uint8), contexts, 300, texts=text)
-    (curve,) = data_of(page)["models"]
+    models = {"exact": oracle, "array": lambda x_BT: oracle.score(x_BT[:, :-1], x_BT[:, 1:])[0].numpy()}
+    results, page = compare(models, np.frombuffer(text.encode(), np.uint8), contexts, 300, texts=text)
+    curve, other = data_of(page)["models"]
+    assert [curve["name"], other["name"]] == [*models]
     assert max(range(1, 4), key=lambda c: curve["nll"][c - 1] - curve["nll"][c]) == contexts.index(48)
-    assert results["models"][0]["recl"]["1.0"]["value"] == 48
-    for shown, position, ((*bits,),) in scored(data_of(page)):
+    ours, theirs = results["models"]
+    assert ours["recl"]["1.0"]["value"] == 48
+    assert (theirs["nll"], theirs["recl"]) == (ours["nll"], ours["recl"])
+    for shown, position, ((*bits,), _) in scored(data_of(page)):
         first, *others = -np.diff(bits)  # from 24 tokens to 48, and further
         assert (shown, any(others), first > 0) == (text[position], False, text[position] == text[position - 48])
-
-
-def test_a_function_of_tokens_is_measured_as_a_model_is() -> None:
-    recall = Recall(distances=(48,), repeats=0.9, symbols=8)
-    oracle, tokens = RecallOracle(recall), np.frombuffer(recall.text(3_000, seed=2).encode(), np.uint8)
-    models = {"model": oracle, "array": lambda x_BT: oracle.score(x_BT[:, :-1], x_BT[:, 1:])[0].numpy()}
-    results, page = compare(models, tokens, [16, 32, 48, 64], 60, bootstrap=10)
-    ours, theirs = results["models"]
-    assert (theirs["nll"], theirs["recl"]) == (ours["nll"], ours["recl"])
-    assert [model["name"] for model in data_of(page)["models"]] == [*models]
 
 
 Shown = Callable[[str, str], str]

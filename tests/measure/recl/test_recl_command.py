@@ -1,8 +1,6 @@
 """txl recl: tiny checkpoints of every kind in one group, what it writes, what it keeps, and what it refuses."""
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.in_process import run_txl
-from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
+from tests.alone import printed
+from tests.in_process import success
 from tests.measure.recl.small_recl import recl
-from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
+from tests.measure.small_runs import SmallRuns
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.published_corpora import PUBLISHED
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import OptionError
 from txl_lightning.measure.group import model_names
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
@@ -114,51 +112,6 @@ def test_models_are_named_after_their_directories_or_references(references: list
     assert model_names(references) == names
 
 
-NAMED: list[tuple[list[str], dict[str, Any], str]] = [
-    ([], {}, r"checkpoints=\[\]: must name at least one"),
-    (["lstm", "lstm"], {}, "checkpoints=.*is named twice"),
-    (["lstm", "nothing"], {}, r"checkpoints=.*nothing.*: no such file"),
-    (["lstm", ELSEWHERE], {}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
-    (["lstm", ELSEWHERE], {"context_unit": "byte"}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
-    (["lstm", "characters"], {}, r"characters.*: reads char tokens, .*lstm.* byte tokens: use context_unit=byte"),
-    (["documents"], {"context_unit": "byte"}, r"documents.*: was trained with memory.reset=document: it"),
-    (["lstm"], {"names": ["a", "b"]}, r"names=.*must be 1 different names"),
-    (["lstm"], {"groups": ["a/b"]}, "groups=.*must be 1 labels"),
-    (["lstm"], {"max_context": 7}, r"max_context=7: must be at least 8: first_context \+ step"),
-    (["lstm"], {"contexts": [4, 2]}, r"contexts=\[4, 2\]: must be at least two, ascending"),
-    (["lstm"], {"max_context": 10_000}, "max_context=10000: must be below the"),
-    (["lstm"], {"n_positions": 10_000}, "n_positions=10000: must be in 1 …"),
-    (["relative"], {"clamp_len": -5}, "clamp_len=-5"),
-    (["lstm"], {"data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
-    (["gpt2"], {}, "models=gpt2: must begin with txl:, hf: or py:"),
-    ([PAIRS, PAIRS], {}, r"models=\[.*is named twice"),
-    ([PAIRS], {"data_path": None}, "data_path=None: must be a text file: no checkpoint brings a corpus"),
-    ([PAIRS, PAIR_BYTES], {}, "has another tokenizer than .*: compare them with context_unit=byte"),
-    ([PAIRS, "words"], {"context_unit": "byte"}, "checkpoints=.*words.*: cannot be compared in bytes"),
-]
-
-
-@pytest.mark.parametrize(("models", "options", "words"), NAMED)
-def test_refusals(runs: SmallRuns, tmp_path: Path, models: list[str], options: dict[str, Any], words: str) -> None:
-    text = tmp_path / "pairs.txt"
-    text.write_bytes(pair_text(1000))
-    kinds = {*KINDS, ELSEWHERE, "nothing"}
-    checkpoints = [runs.checkpoint(model) for model in models if model in kinds]
-    others = [model for model in models if model not in kinds]
-    given = {"models": others, "data_path": str(text) if others else None, **options}
-    with pytest.raises(UserError, match=words) as caught:
-        recl(tmp_path / "run", *checkpoints, **given)
-    assert "\n" not in str(caught.value)
-    assert list((tmp_path / "run").glob("recl*")) == []
-
-
-def test_a_checkpoint_among_models_is_named_as_a_model(runs: SmallRuns, tmp_path: Path) -> None:
-    named = [f"txl:{runs.checkpoint(kind)}" for kind in ("lstm", "characters", "nothing")]
-    for models, words in ((named[:2], "models=.*characters.*: reads char"), (named[1:], "models=.*nothing.*: no such")):
-        with pytest.raises(UserError, match=f"^{words}"):
-            recl(tmp_path, models=models)
-
-
 @pytest.mark.slow
 def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path) -> None:
     def words(name: str) -> list[str]:
@@ -166,16 +119,12 @@ def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path)
         grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
         return ["recl", paths, *grid, f"hydra.run.dir={tmp_path / name}"]
 
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli"]
-    two = subprocess.run([*launcher, *words("two")], capture_output=True, text=True, timeout=120, check=False)
-    assert two.returncode == 0, two.stderr
-    alone = run_txl(*words("alone"))
-    assert alone.status == 0, alone.err
+    two = printed("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli", *words("two"))
     results = []
-    for name, printed in (("alone", alone.out), ("two", two.stdout)):
-        assert printed.startswith("Loss by context and its gain, without a group:\n\n| model | kind |")
-        assert printed.count("\n\nRECL in the group of: relative, qrnn\n\n| model | RECL r = 0.1 |") == 1
-        assert printed.splitlines()[-1] == str(tmp_path / name)
+    for name, said in (("alone", success(*words("alone")).out), ("two", two)):
+        assert said.startswith("Loss by context and its gain, without a group:\n\n| model | kind |")
+        assert said.count("\n\nRECL in the group of: relative, qrnn\n\n| model | RECL r = 0.1 |") == 1
+        assert said.splitlines()[-1] == str(tmp_path / name)
         assert (tmp_path / name / "config.yaml").is_file()
         results.append(json.loads((tmp_path / name / "recl.json").read_text())["models"])
     for of_one, of_two in zip(*results, strict=True):

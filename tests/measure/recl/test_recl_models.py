@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fixtures import Output
 from tests.measure import test_group
 from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
 from tests.measure.recl.small_recl import SCHEMA, recl
@@ -18,8 +19,6 @@ from tests.measure.small_runs import SmallRuns
 from tests.measure.test_group import Scored
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.measure import recl as command
-
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ def test_runs_on_bytes_and_on_characters_are_compared_in_bytes(runs: SmallRuns, 
     np.testing.assert_allclose(result["models"][0]["nll"], by_tokens["models"][0]["nll"], rtol=1e-6)
 
 
-def test_a_changed_corpus_is_reported(runs: SmallRuns, tmp_path: Path, capsys: Captured) -> None:
+def test_a_changed_corpus_is_reported(runs: SmallRuns, tmp_path: Path, capsys: Output) -> None:
     contents = torch.load(runs.checkpoint("relative"), weights_only=True)
     contents["txl_lightning"]["corpus"] = "a checksum of no text"
     torch.save(contents, tmp_path / "old.ckpt")

@@ -26,7 +26,7 @@ from txl_lightning.runs.trained import load_trained
 CONTEXTS, FRACTIONS, THRESHOLD, SEED, SAMPLES = [4, 8, 12, 16], [0.3, 1.0], 0.02, 3, 25
 N = 100  # positions
 NAMES, LABELS = ["relative", "absolute", "lagging"], ["x", "y", "x"]
-LAGGING = "py:tests.measure.recl.lagging_model.make"
+LAGGING = "py:tests.measure.recl.lagging_model.Lagging"
 GROUPS = {"x": ["relative", "lagging"], "y": ["absolute"]}
 LIMITS = {"relative": None, "absolute": 8, "lagging": None}
 
