@@ -42,10 +42,6 @@ class ForkedCommand:
         """Send a signal to the command alone."""
         os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.process.kill()
-
     def succeed(self) -> CompletedProcess[str]:
         """Wait for the end, which must be one with status 0."""
         done = self.finish()

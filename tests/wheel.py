@@ -18,7 +18,6 @@ import numpy as np
 import txl_lightning
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-GUESTS = ("layer_scale", "t5", "brackets")
 
 
 def txl(command: str, *words: str) -> None:
@@ -28,7 +27,7 @@ def txl(command: str, *words: str) -> None:
 
 def use_guests() -> None:
     """Train with all guests of examples/, and open the checkpoint again."""
-    os.environ["TXL_GUESTS"] = ",".join(str(EXAMPLES / f"{name}.py") for name in GUESTS)
+    os.environ["TXL_GUESTS"] = ",".join(str(EXAMPLES / f"{name}.py") for name in ("layer_scale", "t5", "brackets"))
     words = ("beyond=layer_scale", "beyond.start=0.5", "encoding=t5", "data=brackets", "data.depth=3")
     small = ("data.n_tokens=4000", "data.cache_dir=cache", "profile=smoke", "logger=none", "hydra.run.dir=guests")
     subprocess.run(["txl", "train", *words, *small, "trainer.max_steps=3"], check=True)

@@ -1,15 +1,13 @@
 """Optional libraries around a training, in an environment of their own: `make test-crossings`."""
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.alone import printed
 from tests.docs.pages import ROOT, blocks
 from tests.training.small_run import TEXT, TINY, stored_memory, tiny_config, trained
 from tests.training.test_custom import Stopper
@@ -17,7 +15,6 @@ from txl_lightning.errors import Stopped
 from txl_lightning.training.run import train
 
 pytestmark = pytest.mark.filterwarnings("default")
-PYTHONPATH = {"PYTHONPATH": str(ROOT)}
 
 
 def needs(module: str) -> None:
@@ -28,14 +25,20 @@ def losses(metrics: dict[str, float]) -> dict[str, float]:
     return {name: metrics[name] for name in metrics if "nll" in name}
 
 
+def continue_a_run(directory: Path, target: str, **arguments: str) -> None:
+    """Train with a logger, compare the losses with those of a run without it, and continue."""
+    words = (f"logger._target_={target}", "trainer.log_every_n_steps=4", "trainer.max_steps=12")
+    config = tiny_config(directory, "logger=lightning", *words)
+    config.logger.arguments = arguments
+    assert losses(train(config, directory / "run")) == losses(json.loads((trained() / "run/metrics.json").read_text()))
+    config.resume, config.trainer.max_steps = "auto", 20
+    train(config, directory / "run")
+
+
 def test_mlflow_names_the_run_and_continues_it(tmp_path: Path) -> None:
     needs("mlflow")
-    target = "logger._target_=lightning.pytorch.loggers.MLFlowLogger"
-    config = tiny_config(tmp_path, "logger=lightning", target, "trainer.log_every_n_steps=4", "trainer.max_steps=12")
-    config.logger.arguments = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db", "experiment_name": "txl"}
-    assert losses(train(config, tmp_path / "run")) == losses(json.loads((trained() / "run/metrics.json").read_text()))
-    config.resume, config.trainer.max_steps = "auto", 20
-    train(config, tmp_path / "run")
+    place = f"sqlite:///{tmp_path}/mlflow.db"
+    continue_a_run(tmp_path, LOGGERS["mlflow"]["_target_"], tracking_uri=place, experiment_name="txl")
     with sqlite3.connect(tmp_path / "mlflow.db") as store:
         ((name,),) = store.execute("select name from runs")
         steps = [step for (step,) in store.execute("select step from metrics where key = 'train/nll' order by step")]
@@ -45,11 +48,7 @@ def test_mlflow_names_the_run_and_continues_it(tmp_path: Path) -> None:
 
 def test_aim_names_the_run_and_continues_it(tmp_path: Path) -> None:
     needs("aim")
-    target = "logger._target_=aim.pytorch_lightning.AimLogger"
-    config = tiny_config(tmp_path, "logger=lightning", target, "trainer.log_every_n_steps=4", "trainer.max_steps=12")
-    assert losses(train(config, tmp_path / "run")) == losses(json.loads((trained() / "run/metrics.json").read_text()))
-    config.resume, config.trainer.max_steps = "auto", 20
-    train(config, tmp_path / "run")
+    continue_a_run(tmp_path, LOGGERS["aim"]["_target_"])
     with sqlite3.connect(tmp_path / "run/lightning/.aim/run_metadata.sqlite") as store:
         ((name,),) = store.execute("select name from run")
     assert name == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
@@ -87,10 +86,8 @@ def test_other_launchers_give_the_same_table(tmp_path: Path, launcher: str) -> N
     (tmp_path / "text.txt").write_text(TEXT)
     words = [*TINY, "data.path=text.txt", f"data.cache_dir={tmp_path}/cache", "memory=on,off"]
     for name in ("process", launcher):
-        command = [sys.executable, "-m", "txl_lightning.cli", "train", "-m", f"hydra/launcher={name}", *words]
-        command += [f"hydra.sweep.dir={tmp_path / name}"]
-        ended = subprocess.run(command, cwd=tmp_path, env={**os.environ, **PYTHONPATH}, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
+        more = (f"hydra/launcher={name}", f"hydra.sweep.dir={tmp_path / name}")
+        printed("-m", "txl_lightning.cli", "train", "-m", *words, *more, directory=tmp_path)
     ours, theirs = (json.loads((tmp_path / name / "multirun.json").read_text()) for name in ("process", launcher))
     assert [job["state"] for job in ours["jobs"]] == ["finished"] * 2
     assert ours == theirs
@@ -106,6 +103,4 @@ def test_papermill_runs_the_notebook_of_the_page(tmp_path: Path) -> None:
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
     notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
     (tmp_path / "in.ipynb").write_text(json.dumps(notebook))
-    words = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb", "-p", "steps", "3"]
-    ended = subprocess.run(words, cwd=tmp_path, env={**os.environ, **PYTHONPATH}, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    printed("-m", "papermill", "in.ipynb", "out.ipynb", "-p", "steps", "3", directory=tmp_path)

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 from tests.forked import ForkedCommand, start_module
@@ -59,11 +58,6 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
 def start(directory: Path, *overrides: str, **event: int) -> ForkedCommand:
     """Start this file as a command; the run directory is `directory / "run"`."""
     return start_module(directory, "tests.training.recorded_run", str(directory), json.dumps(event), *overrides)
-
-
-def complete(directory: Path, *overrides: str, **event: int) -> CompletedProcess[str]:
-    """Run this file as a command to its end."""
-    return start(directory, *overrides, **event).finish()
 
 
 def recorded_losses(directory: Path) -> list[tuple[int, float]]:

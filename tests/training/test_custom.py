@@ -252,11 +252,8 @@ def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("target", "option", "message"),
     [
-        (
-            "WandbLogger",
-            {},
-            "logger._target_=lightning.pytorch.loggers.WandbLogger: is logger=wandb",
-        ),  # two share a run
+        # Two would share a run.
+        ("WandbLogger", {}, "logger._target_=lightning.pytorch.loggers.WandbLogger: is logger=wandb"),
         ("MLFlowLogger", {"log_model": True}, "logger.each.second.log_model=True: would have no effect"),
         ("TensorBoardLogger", {"log_graph": True}, "logger.each.second.log_graph=True: would have no effect"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.recorded_run import complete, recorded_losses, recorded_runs, start
+from tests.training.recorded_run import recorded_losses, recorded_runs, start
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import plain
 from txl_lightning.distributed.processes import run_on_all
@@ -128,9 +128,9 @@ def test_a_killed_run_goes_on_with_more(tmp_path: Path, kill: Any, at: int, B: i
         assert dict(recorded_losses(tmp_path / f"{W}/run")) == pytest.approx(expected, abs=1e-10)
     (tmp_path / "killed").mkdir()
     before, after = (f"trainer.devices={W}" for W in kill)
-    killed = complete(tmp_path / "killed", *options, before, at=at, signal=signal.SIGKILL, rank=1)
+    killed = start(tmp_path / "killed", *options, before, at=at, signal=signal.SIGKILL, rank=1).finish()
     assert killed.returncode != 0
-    done = complete(tmp_path / "killed", *options, after, "resume=auto")
+    done = start(tmp_path / "killed", *options, after, "resume=auto").finish()
     assert "resuming from" in done.stderr, done.stderr
     losses = recorded_losses(tmp_path / "killed/run")
     assert losses[at][0] == 1 + at // 10 * 10, "the first step after the checkpoint"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.recorded_run import complete, recorded_losses, start
+from tests.training.recorded_run import recorded_losses, start
 from tests.training.small_run import stored_memory
 from txl_lightning.runs.storage import read_file
 
@@ -30,9 +30,6 @@ KINDS |= {"lstm": ("model=lstm", "model.d_model=16")}
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
-MEASURED = {"train/tokens_per_second": "", "train/peak_memory_bytes": ""}
-
-
 def outcome(directory: Path) -> dict[str, object]:
     """Return everything of a run that must not depend on interruptions."""
     run = directory / "run"
@@ -43,7 +40,7 @@ def outcome(directory: Path) -> dict[str, object]:
     return {
         "metrics": {name: metrics[name] for name in ("steps", "tokens", "val/nll", "test/nll", "weights")},
         "validation": [row | {"seconds": 0} for row in rows],
-        "curve": [row | MEASURED for row in curves],
+        "curve": [row | {"train/tokens_per_second": "", "train/peak_memory_bytes": ""} for row in curves],
         "weights": {name: tensor.tolist() for name, tensor in last["state_dict"].items()},
         "memory": {name: torch.as_tensor(x).tolist() for name, x in memory.items()},
         "best": last["callbacks"]["Checkpoints"]["best"],
@@ -74,7 +71,7 @@ def uninterrupted(*options: str) -> Path:
 def test_interruptions_change_no_bit(tmp_path: Path, more: tuple[str, ...], steps: int, events: Any) -> None:
     options = (*OPTIONS, f"trainer.max_steps={steps}", *more)
     for i, (at, number) in enumerate(events):
-        broken = complete(tmp_path, *options, at=at, signal=number, rank=i % (2 if more == TWO else 1))
+        broken = start(tmp_path, *options, at=at, signal=number, rank=i % (2 if more == TWO else 1)).finish()
         assert broken.returncode != 0 or number != KILL
         if number != KILL:
             assert f"stopped by {signal.Signals(number).name} after step {at}" in broken.stdout, broken.stderr

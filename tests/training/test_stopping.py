@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 
 from tests.fixtures import Patch
 from tests.in_process import run_txl
-from tests.training.recorded_run import complete
+from tests.training.recorded_run import start
 from tests.training.small_run import TINY, patch_module, poison, tiny_config
 from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.files import PART
@@ -137,7 +137,7 @@ def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: Patch) ->
 @pytest.mark.parametrize("how", ["killed", "broken"])
 def test_a_rank_that_dies_stops_the_others_and_is_named(tmp_path: Path, how: str) -> None:
     event = {"signal": signal.SIGKILL} if how == "killed" else {}
-    done = complete(tmp_path, "trainer.devices=2", "trainer.max_steps=2000", at=20, rank=1, **event)
+    done = start(tmp_path, "trainer.devices=2", "trainer.max_steps=2000", at=20, rank=1, **event).finish()
     assert time.time() - (tmp_path / "run/losses.txt").stat().st_mtime < 60  # seconds from the failure to the end
     assert done.returncode != 0
     broken = ["rank 1 failed: RuntimeError: something broke", "in training_step"]  # a defect with its traceback

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu_session import attention_alone
 from tests.gpu_path.counting import Launches
+from tests.gpu_path.test_attention import SIZES
 from tests.model.kernels.test_kernels import DEVICE, NONE, PROBLEMS, Problem
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.model.attention import Attention, Operands, attend_plainly, scores
@@ -135,9 +136,6 @@ def test_the_session_on_a_gpu_measures_the_kernel() -> None:
     found = attention_alone(DEVICE, tiny=True)
     assert found["relative"]["distance"] < 1e-3
     assert found["relative"]["ms"] > 0
-
-
-SIZES = {"enwik8 base": (8, 22, 512, 1024, 64), "wt103 base": (10, 60, 150, 300, 41)}  # H, B, T, K, E
 
 
 @pytest.mark.parametrize(("sizes", "scores_written"), [("enwik8 base", 0.42), ("wt103 base", 0.95)])
