@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.docs.pages import ROOT
+from tests.measure.recl.small_recl import recl
+from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig, register_encoding
@@ -19,8 +21,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.measure.attention import run as attention
 from txl_lightning.measure.generate import run as generate
 from txl_lightning.measure.losses import window_reader
-from txl_lightning.measure.options import AttentionOptions, GenerateOptions, ReclOptions
-from txl_lightning.measure.recl import run as recl
+from txl_lightning.measure.options import AttentionOptions, GenerateOptions
 from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.encodings import ENCODINGS, AlRfouEncoding, Encoding, LayerPositions, RelativeEncoding
 from txl_lightning.model.inference.cached import CachedTransformerXL
@@ -29,16 +30,13 @@ from txl_lightning.runs.models import architecture
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
-T5 = Path(__file__).parent.parent / "examples/t5.py"
-NO_LOGGER = LoggerConfig("none")
-EXACT = {"rtol": 0, "atol": 1e-9}
 pytestmark = pytest.mark.usefixtures("no_guests")
 
 
 @pytest.fixture
 def t5(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the example as a user does."""
-    monkeypatch.setenv("TXL_GUESTS", str(T5))
+    monkeypatch.setenv("TXL_GUESTS", str(ROOT / "examples/t5.py"))
     kind_named("t5")
 
 
@@ -65,9 +63,8 @@ def test_every_command_has_it(t5: None, tmp_path: Path) -> None:
         assert train(tiny_config(tmp_path, *words), run)["steps"] == steps
     path = str(run / "checkpoints/best.ckpt")
     assert evaluated(path, tmp_path, splits=["test"], mem_len=32, same_length=True)["evaluation"]["mem_len"] == 32
-    grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 0}
-    assert recl(ReclOptions([path], **grid, logger=NO_LOGGER), tmp_path)
-    assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path)
+    assert recl(tmp_path, path)["models"]
+    assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=LoggerConfig("none")), tmp_path)
     generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path, write=lambda _: None)
     assert len(json.loads((tmp_path / "generation.json").read_text())["samples"]) == 1
     for convert in (to_original, to_huggingface):

@@ -2,15 +2,13 @@
 
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.docs.pages import ROOT
 
-EXAMPLE: Path = ROOT / "examples/recall_agent.py"
-AGENT = runpy.run_path(str(EXAMPLE))
+AGENT = runpy.run_path(str(ROOT / "examples/recall_agent.py"))
 WAYS, WALL, JUNCTION = 4, 4, 5
 
 

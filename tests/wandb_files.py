@@ -44,18 +44,6 @@ def artifacts(run: Path) -> dict[str, dict[str, Any]]:
     return {record["artifact"]["type"]: record["artifact"] for record in records(run) if record["type"] == "artifact"}
 
 
-def media(run: Path, kind: str, key: str) -> list[Path]:
-    """The files of a table or an image; a line series is the table `KEY_table`."""
-    folder, name = (run.parent / "files/media" / kind / key).parent, Path(key).name
-    return [path for path in folder.iterdir() if path.name.rsplit("_", 2)[0] == name]
-
-
-def table(run: Path, key: str) -> dict[str, Any]:
-    """Columns and rows of a table."""
-    (path,) = media(run, "table", key)
-    return json.loads(path.read_text())
-
-
 def _has_ended(run: Path) -> bool:
     command = [WANDB, "leet", "inspect", "--json", str(run)]
     read = subprocess.run(command, capture_output=True, text=True)  # which fails within a record that is being written

@@ -111,12 +111,11 @@ WITHOUT_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
     "raw .npy of OLMo": lambda folder: put(folder, "part-0.npy", IDS.tobytes()),
 }
 WRITERS = {**OF_IDS, **WITHOUT_DOCUMENTS}
-OPTIONS = {"Parquet by its column": {"column": "input_ids"}, "raw .npy of OLMo": {"dtype": "uint16"}}
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) -> None:
-    options = OPTIONS.get(name, {})
+    options = {"Parquet by its column": {"column": "input_ids"}, "raw .npy of OLMo": {"dtype": "uint16"}}.get(name, {})
     (tmp_path / "data").mkdir()
     corpus = read(WRITERS[name](tmp_path / "data"), tmp_path, "ids", **options)
     assert np.asarray(corpus.splits[WHOLE]).tolist() == IDS.tolist()

@@ -21,15 +21,13 @@ from txl_lightning.data.subwords import train_byte_pairs
 PAGE = (ROOT / "docs/data.md").read_text()
 ROWS = re.findall(r"^\| [^|]+ \| `((?:data\.level=\S+ )?data\.path=\S+[^`]*)` \|$", PAGE, re.MULTILINE)
 NAMES = json.dumps({f"note {n}": n for n in range(2_000)})
-HUB = {"train": TEXTS[:30], "test": TEXTS[30:]}
+HUB = {"hub/train-0.parquet": TEXTS[:30], "hub/test-0.parquet": TEXTS[30:]}
 STORED: dict[str, Callable[[Path], object]] = {  # of every `data.path` in the table: writes it into a folder
     "book.txt": lambda folder: files(folder, {"book.txt": "".join(TEXTS)}),
     "c4/": lambda folder: files(folder, {"c4/c4-train.00000.json.gz": gzip.compress(LINES)}),
     "posts.jsonl": lambda folder: files(folder, {"posts.jsonl": LINES.replace(b'"text"', b'"body"')}),
     "reviews.csv": lambda folder: files(folder, {"reviews.csv": csv_of(",").replace(b"text", b"review", 1)}),
-    "hub/": lambda folder: files(
-        folder, {f"hub/{split}-0.parquet": parquet_of(pyarrow.string(), texts) for split, texts in HUB.items()}
-    ),
+    "hub/": lambda folder: files(folder, {name: parquet_of(pyarrow.string(), x) for name, x in HUB.items()}),
     "saved/": lambda folder: datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(folder / "saved"),
     "shards/": lambda folder: files(folder, {"shards/a-0.tar": tar("txt")}),
     "notes.npy": lambda folder: np.save(folder / "notes.npy", IDS),

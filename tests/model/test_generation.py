@@ -24,13 +24,6 @@ def drawn(model: Any, prompt: Tensor, n_tokens: int, **options: Any) -> Tensor:
     return torch.stack(list(generate(model, prompt, n_tokens, **options)), dim=1)
 
 
-@torch.no_grad()
-def next_distribution(model: Any, context: Tensor) -> Tensor:
-    """P(next token | context), with the whole context in one segment."""
-    hidden, _ = model(context)
-    return model.log_probabilities(hidden)[:, -1].exp()
-
-
 def allowed(probabilities: list[float], top_k: int | None, top_p: float, temperature: float) -> dict[int, float]:
     """Candidates in plain Python: the likeliest k, of these the nucleus, normalised."""
     weights = {token: (p / max(probabilities)) ** (1 / temperature) for token, p in enumerate(probabilities)}
@@ -57,7 +50,9 @@ def test_tokens_follow_the_models_distribution(name, cut):
     context = prompt[:1]
     for position in range(2):
         sampling = {"top_k": 40, "top_p": 1.0, "temperature": 1.0, **CUT[cut]}
-        expected = allowed(next_distribution(model, context)[0].tolist(), **sampling)
+        with torch.no_grad():  # the whole context in one segment
+            p_V = model.log_probabilities(model(context)[0])[0, -1].exp()
+        expected = allowed(p_V.tolist(), **sampling)
         assert set(tokens[:, position].tolist()) <= set(expected)
         for token, p in expected.items():
             error = 5 * math.sqrt(p * (1 - p) / len(tokens)) + 1e-9

@@ -25,7 +25,6 @@ from txl_lightning.runs.storage import read_file, write_checkpoint
 from txl_lightning.training.run import train
 
 RUN = ("trainer.max_steps=4", "trainer.val_every_n_steps=2", "evaluation.max_segments=2")
-EMBEDDING = "model.embedding.tables.0"
 Change = Callable[[dict[str, Any]], Any]
 
 
@@ -57,7 +56,7 @@ def itself(contents: dict[str, Any]) -> None:
     contents["txl_lightning"]["config"]["data"]["path"] = contents["txl_lightning"]["config"]
 
 
-WEIGHT, CONFIG = f"state_dict/{EMBEDDING}", "txl_lightning/config"
+WEIGHT, CONFIG = "state_dict/model.embedding.tables.0", "txl_lightning/config"
 # Refused by all that open a checkpoint, in the words of the library that reads it.
 REFUSED: dict[str, Change] = {
     "a list": lambda _: [1],
@@ -105,7 +104,6 @@ FILES = {  # instead of a checkpoint
     "the end only": lambda content: content[-5000:],
     "changed": lambda content: content[:3000] + b"evil" + content[3004:],
 }
-USES = ("evaluate", "resume", "initial_weights", "convert")
 OPTIONS = {"evaluate": "checkpoint", "convert": "source"}
 
 
@@ -136,7 +134,7 @@ def outcome(name: str, path: Path, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", ["evaluate", "resume", "initial_weights", "convert"])
 def test_malformed_files_are_refused_or_harmless(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "not-to-be-told")

@@ -30,6 +30,9 @@ def test_a_changed_corpus_is_reported(checkpoint: Path, tmp_path: Path, capsys: 
         capsys.readouterr()
         checkpoint_corpus(trained, checkpoint, data_path=data_path)
         assert (words in capsys.readouterr().err) == warned
+    text.write_text("completely different letters: zyxwvq\n" * 40)
+    with pytest.raises(UserError, match=r"checkpoint=.*: was trained with another vocabulary than that of text.txt"):
+        checkpoint_corpus(trained, checkpoint)
 
 
 def test_a_checkpoint_of_the_corpus_that_went_says_which_version_has_it(checkpoint: Path, tmp_path: Path) -> None:

@@ -10,18 +10,17 @@ import pytest
 
 from sweeps.dashboard import PINNED, as_json, main, workspace
 from tests.fixtures import Output, Patch
+from tests.measure.recl.small_recl import recl
 from tests.training.small_run import tiny_config
 from tests.wandb_files import run_files, summary
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.measure.attention import run as attention
-from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, ReclOptions, SpeedOptions
+from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, SpeedOptions
 from txl_lightning.measure.perplexity import run as evaluate
-from txl_lightning.measure.recl import run as recl
 from txl_lightning.measure.speed import run as speed
 from txl_lightning.training.run import train
 
 COMMANDS = ("train", "evaluate", "recl", "speed", "attention")
-CONTEXTS = ("max_context=8", "every_n_steps=2")
 
 
 def test_the_json_has_the_sections_and_is_the_same_every_time() -> None:
@@ -48,15 +47,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The offline run of every command that logs, by command, on one small model of characters."""
     directory = tmp_path_factory.mktemp("dashboard")
     logger = LoggerConfig(name="wandb")
-    contexts = [f"context_curve.{option}" for option in CONTEXTS]
+    contexts = ("context_curve.max_context=8", "context_curve.every_n_steps=2")
     steps = ("trainer.max_steps=4", "trainer.val_every_n_steps=4", "trainer.log_every_n_steps=2", "logger=wandb")
     train(tiny_config(directory, *steps, "data.level=char", *contexts), directory / "train")
     best = str(directory / "train/checkpoints/best.ckpt")
     for command in COMMANDS[1:]:
         (directory / command).mkdir()
     evaluate(EvaluateOptions(best, attention_lengths=[4, 8], block_len=20, logger=logger), directory / "evaluate")
-    small = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 20}
-    recl(ReclOptions([best], names=["ours"], logger=logger, **small), directory / "recl")
+    recl(directory / "recl", best, names=["ours"], logger=logger, max_context=12)
     attention(AttentionOptions(best, max_segments=4, logger=logger), directory / "attention")
     sizes: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8}
     timed = SpeedOptions(**sizes, segment_len=4, attention_lengths=[6, 20], rounds=2, logger=logger)

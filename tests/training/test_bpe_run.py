@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.test_byte_pairs import TEXT
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
@@ -16,7 +17,7 @@ from txl_lightning.measure.options import GenerateOptions
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
-TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(400))
+BEST = "run/checkpoints/best.ckpt"
 SHORT = ("trainer.max_steps=3", "trainer.val_every_n_steps=3", "memory=on")
 
 
@@ -33,16 +34,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def checkpoint(folder: Path) -> str:
-    return str(folder / "run/checkpoints/best.ckpt")
-
-
 def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None:
     metrics = json.loads((run / "run/metrics.json").read_text())
-    result = evaluated(checkpoint(run), tmp_path)["test"]
+    result = evaluated(run / BEST, tmp_path)["test"]
     assert result["ppl"] == pytest.approx(metrics["test/ppl"], rel=1e-6)
     assert result["bpb"] == pytest.approx(metrics["test/bpb"], rel=1e-6)
-    trained = load_trained(checkpoint(run))
+    trained = load_trained(run / BEST)
     corpus = load_corpus(trained.config.data, trained.vocabulary)
     scored = np.delete(corpus.splits["test"], [0, len(corpus.splits["test"]) // 2])[: result["tokens"]]
     assert result["bytes"] == len(trained.vocabulary.decode_bytes(scored))
@@ -60,8 +57,8 @@ def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path, dev
 
 
 def test_prompts_and_contexts_are_continued(run: Path, tmp_path: Path) -> None:
-    generate.run(GenerateOptions(checkpoint=checkpoint(run), prompt="größer é\n", n_tokens=12), tmp_path)
+    generate.run(GenerateOptions(checkpoint=str(run / BEST), prompt="größer é\n", n_tokens=12), tmp_path)
     prompt = json.loads((tmp_path / "generation.json").read_text())["prompt"]
     assert prompt["text"] == "größer é\n"
     assert len(prompt["tokens"]) < len("größer é\n".encode())
-    generate.run(GenerateOptions(checkpoint=checkpoint(run), context=8, n_tokens=4), tmp_path)
+    generate.run(GenerateOptions(checkpoint=str(run / BEST), context=8, n_tokens=4), tmp_path)

@@ -13,7 +13,6 @@ from tests.training.small_run import TINY, tiny_config
 from txl_lightning.training.curves import ProgressBar
 
 LATEST = {"train/nll": 3.0, "train/ppl": 20.086, "train/tokens_per_second": 81234.0}
-METRICS = {"val/nll": 3.1, "val/ppl": 22.198, "val/bpb": 1.5, "val/tokens": 9}
 
 
 @pytest.mark.slow
@@ -39,7 +38,7 @@ def test_progress_fits_a_terminal(columns: int, term: str | None, monkeypatch: P
     monkeypatch.setenv("TERM", term or "xterm")
     monkeypatch.setattr("sys.stderr.isatty", lambda: term is not None)
     trainer: Any = SimpleNamespace(global_step=0, max_steps=100_000, is_global_zero=True)
-    module: Any = SimpleNamespace(metrics=METRICS)
+    module: Any = SimpleNamespace(metrics={"val/nll": 3.1, "val/ppl": 22.198, "val/bpb": 1.5, "val/tokens": 9})
     bar = ProgressBar(SimpleNamespace(latest=LATEST))  # type: ignore[arg-type]
     bar.on_train_start(trainer, module)
     for trainer.global_step in range(1, 100_001):

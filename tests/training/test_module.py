@@ -33,18 +33,14 @@ def streams() -> Streams:
     return Streams(tokens, batch_size=3, segment_len=6)
 
 
-def loss_of(module: LanguageModelModule, segment: Batch) -> float:
-    module.add_gradients(segment)
-    return float(module.loss)
-
-
 @pytest.mark.parametrize(("length", "counted"), [(6, slice(3, 6)), (5, slice(2, 5)), (1, slice(0, 1))])
 def test_half_loss_is_of_the_last_half_in_training(module: LanguageModelModule, length: int, counted: slice) -> None:
     tokens = torch.arange(2 * (length + 1)).view(2, -1) % 20
     segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
     nll, _ = module.model.score(segment.tokens, segment.targets)
     module = bare_module(module.model, loss="half")
-    assert loss_of(module, segment) == pytest.approx(nll[:, counted].mean().item())
+    module.add_gradients(segment)
+    assert float(module.loss) == pytest.approx(nll[:, counted].mean().item())
     module.validation_step(segment, 0)
     assert float(module.losses["val"].compute()[0]) == pytest.approx(nll.mean().item())
 

@@ -5,7 +5,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.fixtures import Output
 from tests.training.small_run import patch_module, tiny_config, trained
@@ -99,13 +98,6 @@ def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> Non
     assert second["val/bpb"] < first["val/bpb"] < 8.5
     trained = load_trained(tmp_path / "second/checkpoints/best.ckpt")
     assert sum(parameter.numel() for parameter in trained.model.parameters()) == second["parameters"]
-
-
-def test_double_precision_trains_in_double_precision(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, "trainer.precision=64-true"), tmp_path / "run")
-    state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
-    assert {tensor.dtype for name, tensor in state["state_dict"].items() if "softmax" in name} == {torch.float64}
-    assert state["training_memory"]["memory"]["states"].dtype == torch.float64
 
 
 NOT_FINITE = "the loss or its gradient was not finite in step 2; no checkpoint was written yet; try a lower optimizer"

@@ -19,21 +19,17 @@ def kept(directory: Path) -> list[str]:
 
 
 def test_weights_of_steps_are_kept_and_open_everything_but_a_resume(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, *KEEP), tmp_path / "run")
-    assert kept(tmp_path / "run") == ["step12.ckpt", "step4.ckpt", "step8.ckpt"]
-    folder = tmp_path / "run/checkpoints"
+    """Steps of an earlier run are removed, other files stay."""
+    run, folder = tmp_path / "run", tmp_path / "run/checkpoints"
+    train(tiny_config(tmp_path, *KEEP), run)
+    assert kept(run) == ["step12.ckpt", "step4.ckpt", "step8.ckpt"]
     assert load_trained(folder / "step8.ckpt").step == 8
     weights, last = (read_file(folder / name)["state_dict"] for name in ("step12.ckpt", "last.ckpt"))
     assert all(weights[name].equal(tensor) for name, tensor in last.items())
     assert (folder / "step12.ckpt").stat().st_size < (folder / "last.ckpt").stat().st_size / 2
     with pytest.raises(OptionError, match=r"resume=.*step8.ckpt: holds weights only"):
         train(tiny_config(tmp_path, *KEEP, f"resume={folder / 'step8.ckpt'}"), tmp_path / "other")
-
-
-def test_weights_of_steps_that_are_not_this_runs_are_removed(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(tiny_config(tmp_path, *KEEP), run)
-    (run / "checkpoints/step_mine.ckpt").touch()
+    (folder / "step_mine.ckpt").touch()
     train(tiny_config(tmp_path, *KEEP, "trainer.max_steps=16", "resume=auto"), run)
     assert kept(run) == ["step12.ckpt", "step16.ckpt", "step4.ckpt", "step8.ckpt", "step_mine.ckpt"]
     train(tiny_config(tmp_path, "trainer.max_steps=3", "evaluation.max_segments=2", "resume=replace"), run)

@@ -14,14 +14,13 @@ from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 
 NEW_TEXT = "".join(f"verse {i}: the circle of {i} is zero Ü\n" for i in range(60))
-CUT_OFF = ("model.cutoffs=[12]", "model.div_val=2")
 
 
 @pytest.mark.parametrize(
     ("options", "lacks"),
     [
         (("data.level=word",), {"verse", "circle", "Ü", "zero"}),
-        (("data.level=word", *CUT_OFF), {"verse", "circle", "Ü", "zero"}),
+        (("data.level=word", "model.cutoffs=[12]", "model.div_val=2"), {"verse", "circle", "Ü", "zero"}),
         (("data.level=char",), {"v", "c", "z", "Ü"}),
         (("data.level=bpe", "data.vocab_size=270"), set()),
         (("data.level=byte",), set()),

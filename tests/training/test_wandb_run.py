@@ -4,7 +4,6 @@ import json
 import re
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import wandb
@@ -23,40 +22,30 @@ from txl_lightning.training.loggers import run_name, start_loggers, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
-CURVES = ("nll", "bpb", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
 PANELS = [("validation", "val/nll", "val/nll"), ("context_curve", "within_1_percent", "context/within_1_percent")]
 GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.log_every_n_steps=4")
 TO_UPLOAD = "offline run of Weights & Biases, to upload it: wandb sync"
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`run`: twelve steps."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """File of a run of twelve steps, in `run/wandb/…`."""
     directory = tmp_path_factory.mktemp("wandb")
     train(tiny_config(directory, *GIVEN, *CONTEXTS), directory / "run")
     line = rf"{TO_UPLOAD} {directory}/run/wandb/offline-run-\d+_\d+-\w+"
     assert re.fullmatch(line, upload_line(directory / "run") or "")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def run(directory: Path) -> Path:
     (run,) = run_files(directory / "run")
     return run
 
 
-@pytest.fixture(scope="module")
-def shown(run: Path) -> dict[str, Any]:
-    return summary(run)
-
-
-def test_it_is_named_grouped_and_tagged_and_has_its_config(directory: Path, run: Path, shown: dict[str, Any]) -> None:
+def test_it_is_named_grouped_and_tagged_and_has_its_config(run: Path) -> None:
+    shown = summary(run)
     assert (shown["project"], shown["state"]) == ("txl_lightning", "finished")
     assert shown["name"] == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
     assert shown["tags"] == ["mine", "relative", "recurrence", "full loss"]
     (record,) = (record["run"] for record in records(run) if record["type"] == "run")
     assert (record["job_type"], record["run_group"]) == ("train", "table_6")
-    expected = plain(load_trained(directory / "run/checkpoints/best.ckpt").config)
+    expected = plain(load_trained(run.parents[2] / "checkpoints/best.ckpt").config)
     assert expected.pop("beyond") == {}  # W&B drops it
     assert {name: shown["config"][name] for name in expected} == expected
     assert (shown["config"]["arm"], shown["config"]["parameters"]) == ("relative, recurrence, full loss", 91392)
@@ -67,7 +56,7 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
     axes = {metric.get("name") or metric["glob_name"]: metric["step_metric"] for metric in metrics}
     assert {"train/*", "val/nll", "val/bpb", "val/ppl", "context/*", "recl/*"} <= set(axes)
     assert set(axes.values()) == {"tokens"}
-    for name in CURVES:
+    for name in ("nll", "bpb", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length"):
         assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
     validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpb")]
     assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
@@ -78,15 +67,16 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
         assert [row[panel] for row in history(run, panel)] == pytest.approx([row[name] for row in rows])
 
 
-def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, shown: dict[str, Any]) -> None:
-    values, metrics = shown["summary"], json.loads((directory / "run/metrics.json").read_text())
+def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
+    values, metrics = summary(run)["summary"], json.loads((run.parents[2] / "metrics.json").read_text())
     for name in ("val/nll", "val/bpb"):
         assert values[name] == {"min": min(row[name] for row in history(run, name))}
     assert {name: values[f"final/{name}"] for name in metrics} == metrics
 
 
 @pytest.mark.slow
-def test_one_command_uploads_all_offline_sessions(directory: Path, run: Path) -> None:
+def test_one_command_uploads_all_offline_sessions(run: Path) -> None:
+    directory = run.parents[3]
     train(tiny_config(directory, *GIVEN, "trainer.max_steps=24", "resume=auto"), directory / "run")
     first, second = files = sorted(run_files(directory / "run"))
     assert (first, len({file.name for file in files})) == (run, 2)

@@ -12,21 +12,17 @@ from experiments.engine import jobs
 from experiments.engine.jobs import Job
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables import table_8
+from tests.experiments.tables.sample_outcomes import planned
 from txl_lightning.jobs import checksum
 from txl_lightning.runs.models import make_model
 from txl_lightning.training import checks
-
-
-def planned(profile: str, tmp_path: Path, *sections: str) -> list[Job]:
-    setup = Setup(PROFILES[profile], (), tmp_path, planning=True)
-    return jobs.merge({name: reproduce.SECTIONS[name].jobs(setup) for name in sections})
 
 
 @pytest.mark.parametrize(
     "profile", ["laptop", *(pytest.param(n, marks=pytest.mark.slow) for n in ("smoke", "gpu", "paper"))]
 )
 def test_every_training_of_every_profile_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
-    found = planned(profile, tmp_path, *reproduce.SECTIONS)
+    found = planned(Setup(PROFILES[profile], (), tmp_path, planning=True), *reproduce.SECTIONS)
     names = [job.name for job in found]
     assert len(set(names)) == len(names)
     seen: set[str] = set()
@@ -92,7 +88,7 @@ def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkey
     keys = set()
     for automatic in ("bf16-mixed", "32-true"):
         monkeypatch.setattr(checks, "fastest_precision", lambda accelerator, name=automatic: name)
-        found = planned("laptop", tmp_path, "table_8")
+        found = planned(Setup(PROFILES["laptop"], (), tmp_path, planning=True), "table_8")
         assert {jobs.composed(j.overrides).trainer.precision for j in found if j.command == "train"} == {automatic}
         measured = [job for job in found if job.command in ("evaluate", "recl")]
         assert all(f"precision={automatic}" in job.overrides for job in measured)

@@ -91,7 +91,8 @@ def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path, failing:
     assert [words[-2:] for words in Pretended.started[n:]] == [[f"hydra.run.dir={tmp_path}/runs/a", "resume=auto"]]
 
 
-RECORD_OF_A = {"options": "key of a", "done": True, "seconds": 2.0, "command": "txl train"}
+LONG = {"options": "key of a", "done": True, "seconds": "long", "command": "txl train", "sha256": "0"}
+RECORDS = ("", "null", "[]", "{}", '{"done": true}', '{"options": 5, "done": "yes"}', json.dumps(LONG))
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,7 @@ RECORD_OF_A = {"options": "key of a", "done": True, "seconds": 2.0, "command": "
     [
         *(("metrics.json", content) for content in ("", "{", "[]", '{"val/nll": 0.5}')),
         ("validation.jsonl", '{"steps": 1, "nll": 0.5}\n'),
-        *(
-            ("job.json", content)
-            for content in ("", "null", "[]", "{}", '{"done": true}', '{"options": 5, "done": "yes"}')
-        ),
-        ("job.json", json.dumps({**RECORD_OF_A, "seconds": "long", "sha256": "0"})),
+        *(("job.json", content) for content in RECORDS),
     ],
 )
 def test_a_job_whose_files_changed_runs_again(tmp_path: Path, failing: dict[str, int], file: str, content: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine.jobs import Job
+from experiments.engine.jobs import Job, merge
 from experiments.engine.profiles import Setup
+from experiments.reproduce import SECTIONS
 
 CORPUS = {"name": "sample", "level": "byte", "sha256": "ab" * 32}
 
@@ -84,6 +85,11 @@ def _attention(job: Job, random: np.random.Generator) -> dict[str, Any]:
 
 
 WRITERS = {"train": _train, "evaluate": _evaluate, "recl": _recl, "speed": _speed, "attention": _attention}
+
+
+def planned(setup: Setup, *sections: str) -> list[Job]:
+    """Return the jobs of sections of a reproduction."""
+    return merge({name: SECTIONS[name].jobs(setup) for name in sections})
 
 
 def small_corpus(folder: Path) -> tuple[str, ...]:

@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 
 from experiments.arms import ON
-from experiments.engine.jobs import Job, Outcomes, composed, merge
+from experiments.engine.jobs import Outcomes, composed
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.paper import MAIN_RESULTS
 from experiments.reproduce import SECTIONS
 from experiments.sections import Section
 from experiments.tables import main_results, table_6, table_7
-from tests.experiments.tables.sample_outcomes import write_outcomes
-
-
-def planned(setup: Setup, *sections: str) -> list[Job]:
-    return merge({name: SECTIONS[name].jobs(setup) for name in sections})
+from tests.experiments.tables.sample_outcomes import planned, write_outcomes
 
 
 def setup_of(profile: str, tmp_path: Path, *overrides: str) -> Setup:

@@ -30,9 +30,7 @@ def result(lengths: dict[str, int], beyond: Sequence[str] = ()) -> dict[str, Any
         ((320, 320), ("Transformer-XL",), (True, False), "≈"),
     ],
 )
-def test_a_length_beyond_the_grid(
-    lengths: tuple[int, int], beyond: tuple[str, ...], ends: tuple[bool, bool], sign: str
-) -> None:
+def test_a_length_beyond_the_grid(lengths: Any, beyond: tuple[str, ...], ends: tuple[bool, bool], sign: str) -> None:
     """Three seeds of group 1, of which the last has the lengths beyond the grid."""
     ours, theirs = lengths
     by_seed = {seed: result({"Transformer-XL": ours + 32 * (seed == 1), "QRNN": theirs}) for seed in (1, 2)}
