@@ -49,7 +49,7 @@ def test_the_front_door_has_the_names_of_the_rooms() -> None:
 
 
 def test_commands_that_do_not_train_import_nothing_slow(tmp_path: Path) -> None:
-    """One after the other in one process, which names the first that does."""
+    """Run them one after the other in one process, whose modules are listed after each."""
     best = str(trained() / "run/checkpoints/best.ckpt")
     given = {command: [word.replace("BEST", best) for word in words] for command, words in COMMANDS.items()}
     lines = [[command, *words, f"hydra.run.dir={command}"] for command, words in given.items()]

@@ -15,7 +15,6 @@ from txl_lightning.config.composition import register_command
 from txl_lightning.config.schemas import CONF
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError
 from txl_lightning.measure import generate as generate_command
 from txl_lightning.measure.generate import run, typed_prompt, with_context
 from txl_lightning.measure.options import GenerateOptions
@@ -204,6 +203,3 @@ def test_a_sample_ends_with_a_text_or_an_id(runs: SmallRuns, tmp_path: Path) -> 
     token = stopped[0]["tokens"][3]
     by_id = samples(token)[0]["tokens"]
     assert (by_id[-1], by_id.count(token)) == (token, 1)
-    for wrong in ("", [1.5], -1, [True], {"a": 1}, 10_000):
-        with pytest.raises(OptionError, match=r"^stop=.*: must be texts, or ids from 0 to "):
-            run(options(runs, "characters", stop=wrong), tmp_path)
