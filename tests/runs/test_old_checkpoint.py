@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.measure.recl.small_recl import SMALL
 from tests.training.small_run import evaluated
-from txl_lightning.config.schemas import Config, LoggerConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.options import ReclOptions
 from txl_lightning.measure.recl import run as recl
@@ -35,14 +35,6 @@ GONE = "0.2.0/compressive"
 EXPECTED.pop(GONE)
 ROUNDING = 1e-5  # of float32, relative
 LONGER = {"mem_len": 12, "same_length": True}  # what two of the models were evaluated with
-EVALUATED = {"before_0.2.0/relative": LONGER, "0.2.0/muon": LONGER}
-
-
-def old_config(directory: Path, arm: str) -> Config:
-    """Return the config that the checkpoint holds, with the corpus in `directory`."""
-    config = load_trained(FOLDER / f"{arm}.ckpt").config
-    config.data.path, config.data.cache_dir = str(directory / "text.txt"), str(directory / "cache")
-    return config
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +70,14 @@ def test_an_option_that_is_gone_is_named_with_the_version_that_has_it() -> None:
 
 @pytest.mark.parametrize("arm", EXPECTED)
 def test_it_is_evaluated_as_before(directory: Path, tmp_path: Path, arm: str) -> None:
-    lengths: Any = EVALUATED.get(arm, {})
+    lengths: Any = {"before_0.2.0/relative": LONGER, "0.2.0/muon": LONGER}.get(arm, {})
     found = evaluated(FOLDER / f"{arm}.ckpt", tmp_path, max_segments=20, num_threads=1, **lengths)
     assert_close(found, EXPECTED[arm]["evaluation"])
 
 
 @pytest.mark.parametrize("arm", EXPECTED)
 def test_its_recl_is_as_before(directory: Path, tmp_path: Path, arm: str) -> None:
-    grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 30, "bootstrap": 0}
-    options = ReclOptions([str(FOLDER / f"{arm}.ckpt")], num_threads=1, **grid)
-    options.logger = LoggerConfig(name="none")
-    recl(options, tmp_path)
+    recl(ReclOptions([str(FOLDER / f"{arm}.ckpt")], **{**SMALL, "max_context": 12, "bootstrap": 0}), tmp_path)
     results, expected = json.loads((tmp_path / "recl.json").read_text()), EXPECTED[arm]["recl"]
     assert results["contexts"] == expected["contexts"]
     assert_close(results["models"][0]["nll"], expected["nll"])  # RECL is of their differences, which rounding decides
@@ -98,7 +87,8 @@ def test_its_recl_is_as_before(directory: Path, tmp_path: Path, arm: str) -> Non
 def test_a_resumed_run_equals_the_uninterrupted_one(directory: Path, tmp_path: Path, arm: str) -> None:
     old = read_file(FOLDER / f"{arm}.ckpt")
     assert old["global_step"] == 15
-    config = old_config(directory, arm)
+    config: Any = load_trained(FOLDER / f"{arm}.ckpt").config
+    config.data.path, config.data.cache_dir = str(directory / "text.txt"), str(directory / "cache")
     config.resume = str(FOLDER / f"{arm}.ckpt")
     metrics = train(config, tmp_path / "run")
     rows = csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines())
