@@ -1,6 +1,6 @@
 """Every variant composes, trains with memory and without, resumes bit for bit, and has the same losses on two ranks."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning import TransformerXLConfig
 from txl_lightning.config.schemas import CONF, plain
 from txl_lightning.distributed.processes import run_on_all
+from txl_lightning.errors import OptionError
 from txl_lightning.runs.models import model_class
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
@@ -31,6 +32,16 @@ PARALLEL = (
     *("trainer.max_steps=10", "data.batch_size=9", "evaluation.batch_size=5", "data.random_start=true"),
     *("model.dropout=0", "trainer.stream_groups=2", "trainer.precision=64-true"),
 )
+
+
+@dataclass(kw_only=True)
+class Deep(TransformerXLConfig):
+    n_layer: int = 3
+
+
+def test_a_variant_with_another_default_keeps_the_rules_of_the_option() -> None:
+    with pytest.raises(OptionError, match=r"n_layer=0: must be an integer >= 1"):
+        Deep(9, n_layer=0)
 
 
 def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def test_links_are_followed_and_none_is_lost_or_read_twice(tmp_path: Path) -> No
     for target, words in (
         ("nowhere", r"train/c\.txt cannot be read \(No such"),
         ("a.txt", r"has a link to a file that"),
+        (tmp_path, r"twice, by a link"),
     ):
         link.symlink_to(target)
         with pytest.raises(OptionError, match=words):

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from experiments.reproduce import parse
 from tests.docs.pages import ROOT, Command, blocks, commands
-from tests.fixtures import Output, Patch
+from tests.fixtures import Patch
+from tests.in_process import run_txl
 from tests.measure.recl.tiny_huggingface import save_tiny
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TINY
-from txl_lightning import cli
 from txl_lightning.command_line.hydra_app import literal, register
 from txl_lightning.config.schemas import CONF
 
@@ -133,22 +129,12 @@ def make_notes() -> None:
             exec(code.replace("2_000", "400"), {})
 
 
-@pytest.fixture
-def one_process(monkeypatch: Patch) -> Iterator[None]:
-    """Undo the changes that a command makes to its process."""
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    yield
-    torch.set_num_threads(threads)
-    GlobalHydra.instance().clear()
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("one_process", "no_guests")
+@pytest.mark.usefixtures("no_guests")
 @pytest.mark.parametrize(
     ("page", "least"), [("README.md", 6), pytest.param("", 28, marks=pytest.mark.slow)], ids=["README", "all pages"]
 )
-def test_the_commands_run(page: str, least: int, tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
+def test_the_commands_run(page: str, least: int, tmp_path: Path, monkeypatch: Patch) -> None:
     """Run them in one folder and one process, in the order of the pages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_GUESTS", "examples/t5.py,examples/layer_scale.py,examples/brackets.py")
@@ -164,11 +150,7 @@ def test_the_commands_run(page: str, least: int, tmp_path: Path, monkeypatch: Pa
     for number, words in enumerate(found):
         given = tiny(words)
         directory = [] if any(word.startswith("hydra.run.dir=") for word in given) else [f"hydra.run.dir=out/{number}"]
-        monkeypatch.setattr(sys, "argv", ["txl", *given, *directory])
-        GlobalHydra.instance().clear()
-        try:
-            cli.main()
-        except SystemExit as error:
-            pytest.fail(f"{shlex.join(given)}: exit status {error.code}\n{capsys.readouterr().err[-2000:]}")
+        done = run_txl(*given, *directory)
+        assert (done.status, "Warning: " in done.err) == (0, False), f"{shlex.join(given)}\n{done.err[-2000:]}"
     assert page or all(Path(run, "metrics.json").is_file() for run in RUNS if run != "runs/tune")
     assert page or np.load("runs/tune/samples.npy").shape == (1, 30)

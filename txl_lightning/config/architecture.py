@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -134,14 +134,16 @@ class Architecture(ModelOptions):
     initial_only: ClassVar[frozenset[str]] = frozenset()  # of these fields, those that only initialize weights
 
     def __post_init__(self) -> None:
-        kinds = _types(cast("Any", type(self)))
-        own = ChainMap(*(vars(kind).get("rules", {}) for kind in type(self).__mro__))
+        kinds, line = _types(cast("Any", type(self))), type(self).__mro__
+        own = ChainMap(*(vars(kind).get("rules", {}) for kind in line))
+        described = [f for kind in line if is_dataclass(kind) for f in fields(kind)]  # a new default has no rules
+        rules = {f.name: f.metadata["rules"] for f in described[::-1] if f.metadata.get("rules")}
         for f in fields(self):
             name, value = f.name, getattr(self, f.name)
             hint = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
             require(_fits(value, kinds[name]), name, value, f"must be of type {hint}".replace("typing.", ""))
             require(not isinstance(value, int) or abs(value) < 2**60, name, value, "must be below 2^60")
-            check(name, value, *([own[name]] if name in own else f.metadata.get("rules", ())))
+            check(name, value, *([own[name]] if name in own else rules.get(name, ())))
         below = f"must be below the {self.vocab_size} tokens of the vocabulary"
         require(max(self.cutoffs, default=-1) < (self.vocab_size or 0), "cutoffs", list(self.cutoffs), below)
         narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)

@@ -243,15 +243,17 @@ def _found_in(root: Path, config: FileData) -> list[Found]:
     def fail(error: OSError) -> None:
         raise error
 
-    files: list[Path] = []
+    files, places = list[Path](), set[str]()
     for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
+        require((place := os.path.realpath(folder)) not in places, "data.path", root, f"has {folder} twice, by a link")
+        places.add(place)
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
         if {"state.json", "dataset_info.json"} <= {*names}:
             names = [file["filename"] for file in json.loads(Path(folder, "state.json").read_bytes())["_data_files"]]
         files += [Path(folder, name) for name in names if not name.startswith(".") and not DESCRIPTIONS.fullmatch(name)]
     files = sorted(path for path in files if path.is_file() or not path.exists())  # a missing one is an error
-    places = {path.resolve(): path for path in files}
-    twice = [f"{path} and {places[path.resolve()]}" for path in files if places[path.resolve()] != path]
+    one_of = {path.resolve(): path for path in files}
+    twice = [f"{path} and {one_of[path.resolve()]}" for path in files if one_of[path.resolve()] != path]
     require(not twice, "data.path", root, f"has a link to a file that it has too: {', '.join(twice[:1])}")
     why: dict[Path, str] = {}
     found: dict[bool, list[Found]] = {False: [], True: []}  # whether it is a table
