@@ -268,6 +268,7 @@ REFUSED: list[tuple[dict[str, bytes], str, str]] = [
     ({"a.parquet": b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1"}, "byte", r"a\.parquet: cannot be read \(Arrow"),
     ({"book.pdf": b"%PDF-1.7 " + bytes(9_000), "README.md": b"text " * 99}, "byte", "book.pdf must be a text, not PDF"),
     ({"a.mid": b"MThd" + bytes(9_000), "list.csv": b"a,text\n1,x\n" * 9}, "char", "a.mid must be a text, not binary"),
+    ({"a.jsonl": b'["a"]\n' * 9, "b.jsonl": b'["b"]\n'}, "char", "a.jsonl must be JSON lines or a list of records"),
     ({"a.txt": b"one two", "b.txt": b"three"}, "uint16", "must be ids, not text: save them with numpy.save"),
     ({"a.bin": b"this is text, not ids " * 99}, "uint16", "must be ids, not text"),
     ({"a.bin": IDS.tobytes(), "a.idx": PLUS_ONE}, "uint16", "not the older indexed dataset of fairseq: fairseq-prep"),

@@ -308,7 +308,7 @@ def _found(path: Path, config: FileData, named: bool = True) -> Found | None:
         require(row.ids is not None or config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
         return Found(path, row)
     require(row.ids is None, "data.level", config.level, f"must be ids for {path}: it holds {row.name}")
-    json_text = named and suffix(path) in (".json", ".jsonl", ".ndjson") and config.level != "byte"
+    json_text = suffix(path) in (".jsonl", ".ndjson", *[".json"] * named) and config.level != "byte"
     of_json = "must be JSON lines or a list of records: name it .txt to read it as text"
     require(not json_text, "data.path", path, of_json)
     readable = row.name == "text" or (config.level == "byte" and named)
