@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import os
 import re
@@ -343,7 +344,8 @@ def _part(found: Found, config: FileData, kinds: dict[str, None]) -> Part | None
     if column:
         kinds[f"{row.name}, column {column}"] = None
         directory, held = expand(config.cache_dir), "ids.int32" if ids else "text.uint8"
-        key = cache_key(checksum_once(directory, path), "records", column, ids)
+        code = Path(inspect.getfile(row.records)).read_bytes() if row.records else b""  # a guest's may change
+        key = cache_key(checksum_once(directory, path), "records", row.name, code, suffix(path), column, ids)
         arrays, description = cached(directory, key, partial(_store, found, held))
         if not len(arrays[Path(held).stem]):
             notice(f"{path}: none of its records has {column}; left out")
