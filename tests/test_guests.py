@@ -217,6 +217,11 @@ def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
     config.data.path = str(tmp_path / "text.txt")
     corpus = load_corpus(config.data)
     assert corpus.vocabulary.decode(np.asarray(corpus.splits["train"][:12])) == "ti fo 0 enil"
+    changed = (tmp_path / "lines.py").read_text().replace("[::-1]", "")
+    (tmp_path / "changed.py").write_text(changed)
+    use(monkeypatch, tmp_path / "changed.py")
+    corpus = load_corpus(config.data)
+    assert corpus.vocabulary.decode(np.asarray(corpus.splits["train"][:12])) == "line 0 of it"
 
 
 @pytest.mark.parametrize(

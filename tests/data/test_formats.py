@@ -261,6 +261,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"a.parquet": b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1"}, "byte", r"a\.parquet: cannot be read \(Arrow"),
     ({"book.pdf": b"%PDF-1.7 " + bytes(9_000), "README.md": b"text " * 99}, "byte", "book.pdf must be a text, not PDF"),
     ({"a.mid": b"MThd" + bytes(9_000), "list.csv": b"a,text\n1,x\n" * 9}, "char", "a.mid must be a text, not binary"),
+    ({"a.jsonl": b'["a"]\n' * 9, "b.jsonl": b'["b"]\n'}, "char", "a.jsonl must be JSON lines or a list of records"),
     ({"a.txt": b"one two", "b.txt": b"three"}, "uint16", "must be ids, not text: save them with numpy.save"),
     ({"a.bin": b"this is text, not ids " * 99}, "uint16", "must be ids, not text"),
     ({"a.bin": IDS.tobytes(), "a.idx": PLUS_ONE}, "uint16", "not the older indexed dataset of fairseq: fairseq-prep"),
@@ -412,6 +413,12 @@ def test_what_nothing_reads_is_named(tmp_path: Path, contents: dict[str, bytes],
 def test_a_column_alone_is_a_table(tmp_path: Path) -> None:
     path = put(tmp_path, "a.csv", 'text\n"First, ""q"""\nSecond\n')
     assert documents_of(read(path, tmp_path, "byte")) == ['First, "q"\n', "Second\n"]
+
+
+def test_equal_bytes_are_read_by_the_delimiter_of_their_name(tmp_path: Path) -> None:
+    assert read_texts(read(put(tmp_path, "a.csv", "text\na\tb\n"), tmp_path, "byte")) == ["a\tb\n"]
+    with pytest.raises(OptionError, match="2 fields, the header has 1"):
+        read(put(tmp_path, "a.tsv", "text\na\tb\n"), tmp_path, "byte")
 
 
 def test_the_folder_of_a_megatron_training_is_its_tokens(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import os
 import re
@@ -310,7 +311,7 @@ def _found(path: Path, config: FileData, named: bool = True) -> Found | None:
         require(row.ids is not None or config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
         return Found(path, row)
     require(row.ids is None, "data.level", config.level, f"must be ids for {path}: it holds {row.name}")
-    json_text = named and suffix(path) in (".json", ".jsonl", ".ndjson") and config.level != "byte"
+    json_text = suffix(path) in (".jsonl", ".ndjson", *[".json"] * named) and config.level != "byte"
     of_json = "must be JSON lines or a list of records: name it .txt to read it as text"
     require(not json_text, "data.path", path, of_json)
     readable = row.name == "text" or (config.level == "byte" and named)
@@ -345,7 +346,8 @@ def _part(found: Found, config: FileData, kinds: dict[str, None]) -> Part | None
     if column:
         kinds[f"{row.name}, column {column}"] = None
         directory, held = expand(config.cache_dir), "ids.int32" if ids else "text.uint8"
-        key = cache_key(checksum_once(directory, path), "records", column, ids)
+        code = Path(inspect.getfile(row.records)).read_bytes() if row.records else b""  # a guest's may change
+        key = cache_key(checksum_once(directory, path), "records", row.name, code, suffix(path), column, ids)
         arrays, description = cached(directory, key, partial(_store, found, held))
         if not len(arrays[Path(held).stem]):
             notice(f"{path}: none of its records has {column}; left out")
