@@ -416,7 +416,7 @@ def test_a_column_alone_is_a_table(tmp_path: Path) -> None:
 
 
 def test_equal_bytes_are_read_by_the_delimiter_of_their_name(tmp_path: Path) -> None:
-    assert read_texts(read(put(tmp_path, "a.csv", "text\na\tb\n"), tmp_path, "byte")) == ["a\tb\n"]
+    assert documents_of(read(put(tmp_path, "a.csv", "text\na\tb\n"), tmp_path, "byte")) == ["a\tb\n"]
     with pytest.raises(OptionError, match="2 fields, the header has 1"):
         read(put(tmp_path, "a.tsv", "text\na\tb\n"), tmp_path, "byte")
 

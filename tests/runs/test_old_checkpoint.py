@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.measure.recl.small_recl import SMALL
+from tests.measure.recl.small_recl import recl
 from tests.training.small_run import evaluated
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.options import ReclOptions
-from txl_lightning.measure.recl import run as recl
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
@@ -77,8 +75,8 @@ def test_it_is_evaluated_as_before(directory: Path, tmp_path: Path, arm: str) ->
 
 @pytest.mark.parametrize("arm", EXPECTED)
 def test_its_recl_is_as_before(directory: Path, tmp_path: Path, arm: str) -> None:
-    recl(ReclOptions([str(FOLDER / f"{arm}.ckpt")], **{**SMALL, "max_context": 12, "bootstrap": 0}), tmp_path)
-    results, expected = json.loads((tmp_path / "recl.json").read_text()), EXPECTED[arm]["recl"]
+    expected = EXPECTED[arm]["recl"]
+    results = recl(tmp_path, str(FOLDER / f"{arm}.ckpt"), max_context=12, bootstrap=0)
     assert results["contexts"] == expected["contexts"]
     assert_close(results["models"][0]["nll"], expected["nll"])  # RECL is of their differences, which rounding decides
 

@@ -10,13 +10,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.measure.kept_figures import kept_figures
-from tests.measure.recl.small_recl import SMALL
+from tests.measure.recl.small_recl import recl
 from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure import attention, generate, recl
-from txl_lightning.measure.options import AttentionOptions, GenerateOptions, ReclOptions
+from txl_lightning.measure import attention, generate
+from txl_lightning.measure.options import AttentionOptions, GenerateOptions
 from txl_lightning.training.run import train
 
 IDS = np.arange(4000) ** 2 % 53
@@ -67,10 +67,9 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
         with kept_figures():
             options = AttentionOptions(str(run / BEST), text_tokens=4, logger=LoggerConfig(name="none"), **moved)
             attention.run(options, tmp_path)
-            recl.run(ReclOptions([str(run / BEST)], **SMALL, **moved), tmp_path)
+            assert recl(tmp_path, str(run / BEST), **moved)["unit"] == "ppl"
     finally:
         (tmp_path / "moved.bin").rename(run / "notes.bin")
-    assert json.loads((tmp_path / "recl.json").read_text())["unit"] == "ppl"
 
 
 def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: Path) -> None:
