@@ -28,12 +28,17 @@ class LayerScaleLayer(TransformerXLLayer):
 
     def __init__(self, config: LayerScaleConfig) -> None:
         super().__init__(config)
-        self.pre_norm = True
-        self.scales = nn.Parameter(torch.full((2, config.d_model), config.start))
+        self.pre_norm, self.start = True, config.start
+        self.attention_scale = nn.Parameter(torch.empty(config.d_model))  # vectors: Muon is for matrices
+        self.feed_forward_scale = nn.Parameter(torch.empty(config.d_model))
+
+    def initialize(self) -> None:
+        nn.init.constant_(self.attention_scale, self.start)
+        nn.init.constant_(self.feed_forward_scale, self.start)
 
     def after_attention(self, hidden_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
-        hidden_BTD = hidden_BTD + self.scales[0] * self.dropout(attended_BTD)
-        return hidden_BTD + self.scales[1] * self.feed_forward(self.feed_forward_norm(hidden_BTD))
+        hidden_BTD = hidden_BTD + self.attention_scale * self.dropout(attended_BTD)
+        return hidden_BTD + self.feed_forward_scale * self.feed_forward(self.feed_forward_norm(hidden_BTD))
 
 
 @register_variant("layer_scale")

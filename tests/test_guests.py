@@ -27,6 +27,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.guests import CHOICES, load_guests
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
 from txl_lightning.runs.models import architecture, make_model, require_room
+from txl_lightning.runs.trained import load_trained
 
 pytestmark = pytest.mark.usefixtures("no_guests")
 EXAMPLES = {name: str(ROOT / f"examples/{name}.py") for name in ("layer_scale", "brackets", "t5")}
@@ -77,6 +78,8 @@ def test_a_variant_of_a_file_trains_resumes_and_is_measured(tmp_path: Path, monk
     success(*small, "resume=auto", "trainer.max_steps=5", directory=tmp_path)
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 5
     best = "checkpoint=run/checkpoints/best.ckpt"
+    trained: Any = load_trained(tmp_path / "run/checkpoints/best.ckpt").model
+    assert trained.layers[0].attention_scale.mean().item() == pytest.approx(0.5, abs=0.1)
     assert "beyond layer_scale" in success("evaluate", best, "splits=[test]", "hydra.run.dir=e", directory=tmp_path).out
     success("generate", best, "prompt=line", "n_tokens=3", "hydra.run.dir=g", directory=tmp_path)
     assert "layer_scale" in success("train", "--help", directory=tmp_path).out

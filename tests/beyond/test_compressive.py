@@ -55,7 +55,7 @@ def test_a_group_becomes_one_state(compression: str, rate: int) -> None:
 def test_a_convolution_starts_near_the_mean() -> None:
     function, groups = compressive().compressor.functions[0], torch.randn(2, 3, 2, 8, dtype=torch.float64)
     function.weight.data.zero_()
-    function.add_mean()
+    function.initialize()
     torch.testing.assert_close(function(groups.flatten(1, 2)), groups.mean(dim=2))
 
 

@@ -119,7 +119,7 @@ class Convolution(nn.Conv1d):
         return F.linear(taps_BGKD.mT.flatten(2), self.weight.flatten(1))
 
     @torch.no_grad()
-    def add_mean(self) -> None:
+    def initialize(self) -> None:
         """Add I / rate to the matrix of each tap: training starts near the mean of the states."""
         self.weight += torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
 
@@ -143,9 +143,6 @@ class Compressor(nn.Module):
         makers = (Convolution(D, self.rate) if kind == "conv" else Pooling(kind, self.rate) for _ in self._attention)
         self.functions = nn.ModuleList(makers)
         initialize(self, config.init_std)
-        for function in self.functions:
-            if isinstance(function, Convolution):
-                function.add_mean()
 
     def next_memory(
         self,

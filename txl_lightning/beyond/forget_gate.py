@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -45,6 +45,14 @@ class ForgettingAttention(Attention):
     def __init__(self, config: ForgetGateConfig) -> None:
         super().__init__(config)
         self.forget = nn.Linear(config.d_model, config.n_head)
+        self.forget_len = config.forget_len
+
+    def initialize(self) -> None:
+        """Set the biases b of the gates, for `forget_len` > 0."""
+        if self.forget_len:
+            log_t_H = torch.linspace(0.0, math.log(self.forget_len), self.n_head, dtype=torch.float64)
+            with torch.no_grad():
+                self.forget.bias.copy_(-(-log_t_H).exp().expm1().log())
 
     def heads(
         self,
@@ -107,12 +115,3 @@ class ForgetGateTransformerXL(TransformerXL):
     config_class = ForgetGateConfig
     layer_class = ForgetGateLayer
     cannot: ClassVar = {"cached inference": "gates are kept for no key"}
-
-    def __init__(self, config: ForgetGateConfig) -> None:
-        super().__init__(config)
-        if config.forget_len:
-            log_t_H = torch.linspace(0.0, math.log(config.forget_len), config.n_head, dtype=torch.float64)
-            layers: Any = self.layers
-            with torch.no_grad():
-                for layer in layers:
-                    layer.attention.forget.bias.copy_(-(-log_t_H).exp().expm1().log())

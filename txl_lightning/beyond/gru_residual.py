@@ -6,7 +6,7 @@ o = GRU(h, Attn(LN h, LN m))        h' = GRU(o, FF(LN o))
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -46,6 +46,10 @@ class GRUGate(nn.Module):
         self.reset = nn.Linear(d_model, d_model, bias=False)  # U_g
         self.b_g = nn.Parameter(torch.empty(d_model))
 
+    def initialize(self) -> None:
+        """Set b_g."""
+        nn.init.constant_(self.b_g, UPDATE_BIAS)
+
     def forward(self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Return the gated mean of x and a candidate made of x and y."""
         r, z, h = self.gates(F.relu(y_BTD)).chunk(3, dim=-1)
@@ -76,10 +80,3 @@ class GRUResidualTransformerXL(TransformerXL):
 
     config_class = GRUResidualConfig
     layer_class = GRUResidualLayer
-
-    def __init__(self, config: GRUResidualConfig) -> None:
-        super().__init__(config)
-        layers: Any = self.layers
-        for layer in layers:
-            for gate in (layer.attention_residual, layer.feed_forward_residual):
-                nn.init.constant_(gate.b_g, UPDATE_BIAS)

@@ -37,7 +37,7 @@ class Ranks:
     Args:
         rank: r.
         world_size: W.
-        group: the gloo group; None for one process.
+        group: the gloo group of a training; None for one process, or for the default group, as in `all_gather`.
         local_rank: rank among the processes of this machine.
     """
 

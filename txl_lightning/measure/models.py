@@ -119,8 +119,8 @@ class Member:
         reader: reader of windows.
         tokenize: returns the tokens of a text; raises OptionError if the model cannot read it.
         trained: contents of the checkpoint; None for a model from elsewhere.
-        trained_len: tokens that a token saw in training: segment, extended context and memory; of other models the
-            positions; None if unknown.
+        trained_len: tokens that a token saw in training: segment, extended context and memory, which that of
+            `window_reader` leaves out; of other models the positions; None if unknown.
         clamp_len: larger distances share one position; None for other models than Transformer-XL.
         begin_of_text: token read before every window; None for none.
         option: option that named the model, for errors.

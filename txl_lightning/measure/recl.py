@@ -33,7 +33,7 @@ from txl_lightning.runs.metrics import loss_unit, unit_name
 from txl_lightning.runs.trained import is_other_text
 
 SCHEMA_VERSION = 10  # of docs/recl.schema.json
-PART_TOKENS, LONG = 200_000, 30  # seconds
+PART_TOKENS, LONG = 200_000, 30  # tokens; seconds
 LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
 ROUNDING = 1e-3
 

@@ -50,7 +50,7 @@ def scores(
         u_HE: content bias; None without (c).
         v_HE: position bias; None without (d).
         bias_HS: biases of the distances, in place of v·r_s; None for none.
-        terms: whether (a) and (b) are among them.
+        terms: letters of the terms; only a and b are read, since (c) and (d) follow from u, v and the bias.
     """
     content_HBTE, position_HBTK = content_and_position(q_HBTE, k_HBKE, r_HSE, u_HE, v_HE, bias_HS, terms)
     content_HBTK = content_HBTE @ k_HBKE.mT
@@ -134,7 +134,9 @@ def softmax_attention(operands: Operands, dropout: nn.Module) -> Float[Tensor, "
         on a GPU, or compiled                   torch's kernel
         on the CPU, with gradient or dropout    `attend_plainly`, in blocks of queries, which leave out later keys
         without, queries at few places          torch's kernel, a query at a time
-        without, mostly memory, float32         `attend_plainly`, in groups of heads, whose scores stay in the caches
+        without, over 64 queries that cannot    `attend_plainly`, in groups of heads, whose scores stay in the caches
+            be cut (mostly memory, or later
+            keys are seen), float32 or 64
         without, else                           torch's kernel, in blocks of queries
 
     BENCHMARKS.md has what each gains, in "Attention in blocks of queries".

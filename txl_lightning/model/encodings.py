@@ -36,7 +36,7 @@ class LayerPositions(NamedTuple):
         u_HE: content bias u, term (c).
         v_HE: position bias v, term (d).
         sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
-        table_HSE: vectors of the distances K, …, 0, in place of W_{k,R} R.
+        table_HSE: vectors r of the distances K, …, 0: trained, or W_{k,R} R that cached inference has computed before.
         bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
         rotation_2SE: `positions.rotation` of the distances K, …, 0, which rotates queries and keys.
     """
@@ -192,7 +192,7 @@ class RelativeEncoding(Encoding):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Return u, v and the sinusoids of the distances K, …, 0."""
+        """Return u, v and the sinusoids of the distances K, …, 0, in training with dropout, one mask for all layers."""
         sinusoids = None
         if self.has_positions:
             sinusoids = self.dropout(sinusoids_of_distances(n_keys, self.d_model, clamp_len, like))
@@ -212,7 +212,8 @@ class ShawEncoding(Encoding):
     """Trained vector (b) and bias (d) of every distance below `table_len`, and u (c), for every layer.
 
     The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and (b):
-    `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` shortens the table.
+    `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` is the number of rows used, one
+    more than the largest distance.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:

@@ -75,7 +75,7 @@ def draw_normal(tensor: Tensor, mean: float, std: float) -> None:
 
 
 def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
-    """Draw the parameters of a model in place.
+    """Draw the parameters of a model in place, then call the method `initialize` of each module that has one.
 
     Weights, embeddings, tables, u and v are from N(0, std²), projections of embedding and softmax from
     N(0, 0.01²), gains of norms from N(1, std²); biases, those of distances included, are zero.
@@ -91,3 +91,5 @@ def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
             nn.init.zeros_(parameter)
         else:
             draw_normal(parameter, 0.0, PROJECTION_STD if "projections." in name else std)
+    for module in model.modules():
+        getattr(module, "initialize", lambda: None)()

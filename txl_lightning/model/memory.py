@@ -52,7 +52,8 @@ class CarriedState:
     def reset(self: State, done_B: Bool[Tensor, " B"]) -> State:
         """Let the streams where `done_B` is true start from scratch: their next token is the first of an episode.
 
-        Such a stream computes what it computes after `start_memory`; all others are unchanged bit by bit.
+        Such a stream computes what it computes after `start_memory`; all others are unchanged bit by bit. This one sets
+        tensors [N, B, D] to zero; a state with others overrides it.
 
         Args:
             done_B: on any device.

@@ -132,7 +132,6 @@ class TransformerXL(ScoringModel, nn.Module):
         self.layers = nn.ModuleList(layers)
         self.softmax = make_softmax(config, self.embedding)
         initialize(self, config.init_std)
-        self.encoding.initialize()
 
     @property
     def takes_lengths(self) -> bool:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Checkpoints of runs, the models that configurations describe, metrics of loss, and `txl convert` with its options."""
+"""Checkpoints of runs, models and hardware of configs, metrics of loss, and `txl convert` with its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardware of a run where its options say `auto` or null: accelerator, number type of products, threads."""
+"""Hardware of a run or a measurement: accelerator, number type of products, threads; the meaning of `auto` and null."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def named_files(contents: dict[str, Any]) -> list[str]:
 
 
 def remove_unused_memory(folder: Path) -> None:
-    """Remove the files of memory in a folder that none of its checkpoints names, a user's own copies included."""
+    """Remove the files of memory that no checkpoint in the folder names; a user's copies of checkpoints count too."""
     if (folder / MEMORY).is_dir() and not (folder / MEMORY).is_symlink():
         resumable = (path for path in folder.glob("*.ckpt") if not path.name.startswith("step"))
         used = {file for path in resumable for file in memory_files(path)}

@@ -1,1 +1,1 @@
-"""Training: the LightningModule, optimizer, callbacks and loggers, and a run from its config."""
+"""Training: a run from its config, the LightningModule, optimizer, checkpoints, callbacks, curves and loggers."""

@@ -1,4 +1,4 @@
-"""Callbacks, and what else may end a run: those of others, which a config names, signals, a loss that is not finite."""
+"""What may end a run: callbacks that a config names, signals, a loss that is not finite; `make` for loggers too."""
 
 from __future__ import annotations
 

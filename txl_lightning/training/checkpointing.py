@@ -149,7 +149,10 @@ class Checkpoints(Callback):
         checkpoint["txl_lightning"] = {**self.record, "ended_by": ended_by} if ended_by else self.record
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Copy the best checkpoint of a resumed run here; remove weights of steps that this run has yet to do."""
+        """Say where the memory's files go; remove partial files and checkpoints of steps that this run has yet to do.
+
+        The best checkpoint of a resumed run is copied here.
+        """
         pl_module.training_memory.folder = self.directory
         if self.ranks.rank == 0:
             for path in (path for kind in (f"{PART}*", "step*.ckpt", BEST_OF) for path in self.directory.glob(kind)):

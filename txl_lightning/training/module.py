@@ -65,7 +65,7 @@ class MemoryHolder:
         self.folder: Path | None = None
 
     def load_for(self, segment: Batch) -> Any:
-        """Return the memory to score `segment` with; None at segment 0.
+        """Return the memory to score `segment` with; None at segment 0, or where a resumed run found none.
 
         Raises:
             RuntimeError: the segment does not follow the last one.
@@ -92,7 +92,7 @@ class MemoryHolder:
             UnwrittenMemory: on all ranks, if one of them cannot write its file.
         """
         state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
-        if self.memory is None:  # the first step of an epoch was skipped
+        if self.memory is None:  # no step has stored one yet
             return state
         memory = self.memory.to("cpu")
         if self.folder is None or ranks.world_size == 1:

@@ -28,20 +28,25 @@ from txl_lightning.model.positions import OwnKeys, VisibleKeys, attention_mask, 
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
+NOT_CALLED: dict[type, tuple[str, ...]] = {
+    TransformerXL: ("forward", "score", "state_class", "start_memory", "next_memory", "checked", "visible"),
+    TransformerXLLayer: ("forward",),
+    Attention: ("forward", "heads"),
+}
 REUSE = 1.2  # a buffer of at least this relative length is kept, and its window moved to the front
 
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
     """Return whether `CachedTransformerXL` takes a model: a Transformer-XL that does not say that it `cannot`.
 
-    It calls no `forward`, so a model that overrides one is none either.
+    It does not call what `NOT_CALLED` names, so a model that overrides one of these is none either.
     """
     if not isinstance(model, TransformerXL) or "cached inference" in model.cannot:
         return False
     layer: Any = model.layers[0]
-    parts = ((model, TransformerXL), (layer, TransformerXLLayer), (layer.attention, Attention))
-    plain_heads = type(layer.attention).heads is Attention.heads
-    return plain_heads and all(type(part).forward is core.forward for part, core in parts)
+    kinds: dict[type, type] = {TransformerXL: type(model), TransformerXLLayer: type(layer)}
+    kinds[Attention] = type(layer.attention)
+    return all(getattr(kinds[of], name) is getattr(of, name) for of, names in NOT_CALLED.items() for name in names)
 
 
 @dataclass

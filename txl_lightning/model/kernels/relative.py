@@ -354,7 +354,7 @@ def constants(dtype: torch.dtype, E: int, terms: str, is_hopper: bool) -> dict[s
     Args:
         dtype: of queries, keys, values and r.
         E: numbers of a head.
-        terms: whether (a) and (b) are among them.
+        terms: letters of the terms, of which a and b are read.
         is_hopper: whether the GPU is of compute capability 9.0 or later.
     """
     n = tile_of(dtype, E, is_hopper)
@@ -492,7 +492,7 @@ def attend(
             `sees_memory` it is the causal mask, and is not read.
         dropout: that of the weights; only its `p` and `training` are read.
         bias_HS: biases of the distances, in place of v·r; None for none.
-        terms: whether (a) and (b) are among them.
+        terms: letters of the terms, of which a and b are read.
 
     Raises:
         ValueError: queries may see later keys.
