@@ -23,8 +23,8 @@ class Command:
     """One command of `txl`. Its modules are imported when it runs, so a table of commands is quick to import.
 
     Attributes:
-        usage: words after `txl`, for the help text; the first is the command's name, also of its file in `conf/`, if its
-            options have groups.
+        usage: words after `txl`, for the help text; the first is the command's name, also of its file in `conf/`, if
+            its options have groups.
         module: has `run(options, directory) -> list[str]`, which returns the lines to print at the end.
         options: dotted name of the dataclass of the options.
         summary: purpose of the command in one line.
