@@ -14,9 +14,6 @@ from tests.test_resumed_multirun import words
 from tests.training.small_run import trained
 from tests.training.test_saving import VARYING
 
-SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
-SMALLER_THAN_A_CHECKPOINT = 100_000
-
 
 def limited(directory: Path, size: int, *arguments: str) -> CompletedProcess[str]:
     """Run a command that can write files of at most `size` bytes; git would leave its lock behind."""
@@ -27,7 +24,7 @@ def limited(directory: Path, size: int, *arguments: str) -> CompletedProcess[str
 def test_a_training_without_checkpoints_fails_and_completes_later(tmp_path: Path, devices: int) -> None:
     given = words(tmp_path, f"trainer.devices={devices}", f"hydra.run.dir={tmp_path / 'run'}")
     given = [word for word in given if word != "-m" and "sweep" not in word]
-    done = limited(tmp_path, SMALLER_THAN_A_CHECKPOINT, *given)
+    done = limited(tmp_path, 100_000, *given)  # smaller than a checkpoint
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     said = done.stderr.splitlines()
     folder = tmp_path / "run/checkpoints"

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 import txl_lightning.data
 from tests.alone import printed
+from tests.data.helpers import text_of
 from tests.docs.pages import ROOT
 from tests.fixtures import Patch
 from tests.in_process import refusal, success
@@ -217,14 +217,11 @@ def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, tmp_path / "lines.py")
     (tmp_path / "text.txt").write_text("#REV#\n" + "".join(f"line {i} of it\n" for i in range(99)))
     config: Any = tiny_config(tmp_path, "data.level=char")
-    config.data.path = str(tmp_path / "text.txt")
-    corpus = load_corpus(config.data)
-    assert corpus.vocabulary.decode(np.asarray(corpus.splits["train"][:12])) == "ti fo 0 enil"
+    assert text_of(load_corpus(config.data), "train").startswith("ti fo 0 enil")
     changed = (tmp_path / "lines.py").read_text().replace("[::-1]", "")
     (tmp_path / "changed.py").write_text(changed)
     use(monkeypatch, tmp_path / "changed.py")
-    corpus = load_corpus(config.data)
-    assert corpus.vocabulary.decode(np.asarray(corpus.splits["train"][:12])) == "line 0 of it"
+    assert text_of(load_corpus(config.data), "train").startswith("line 0 of it")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 from tests.docs.pages import ROOT
 
 AGENT = runpy.run_path(str(ROOT / "examples/recall_agent.py"))
-WAYS, WALL, JUNCTION = 4, 4, 5
 
 
 def test_the_example_prints_both_rates(capsys: pytest.CaptureFixture[str]) -> None:

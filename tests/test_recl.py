@@ -7,16 +7,7 @@ FRAMEWORK = {
     *("lightning", "lightning_fabric", "hydra", "omegaconf", "wandb", "torchmetrics", "datasets", "matplotlib"),
     *("tokenizers", "transformers", "safetensors", "jinja2", "jsonschema", "psutil"),
 }
-BLOCK = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {names!r}:
-            raise ImportError(f"blocked: {{name}}")
-
-sys.meta_path.insert(0, Blocked())
-"""
+BLOCK = "import sys\nsys.modules |= dict.fromkeys({names!r})\n"  # an import of None is an ImportError
 TRANSFORMER_XL = """
 from txl_lightning import TransformerXL, TransformerXLConfig, recl
 

@@ -13,8 +13,7 @@ def test_ratios_are_of_the_same_round_and_precision() -> None:
     """A turn of `small` is 5 steps of 16 × 64 tokens: 5,120 tokens."""
     seconds = {"ours, float32": [1.0, 2.0, 4.0], "ours, bf16": [1.0, 1.0, 1.0]}
     seconds |= {"huggingface, float32": [3.0, 4.0, 20.0], "huggingface, bf16": [2.0, 2.5, 3.0]}
-    rows = table({"small": seconds}).splitlines()[2:]
-    assert rows == [
+    assert table({"small": seconds}).splitlines()[2:] == [
         "| small | ours, float32 | 2,560 |  |",
         "| small | ours, bf16 | 5,120 |  |",
         "| small | huggingface, float32 | 1,280 | 3.000 (2.000–5.000) |",

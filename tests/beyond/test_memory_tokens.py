@@ -58,10 +58,7 @@ def test_losses_memory_tokens_and_states_are_those_of_the_authors(reference: Ref
     for i, (nll, memory) in enumerate(scored(reference, from_original(reference.weights, reference.config))):
         torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **close)
         torch.testing.assert_close(memory.tokens_nBD.transpose(0, 1), reference.tensors[f"memory_tokens/{i}"], **close)
-        expected = reference.under(f"memory/{i}/")
-        assert len(expected) == (reference.config["n_layer"] if reference.config["mem_len"] else 0)
-        for layer, states in expected.items():
-            torch.testing.assert_close(memory.states[int(layer)], states, **close)
+        reference.assert_states(i, memory, close)
 
 
 @pytest.mark.parametrize("through", [False, True], ids=["last segment", "all segments"])

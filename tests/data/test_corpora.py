@@ -155,8 +155,7 @@ def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path: Path, damage: 
     name, spoil = damage
     spoil(folder / name)
     for said in (1, 0):
-        after = corpus_of(listed, tmp_path)
-        assert text_of(after) == "text " * 50
+        assert text_of(corpus_of(listed, tmp_path)) == "text " * 50
         lines = [f"data.cache_dir={tmp_path}/cache: {folder} is damaged; it is prepared again"] * said
         assert capsys.readouterr().err.splitlines() == lines
     assert list((tmp_path / "cache").iterdir()) == [folder]

@@ -189,14 +189,13 @@ OF_TEXT: dict[str, tuple[str, Callable[[], bytes]]] = {
 @pytest.mark.parametrize("name", OF_TEXT)
 def test_records_are_documents(tmp_path: Path, name: str, level: str) -> None:
     file, content = OF_TEXT[name]
-    (path,) = files(tmp_path, {file: content()})
-    found = documents_of(read(path, tmp_path, level))
+    found = documents_of(read(put(tmp_path, file, content()), tmp_path, level))
     assert found == [text if text.endswith("\n") else f"{text}\n" for text in TEXTS]
 
 
 def test_a_long_first_record_is_one(tmp_path: Path) -> None:
     content = "".join(json.dumps({"title": "x", "text": text}) + "\n" for text in ("word " * 30_000, "b", "c"))
-    (path,) = files(tmp_path, {"dump-00": content})
+    path = put(tmp_path, "dump-00", content)
     assert documents_of(read(path, tmp_path, "byte")) == ["word " * 30_000 + "\n", "b\n", "c\n"]
 
 
@@ -226,9 +225,8 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: pytest
         read(path, tmp_path, "byte", column="title")
     with pytest.raises(OptionError, match=r"data\.column=body: must be null for .*a\.txt: it is text, no table"):
         read(put(tmp_path, "a.txt", "text\n" * 9), tmp_path, "byte", column="body")
-    (ids,) = files(tmp_path, {"b.jsonl": '{"input_ids": [1, 2]}\n{"input_ids": ["a"]}\n'})
     with pytest.raises(OptionError, match=r"data\.column=None: .*\(data\.level=ids reads input_ids\)"):
-        read(ids, tmp_path, "byte")
+        read(put(tmp_path, "b.jsonl", '{"input_ids": [1, 2]}\n{"input_ids": ["a"]}\n'), tmp_path, "byte")
 
 
 def test_code_and_settings_in_json_stay_text(tmp_path: Path) -> None:
@@ -241,12 +239,8 @@ RECORD = b"\x0a\x0bsome example"
 TFRECORD = (struct.pack("<QI", len(RECORD), 123) + RECORD + struct.pack("<I", 456)) * 9
 
 
-def npy(ids: np.ndarray) -> bytes:
-    held = io.BytesIO()
-    np.save(held, ids)
-    return held.getvalue()
-
-
+NPY = io.BytesIO()
+np.save(NPY, IDS)
 NO_LISTS = ("[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]")
 NO_LIST = r"record 2 cannot be read \(TypeError: must be (a list of )?ids"
 PLUS_ONE = b"TNTIDX\0\0" + struct.pack("<QQ", 4, 4)  # an index of files that store every id plus one
@@ -268,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"odd.bin": b"\1\2\3"}, "ids", "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin"),
     ({"text.npy": b"no array"}, "ids", "data.dtype=None: must be uint8"),
     ({"odd.npy": b"\x93NUMPY\1\0"}, "ids", "data.path=.*odd.npy: cannot be read"),
-    ({"two.npy": npy(IDS) + npy(IDS)}, "ids", "data.path=.*two.npy: must have one array, and no more"),
+    ({"two.npy": NPY.getvalue() * 2}, "ids", "data.path=.*two.npy: must have one array, and no more"),
     ({"odd.bin": b"\0\2\3"}, "uint16", "data.path=.*odd.bin: cannot be read"),
     ({"notes.txt": b"1234"}, "uint16", "not digits of a text: save them with numpy.save"),
     ({"ids.bin": b"1 2 3 4 5 6 7 8\n" * 9}, "uint16", "not digits of a text: save them with numpy.save"),
@@ -330,15 +324,12 @@ def test_ids_that_change_while_they_are_read_end_the_command(tmp_path: Path) -> 
         tokens.take([999 - 200])
 
 
-def unigram() -> str:
-    return str(Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)], unk_id=0)).to_str())
-
-
+UNIGRAM = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)], unk_id=0)).to_str()
 OF_FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
 NAMES: dict[str, tuple[str, str, list[str]]] = {
     "lines": ("names.txt", "note 0\nnote 1\nnote 2\n", ["note 0", "note 1", "note 2"]),
     "vocab.json": ("vocab.json", '{"b": 1, "a": 0}', ["a", "b"]),
-    "tokenizer.json": ("tokenizer.json", unigram(), ["<unk>", "▁a", "b"]),
+    "tokenizer.json": ("tokenizer.json", UNIGRAM, ["<unk>", "▁a", "b"]),
     "SentencePiece": ("m.vocab", "<unk>\t0\n▁a\t-1.5\nb\t-2.25\n", ["<unk>", "▁a", "b"]),
     "tiktoken": ("r.tiktoken", f"{base64.b64encode(b'a').decode()} 0\n/w== 1\n", ["a", r"\xff"]),
     "fairseq": ("dict.txt", "the 120\nof 70\nmadeupword0000 0\n", [*OF_FAIRSEQ, "the", "of", "madeupword0000"]),
@@ -350,8 +341,7 @@ NAMES: dict[str, tuple[str, str, list[str]]] = {
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_ids(tmp_path: Path, name: str) -> None:
     file, content, expected = NAMES[name]
-    (path,) = files(tmp_path, {file: content})
-    found = names_of_ids(path)
+    found = names_of_ids(put(tmp_path, file, content))
     assert [found[number] for number in sorted(found)] == expected
 
 
@@ -432,6 +422,5 @@ def test_the_folder_of_a_megatron_training_is_its_tokens(tmp_path: Path) -> None
 
 def test_empty_shards_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files(tmp_path / "shards", {"0.jsonl": LINES, "1.csv": "id,text\n", "2.jsonl": '{"text": null}\n', "_SUCCESS": "x"})
-    found = documents_of(read(tmp_path / "shards", tmp_path, "byte"))
-    assert len(found) == len(TEXTS)
+    assert len(documents_of(read(tmp_path / "shards", tmp_path, "byte"))) == len(TEXTS)
     assert "1.csv: none of its records has text; left out" in capsys.readouterr().err

@@ -169,8 +169,7 @@ def test_of_a_folder_texts_are_read_and_the_rest_is_named(tmp_path: Path, capsys
 def test_links_are_followed_and_none_is_lost_or_read_twice(tmp_path: Path) -> None:
     files(tmp_path, {"elsewhere/a.txt": "to be or not\n" * 90, "texts/test/b.txt": "that is the question\n" * 9})
     (tmp_path / "texts" / "train").symlink_to(tmp_path / "elsewhere")
-    corpus = corpus_of(str(tmp_path / "texts"), tmp_path)
-    assert text_of(corpus, "train", "valid") == "to be or not\n" * 90
+    assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path), "train", "valid") == "to be or not\n" * 90
     link = tmp_path / "texts" / "train" / "c.txt"
     for target, words in (
         ("nowhere", r"train/c\.txt cannot be read \(No such"),

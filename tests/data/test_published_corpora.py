@@ -4,7 +4,6 @@ import hashlib
 import io
 import lzma
 import shutil
-import socket
 import tracemalloc
 import zipfile
 from dataclasses import replace
@@ -184,9 +183,7 @@ def zipped(name: str, content: bytes = b"some text\n" * 1000) -> bytes:
 @pytest.fixture
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """No official address can be reached."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    closed = "http://127.0.0.1:9"
     for corpus, (_, *more) in ADDRESSES.items():
         monkeypatch.setitem(ADDRESSES, corpus, (f"{closed}/archive.zip", *more))
     monkeypatch.setenv("HF_ENDPOINT", closed)

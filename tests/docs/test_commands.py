@@ -122,13 +122,6 @@ def test_every_reproduction_is_understood() -> None:
     assert n_found >= 6
 
 
-def make_notes() -> None:
-    """Run the Python of the page on data, but for what reads a generated tune."""
-    for code in blocks(ROOT / "docs/data.md", "python"):
-        if "samples.npy" not in code:
-            exec(code.replace("2_000", "400"), {})
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("no_guests")
 @pytest.mark.parametrize(
@@ -142,7 +135,9 @@ def test_the_commands_run(page: str, least: int, tmp_path: Path, monkeypatch: Pa
     lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
     (tmp_path / "book.txt").write_text("".join(lines))
     (tmp_path / "prompts.txt").write_text("line 7\nthe\n")
-    make_notes()
+    for code in blocks(ROOT / "docs/data.md", "python"):
+        if "samples.npy" not in code:  # which reads a generated tune
+            exec(code.replace("2_000", "400"), {})
     if find_spec("transformers") and not page:
         save_tiny(import_module("transformers"), tmp_path / "tiny", "gpt2")
     found = must_run(page)

@@ -81,8 +81,7 @@ def test_losses_are_those_of_the_papers_rule_in_a_loop(runs: SmallRuns) -> None:
     assert all(value.equal(before[name]) for name, value in trained.model.state_dict().items())
     assert dynamic.losses(corpus, "test").nll.tolist() == ours.tolist()  # from the trained weights again
     model = trained.model.with_lengths(**evaluation_lengths(trained.config).keywords())
-    expected = naive(model, corpus.splits["test"], 30, rms)
-    np.testing.assert_allclose(ours, expected, rtol=1e-12)
+    np.testing.assert_allclose(ours, naive(model, corpus.splits["test"], 30, rms), rtol=1e-12)
 
 
 def test_statistics_are_root_mean_squares_of_gradients_of_training_text(runs: SmallRuns) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +30,6 @@ from txl_lightning.measure.losses import (
 )
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
-Result = TypeVar("Result")
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
 STREAM = torch.from_numpy(TOKENS.astype(np.int64))
 POSITIONS = np.linspace(40, len(TOKENS) - 1, 6).astype(int)

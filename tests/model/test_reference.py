@@ -68,6 +68,14 @@ class Reference:
             results.append(model.score(tokens, targets, results[-1][1] if results else None))
         return results
 
+    def assert_states(self, segment: int, memory: Memory, close: dict[str, float]) -> None:
+        """The memory after a segment holds the states that the other implementation kept."""
+        expected = self.under(f"memory/{segment}/")
+        assert len(expected) == (self.config["n_layer"] if self.config["mem_len"] else 0)
+        assert expected or memory.length == 0
+        for layer, states in expected.items():
+            torch.testing.assert_close(memory.states[int(layer)], states, **close)
+
 
 def stem(path: Path) -> str:
     return path.stem
@@ -81,11 +89,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
 def test_losses_and_memory_of_every_segment(reference):
     for i, (nll, memory) in enumerate(reference.scored(reference.model())):
         torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **EXACT)
-        expected = reference.under(f"memory/{i}/")
-        assert len(expected) == (reference.config["n_layer"] if reference.config["mem_len"] else 0)
-        assert expected or memory.length == 0
-        for layer, states in expected.items():
-            torch.testing.assert_close(memory.states[int(layer)], states, **EXACT)
+        reference.assert_states(i, memory, EXACT)
 
 
 @pytest.mark.parametrize("reference", ORIGINAL, indirect=True, ids=stem)

@@ -26,7 +26,6 @@ SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT /
 README = (ROOT / "sweeps/README.md").read_text()
 ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith("txl train -m")]
 MULTIRUNS = dict(zip(("table_6", "terms", "memory_by_segment", "learning_rate", "search"), ONE_LINERS, strict=True))
-SHORT = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", "evaluation.max_segments=2", "logger=none")
 register()
 
 

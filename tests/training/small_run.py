@@ -1,6 +1,7 @@
 """A run small enough to be trained many times in a test, and one that is trained once for all tests that read it."""
 
 import atexit
+import csv
 import json
 import shutil
 import tempfile
@@ -84,6 +85,11 @@ def evaluated(checkpoint: Path | str, directory: Path, **options: Any) -> dict[s
     directory.mkdir(exist_ok=True)
     evaluate(EvaluateOptions(checkpoint=str(checkpoint), **options), directory)
     return json.loads((directory / "evaluation.json").read_text())
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def stored_memory(checkpoint: Path) -> State:

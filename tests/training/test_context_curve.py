@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from tests.measure.kept_figures import curves, kept_figures
-from tests.training.small_run import tiny_config, trained
+from tests.training.small_run import csv_rows, tiny_config, trained
 from txl_lightning.config.lengths import trained_clamp
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.measure.loss_by_context import context_curve, position_blocks
@@ -50,8 +49,7 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -
     for r, found in expected.recl.items():
         assert (rows[1]["recl"][str(r)]["value"], rows[1]["recl"][str(r)]["at_least"]) == (found.value, found.at_least)
     assert rows[1]["share_of_gain"] == pytest.approx(expected.gains["share_of_gain"], abs=1e-3)
-    csv_rows = csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines())
-    logged = [row for row in csv_rows if row["context/bpb/24"]]
+    logged = [row for row in csv_rows(tmp_path / "run/metrics.csv") if row["context/bpb/24"]]
     assert [(row["step"], row["tokens"]) for row in logged] == [("6", "192"), ("12", "384")]
     for row, measured in zip(logged, rows, strict=True):
         shown = {f"context/bpb/{c}": bpb for c, bpb in zip(CONTEXTS, measured["bpb"], strict=True)}

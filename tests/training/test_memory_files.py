@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from tests.fixtures import Output, Patch
 from tests.model.tiny_model import tiny_model
+from tests.training import test_saving
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.distributed.processes import run_on_all
@@ -24,8 +25,7 @@ from txl_lightning.training.checkpointing import Checkpoints, last_good
 from txl_lightning.training.module import MemoryHolder
 from txl_lightning.training.run import train
 
-OPTIONS = ("checkpoint.every_n_steps=4", "evaluation.max_segments=2", "optimizer.schedule=constant")
-OPTIONS = (*OPTIONS, "data.batch_size=5", "model.dropout=0")
+OPTIONS = (*test_saving.OPTIONS, "data.batch_size=5", "model.dropout=0")
 CHECKPOINTS = ("last.ckpt", "previous.ckpt", "best.ckpt")
 
 
@@ -130,11 +130,10 @@ def test_a_damaged_file_is_named_and_skipped(of_two: Path, tmp_path: Path, capsy
 
 
 def test_the_best_brings_its_memory_into_another_directory(of_two: Path, tmp_path: Path) -> None:
-    config = tiny_config(of_two, *OPTIONS, f"resume={of_two / 'run/checkpoints/last.ckpt'}", "trainer.max_steps=13")
     best = read_file(of_two / "run/checkpoints/best.ckpt")["global_step"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "on_validation_end", lambda *_: None)  # no better one
-        train(config, tmp_path / "run")
+        resumed(of_two, tmp_path / "run", of_two / "run/checkpoints/last.ckpt", steps=13)
     folder = tmp_path / "run/checkpoints"
     assert read_file(folder / "best.ckpt")["global_step"] == best
     assert {f"memory/{path.name}" for path in (folder / "memory").iterdir()} == files_of(folder / "best.ckpt")

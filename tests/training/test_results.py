@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import resource
@@ -16,7 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.training.small_run import tiny_config
+from tests.training.small_run import csv_rows, patch_module, tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
@@ -44,8 +43,7 @@ class Recorded:
         self.norms: list[float] = []
         self.tokens: list[int] = []
         now = 0.0
-        step, clip = LanguageModelModule.training_step, LanguageModelModule.on_before_optimizer_step
-        evaluation_end = LanguageModelModule.on_validation_epoch_end
+        step = LanguageModelModule.training_step
 
         def training_step(module: LanguageModelModule, batch: Any, i: int) -> None:
             nonlocal now
@@ -54,28 +52,25 @@ class Recorded:
             self.nll.append(float(module.loss))
             self.tokens.append(batch.targets.numel())
 
-        def clipping(module: LanguageModelModule, *args: Any, **options: Any) -> None:
+        def clipped(module: LanguageModelModule) -> None:
             self.norms.append(math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in module.parameters())))
-            clip(module, *args, **options)
 
         def validated(module: LanguageModelModule) -> None:
             nonlocal now
-            evaluation_end(module)
             now += 100
             if module.trainer.global_step == 40:
                 module.metrics["val/nll"] = 0.5  # the best, so that the scored weights are not the last
 
         patch.setattr(LanguageModelModule, "training_step", training_step)
-        patch.setattr(LanguageModelModule, "on_before_optimizer_step", clipping)
-        patch.setattr(LanguageModelModule, "on_validation_epoch_end", validated)
+        patch_module(patch, "on_before_optimizer_step", before=clipped)
+        patch_module(patch, "on_validation_epoch_end", after=validated)
         patch.setattr("time.perf_counter", lambda: now)
         text = "".join(f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60))
         (directory / "text.txt").write_text(text, encoding="utf-8")
         self.config: Config = tiny_config(directory, *OPTIONS)
         self.run, self.text = directory / "run", text
         self.metrics = train(self.config, self.run)
-        with (self.run / "metrics.csv").open(newline="") as file:
-            self.rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        self.rows = [{k: float(v) for k, v in row.items() if v} for row in csv_rows(self.run / "metrics.csv")]
         self.validations = [json.loads(line) for line in (self.run / "validation.jsonl").read_text().splitlines()]
 
     def curve(self, name: str) -> dict[int, float]:
@@ -89,8 +84,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield Recorded(tmp_path_factory.mktemp("recorded"), patch)
 
 
-def naive_loss(checkpoint: Path, tokens: Any, segments: int) -> tuple[float, int, float]:
-    """Mean loss, number and mean bytes of the targets: two streams, segments of 6, two tokens of extended context."""
+def naive_loss(checkpoint: Path, tokens: Any, segments: int) -> dict[str, float]:
+    """Mean loss and number of the targets: two streams, segments of 6, two tokens of extended context."""
     contents = load_trained(checkpoint)
     model = contents.model.with_lengths(mem_len=16, ext_len=2, same_length=True, clamp_len=14)
     n = len(tokens) // 2
@@ -104,7 +99,8 @@ def naive_loss(checkpoint: Path, tokens: Any, segments: int) -> tuple[float, int
             sums += float(nll.double().sum())
             targets += following.flatten().tolist()
     n_bytes = sum(len(contents.vocabulary.symbols[token].encode()) for token in targets)
-    return sums / len(targets), len(targets), n_bytes / len(targets)
+    bits = sums / math.log(2)
+    return {"nll": sums / len(targets), "bpc": bits / len(targets), "bpb": bits / n_bytes, "tokens": len(targets)}
 
 
 def test_metrics_json(recorded: Recorded) -> None:
@@ -127,10 +123,8 @@ def test_metrics_json(recorded: Recorded) -> None:
         "corpus": {"name": "text.txt", "level": "char", "sha256": corpus.checksum},
     }
     for split, name in (("valid", "val"), ("test", "test")):
-        nll, n, bytes_per_token = naive_loss(folder / "best.ckpt", corpus.splits[split], 5)
-        assert n == 60
-        bits = nll / math.log(2)
-        loss = {"nll": nll, "bpc": bits, "bpb": bits / bytes_per_token, "tokens": n}
+        loss = naive_loss(folder / "best.ckpt", corpus.splits[split], 5)
+        assert loss["tokens"] == 60
         expected |= {f"{name}/{unit}": pytest.approx(value, rel=1e-5) for unit, value in loss.items()}
     assert metrics == expected
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -143,9 +137,7 @@ def test_validation_jsonl(recorded: Recorded) -> None:
     assert [row["tokens"] for row in rows] == [sum(recorded.tokens[:step]) for step in (20, 40, 60)]
     assert [row["seconds"] for row in rows] == [140.0, 280.0, 420.0]
     corpus = load_corpus(recorded.config.data)
-    nll, n, bytes_per_token = naive_loss(recorded.run / "checkpoints/last.ckpt", corpus.splits["valid"], 3)
-    bits = nll / math.log(2)
-    expected = {"nll": nll, "bpc": bits, "bpb": bits / bytes_per_token, "tokens": n}
+    expected = naive_loss(recorded.run / "checkpoints/last.ckpt", corpus.splits["valid"], 3)
     assert {name: rows[2][f"val/{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
     assert set(rows[2]) == {"steps", "tokens", "seconds", *(f"val/{name}" for name in expected)}
     for name in ("val/nll", "val/bpc", "val/bpb", "val/tokens", "tokens"):

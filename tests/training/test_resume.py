@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import csv
 import json
 import shutil
 import signal
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from tests.training.recorded_run import recorded_losses, start
-from tests.training.small_run import stored_memory
+from tests.training.small_run import csv_rows, stored_memory
 from txl_lightning.runs.storage import read_file
 
 OPTIONS = (
@@ -36,7 +35,7 @@ def outcome(directory: Path) -> dict[str, object]:
     last, memory = read_file(run / "checkpoints/last.ckpt"), stored_memory(run / "checkpoints/last.ckpt").state_dict()
     metrics = json.loads((run / "metrics.json").read_text())
     rows = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
-    curves = csv.DictReader((run / "metrics.csv").read_text().splitlines())
+    curves = csv_rows(run / "metrics.csv")
     return {
         "metrics": {name: metrics[name] for name in ("steps", "tokens", "val/nll", "test/nll", "weights")},
         "validation": [row | {"seconds": 0} for row in rows],

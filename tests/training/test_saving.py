@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import resource
@@ -20,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tests.fixtures import Output, Patch
-from tests.training.small_run import patch_module, tiny_config, trained
+from tests.training.small_run import csv_rows, patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training import checkpointing
@@ -308,7 +307,7 @@ def test_a_full_disk_or_a_kill_at_the_start_loses_no_row_of_metrics_csv(tmp_path
                 log(again, step, **values)
             assert path.read_text() == before
     log(again, 6, loss=0.75)
-    rows = [(row["step"], row["loss"], row["val"]) for row in csv.DictReader(path.read_text().splitlines())]
+    rows = [(row["step"], row["loss"], row["val"]) for row in csv_rows(path)]
     assert rows[3:] == [("4", "0.5", ""), ("5", "", "0.25"), ("6", "0.75", "")]
     log(started(5), 6, loss=1.0)
     assert path.read_text().splitlines()[-2:] == [",5,0.25", "1.0,6,"]

@@ -13,6 +13,7 @@ from experiments.engine.plan import Plan, in_order, make_slots
 from experiments.engine.profiles import PROFILES, Setup
 from tests.data.helpers import files
 from tests.fixtures import Patch
+from tests.runs.test_storage import OLD
 from txl_lightning.distributed.processes import Ended
 from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum
@@ -152,10 +153,9 @@ def test_the_next_call_says_what_was_under_way(tmp_path: Path, failing: dict[str
     failing |= {"a": 1, "b": 1}
     with pytest.raises(UserError):
         plan_of(tmp_path, JOBS[1:3]).run()
-    checkpoint = Path(__file__).parents[2] / "old_checkpoint/0.3.0/words.ckpt"
     (tmp_path / "runs/b/checkpoints").mkdir()
-    files(tmp_path / "runs/a", {"checkpoints/last.ckpt": checkpoint.read_bytes(), "validation.jsonl": '{"steps": 4}\n'})
-    steps = read_checkpoint(checkpoint).step
+    files(tmp_path / "runs/a", {"checkpoints/last.ckpt": OLD.read_bytes(), "validation.jsonl": '{"steps": 4}\n'})
+    steps = read_checkpoint(OLD).step
     plan = plan_of(tmp_path, JOBS)
     monkeypatch.setattr(module, "composed", lambda overrides: composed(("profile=smoke", "trainer.max_steps=60")))
     _, *lines = plan.summary().splitlines()
@@ -183,8 +183,7 @@ def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monke
     metrics = '{"tokens": 50000, "seconds": 2.0}'  # 25,000 tokens/s
     files(tmp_path / "runs/a", {"job.json": '{"options": "key of a", "done": true}', "metrics.json": metrics})
     lines = planned.table().splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:6]]
-    assert rows == [
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:6]] == [
         ["time", "speed", "", "", "6 s"],
         ["a", "train", "1,000,000 tokens", "s", "finished"],
         ["b", "train", "1,000,000 tokens", "s", "44 s"],  # 4 and 1,000,000 / 25,000

@@ -65,8 +65,7 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
         "text": {**place, "heads": [f"1:{farthest[0] + 1}", f"2:{farthest[1] + 1}"]},
     }  # fmt: skip
     figures = {f"{name}.{kind}" for name in ("by_distance", "text", "terms") for kind in ("png", "svg")}
-    names = {"attention.json", "attention.npz", *figures}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    assert {path.name for path in tmp_path.iterdir()} == {"attention.json", "attention.npz", *figures}
 
 
 def test_a_model_without_memory_is_looked_at_within_its_segment(runs: SmallRuns, tmp_path: Path) -> None:

@@ -26,10 +26,9 @@ KINDS = ("relative", "absolute", "characters", "compressive", "rope", *LATER)
 
 
 def options(runs: SmallRuns, kind: str, **chosen: Any) -> GenerateOptions:
-    path = runs.checkpoint(kind)
     if not {"prompt", "context"} & set(chosen):
         chosen["prompt"] = "line 7: the"
-    return GenerateOptions(path, **{"n_tokens": 12, "num_threads": 1, **chosen})
+    return GenerateOptions(runs.checkpoint(kind), **{"n_tokens": 12, "num_threads": 1, **chosen})
 
 
 def generated(options: GenerateOptions, directory: Path, write: Callable[[str], None] = str) -> dict[str, Any]:

@@ -198,7 +198,6 @@ def test_weights_and_an_adapter_that_are_not_read_are_named(tmp_path: Path, caps
 def test_a_tokenizer_that_changes_the_text_is_named(tmp_path: Path, capsys: Any) -> None:
     folder = save_tiny(transformers, tmp_path, "llama")
     change(folder, "tokenizer.json", normalizer={"type": "Lowercase"})
-    text = load(folder).tokenize(b"line 1: The square of 1 is 1")
-    assert text.starts is None
+    assert load(folder).tokenize(b"line 1: The square of 1 is 1").starts is None
     said = "its tokens read 'the square of 1 is 1' for 'The square of 1 is 1'"
     assert capsys.readouterr().err == f"models=hf:{folder}: {said}\n"

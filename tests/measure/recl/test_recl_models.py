@@ -86,9 +86,8 @@ def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: 
 def test_impossible_losses_are_named(loss: float, pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Scored(lambda tokens_BT, targets_BT: (torch.full(targets_BT.shape, loss), None))
     monkeypatch.setattr(test_group, "make", lambda: model, raising=False)
-    models = [PAIR_BYTES, f"py:{test_group.__name__}.make"]
     with pytest.raises(UserError, match=r"models=py:.*make: has losses that are not -log P in 0 … 700 nats"):
-        recl(tmp_path, models=models, data_path=pairs)
+        recl(tmp_path, models=[PAIR_BYTES, f"py:{test_group.__name__}.make"], data_path=pairs)
 
 
 def test_ctrl_c_keeps_the_parts_that_are_complete(pairs: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -70,8 +70,7 @@ def test_there_and_back_again_is_the_same_model(convert: Convert, source: Path, 
     there = convert(source, "txl", "there", family)
     vocabulary = {"vocab.json"} if family == "huggingface" and load_trained(source).vocabulary.symbols else set()
     assert {path.name for path in there.iterdir()} == {"model.safetensors", "config.json"} | vocabulary
-    back = convert(there, family, "back.ckpt", "txl")
-    first, second = load_trained(source), load_trained(back)
+    first, second = load_trained(source), load_trained(convert(there, family, "back.ckpt", "txl"))
     assert first.model.config == second.model.config
     assert first.vocabulary == second.vocabulary
     state = second.model.state_dict()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.data.helpers import files
+from tests.model.test_tensorflow import REFERENCES
 from tests.runs.convert.test_convert_command import Convert
 from tests.training.small_run import evaluated
 from txl_lightning.errors import OptionError, UserError
@@ -16,7 +17,6 @@ from txl_lightning.model.checkpoints import from_tensorflow
 from txl_lightning.runs.convert import read_vocabulary
 from txl_lightning.runs.trained import load_trained
 
-REFERENCES = sorted((Path(__file__).parents[2] / "reference/tensorflow").iterdir())
 REFERENCE, V = next(path for path in REFERENCES if path.name == "tensorflow_words"), 60
 LENGTHS = ("mem_len=9", "same_length=true")
 
@@ -57,8 +57,7 @@ def test_evaluation_of_the_references(convert: Convert, tmp_path: Path, referenc
 
 
 def test_a_published_folder_needs_only_lengths(convert: Convert, small: Path) -> None:
-    target = convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS)
-    trained = load_trained(target)
+    trained = load_trained(convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS))
     assert trained.vocabulary.symbols[:3] == ("<eos>", "<unk>", "w2")
     assert trained.model.config.same_length
     exported = convert(small, "tensorflow", "exported", "original", *LENGTHS)
