@@ -73,7 +73,7 @@ def prepared(arm: str, first: Batch, **options: Any) -> tuple[LanguageModelModul
     """Return a module on the device of its first segment, with a full memory after it, and its optimizer."""
     module = bare_module(make(arm), **options).to(first.tokens.device)
     optimizer = module.configure_optimizers()["optimizer"]
-    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)
+    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0, testing=False)
     memory = module.model.start_memory(B, static=True)
     if isinstance(memory, Memory):
         memory = replace(memory, filled=memory.length)
