@@ -8,8 +8,7 @@
 #   used at all, without a word: the pass begins at the start.
 # Why it matters: set_epoch seems to be needed for shuffling only. A resumed run of
 #   several epochs without it never reads the first part of the data again; one that
-#   had called it and resumes before the call reads the first part twice. Losses go on
-#   to fall in both.
+#   had called it and resumes before the call reads the first part twice. Nothing fails.
 #
 # Seen, 12 rows, stopped after 5, three passes each:
 #   resumed                      5-11, 5-11, 5-11

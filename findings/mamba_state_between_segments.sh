@@ -9,7 +9,7 @@
 #   Token by token the state is used. Mamba2 is right both ways.
 # Why it matters: long texts are scored in segments, prompts are given in parts, a
 #   conversation goes on with its cache. The loss is that of segments without memory,
-#   near enough to the right one to be taken for the quality of the model.
+#   and nothing fails. Give the tokens one by one, or the whole text at once.
 #
 # Seen, 64 tokens, greatest error of the logits from token 40 on:
 #   Mamba        segments 40 + 24: 0.28    40 and one by one: 2e-06
