@@ -82,7 +82,8 @@ for name, build in MODELS.items():
     one_by_one = range(40, 65)
     part, single = error(model, [40, 64]), error(model, one_by_one)
     numbered_part, numbered = error(model, [40, 64], True), error(model, one_by_one, True)
-    print(f"{name}: {part:.1e}, {single:.1e}, with position_ids {numbered_part:.1e}, {numbered:.1e}")
+    print(f"{name}: {part:.1e}, {single:.1e},",
+          f"with position_ids {numbered_part:.1e}, {numbered:.1e}")
     assert numbered < 1e-3
     assert (part > 0.1 and single > 0.1) == (name in ("Bamba", "MiniMax"))
     assert (numbered_part > 0.1) == (name == "MiniMax")
