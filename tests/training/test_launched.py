@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -93,7 +94,7 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
     for n_processes in ("1", "2"):
         words = (*TORCHRUN[:-1], n_processes, str(tmp_path / "own.py"), *arguments)
         said += start_module(tmp_path, "torch.distributed.run", *words).succeed().stdout.splitlines()
-    rows = [json.loads(line) for line in said if line.startswith("[")]
+    rows = [json.loads(row) for line in said for row in re.findall(r"\[\d[^]]*\]", line)]  # ranks may share a line
     of_one, *of_ranks = ([row[2:] for row in rows if row[:2] == place] for place in ([0, 1], [0, 2], [1, 2]))
     for found in (of_one, *of_ranks):
         assert found[1] == found[2] != found[0]  # resumed, and without a stop

@@ -130,10 +130,11 @@ def test_a_damaged_file_is_named_and_skipped(of_two: Path, tmp_path: Path, capsy
 
 
 def test_the_best_brings_its_memory_into_another_directory(of_two: Path, tmp_path: Path) -> None:
+    config = tiny_config(of_two, *OPTIONS, f"resume={of_two / 'run/checkpoints/last.ckpt'}", "trainer.max_steps=13")
     best = read_file(of_two / "run/checkpoints/best.ckpt")["global_step"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "on_validation_end", lambda *_: None)  # no better one
-        resumed(of_two, tmp_path / "run", of_two / "run/checkpoints/last.ckpt", steps=13)
+        train(config, tmp_path / "run")
     folder = tmp_path / "run/checkpoints"
     assert read_file(folder / "best.ckpt")["global_step"] == best
     assert {f"memory/{path.name}" for path in (folder / "memory").iterdir()} == files_of(folder / "best.ckpt")

@@ -13,7 +13,7 @@ import torch
 
 from tests.measure.recl.tiny_huggingface import KINDS, POSITIONS, TEXT, VOCABULARY, model_of, save_tiny
 from txl_lightning.errors import OptionError
-from txl_lightning.measure import huggingface as elsewhere
+from txl_lightning.measure import models as elsewhere
 from txl_lightning.measure.loss_by_context import position_blocks
 from txl_lightning.measure.losses import WindowReader, window_losses
 from txl_lightning.measure.models import HuggingFaceModel, Member, TokenizedText, checked, load_huggingface
