@@ -1,4 +1,4 @@
-"""What may end a run: callbacks that a config names, signals, a loss that is not finite; `make` for loggers too."""
+"""Callbacks that may end a run: those of a config, signals, a loss that is not finite. `make` makes loggers too."""
 
 from __future__ import annotations
 
