@@ -61,7 +61,7 @@ test-isa: test-avx2
 # The tests of the extra hf, in its own environment: torchmetrics imports transformers wherever it is installed, so in
 # .venv every command would start seconds later.
 test-hf: $(HF)/.ready
-	$(HF)/bin/python -m pytest tests/measure/recl/test_huggingface.py tests/measure/recl/test_recl_models.py tests/docs/test_commands.py
+	$(HF)/bin/python -m pytest tests/recl/test_huggingface.py tests/recl/test_recl_models.py tests/docs/test_commands.py
 
 # The Triton kernel without a GPU: in Triton's interpreter, and as machine code by its compiler. torch for the CPU comes
 # without Triton; this is the version that torch 2.13 for CUDA asks for.

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from txl_lightning.measure.loss_by_context import position_blocks
-from txl_lightning.measure.losses import WindowReader, window_losses
-from txl_lightning.measure.models import HuggingFaceModel
+from txl_lightning.evaluation.losses import WindowReader, window_losses
+from txl_lightning.recl.loss_by_context import position_blocks
+from txl_lightning.recl.models import HuggingFaceModel
 from txl_lightning.reporting import markdown_table
 
 WAYS = ("ours", "loop", "sliding")

@@ -14,11 +14,11 @@ from txl_lightning.config.schemas import OWN_OPTIONS
 from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
 from txl_lightning.data.formats import FORMATS
 from txl_lightning.data.sources import CORPORA, LEVELS_OF
-from txl_lightning.guests import CHOICES, OWN, VARIABLES
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.transformer_xl import VARIANTS
+from txl_lightning.registry import CHOICES, OWN, VARIABLES
 
-for path in (Path(__file__).parents[1] / "txl_lightning/beyond").glob("[!_]*.py"):
+for path in (Path(__file__).parents[1] / "txl_lightning/variants").glob("[!_]*.py"):
     VARIANTS.named(path.stem)
 REGISTRIES: tuple[Any, ...] = (KINDS, ENCODINGS, VARIANTS, CORPORA, LEVELS_OF, OWN_OPTIONS, CHOICES, COMMANDS)
 BUILT_IN, FORMATS_BUILT_IN = [dict(registry) for registry in REGISTRIES], list(FORMATS)

@@ -192,7 +192,7 @@ def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, mo
             pass
         return ["held"]
 
-    monkeypatch.setattr("txl_lightning.measure.speed.run", run)
+    monkeypatch.setattr("txl_lightning.evaluation.speed.run", run)
     assert run_txl("speed", f"hydra.run.dir={tmp_path}/run").out == f"held\n{tmp_path}/run\n"
     with locked(tmp_path / "run"):
         pass

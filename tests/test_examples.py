@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from tests.docs.pages import ROOT
-from tests.measure.recl.small_recl import recl
 from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
+from tests.recl.small_recl import recl
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig, register_encoding
 from txl_lightning.config.architecture import KINDS, kind_named
 from txl_lightning.config.lengths import position_limit
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.attention import run as attention
-from txl_lightning.measure.generate import run as generate
-from txl_lightning.measure.losses import window_reader
-from txl_lightning.measure.options import AttentionOptions, GenerateOptions
+from txl_lightning.evaluation.attention import run as attention
+from txl_lightning.evaluation.generate import run as generate
+from txl_lightning.evaluation.losses import window_reader
+from txl_lightning.evaluation.options import AttentionOptions, GenerateOptions
 from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.encodings import ENCODINGS, AlRfouEncoding, Encoding, LayerPositions, RelativeEncoding
 from txl_lightning.model.inference.cached import CachedTransformerXL

@@ -24,8 +24,8 @@ from txl_lightning.command_line.hydra_app import compose
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError
-from txl_lightning.guests import CHOICES, load_guests
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
+from txl_lightning.registry import CHOICES, load_guests
 from txl_lightning.runs.models import architecture, make_model, require_room
 from txl_lightning.runs.trained import load_trained
 
@@ -263,11 +263,11 @@ def test_the_examples_run_with_an_installed_package(tmp_path: Path) -> None:
 
 
 def test_nothing_in_the_core_names_a_guest() -> None:
-    files = sorted((ROOT / "txl_lightning/beyond").glob("[!_]*.py"))
+    files = sorted((ROOT / "txl_lightning/variants").glob("[!_]*.py"))
     classes = re.findall(r"^class (\w+)", "".join(path.read_text() for path in files), re.MULTILINE)
     names = re.compile(rf"\b({'|'.join([*(path.stem for path in files), *classes])})\b")
     for path in [*(ROOT / "txl_lightning").rglob("*.py"), *(ROOT / "hydra_plugins").rglob("*.py")]:
         text = path.read_text()
-        if path.parent.name != "beyond":
+        if path.parent.name != "variants":
             older = re.sub(r'"(model|memory)\.\w+"', "", text)  # options of earlier versions
             assert not (found := names.search(older)), f"{path}: {found and found[0]}"

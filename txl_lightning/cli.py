@@ -14,7 +14,7 @@ from importlib.metadata import distribution
 from txl_lightning import __version__
 from txl_lightning.command_line import COMMANDS, Command, ended_by_ctrl_c, register_measurement, show
 from txl_lightning.errors import UserError, cores
-from txl_lightning.guests import load_guests
+from txl_lightning.registry import load_guests
 
 ROWS = (
     Command(
@@ -29,33 +29,33 @@ ROWS = (
     ),
     Command(
         "evaluate checkpoint=PATH",
-        module="txl_lightning.measure.perplexity",
-        options="txl_lightning.measure.options.EvaluateOptions",
+        module="txl_lightning.evaluation.perplexity",
+        options="txl_lightning.evaluation.options.EvaluateOptions",
         summary="loss of a checkpoint (nll, ppl, bpc, bpb), any lengths; sweep of attention lengths",
     ),
     Command(
         "recl checkpoints=[A,B,…]",
-        module="txl_lightning.measure.recl",
-        options="txl_lightning.measure.options.ReclOptions",
+        module="txl_lightning.recl.command",
+        options="txl_lightning.evaluation.options.ReclOptions",
         summary="relative effective context length (RECL) of several models, with gain curves",
         shared_by_ranks=True,
     ),
     Command(
         "attention checkpoint=PATH",
-        module="txl_lightning.measure.attention",
-        options="txl_lightning.measure.options.AttentionOptions",
+        module="txl_lightning.evaluation.attention",
+        options="txl_lightning.evaluation.options.AttentionOptions",
         summary="attention weights of every head, averaged over a split and on a piece of text",
     ),
     Command(
         "speed",
-        module="txl_lightning.measure.speed",
-        options="txl_lightning.measure.options.SpeedOptions",
+        module="txl_lightning.evaluation.speed",
+        options="txl_lightning.evaluation.options.SpeedOptions",
         summary="time per token: vanilla sliding window against state reuse (Table 9)",
     ),
     Command(
         "generate checkpoint=PATH prompt=TEXT",
-        module="txl_lightning.measure.generate",
-        options="txl_lightning.measure.options.GenerateOptions",
+        module="txl_lightning.evaluation.generate",
+        options="txl_lightning.evaluation.options.GenerateOptions",
         summary="sample text from a model, shown as it is sampled; context=N continues test tokens",
         text_options=("prompt",),
     ),

@@ -37,7 +37,7 @@ RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json"}  # else COMMA
 PRELOADED = (
     "txl_lightning.command_line.hydra_app",
     "txl_lightning.training.run",
-    "txl_lightning.measure.perplexity",
+    "txl_lightning.evaluation.perplexity",
     "wandb",
 )
 

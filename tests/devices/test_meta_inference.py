@@ -13,7 +13,7 @@ from tests.devices.arms import B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from txl_lightning import CachedTransformerXL, TransformerXL
 from txl_lightning.data.streams import Streams
-from txl_lightning.measure.losses import sliding_losses, stream_losses, window_losses, window_reader
+from txl_lightning.evaluation.losses import sliding_losses, stream_losses, window_losses, window_reader
 from txl_lightning.model.inference import generation
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow

@@ -17,8 +17,8 @@ from experiments.reproduce import parse
 from tests.docs.pages import ROOT, Command, blocks, commands
 from tests.fixtures import Patch
 from tests.in_process import run_txl
-from tests.measure.recl.tiny_huggingface import save_tiny
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
+from tests.recl.tiny_huggingface import save_tiny
 from tests.training.small_run import TINY
 from txl_lightning.command_line.hydra_app import literal, register
 from txl_lightning.config.schemas import CONF

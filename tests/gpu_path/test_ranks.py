@@ -21,7 +21,7 @@ from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.distributed import ranks
 from txl_lightning.distributed.ranks import connect
 from txl_lightning.errors import OptionError
-from txl_lightning.measure.commands import chosen_device
+from txl_lightning.evaluation.commands import chosen_device
 from txl_lightning.training import run
 from txl_lightning.training.run import check_config
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.measure.attention import AttentionInputs, attention_inputs
+from txl_lightning.evaluation.attention import AttentionInputs, attention_inputs
 from txl_lightning.model.attention import Attention
 
 MODELS = {

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
 from txl_lightning import Memory
-from txl_lightning.beyond.compressive import CompressiveMemory
-from txl_lightning.beyond.memory_tokens import TokenMemory
 from txl_lightning.model.baselines import RecurrentState
+from txl_lightning.variants.compressive import CompressiveMemory
+from txl_lightning.variants.memory_tokens import TokenMemory
 
 cuts = st.lists(st.integers(1, 6), min_size=2, max_size=5)  # lengths of segments
 architectures = st.fixed_dictionaries({"pre_norm": st.booleans(), "untie_biases": st.booleans()})

@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.covering import product_of
 from tests.model.tiny_model import CACHEABLE, EXACT, STATEFUL, random_stream, tiny_model
 from txl_lightning import CachedTransformerXL
-from txl_lightning.beyond.compressive import CompressiveTransformerXL
-from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
 from txl_lightning.errors import OptionError
+from txl_lightning.variants.compressive import CompressiveTransformerXL
+from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL
 
 B, T, N = 3, 4, 6
 DONE: list[list[int]] = [[], [1], [0, 1], [], [2], []]  # streams that start from scratch before each segment

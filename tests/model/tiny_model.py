@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from txl_lightning import TransformerXL
-from txl_lightning.beyond.compressive import CompressiveTransformerXL
-from txl_lightning.beyond.memory_tokens import MemoryTokensTransformerXL
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
+from txl_lightning.variants.compressive import CompressiveTransformerXL
+from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL
 
 VOCABULARY = 11
 EXACT = {"rtol": 0, "atol": 1e-9}  # tolerances of a comparison in float64

@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from tests.runs.convert.test_convert_command import composed
 from tests.training.small_run import tiny_config, trained
 from txl_lightning.errors import UserError
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import run as evaluate
+from txl_lightning.evaluation.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity import run as evaluate
 from txl_lightning.runs.convert import run as convert
 from txl_lightning.runs.storage import read_file, write_checkpoint
 from txl_lightning.training.run import train

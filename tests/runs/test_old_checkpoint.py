@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.measure.recl.small_recl import recl
+from tests.recl.small_recl import recl
 from tests.training.small_run import csv_rows, evaluated
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.storage import read_file

@@ -10,14 +10,14 @@ import pytest
 
 from sweeps.dashboard import PINNED, as_json, main, workspace
 from tests.fixtures import Output, Patch
-from tests.measure.recl.small_recl import recl
+from tests.recl.small_recl import recl
 from tests.training.small_run import tiny_config
 from tests.wandb_files import run_files, summary
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.attention import run as attention
-from txl_lightning.measure.options import AttentionOptions, EvaluateOptions, SpeedOptions
-from txl_lightning.measure.perplexity import run as evaluate
-from txl_lightning.measure.speed import run as speed
+from txl_lightning.evaluation.attention import run as attention
+from txl_lightning.evaluation.options import AttentionOptions, EvaluateOptions, SpeedOptions
+from txl_lightning.evaluation.perplexity import run as evaluate
+from txl_lightning.evaluation.speed import run as speed
 from txl_lightning.training.run import train
 
 COMMANDS = ("train", "evaluate", "recl", "speed", "attention")

@@ -31,8 +31,8 @@ from txl_lightning.config.schemas import (
     typed,
 )
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.measure.options import EvaluateOptions
-from txl_lightning.measure.perplexity import run as evaluate
+from txl_lightning.evaluation.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity import run as evaluate
 from txl_lightning.runs.models import Model, State, model_class
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule, join_streams

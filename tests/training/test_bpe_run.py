@@ -12,8 +12,8 @@ from tests.data.test_byte_pairs import TEXT
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
-from txl_lightning.measure import generate
-from txl_lightning.measure.options import GenerateOptions
+from txl_lightning.evaluation import generate
+from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from tests.measure.kept_figures import kept_figures
-from tests.measure.recl.small_recl import recl
+from tests.evaluation.kept_figures import kept_figures
+from tests.recl.small_recl import recl
 from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.measure import attention, generate
-from txl_lightning.measure.options import AttentionOptions, GenerateOptions
+from txl_lightning.evaluation import attention, generate
+from txl_lightning.evaluation.options import AttentionOptions, GenerateOptions
 from txl_lightning.training.run import train
 
 IDS = np.arange(4000) ** 2 % 53

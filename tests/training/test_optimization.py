@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from txl_lightning import TransformerXL, TransformerXLConfig
-from txl_lightning.beyond.compressive import CompressiveConfig, CompressiveTransformerXL
-from txl_lightning.beyond.gru_residual import GRUResidualConfig, GRUResidualTransformerXL
-from txl_lightning.beyond.memory_tokens import MemoryTokensConfig, MemoryTokensTransformerXL
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.training.optimization import (
@@ -21,6 +18,9 @@ from txl_lightning.training.optimization import (
     matrices_of_layers,
     orthogonalize,
 )
+from txl_lightning.variants.compressive import CompressiveConfig, CompressiveTransformerXL
+from txl_lightning.variants.gru_residual import GRUResidualConfig, GRUResidualTransformerXL
+from txl_lightning.variants.memory_tokens import MemoryTokensConfig, MemoryTokensTransformerXL
 
 TYPES = (torch.float32, torch.bfloat16)
 ADAM = OptimizerConfig(name="adam", lr=0.4)

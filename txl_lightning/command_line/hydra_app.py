@@ -55,8 +55,8 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.files import locked, new_directory, write_text
-from txl_lightning.guests import CHOICES, load_guests
 from txl_lightning.jobs import JobFolder, identity, refuse_another_text
+from txl_lightning.registry import CHOICES, load_guests
 
 # Variables that options are made of, before Hydra sets those of `hydra.job.env_set`.
 EARLY = {"TXL_GUESTS", "WANDB_DISABLED", "WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_TAGS"}

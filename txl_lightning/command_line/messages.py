@@ -18,7 +18,7 @@ from yaml import YAMLError
 from txl_lightning.command_line import Command, current
 from txl_lightning.config.schemas import CONF, OWN_OPTIONS
 from txl_lightning.errors import UserError, first_line
-from txl_lightning.guests import CHOICES, of_a_file
+from txl_lightning.registry import CHOICES, of_a_file
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs

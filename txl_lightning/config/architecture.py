@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from txl_lightning.errors import COUNT, LENGTH, Rule, check, one_of, require, require_memory
-from txl_lightning.guests import Guests
+from txl_lightning.registry import Guests
 
 PROBABILITY: Rule = (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")
 POSITIVE: Rule = (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")

@@ -15,7 +15,7 @@ from omegaconf import MISSING, OmegaConf
 
 from txl_lightning.config.architecture import POSITIVE, ModelOptions, RecurrentOptions, TransformerXLOptions, option
 from txl_lightning.errors import COUNT, LENGTH, OptionError, Rule, UserError, at_most, check, one_of, require
-from txl_lightning.guests import load_guests, of_a_file
+from txl_lightning.registry import load_guests, of_a_file
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
@@ -329,7 +329,7 @@ class Config:
 
     `loss` is the mean over all positions of a segment (`full`), its last half (`half`), or as many positions drawn
     without replacement for each step (`random_half`), the same in all streams. `beyond` is empty, or has the name of a
-    variant in `txl_lightning.beyond` and that variant's own options, which `runs.models.architecture` validates.
+    variant in `txl_lightning.variants` and that variant's own options, which `runs.models.architecture` validates.
     `resume` is a checkpoint, `auto` for the last good one of the run directory, or `replace` for a new run where a
     finished one is.
     """

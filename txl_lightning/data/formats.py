@@ -21,7 +21,7 @@ import numpy as np
 
 from txl_lightning.data.sources import HEAD_BYTES, Part, first_bytes
 from txl_lightning.errors import require
-from txl_lightning.guests import load_guests
+from txl_lightning.registry import load_guests
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 TEXT_COLUMNS, ID_COLUMNS = ("text", "txt", "content"), ("input_ids", "ids", "tokens", "token_ids")

@@ -35,7 +35,7 @@ from txl_lightning.data import vocabulary
 from txl_lightning.data.vocabulary import LEVELS, Level, Vocabulary
 from txl_lightning.errors import UserError, notice, require
 from txl_lightning.files import PART, expand, file_checksum, new_folder, sync_folder, write_json
-from txl_lightning.guests import Guests
+from txl_lightning.registry import Guests
 
 SPLITS = ("train", "valid", "test")
 FRACTIONS = (0.9, 0.05, 0.05)

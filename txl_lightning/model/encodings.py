@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from txl_lightning.config.architecture import KINDS, EncodingKind, TransformerXLConfig
 from txl_lightning.errors import require
-from txl_lightning.guests import Guests
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import OwnKeys, distances_of_keys, rotation, shift, sinusoids_of_distances
+from txl_lightning.registry import Guests
 
 
 class LayerPositions(NamedTuple):

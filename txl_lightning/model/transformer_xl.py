@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig, options_beside
 from txl_lightning.errors import require
-from txl_lightning.guests import Guests
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
@@ -21,6 +20,7 @@ from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, FeedForward, initialize
 from txl_lightning.model.memory import Memory, states_of_document
 from txl_lightning.model.positions import OwnKeys, VisibleKeys, attention_mask, without_marks
+from txl_lightning.registry import Guests
 
 Inference = Literal["cached inference", "one-pass windows", "generation", "attention lengths"]
 Ability = Literal[Inference, "documents", "unequal lengths", "extended context", "gradient segments"]
@@ -275,7 +275,7 @@ class TransformerXL(ScoringModel, nn.Module):
 
 
 M = TypeVar("M", bound=TransformerXL)
-VARIANTS: Guests[type[Any]] = Guests("beyond", "txl_lightning.beyond.{}")
+VARIANTS: Guests[type[Any]] = Guests("beyond", "txl_lightning.variants.{}")
 
 
 def register_variant(name: str) -> Callable[[type[M]], type[M]]:

@@ -10,10 +10,10 @@ from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConf
 from txl_lightning.config.lengths import table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require, require_memory
-from txl_lightning.guests import VARIABLES
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
+from txl_lightning.registry import VARIABLES
 
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState

@@ -1,0 +1,33 @@
+"""Another text than the run's is read whole, in every command, unless its parts are asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.attention.test_attention_command import written
+from tests.evaluation.generate.test_generate_command import generated, options
+from tests.evaluation.small_runs import SmallRuns
+from tests.recl.small_recl import recl
+
+LINES = "".join(f"line {i}: a square of {i}\n" for i in range(60))
+
+
+def split_of(command: str, runs: SmallRuns, directory: Path, chosen: dict[str, Any]) -> str:
+    """Return the split that a command says it read."""
+    if command == "attention":
+        return written(runs, "relative", directory, **chosen)[0]["split"]
+    if command == "recl":
+        return recl(directory, runs.checkpoint("relative"), **chosen)["split"]
+    return generated(options(runs, "relative", context=5, position=0, **chosen), directory)["prompt"]["split"]
+
+
+@pytest.mark.parametrize(("command", "own"), [("attention", "valid"), ("recl", "test"), ("generate", "test")])
+def test_another_text_is_whole_a_moved_one_has_splits(runs: SmallRuns, tmp_path: Path, command: str, own: str) -> None:
+    runs.checkpoint("relative")
+    (tmp_path / "moved.txt").write_bytes((runs.folder / "text.txt").read_bytes())
+    (tmp_path / "other.txt").write_text(LINES)
+    moved, other = ({"data_path": str(tmp_path / name)} for name in ("moved.txt", "other.txt"))
+    assert split_of(command, runs, tmp_path, other) == "whole"
+    assert split_of(command, runs, tmp_path, other | {"split": "test"}) == "test"
+    assert split_of(command, runs, tmp_path, moved) == own

@@ -1,0 +1,103 @@
+"""Attention lengths of the window protocol and of clamped memories, by perturbation in float64."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.covering import product_of
+from tests.training.small_run import tiny_config
+from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
+from txl_lightning.data.corpus import Corpus
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.evaluation.protocols import Carried, Windows
+from txl_lightning.runs.models import make_model
+from txl_lightning.runs.trained import TrainedModel
+
+N, SEGMENT = 33, 8
+TOKENS = np.random.default_rng(3).integers(0, 256, N).astype(np.uint8)
+LONGER = {"relative": 14, "shaw": 14}  # absolute positions end with the trained length
+
+
+def protocol_of(folder: Path, *overrides: str) -> Carried:
+    """Protocol of an untrained model with large weights in float64, on one stream."""
+    config = tiny_config(folder, "evaluation.batch_size=1", *overrides)
+    torch.manual_seed(1)
+    model = make_model(config, 256).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return Carried(TrainedModel(model, config, Vocabulary("byte"), 0), config.evaluation)
+
+
+def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
+    return protocol.losses(Corpus("text", {"test": tokens}, Vocabulary("byte"), ""), "test").nll
+
+
+@pytest.mark.parametrize(("encoding", "loss"), product_of([*LONGER, "absolute", "al_rfou"], ["full", "half"]))
+def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: str, loss: str) -> None:
+    protocol = protocol_of(tmp_path, "memory=off", f"encoding={encoding}", f"loss={loss}")
+    assert (protocol.length_option, protocol.limit) == ("ext_len", None if encoding in LONGER else SEGMENT)
+    planned = [protocol.at_attention_length(length) for length in {5, LONGER.get(encoding, SEGMENT)}]
+    for window in (protocol.at_training_lengths(), *planned):
+        settings = window.settings()
+        S, A = settings["segment_len"], settings["segment_len"] + settings["ext_len"]
+        assert (settings["mem_len"], settings["protocol"], S) == (0, "window", max(1, A // 4))
+        before = losses(window)
+        assert len(before) == N - 1
+        for changed in range(0, N - 1, 5):
+            tokens = TOKENS.copy()
+            tokens[changed] += 1
+            after = losses(window, tokens)
+            differ = set((np.flatnonzero(before != after) + 1).tolist()) - {changed}
+            guaranteed = set(range(changed + 1, min(changed + A - S + 1, N - 1) + 1))
+            assert guaranteed <= differ <= set(range(changed + 1, changed + A + 1)), (A, changed)
+    assert protocol.at_training_lengths().settings()["ext_len"] == 6
+    assert protocol.at_training_lengths().settings() == protocol.at_attention_length(SEGMENT).settings()
+
+
+@pytest.mark.parametrize("memory", ["on", "off"])
+def test_distances_beyond_training_are_clamped_and_others_are_not(tmp_path: Path, memory: str) -> None:
+    protocol = protocol_of(tmp_path, f"memory={memory}")
+    trained = SEGMENT + (SEGMENT if memory == "on" else 0)
+    assert trained_clamp(protocol.trained.config) == trained - 1
+    within, beyond = (protocol.at_attention_length(length) for length in (trained, trained + 6))
+    assert within.settings()["clamp_len"] == -1
+    assert beyond.settings()["clamp_len"] == trained - 1
+    free = replace(beyond, clamped=False)
+    assert free.settings() == beyond.settings() | {"clamp_len": -1}
+    given = replace(free, evaluation=replace(beyond.evaluation, clamp_len=trained - 1))
+    np.testing.assert_array_equal(losses(beyond), losses(given))
+    assert not np.allclose(losses(beyond), losses(free))
+
+
+def test_the_sliding_window_is_clamped_too(tmp_path: Path) -> None:
+    sliding = Windows(protocol_of(tmp_path, "memory=off").trained, length=8, given_stride=2)
+    assert sliding.at_attention_length(8).settings()["clamp_len"] == -1
+    assert sliding.at_attention_length(12).settings()["clamp_len"] == 7
+    assert replace(sliding, clamp_len=9).at_attention_length(12).settings()["clamp_len"] == 9
+
+
+CLAMPS = [
+    (["memory=on"], 15),
+    (["memory=on", "model.ext_len=2"], 17),
+    (["memory=on", "model.same_length=true"], 7),
+    (["memory=on", "evaluation.clamp_len=6"], 6),
+    (["memory=on", "encoding=shaw", "encoding.table_len=40"], 16),
+    (["memory=on", "encoding=alibi"], -1),
+    (["model=lstm", "model.d_model=16"], None),
+]
+
+
+@pytest.mark.parametrize(("overrides", "clamp_len"), CLAMPS)
+def test_the_clamp_is_given_or_as_trained(tmp_path: Path, overrides: list[str], clamp_len: int | None) -> None:
+    config = tiny_config(tmp_path, *overrides)
+    assert trained_clamp(config) == clamp_len
+    plain = evaluation_lengths(config)
+    assert clamp_untrained(plain, config) == plain  # a run's own evaluation reaches no farther than training
+    if clamp_len is not None and not plain.same_length:
+        longer = replace(plain, memory=60)
+        assert clamp_untrained(longer, config) == replace(longer, clamp=clamp_len)

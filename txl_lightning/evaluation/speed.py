@@ -1,0 +1,218 @@
+"""`txl speed`: Table 9 on this machine, a vanilla model's sliding window against state reuse."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.benchmark import Timer
+from tqdm import trange
+
+from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.data.published_corpora import PUBLISHED
+from txl_lightning.errors import require
+from txl_lightning.evaluation.commands import check_common_options, chosen_device, log_results, write_markdown
+from txl_lightning.evaluation.options import SpeedOptions
+from txl_lightning.files import write_json
+from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.model.inference.sliding_window import SlidingWindow
+from txl_lightning.model.language_model import LanguageModel
+from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.reporting import processor
+from txl_lightning.reporting.canvas import line_figure
+from txl_lightning.runs.hardware import set_threads
+from txl_lightning.runs.models import require_room
+
+VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
+SIZES = ("n_layer", "d_model", "n_head", "d_inner")
+SCHEMES = {
+    "vanilla": "vanilla, sliding window",
+    "hidden": "state reuse, hidden states (paper)",
+    "cached": "state reuse, cached keys and values",
+}
+RATIOS = ("vanilla/hidden", "vanilla/cached")
+COLUMNS = ["attention length", "vanilla, ms per token", "hidden states", "cached"]
+COLUMNS += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)"]
+TURN_SECONDS = 0.3  # a turn is one segment, or as many as take as long
+TEXT_LEN = 1 << 14
+
+
+def run(options: SpeedOptions, directory: Path) -> list[str]:
+    """Time all schemes; write `speed.json`, `speed.md` and the figure.
+
+    Args:
+        options: options of the command.
+        directory: folder for the files.
+
+    Returns:
+        Lines to print: the table and its notes.
+
+    Raises:
+        UserError: an option is not usable.
+    """
+    _check_options(options)
+    device = chosen_device(options.accelerator)
+    set_threads(options.num_threads)
+    started = time.perf_counter()
+    torch.manual_seed(options.seed)
+    sizes: dict[str, Any] = {name: getattr(options, name) for name in SIZES}
+    config = TransformerXLConfig(vocab_size=VOCABULARY, d_head=options.d_model // options.n_head, **sizes)
+    require_room(config, without="model.")
+    model = TransformerXL(config).to(device).eval()
+    sizes |= {"vocab_size": VOCABULARY, "parameters": sum(p.numel() for p in model.parameters())}
+    vanilla = vanilla_of(model)
+    text_1n = torch.randint(VOCABULARY, (1, TEXT_LEN)).to(device)
+    lengths, given = sorted(options.attention_lengths), (options.segment_len, text_1n)
+    schemes = {length: make_schemes(model, vanilla, length, *given) for length in lengths}
+    run_rounds([scheme for named in schemes.values() for scheme in named.values()], options.rounds)
+    machine = {"processor": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    machine["accelerator"] = torch.cuda.get_device_name() if device.type == "cuda" else None
+    timed = [{"level": "char", "attention_len": key, **summary(of)} for key, of in schemes.items()]
+    results = {"model": sizes, "segment_len": options.segment_len, "rounds": options.rounds, "results": timed}
+    results |= {"machine": machine, "seconds": round(time.perf_counter() - started, 2)}
+    write_json(directory / "speed.json", results, allow_nan=False)
+    lines = write_report(results, directory)
+    log_results("speed", results, options, directory)
+    return lines
+
+
+def _check_options(options: SpeedOptions) -> None:
+    check_common_options(options)
+    lengths = options.attention_lengths
+    most = f"must be at most {TEXT_LEN:,}, the length of the text"
+    require(options.segment_len <= TEXT_LEN, "segment_len", options.segment_len, most)
+    require(max(lengths) <= TEXT_LEN, "attention_lengths", lengths, most)
+    allowed = f"must divide d_model, which is {options.d_model}"
+    require(options.d_model % options.n_head == 0, "n_head", options.n_head, allowed)
+
+
+def vanilla_of(model: TransformerXL) -> TransformerXL:
+    """Return the vanilla counterpart of a Transformer-XL: its sizes, absolute sinusoids, no memory."""
+    config = replace(model.config, encoding="absolute", terms="a", mem_len=0)
+    return TransformerXL(config).to(model.embedding.tables[0]).eval()
+
+
+@dataclass
+class TimedScheme:
+    """Model that reads a text in a loop, segment by segment, with its state carried along, and is timed.
+
+    Args:
+        model: model to time.
+        text_1n: tokens, read in a loop.
+        segment_len: tokens in a segment.
+        state: state after the last segment.
+        position: position of the next token to read.
+        seconds: seconds per token in every recorded turn.
+    """
+
+    model: LanguageModel
+    text_1n: Tensor
+    segment_len: int
+    state: Any = None
+    position: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @torch.no_grad()
+    def read(self) -> Tensor:
+        """Return the losses of the next segment, [1, segment_len], in nats."""
+        places = torch.arange(self.position, self.position + self.segment_len + 1, device=self.text_1n.device)
+        tokens_1T = self.text_1n[:, places % self.text_1n.shape[1]]
+        self.position += self.segment_len
+        nll_1T, self.state = self.model.score(tokens_1T[:, :-1], tokens_1T[:, 1:], self.state)
+        return nll_1T
+
+    def turn(self) -> float:
+        """Return seconds per token over one turn.
+
+        The segments before those that are timed refill the CPU's cache after the turn of another scheme.
+        """
+        timer = Timer("read()", globals={"read": self.read}, num_threads=torch.get_num_threads())
+        return timer.blocked_autorange(min_run_time=TURN_SECONDS).median / self.segment_len
+
+
+def make_schemes(
+    model: TransformerXL, vanilla: TransformerXL, attention_len: int, segment_len: int, text_1n: Tensor
+) -> dict[str, TimedScheme]:
+    """Return the three schemes, each with the full attention length L from its first token on.
+
+        vanilla        a forward pass over the L tokens before each prediction, softmax of the last position only
+        hidden         segments with L hidden states as memory, the paper's scheme
+        cached         segments with L keys and values as memory
+
+    Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
+    does not change the times, and are never reset.
+    """
+    start = {"memory_start": "zeros", "memory_reset": "never", "extra_key": False}
+    lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, **start}
+    window_1L = text_1n[:, torch.arange(attention_len, device=text_1n.device) % text_1n.shape[1]]
+    return {
+        "vanilla": TimedScheme(SlidingWindow(vanilla, attention_len), text_1n, 1, window_1L, attention_len),
+        "hidden": TimedScheme(model.with_lengths(**lengths), text_1n, segment_len),
+        "cached": TimedScheme(CachedTransformerXL(model, **lengths), text_1n, segment_len),
+    }
+
+
+def run_rounds(schemes: list[TimedScheme], rounds: int) -> None:
+    """Record a turn of every scheme in every round, in an order that reverses."""
+    for i in trange(rounds, unit="round", leave=False, disable=None):
+        for scheme in schemes[:: 1 - 2 * (i % 2)]:
+            scheme.seconds.append(scheme.turn())
+
+
+def summary(schemes: dict[str, TimedScheme]) -> dict[str, Any]:
+    """Return the times of a line of Table 9, and ratios within the rounds."""
+
+    def spread(values: list[float]) -> dict[str, Any]:
+        return {"median": median(values), "min": min(values), "max": max(values), "rounds": values}
+
+    rounds = {name: scheme.seconds for name, scheme in schemes.items()}
+    ratios = {name: [a / b for a, b in zip(*map(rounds.get, name.split("/")), strict=True)] for name in RATIOS}
+    return {
+        "seconds_per_token": {name: spread(values) for name, values in rounds.items()},
+        "ratios": {name: spread(values) for name, values in ratios.items()},
+    }
+
+
+def write_report(results: dict[str, Any], directory: Path) -> list[str]:
+    """Write `speed.md` and `speed.svg|png`.
+
+    Args:
+        results: contents of `speed.json`.
+        directory: folder for the files.
+
+    Returns:
+        Lines to print: the table and its notes.
+    """
+    machine, table = results["machine"], [_row(result) for result in results["results"]]
+    listed = ", ".join(f"{name} {value}" for name, value in results["model"].items())
+    lines = write_markdown(
+        directory / "speed.md",
+        table,
+        "",
+        "vanilla: a forward pass over the attention length for every token, softmax of its last position only. "
+        "State reuse: segments of "
+        f"{results['segment_len']} tokens, with a memory of the attention length. One stream of random tokens; every "
+        "query attends to exactly the attention length.",
+        f"Random weights: {listed}; the vanilla model has equal sizes and absolute positions.",
+        f"Medians of {results['rounds']} rounds, ratios within a round; {results['seconds']:,.0f} s in all. "
+        f"{machine['accelerator'] or machine['processor']}, threads: {machine['threads']}, torch {machine['torch']}.",
+    )
+    lengths = [result["attention_len"] for result in results["results"]]
+    medians = {name: [1000 * of["seconds_per_token"][name]["median"] for of in results["results"]] for name in SCHEMES}
+    times = {label: [(lengths, medians[name])] for name, label in SCHEMES.items()}
+    title = "Time per token by attention length"
+    line_figure(directory / "speed", times, "attention length (tokens)", "milliseconds per token", title, log_y=True)
+    return lines
+
+
+def _row(result: dict[str, Any]) -> dict[str, str]:
+    """Return a row of the table: milliseconds per token of every scheme, and ratios of vanilla to state reuse."""
+    times = [float(f"{1000 * result['seconds_per_token'][name]['median']:.3g}") for name in SCHEMES]
+    shown = [f"{time:,.0f}" if time >= 100 else f"{time:g}" for time in times]
+    shown += ["{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**result["ratios"][name]) for name in RATIOS]
+    return dict(zip(COLUMNS, [f"{result['attention_len']:,}", *shown], strict=True))

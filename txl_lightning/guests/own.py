@@ -1,5 +1,0 @@
-"""Parent of the modules of a user's files: unpickling an object of theirs, as a job on SLURM does, imports it first."""
-
-from txl_lightning.guests import load_guests
-
-load_guests()
