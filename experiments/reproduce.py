@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -49,12 +50,19 @@ ORDER = ("table_10", "table_6", "table_7", "table_8", "table_9", "figures_5_to_7
 SECONDS_BETWEEN_REPORTS = 20.0
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the command line and return its exit status: 2 with one message on bad input or a failed job."""
+def main(words: list[str] | None = None, started: float | None = None) -> int:
+    """Run the command line and return its exit status: 2 with one message on bad input or a failed job.
+
+    Args:
+        words: the command line; None for the one of this process.
+        started: value of `time.monotonic()` when the command began; None for now.
+    """
+    if started is None:
+        started = time.monotonic()
     setup = parse(words)
     try:
         with usable_caches():
-            reproduce(setup)
+            reproduce(setup, started)
     except UserError as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
@@ -111,8 +119,8 @@ def parse(words: list[str] | None = None) -> Setup:
     )
 
 
-def reproduce(setup: Setup) -> None:
-    """Plan, run and report; with `--plan`, print the plan only."""
+def reproduce(setup: Setup, started: float) -> None:
+    """Plan, run and report; with `--plan`, print the plan only. `started` is the command's, on the monotonic clock."""
     check_overrides(setup.overrides)
     if setup.planning:
         print(plan(setup).table())
@@ -124,7 +132,7 @@ def reproduce(setup: Setup) -> None:
             if job.command == "train":
                 check_config(composed(job.overrides_in(setup.runs)))
         print(planned.summary(), file=sys.stderr, flush=True)
-        run(planned)
+        run(planned, started)
     publish(setup)
     print(f"report: {setup.directory / 'report.html'}", flush=True)
 
@@ -156,17 +164,19 @@ def priority(job: Job) -> tuple[int, ...]:
     return (1, min((ORDER.index(name) for name in job.sections if name in ORDER), default=len(ORDER)))
 
 
-def run(plan: Plan) -> None:
+def run(plan: Plan, started: float) -> None:
     """Run the jobs that are not finished; write the report after each of them, 20 seconds apart, and at the end.
 
-    It is also written once a minute, with the steps of the running jobs.
+    It is also written once a minute, with the steps of the running jobs. The report's wall-clock time counts from
+    `started`, so that it includes imports, preparation and the checks of every training.
 
     Raises:
         UserError: jobs failed, a result cannot be read, or the report cannot be written.
         KeyboardInterrupt: the jobs were stopped.
     """
-    started, last, told = time.monotonic(), -math.inf, set[str]()
+    last, told = -math.inf, set[str]()
     before = seconds_before(plan)
+    nothing_to_run = len(plan.finished) == len(plan.jobs)
 
     def show(progress: Progress) -> None:
         nonlocal last, told
@@ -179,7 +189,8 @@ def run(plan: Plan) -> None:
     try:
         plan.run(show)
     finally:
-        report(plan, {job.name for job in plan.finished}, before + time.monotonic() - started)
+        wall_seconds = before if nothing_to_run and before else before + time.monotonic() - started
+        report(plan, {job.name for job in plan.finished}, wall_seconds)
 
 
 def seconds_before(plan: Plan) -> float:
@@ -230,4 +241,5 @@ if __name__ == "__main__":
     # Forked jobs import this module by its name, never as `__main__`.
     from experiments.reproduce import main as main_by_name
 
-    sys.exit(main_by_name())
+    seconds_of_imports = time.time() - psutil.Process().create_time()
+    sys.exit(main_by_name(started=time.monotonic() - seconds_of_imports))

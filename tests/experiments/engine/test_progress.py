@@ -9,8 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from experiments.engine.code import code_of, statements
+from experiments.engine.code import PRESENTATION, code_of, statements
 from experiments.engine.progress import Progress
+from tests.docs.pages import ROOT
 from tests.test_jobs import Call
 from txl_lightning.jobs import Jobs
 
@@ -29,6 +30,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, source in sources.items():
         (tmp_path / f"txl_sample/{name}.py").write_text(source)
     monkeypatch.setattr("experiments.engine.code.SOURCES", tmp_path)
+    monkeypatch.setattr("experiments.engine.code.PRESENTATION", ("txl_sample/reporting.py",))
     return tmp_path / "txl_sample"
 
 
@@ -54,6 +56,21 @@ def test_the_code_of_a_command_is_what_it_imports(package: Path, file: str, more
     with (package / file).open("a") as added:
         added.write(more)
     assert (code() != before) == changes
+
+
+def test_presentation_that_moved_is_not_silently_counted_as_code(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.engine.code.PRESENTATION", ("txl_sample/moved.py",))
+    code_of.cache_clear()
+    with pytest.raises(FileNotFoundError, match=r"txl_sample/moved\.py"):
+        code_of("txl_sample.command")
+
+
+def test_every_presentation_path_of_the_package_exists() -> None:
+    assert PRESENTATION
+    for name in PRESENTATION:
+        assert (ROOT / name).exists(), name
 
 
 def started(progress: Progress, *names: str) -> None:
