@@ -32,37 +32,22 @@ class _ModulesOfSources(ModuleFinder):
 def code_of(module: str) -> str:
     """Return the SHA-256 of the code that a module runs, without comments, layout and docstrings.
 
-    It is the code of all modules of its top-level package that it imports, directly or not, also inside functions; of a
-    package that imports what `iter_modules` finds, all modules. Files of `PRESENTATION` are left out.
+    It covers every module of the same top-level package that the module imports, directly or not, also inside
+    functions. Files of `PRESENTATION` are left out.
 
     Args:
         module: dotted name, such as `txl_lightning.training.run`.
-
-    Raises:
-        FileNotFoundError: a path of `PRESENTATION` does not exist, so its changes would count again.
     """
     finder = _ModulesOfSources(module.partition(".")[0])
     finder.import_hook(module)
     paths = {Path(found.__file__) for found in finder.modules.values() if found.__file__}  # type: ignore[attr-defined]
-    packages = (path for path in paths if path.name == "__init__.py" and "iter_modules" in path.read_text("utf-8"))
-    paths |= {path for package in packages for path in package.parent.glob("*.py")}
-    presentation = _presentation_paths()
+    presentation = {SOURCES / name for name in PRESENTATION}
     code = {}
     for path in sorted(paths):
         is_presentation = path in presentation or path.parent in presentation
         if not is_presentation:
             code[path.relative_to(SOURCES).as_posix()] = statements(path.read_text("utf-8"))
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()
-
-
-def _presentation_paths() -> set[Path]:
-    paths = set()
-    for name in PRESENTATION:
-        path = SOURCES / name
-        if not path.exists():
-            raise FileNotFoundError(f"{name} is listed in PRESENTATION of {__name__} but does not exist")
-        paths.add(path)
-    return paths
 
 
 @cache

@@ -115,7 +115,7 @@ def test_an_interrupted_reproduction_says_how_it_continues(tmp_path: Path, monke
         (["--only", "table_99"], "--only table_99: must be of main_results, table_6"),
         (["--profile=huge"], "invalid choice: 'huge'"),
         (["--parallel", "0"], "--parallel 0: must be an integer >= 1"),
-        (["--prefix", "srun 'a"], "--prefix srun 'a: "),
+        (["--prefix", "srun 'a"], "argument --prefix: invalid"),
         (["memory.mem_length=4"], "mem_length"),
         (["data=file", "data.path=nowhere.txt"], "nowhere.txt"),
         (["optimizer.lr=-1"], "optimizer.lr=-1"),
@@ -188,4 +188,4 @@ def test_the_command_of_a_setup_makes_the_same_report(tmp_path: Path) -> None:
     again = ["--profile", profile.removeprefix("PROFILE="), *shlex.split(arguments.removeprefix("ARGS="))]
     assert reproduce.parse(again) == setup
     assert (setup.sections, setup.overrides, setup.prefix) == (("table_7",), ("seed=3",), ("srun", "-n", "2"))
-    assert reproduce.parse([]).command == "make reproduce"
+    assert reproduce.parse([]).command == "make reproduce PROFILE=laptop"
