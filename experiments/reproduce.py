@@ -8,7 +8,6 @@ continues.
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import signal
 import sys
@@ -161,7 +160,7 @@ def run(plan: Plan, started: float) -> None:
         UserError: jobs failed, a result cannot be read, or the report cannot be written.
         KeyboardInterrupt: the jobs were stopped.
     """
-    last_report = -math.inf
+    last_report = 0.0
     wall_seconds = seconds_before(plan)
     began_finished = len(plan.finished) == len(plan.jobs)
 
