@@ -8,10 +8,10 @@ import torch
 from hypothesis import settings
 
 # Before the package is imported anywhere: from here on every annotated shape of the model is checked. A name stands for
-# all below it. Not in Triton's kernels, which are compiled from their source with the names around it.
+# all below it.
 ROOT = Path(__file__).parents[1]
 MODULES = [path for pattern in ("[!_]*", "kernels/[!_]*") for path in ROOT.glob(f"txl_lightning/model/{pattern}")]
-CHECKED = [path.relative_to(ROOT).with_suffix("") for path in MODULES if path.stem not in ("kernels", "relative")]
+CHECKED = [path.relative_to(ROOT).with_suffix("") for path in MODULES if path.stem != "kernels"]
 jaxtyping.install_import_hook([".".join(path.parts) for path in CHECKED], "beartype.beartype")
 
 torch.set_num_threads(1)
