@@ -40,7 +40,7 @@ def read(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "results.json").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1500)
 def test_from_nothing_to_a_report(tmp_path: Path) -> None:
     directory = tmp_path / "report"
@@ -153,7 +153,7 @@ def test_table_6_on_a_gpu_is_planned_for_twenty_minutes(tmp_path: Path) -> None:
     assert sum(map(planned.seconds, planned.jobs)) <= 20 * 60
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_table_6_on_a_gpu_runs_at_tiny_sizes_on_the_cpu(tmp_path: Path, monkeypatch: Patch) -> None:
     evaluate = ("batch_size=2", "max_segments=2", "sweep_tokens=200")
