@@ -92,7 +92,7 @@ test-hf: $(HF)/.ready
 # The Triton kernel without a GPU: in Triton's interpreter, and as machine code by its compiler. torch for the CPU comes
 # without Triton; this is the version that torch 2.13 for CUDA asks for.
 test-triton: $(TRITON)/.ready
-	TRITON_INTERPRET=1 $(TRITON)/bin/python $(PYTEST) -m '' tests/model/kernels/test_relative.py tests/model/kernels/test_relative_compiled.py
+	TRITON_INTERPRET=1 $(TRITON)/bin/python $(PYTEST) -m '' tests/kernels
 
 # Loggers, launchers and papermill, which no extra brings. Aim wants an older python-dateutil than ours, which it does not use here.
 test-crossings: $(CROSSINGS)/.ready

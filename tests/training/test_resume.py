@@ -24,7 +24,7 @@ OPTIONS = (
     *("trainer.log_every_n_steps=7", "resume=auto"),
 )
 TWO = ("trainer.devices=2",)
-KINDS = {"several loggers": ("logger=[csv,wandb]",), "compressive": ("beyond=compressive", "beyond.rate=2")}
+KINDS = {"several loggers": ("logger=[csv,wandb]",), "compressive": ("variant=compressive", "variant.rate=2")}
 KINDS |= {"lstm": ("model=lstm", "model.d_model=16")}
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 

@@ -46,7 +46,7 @@ def test_it_is_named_grouped_and_tagged_and_has_its_config(run: Path) -> None:
     (record,) = (record["run"] for record in records(run) if record["type"] == "run")
     assert (record["job_type"], record["run_group"]) == ("train", "table_6")
     expected = plain(load_trained(run.parents[2] / "checkpoints/best.ckpt").config)
-    assert expected.pop("beyond") == {}  # W&B drops it
+    assert expected.pop("variant") == {}  # W&B drops it
     assert {name: shown["config"][name] for name in expected} == expected
     assert (shown["config"]["arm"], shown["config"]["parameters"]) == ("relative, recurrence, full loss", 91392)
 
@@ -129,7 +129,7 @@ def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> Non
 def test_the_arm_in_words(tmp_path: Path) -> None:
     for overrides, words in {
         "memory=off model.terms=ab loss=half": "relative, no recurrence, half loss, terms ab",
-        "beyond=attention_gate": "relative, recurrence, full loss, attention_gate gates=head",
+        "variant=attention_gate": "relative, recurrence, full loss, attention_gate gates=head",
         "model=lstm": "lstm, full loss",
     }.items():
         assert run_name(tiny_config(tmp_path, *overrides.split())).startswith(f"{words}; memory ")
