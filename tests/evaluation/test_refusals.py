@@ -17,10 +17,10 @@ from txl_lightning.evaluation.options import (
     AttentionOptions,
     EvaluateOptions,
     GenerateOptions,
-    ReclOptions,
     SpeedOptions,
 )
 from txl_lightning.recl import command as recl
+from txl_lightning.recl.options import ReclOptions
 
 COMMANDS: dict[str, tuple[Any, type]] = {
     "evaluate": (perplexity, EvaluateOptions),
