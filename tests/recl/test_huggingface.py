@@ -234,11 +234,11 @@ def test_a_model_that_cannot_be_found_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
-    with pytest.raises(OptionError, match="models=hf:/nowhere/model: has no config.json"):
+    with pytest.raises(OptionError, match=r"models=hf:/nowhere/model: has no config.json"):
         load("/nowhere/model")
-    with pytest.raises(OptionError, match="models=hf:runs/tiny: has no config.json"):
+    with pytest.raises(OptionError, match=r"models=hf:runs/tiny: has no config.json"):
         load("runs/tiny")
-    with pytest.raises(OptionError, match="models=hf:no/one: cannot be loaded .*connect"):
+    with pytest.raises(OptionError, match=r"models=hf:no/one: cannot be loaded .*connect"):
         load("no/one")
 
 

@@ -62,7 +62,8 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         for member in members:
             tokens = text.texts[member.name]
             losses[member.name] = model_losses(member, tokens, positions, contexts, options.precision)
-    if rank_and_world_size()[0] > 0:
+        rank, _ = rank_and_world_size()
+    if rank > 0:
         return []
     results = measure(options, members, text, losses, contexts, positions, blocks)
     results["seconds"] = round(time.perf_counter() - started, 2)

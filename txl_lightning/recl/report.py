@@ -164,9 +164,10 @@ def _notes_of_model(model: dict[str, Any]) -> list[str]:
     if model["scoring"] == "direct" and model.get("one_pass_difference"):
         difference = f"one pass differs by up to {model['one_pass_difference']:.3g} nats"
         found.append(f"read in windows of exactly c tokens: {difference}")
+    again = []
     for r, length in model["recl"].items():
         if length["gains_again"]:
-            found.append(
-                f"RECL r = {r} ends at {length['value']}, but later steps gain again, first at {length['gains_again']}"
-            )
+            again.append(f"r = {r} from {length['value']} to {length['gains_again']}")
+    if again:
+        found.append(f"RECL ends at a plateau, but later steps gain again: {', '.join(again)}")
     return found
