@@ -212,7 +212,7 @@ def test_what_cannot_be_done_is_refused(runs: SmallRuns, tmp_path: Path, words: 
     assert not directory.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path) -> None:
     def words(name: str) -> list[str]:
         paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"

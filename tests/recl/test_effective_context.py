@@ -158,7 +158,7 @@ def test_guarded_recl_has_the_interval_of_resampled_blocks() -> None:
 
 
 def test_guarded_recl_of_an_exact_model_may_be_much_shorter_than_recl() -> None:
-    """Without any noise: each token repeats one of the 256 before, near ones more often; the model knows the weights."""
+    """Without any noise: each token repeats one of 256 before it, near ones more often."""
     generator = np.random.default_rng(0)
     distances = np.arange(1, 257)
     weights = distances**-1.5 / (distances**-1.5).sum()

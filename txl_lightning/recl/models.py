@@ -193,8 +193,8 @@ def _kind_of_run(config: Config) -> str:
     if config.memory.mem_len:
         memory = f"memory {config.memory.mem_len}"
     kind = f"{config.model.name}, {config.encoding.name}, {memory}"
-    if config.beyond:
-        kind += f", beyond={config.beyond['name']}"
+    if config.variant:
+        kind += f", variant={config.variant['name']}"
     return kind
 
 
