@@ -12,7 +12,6 @@ from txl_lightning.cli import COMMANDS
 from txl_lightning.config.architecture import KINDS
 from txl_lightning.config.schemas import OWN_OPTIONS
 from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
-from txl_lightning.data.formats import FORMATS
 from txl_lightning.data.sources import CORPORA, LEVELS_OF
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.transformer_xl import VARIANTS
@@ -21,7 +20,7 @@ from txl_lightning.registry import CHOICES, OWN, VARIABLES
 for path in (Path(__file__).parents[1] / "txl_lightning/variants").glob("[!_]*.py"):
     VARIANTS.named(path.stem)
 REGISTRIES: tuple[Any, ...] = (KINDS, ENCODINGS, VARIANTS, CORPORA, LEVELS_OF, OWN_OPTIONS, CHOICES, COMMANDS)
-BUILT_IN, FORMATS_BUILT_IN = [dict(registry) for registry in REGISTRIES], list(FORMATS)
+BUILT_IN = [dict(registry) for registry in REGISTRIES]
 
 
 def forget_guests() -> None:
@@ -33,7 +32,6 @@ def forget_guests() -> None:
     for registry, content in zip(REGISTRIES, BUILT_IN, strict=True):
         for name in registry.keys() - content:
             del registry[name]
-    FORMATS[:] = FORMATS_BUILT_IN
     for name in [name for name in sys.modules if name.startswith(OWN)]:
         del sys.modules[name]
 
