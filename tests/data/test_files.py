@@ -70,7 +70,7 @@ UNCLEAR: list[tuple[Any, str]] = [
     (["test.txt", "valid.txt"], r"has no file that is train; name the splits: 'data.path={train:PATH,"),
     (["train.txt", "train_test.txt"], "has train_test.txt, which says test and train; name the splits"),
     ({"train": "train.txt", "test": "empty.txt"}, "must not be empty"),
-    ({"valid": "valid.txt"}, "must be a file, a folder, a pattern, a list"),
+    ({"valid": "valid.txt"}, "must be a file, a folder, a list of these, a pattern"),
     ("no*.txt", "must not be empty"),
 ]
 

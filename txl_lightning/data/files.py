@@ -53,7 +53,7 @@ SPLIT_WORD = re.compile(
 )
 WORD_IN_NAME = re.compile(r"(?<=[a-z])(?=[A-Z])")
 HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}'; without valid and test they are cut from train"
-ALLOWED = "must be a file, a folder, a pattern, a list of these or a mapping of train, valid and test to them"
+ALLOWED = "must be a file, a folder, a list of these, a pattern, or a mapping of train, valid and test to them"
 # Files beside the data that describe it, and indices that Megatron and GPT-NeoX make of it.
 DESCRIPTIONS = re.compile(
     r"(dataset_infos?|dataset_dict|state)\.json|.*\.(idx|index|metadata)|_(common_)?metadata|_SUCCESS"
