@@ -195,7 +195,10 @@ def file_data(data: DataConfig, path: Any, level: str) -> FileData:
         of_files = dict(path)
     known = ("path", "dtype", "format", "column")
     require(set(of_files) <= set(known), "data.path", dict(of_files), f"may have {', '.join(known)}")
-    shared = {f.name: getattr(data, f.name) for f in fields(FileData) if hasattr(data, f.name)}
+    shared: dict[str, Any] = {}
+    for option_of_file in fields(FileData):
+        if hasattr(data, option_of_file.name):
+            shared[option_of_file.name] = getattr(data, option_of_file.name)
     shared.update(name="file", level=level, dtype=None, format=None, column=None)
     shared.update(of_files)
     return FileData(**shared)
