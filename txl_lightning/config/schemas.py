@@ -194,7 +194,8 @@ def file_data(data: DataConfig, path: Any, level: str) -> FileData:
     if isinstance(path, Mapping) and "path" in path:
         of_files = dict(path)
     known = ("path", "dtype", "format", "column")
-    require(set(of_files) <= set(known), "data.path", dict(of_files), f"may have {', '.join(known)}")
+    allowed = f"may have {', '.join(known)}"
+    require(set(of_files) <= set(known), "data.path", of_files, allowed)
     shared: dict[str, Any] = {}
     for option_of_file in fields(FileData):
         if hasattr(data, option_of_file.name):
