@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from txl_lightning.config.architecture import Architecture
 from txl_lightning.errors import OptionError
-from txl_lightning.model.kernels.fused import aligned, aligned_product, is_eager_on_cpu
+from txl_lightning.model.gpu import aligned, aligned_product, is_eager_on_cpu
 from txl_lightning.model.layers import draw_normal
 
 

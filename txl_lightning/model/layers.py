@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.model.kernels.fused import Linear, is_eager_on_cpu
+from txl_lightning.model.gpu import Linear, is_eager_on_cpu
 
 LEVELS = 1 << 16  # of a random number of dropout
 WEIGHT_STD = 0.02

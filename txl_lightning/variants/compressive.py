@@ -19,7 +19,7 @@ from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import OwnKeys
+from txl_lightning.model.positions import StreamBounds
 from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
@@ -273,8 +273,10 @@ class CompressiveTransformerXL(TransformerXL):
         memory: Any = super().start_memory(batch_size)
         return replace(memory, n_compressed=max(0, memory.length - self.config.mem_len))
 
-    def next_memory(self, memory: Any, inputs: Sequence[Float[Tensor, "B T D"]], own: OwnKeys | None = None) -> Any:
-        require(own is None, "reset", True, f"is not possible: {self.cannot['documents']}")
+    def next_memory(
+        self, memory: Any, inputs: Sequence[Float[Tensor, "B T D"]], bounds: StreamBounds | None = None
+    ) -> Any:
+        require(bounds is None, "reset", True, f"is not possible: {self.cannot['documents']}")
         if not self.config.compresses:
             return super().next_memory(memory, inputs)
         return self.compressor.next_memory(memory, inputs, self.config)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import LENGTH, TransformerXLConfig
-from txl_lightning.model.attention import Attention
+from txl_lightning.model.attention import Attention, masked_scores
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
@@ -62,9 +62,9 @@ class ForgettingAttention(Attention):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
-        parts = kv_PHBKE.unbind()
-        scores_HBTK = self.masked_scores(q_HBTE, parts[0], positions, visible) + self.forgotten(hidden_BTD, memory_BMD)
-        return self.dropout(scores_HBTK.softmax(-1)).to(parts[-1].dtype) @ parts[-1]
+        x = self.inputs(q_HBTE, kv_PHBKE, positions, visible)
+        scores_HBTK = masked_scores(x) + self.forgotten(hidden_BTD, memory_BMD)
+        return self.dropout(scores_HBTK.softmax(-1)).to(x.values_HBKE.dtype) @ x.values_HBKE
 
     def logits(
         self,
