@@ -12,7 +12,7 @@ from benchmarks.gpu_session import ended, session
 from tests.docs.pages import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1500)
 def test_a_dry_run_leaves_every_part_in_one_folder(tmp_path: Path) -> None:
     command = ["benchmarks/gpu.sh", "--dry-run", "--minutes", "30", "--output", str(tmp_path / "out")]

@@ -74,7 +74,7 @@ def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
     assert {name: values[f"final/{name}"] for name in metrics} == metrics
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_command_uploads_all_offline_sessions(run: Path) -> None:
     directory = run.parents[3]
     train(tiny_config(directory, *GIVEN, "trainer.max_steps=24", "resume=auto"), directory / "run")

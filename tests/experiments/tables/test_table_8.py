@@ -21,7 +21,7 @@ def result(lengths: dict[str, int], beyond: Sequence[str] = ()) -> dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("lengths", "variant", "ends", "sign"),
+    ("lengths", "beyond", "ends", "sign"),
     [
         ((192, 64), (), (True, True), "✓"),
         ((320, 64), ("Transformer-XL",), (True, False), "✓"),
