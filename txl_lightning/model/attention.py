@@ -58,78 +58,77 @@ def scores(
         bias_HS: biases of the distances, in place of v·r_s; None for none.
         terms: letters of the terms. Only a and b are read: (c) and (d) follow from u, v and the bias.
     """
-    content_HBTE = content_queries(q_HBTE, u_HE, terms)
+    content_HBTE, position_HBTK = content_and_position(q_HBTE, r_HSE, u_HE, v_HE, bias_HS, k_HBKE.shape[2], terms)
     scores_HBTK = content_HBTE @ k_HBKE.mT
-    position_HBTK = position_scores(q_HBTE, r_HSE, v_HE, bias_HS, k_HBKE.shape[2], terms)
     if position_HBTK is not None:
         scores_HBTK.add_(position_HBTK)
     return scores_HBTK
 
 
-def content_queries(
-    q_HBTE: Float[Tensor, "H B T E"], u_HE: Float[Tensor, "H E"] | None, terms: str
-) -> Float[Tensor, "H B T E"]:
-    """Return (q_i + u) / sqrt(E): its product with key j is (a) + (c)."""
-    query_HBTE = _scaled_sum(q_HBTE, "a" in terms, u_HE)
-    if query_HBTE is None:
-        query_HBTE = q_HBTE.new_zeros(1)
-    return query_HBTE.expand_as(q_HBTE)
-
-
-def position_scores(
+def content_and_position(
     q_HBTE: Float[Tensor, "H B T E"],
     r_HSE: Float[Tensor, "H S E"] | None,
+    u_HE: Float[Tensor, "H E"] | None,
     v_HE: Float[Tensor, "H E"] | None,
     bias_HS: Float[Tensor, "H S"] | None,
     n_keys: int,
     terms: str,
     pads_distances: bool = True,
-) -> Float[Tensor, "H B_or_1 T K"] | None:
-    """Return (b) + (d) by key, (q_i + v)·r_{i-j} / sqrt(E); None without both terms.
+) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "H B_or_1 T K"] | None]:
+    """Return the two parts of `scores`: queries for (a) + (c), and (b) + (d) by key.
 
-    One product with the K + 1 vectors r gives the scores by distance; `relative_shift` turns them
-    into scores by key. Columns of keys after a query hold values of other distances.
+        (q_i + u) / sqrt(E)                  its product with key j is (a) + (c)
+        (q_i + v)·r_{i-j} / sqrt(E)          (b) + (d); None without both terms
 
     Args:
-        q_HBTE: as for `scores`, like `r_HSE`, `v_HE`, `bias_HS` and `terms`.
+        q_HBTE: queries.
+        r_HSE: vectors of the distances K, …, 0.
+        u_HE: content bias.
+        v_HE: position bias.
+        bias_HS: biases of the distances, in place of v·r_s.
         n_keys: K.
+        terms: letters of the terms.
         pads_distances: whether a GPU may pad the number of distances, which changes the columns of
             keys after a query.
     """
-    H, _, T, E = q_HBTE.shape
-    query = _scaled_sum(q_HBTE, "b" in terms, v_HE)
+    scale = q_HBTE.shape[-1] ** -0.5  # of queries and biases, which are smaller than scores
+    query_HBTE = q_HBTE * scale
+    content = _with_bias(query_HBTE if "a" in terms else None, u_HE, scale)
+    if content is None:
+        content = q_HBTE.new_zeros(1)
     by_distance = None
     if bias_HS is not None:
-        by_distance = (bias_HS * E**-0.5)[:, None]
+        by_distance = (bias_HS * scale)[:, None]
+    query = _with_bias(query_HBTE if "b" in terms else None, v_HE, scale)
     if query is not None and r_HSE is not None:
-        width_padding = gpu.missing(E, r_HSE)
-        distance_padding = 0
-        if pads_distances and by_distance is None:
-            distance_padding = gpu.missing(n_keys + 1, r_HSE)
-        if width_padding or distance_padding:
-            r_HSE = F.pad(r_HSE, (0, width_padding, 0, distance_padding))
+        has_free_rows = pads_distances and by_distance is None
+        r_HSE = gpu.aligned_matrix(r_HSE, pads_rows=has_free_rows)
         # r is the same for all streams, so their queries are the rows of one product per head.
         product = gpu.aligned(query).flatten(1, 2) @ r_HSE.mT
         by_distance = product if by_distance is None else product.add_(by_distance)
-    if by_distance is None:
-        return None
-    if by_distance.shape[1] == 1:  # the same for all queries
-        by_distance = by_distance.expand(-1, T, -1).contiguous()
-    by_distance_XTS = by_distance.view(-1, T, by_distance.shape[2])
-    return relative_shift(by_distance_XTS, n_keys).unflatten(0, (H, -1))
+    position_HBTK = None
+    if by_distance is not None:
+        position_HBTK = _by_key(by_distance, q_HBTE.shape[2], n_keys)
+    return content.expand_as(q_HBTE), position_HBTK
 
 
-def _scaled_sum(q_HBTE: Tensor, has_query: bool, bias_HE: Tensor | None) -> Tensor | None:
-    """Return (q + bias) / sqrt(E), or one of the two; queries and biases are smaller than scores."""
-    scale = q_HBTE.shape[-1] ** -0.5
-    bias_H11E = None
-    if bias_HE is not None:
-        bias_H11E = (bias_HE * scale)[:, None, None]
-    if not has_query:
+def _with_bias(query_HBTE: Tensor | None, bias_HE: Tensor | None, scale: float) -> Tensor | None:
+    """Return query + scale · bias, or the one of them that there is."""
+    if bias_HE is None:
+        return query_HBTE
+    bias_H11E = (bias_HE * scale)[:, None, None]
+    if query_HBTE is None:
         return bias_H11E
-    if bias_H11E is None:
-        return q_HBTE * scale
-    return q_HBTE * scale + bias_H11E
+    return query_HBTE + bias_H11E
+
+
+def _by_key(by_distance_HXS: Tensor, T: int, n_keys: int) -> Float[Tensor, "H B_or_1 T K"]:
+    """Turn scores by distance, X = B·T queries or one for all, into scores by key (appendix B)."""
+    if by_distance_HXS.shape[1] == 1:
+        by_distance_HXS = by_distance_HXS.expand(-1, T, -1).contiguous()
+    H, _, S = by_distance_HXS.shape
+    by_key = relative_shift(by_distance_HXS.view(-1, T, S), n_keys)
+    return by_key.unflatten(0, (H, -1))
 
 
 class AttentionInputs(NamedTuple):
@@ -164,7 +163,7 @@ class AttentionInputs(NamedTuple):
         )
 
 
-def attend(inputs: AttentionInputs, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+def attend(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
     """Return Σ_j softmax_j(A_i) value_j over the visible keys j, with dropout of the probabilities.
 
         on a GPU, or compiled                   `attend_with_kernel`
@@ -186,7 +185,7 @@ def attend(inputs: AttentionInputs, dropout: nn.Module) -> Float[Tensor, "H B T 
     return _attend_in_blocks(attend_with_kernel, inputs, dropout, EVALUATION_BLOCK)
 
 
-def attend_as_written(inputs: AttentionInputs, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+def attend_as_written(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
     """Return dropout(softmax(A + mask)) · values, with A from `scores`."""
     probabilities_HBTK = dropout(masked_scores(inputs).softmax(-1))
     return probabilities_HBTK.to(inputs.values_HBKE.dtype) @ inputs.values_HBKE
@@ -199,12 +198,19 @@ def masked_scores(inputs: AttentionInputs) -> Float[Tensor, "H B T K"]:
     return scores_HBTK.add_(x.visible.mask_TK.to(scores_HBTK.dtype))
 
 
-def attend_with_kernel(inputs: AttentionInputs, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
     """Return the same by torch's kernel, which stores no probabilities: (b), (d) and the mask are its bias."""
     x = inputs
-    K = x.k_HBKE.shape[2]
-    content_HBTE = content_queries(x.q_HBTE, x.u_HE, x.terms)
-    bias = position_scores(x.q_HBTE, x.r_HSE, x.v_HE, x.bias_HS, K, x.terms, pads_distances=x.visible.causal)
+    content_HBTE, bias = content_and_position(
+        x.q_HBTE,
+        x.r_HSE,
+        x.u_HE,
+        x.v_HE,
+        x.bias_HS,
+        x.k_HBKE.shape[2],
+        x.terms,
+        pads_distances=x.visible.causal,
+    )
     mask = x.visible.mask_TK
     if bias is None:
         bias = mask.to(x.values_HBKE.dtype)
@@ -215,10 +221,10 @@ def attend_with_kernel(inputs: AttentionInputs, dropout: nn.Module) -> Float[Ten
     else:
         bias = bias + mask.to(bias.dtype)
     # On a CPU only the plain way has a gradient for the bias.
-    chosen = nullcontext()
+    backend: Any = nullcontext()
     if torch.is_grad_enabled() or content_HBTE.device.type != "cpu":
-        chosen = sdpa_kernel(KERNELS_WITH_BIAS_GRADIENT)
-    with chosen:
+        backend = sdpa_kernel(KERNELS_WITH_BIAS_GRADIENT)
+    with backend:
         heads_HBTE = F.scaled_dot_product_attention(
             gpu.aligned(content_HBTE),
             gpu.aligned(x.k_HBKE),
@@ -230,7 +236,7 @@ def attend_with_kernel(inputs: AttentionInputs, dropout: nn.Module) -> Float[Ten
     return heads_HBTE[..., : x.values_HBKE.shape[-1]]
 
 
-def _attend_in_training_blocks(inputs: AttentionInputs, dropout: nn.Module) -> Tensor:
+def _attend_in_training_blocks(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
     """Attend as written; with several blocks in single precision, probabilities are computed again
     in the backward pass, which costs less than the left-out keys save.
     """
@@ -239,7 +245,7 @@ def _attend_in_training_blocks(inputs: AttentionInputs, dropout: nn.Module) -> T
     if size >= T or dtype == torch.bfloat16:
         return _attend_in_blocks(attend_as_written, inputs, dropout, size)
 
-    def attend_again(block: AttentionInputs, dropout: nn.Module) -> Any:
+    def attend_again(block: AttentionInputs, dropout: Dropout) -> Any:
         drops = dropout.training and dropout.p > 0
         return checkpoint(attend_as_written, block, dropout, use_reentrant=False, preserve_rng_state=drops)
 
@@ -247,9 +253,9 @@ def _attend_in_training_blocks(inputs: AttentionInputs, dropout: nn.Module) -> T
 
 
 def _attend_in_blocks(
-    attend_block: Callable[[AttentionInputs, nn.Module], Tensor],
+    attend_block: Callable[[AttentionInputs, Dropout], Tensor],
     inputs: AttentionInputs,
-    dropout: nn.Module,
+    dropout: Dropout,
     size: int,
 ) -> Tensor:
     """Attend from one block of queries after another; queries that see later keys are one block."""

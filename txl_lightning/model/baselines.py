@@ -34,7 +34,10 @@ class LSTMLayer(nn.Module):
         weight_dropout: probability at the elements of U.
     """
 
-    stacked: ClassVar = {"lstm.weight_ih_l0": 4, "lstm.weight_hh_l0": 4}  # matrices in the rows, for Muon
+    stacked: ClassVar = {
+        "lstm.weight_ih_l0": 4,
+        "lstm.weight_hh_l0": 4,
+    }  # matrices in the rows, for Muon
 
     def __init__(self, d_model: int, weight_dropout: float = 0.0) -> None:
         super().__init__()
@@ -42,7 +45,10 @@ class LSTMLayer(nn.Module):
         self.weight_dropout = Dropout(weight_dropout)
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        previous_BD: Float[Tensor, "B D"],
+        cell_BD: Float[Tensor, "B D"],
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
         """Return h of every token, the last h and the last c; the next segment starts from these two.
 
@@ -56,7 +62,12 @@ class LSTMLayer(nn.Module):
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             if self.training and self.weight_dropout.p:
                 weight_hh = self.weight_dropout(self.lstm.weight_hh_l0)
-                weights = [self.lstm.weight_ih_l0, weight_hh, self.lstm.bias_ih_l0, self.lstm.bias_hh_l0]
+                weights = [
+                    self.lstm.weight_ih_l0,
+                    weight_hh,
+                    self.lstm.bias_ih_l0,
+                    self.lstm.bias_hh_l0,
+                ]
                 h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
             else:
                 h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
@@ -76,8 +87,17 @@ def lstm_with_weights(
         start: h and c before them, 1 × B × D.
         weights: input-to-hidden and hidden-to-hidden weights, then their biases.
     """
-    has_biases, n_layer, dropout, training, bidirectional, batch_first = True, 1, 0.0, True, False, True
-    return torch.lstm(x_BTD, start, weights, has_biases, n_layer, dropout, training, bidirectional, batch_first)
+    has_biases, n_layer, dropout, training, bidirectional, batch_first = (
+        True,
+        1,
+        0.0,
+        True,
+        False,
+        True,
+    )
+    return torch.lstm(
+        x_BTD, start, weights, has_biases, n_layer, dropout, training, bidirectional, batch_first
+    )
 
 
 class QRNNLayer(nn.Module):
@@ -103,7 +123,10 @@ class QRNNLayer(nn.Module):
         self.weight_dropout = Dropout(weight_dropout)
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        previous_BD: Float[Tensor, "B D"],
+        cell_BD: Float[Tensor, "B D"],
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
         """Return h of every token, the last x and the last c; the next segment starts from these two.
 
@@ -116,14 +139,18 @@ class QRNNLayer(nn.Module):
         """
         shifted_BTD = torch.cat([previous_BD[:, None].to(x_BTD.dtype), x_BTD[:, :-1]], dim=1)
         window = torch.cat([x_BTD, shifted_BTD], dim=-1)
-        gates = F.linear(window, self.weight_dropout(self.gates.weight), self.gates.bias).to(cell_BD.dtype)
+        gates = F.linear(window, self.weight_dropout(self.gates.weight), self.gates.bias).to(
+            cell_BD.dtype
+        )
         z_BTD, f_BTD, o_BTD = gates.chunk(3, dim=-1)
         c_BTD = forget_mult(f_BTD.sigmoid(), z_BTD.tanh(), cell_BD)
         return o_BTD.sigmoid() * c_BTD, x_BTD[:, -1], c_BTD[:, -1]
 
 
 def forget_mult(
-    forget_BTD: Float[Tensor, "B T D"], candidate_BTD: Float[Tensor, "B T D"], cell_BD: Float[Tensor, "B D"]
+    forget_BTD: Float[Tensor, "B T D"],
+    candidate_BTD: Float[Tensor, "B T D"],
+    cell_BD: Float[Tensor, "B D"],
 ) -> Float[Tensor, "B T D"]:
     """Compute c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t for t = 1 … T in log T steps (Bradbury et al. 2016, eq. 3).
 
@@ -167,7 +194,9 @@ def _scan(f: Tensor, u: Tensor) -> Tensor:
         return u
     even = T - T % 2
     first, second = slice(0, even, 2), slice(1, even, 2)
-    every_second = _scan(f[:, second] * f[:, first], torch.addcmul(u[:, second], f[:, second], u[:, first]))
+    every_second = _scan(
+        f[:, second] * f[:, first], torch.addcmul(u[:, second], f[:, second], u[:, first])
+    )
     y = torch.empty_like(u)
     y[:, 0] = u[:, 0]
     y[:, 1::2] = every_second
@@ -215,7 +244,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         self.softmax = make_softmax(config, self.embedding)
         self.dropout, self.hidden_dropout = Dropout(config.dropout), Dropout(config.hidden_dropout)
         layer = LAYERS[config.cell]
-        self.layers = nn.ModuleList(layer(config.d_model, config.weight_dropout) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(
+            layer(config.d_model, config.weight_dropout) for _ in range(config.n_layer)
+        )
         initialize(self.embedding)
         initialize(self.softmax)
 
@@ -233,7 +264,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
 
     def start_memory(self, batch_size: int, static: bool = False) -> RecurrentState:
         """Return zeros, the state before the first token of B streams; its shape never changes, `static` or not."""
-        zeros = next(self.parameters()).new_zeros(self.config.n_layer, batch_size, self.config.d_model)
+        zeros = next(self.parameters()).new_zeros(
+            self.config.n_layer, batch_size, self.config.d_model
+        )
         return RecurrentState(zeros, zeros)
 
     def forward(
@@ -263,7 +296,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         if state is None:
             state = self.start_memory(B)
         if state.batch_size != B:
-            raise ValueError(f"state of {state.batch_size} streams given with tokens of {B} streams")
+            raise ValueError(
+                f"state of {state.batch_size} streams given with tokens of {B} streams"
+            )
         previous_NBD, cells_NBD = state.previous.detach(), state.cells.detach()
         carried: list[tuple[Tensor, Tensor]] = []
         for n, layer in enumerate(self.layers):
@@ -271,7 +306,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
             hidden_BTD, previous_BD, cell_BD = layer(input_BTD, previous_NBD[n], cells_NBD[n])
             carried.append((previous_BD, cell_BD))
         # Autocast computes the layers in another type; the state keeps the type of the weights.
-        previous, cells = (torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True))
+        previous, cells = (
+            torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True)
+        )
         hidden_BTD = self.dropout(hidden_BTD)
         n_first = 0 if n_last is None else hidden_BTD.shape[1] - n_last
         return hidden_BTD[:, n_first:], replace(state, previous=previous, cells=cells)

@@ -125,7 +125,9 @@ class Encoding(nn.Module):
         """
         raise NotImplementedError
 
-    def embed_streams(self, hidden_BTD: Tensor, clamp_len: int, bounds: StreamBounds | None) -> Float[Tensor, "B T D"]:
+    def embed_streams(
+        self, hidden_BTD: Tensor, clamp_len: int, bounds: StreamBounds | None
+    ) -> Float[Tensor, "B T D"]:
         """Return `embed` with positions from the end of each stream, before its padding."""
         padding_B = self._padding(bounds)
         if padding_B is None:
@@ -133,7 +135,9 @@ class Encoding(nn.Module):
         embedded_BTD = self.embed(roll_streams(hidden_BTD, padding_B), clamp_len)
         return roll_streams(embedded_BTD, -padding_B)
 
-    def layer_input_of_streams(self, n: int, hidden_BTD: Tensor, bounds: StreamBounds | None) -> Float[Tensor, "B T D"]:
+    def layer_input_of_streams(
+        self, n: int, hidden_BTD: Tensor, bounds: StreamBounds | None
+    ) -> Float[Tensor, "B T D"]:
         """Return `layer_input` with positions from the end of each stream, before its padding."""
         padding_B = self._padding(bounds)
         if padding_B is None:
@@ -175,7 +179,9 @@ def rotates(encoding: type[Encoding]) -> bool:
 ENCODINGS: Guests[type[Encoding]] = Guests("encoding")  # filled by register_encoding
 
 
-def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callable[[type[Encoding]], type[Encoding]]:
+def register_encoding(
+    name: str, terms: str = "a", **properties: Any
+) -> Callable[[type[Encoding]], type[Encoding]]:
     """Return a decorator that registers a subclass of `Encoding` under the name of `encoding=`.
 
     `table_HSE` or `sinusoids_SD` enter term (b) of the score, and (d) if there is a `v_HE`; `bias_HS`

@@ -30,6 +30,17 @@ def aligned(x: Float[Tensor, "*n width"]) -> Float[Tensor, "*n padded"]:
     return F.pad(x, (0, n_zeros))
 
 
+def aligned_matrix(x: Float[Tensor, "*n rows width"], pads_rows: bool) -> Float[Tensor, "*n more padded"]:
+    """Return x with its last axis, and with `pads_rows` its rows, padded to multiples of `ALIGNED`."""
+    n_zeros = missing(x.shape[-1], x)
+    n_rows = 0
+    if pads_rows:
+        n_rows = missing(x.shape[-2], x)
+    if n_zeros == 0 and n_rows == 0:
+        return x
+    return F.pad(x, (0, n_zeros, 0, n_rows))
+
+
 def aligned_product(
     x: Float[Tensor, "*n width"],
     weight: Float[Tensor, "out D"],

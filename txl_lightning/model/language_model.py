@@ -18,7 +18,9 @@ NO_LENGTHS = "must be None: this model needs streams of one length"
 class LanguageModel(Protocol):
     """A model that scores tokens, given the state that it returned for the tokens before them."""
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, memory: Any = None, /) -> tuple[Tensor, Any]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, memory: Any = None, /
+    ) -> tuple[Tensor, Any]:
         """Return the loss in nats of every target in token order, and the state after the last token."""
         ...
 
@@ -36,7 +38,9 @@ class ScoringModel:
     """Inputs, and losses and distributions from hidden states, by a model's `embedding` and `softmax`."""
 
     takes_lengths = False  # whether a call takes `lengths_B`
-    _fabric: Any = None  # set by Lightning Fabric, whose precision covers calls only and not other methods
+    _fabric: Any = (
+        None  # set by Lightning Fabric, whose precision covers calls only and not other methods
+    )
 
     def embed(
         self: Any,
@@ -53,11 +57,15 @@ class ScoringModel:
         if (tokens_BT is None) == (inputs_BTD is None):
             raise ValueError("give either tokens or inputs_BTD")
         if inputs_BTD is not None and inputs_BTD.shape[2:] != (self.config.d_model,):
-            raise ValueError(f"inputs_BTD of shape {tuple(inputs_BTD.shape)}: D must be d_model={self.config.d_model}")
+            raise ValueError(
+                f"inputs_BTD of shape {tuple(inputs_BTD.shape)}: D must be d_model={self.config.d_model}"
+            )
         x: Any = tokens_BT if inputs_BTD is None else inputs_BTD
         if lengths_B is not None:
             require(self.takes_lengths, "lengths_B", lengths_B.tolist(), NO_LENGTHS)
-            x = x.masked_fill(padding(lengths_B, *x.shape[:2]).view(*x.shape[:2], *[1] * (x.ndim - 2)), 0)
+            x = x.masked_fill(
+                padding(lengths_B, *x.shape[:2]).view(*x.shape[:2], *[1] * (x.ndim - 2)), 0
+            )
         embedded_BTD: Tensor = self.embedding(x) if inputs_BTD is None else x
         return embedded_BTD
 
@@ -96,7 +104,9 @@ class ScoringModel:
             if lengths_B is None:
                 return self.losses(hidden_BTD, targets_BT, known_targets_BT), memory
             padding_BT = padding(lengths_B, *tokens_BT.shape)[:, T - T_targets :]
-            return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(padding_BT, 0.0), memory
+            return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(
+                padding_BT, 0.0
+            ), memory
 
     def losses(
         self: Any,
@@ -123,5 +133,7 @@ def padding(lengths_B: Int[Tensor, " B"], batch_size: int, n_tokens: int) -> Boo
         ValueError: there is not one length for each stream, or one is not in 0 … T.
     """
     if lengths_B.shape != (batch_size,) or not 0 <= lengths_B.min() <= lengths_B.max() <= n_tokens:
-        raise ValueError(f"lengths_B={lengths_B.tolist()}: must be {batch_size} lengths from 0 to {n_tokens}")
+        raise ValueError(
+            f"lengths_B={lengths_B.tolist()}: must be {batch_size} lengths from 0 to {n_tokens}"
+        )
     return torch.arange(n_tokens, device=lengths_B.device) >= lengths_B[:, None]

@@ -47,7 +47,9 @@ class Dropout(nn.Module):
         """Draw 0 or the scale for every element of `x`."""
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
         levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        keep = torch.ge(levels, self._dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False))
+        keep = torch.ge(
+            levels, self._dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False)
+        )
         return keep.mul_(self._scale)
 
     def extra_repr(self) -> str:

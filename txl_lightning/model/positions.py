@@ -30,7 +30,9 @@ def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Float[Tensor
     return distances
 
 
-def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Float[Tensor, "S D"]:
+def sinusoids_of_distances(
+    n_keys: int, d_model: int, clamp_len: int, like: Tensor
+) -> Float[Tensor, "S D"]:
     """Return the sinusoids of the distances K, K-1, …, 0 (S = K + 1).
 
     Distance K belongs to no key: its row lets `relative_shift` be a view. Angles are computed in
@@ -55,7 +57,9 @@ def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 
     return torch.stack([cos_SE, sin_SE]).to(precise)
 
 
-def rotate(x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]) -> Float[Tensor, "H B T E"]:
+def rotate(
+    x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]
+) -> Float[Tensor, "H B T E"]:
     """Rotate the pairs (x_f, x_{f+F}), F = E/2, of the newest T tokens by their angles.
 
     The halves of a vector are paired ("rotate_half", as in Llama of `transformers`), not
@@ -72,7 +76,9 @@ def rotate(x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"
     return (x * cos_TE).addcmul_(partner, sin_TE).to(x_HBTE.dtype)
 
 
-def relative_shift(by_distance_XTS: Float[Tensor, "X T S"], n_keys: int | None = None) -> Float[Tensor, "X T K"]:
+def relative_shift(
+    by_distance_XTS: Float[Tensor, "X T S"], n_keys: int | None = None
+) -> Float[Tensor, "X T K"]:
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
     Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has at
@@ -239,7 +245,9 @@ class StreamBounds(NamedTuple):
         return torch.where(n_tokens_B > 0, n_states_B, in_document_B)
 
 
-def roll_streams(x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None) -> Float[Tensor, "*_ B K D"]:
+def roll_streams(
+    x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None
+) -> Float[Tensor, "*_ B K D"]:
     """Move the K entries of every stream by its number of places to the end, the last ones to the start."""
     if by_B is None:
         return x_BKD

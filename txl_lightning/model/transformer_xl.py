@@ -28,7 +28,9 @@ from txl_lightning.model.positions import (
 from txl_lightning.registry import Guests
 
 Inference = Literal["cached inference", "one-pass windows", "generation", "attention lengths"]
-Ability = Literal[Inference, "documents", "unequal lengths", "extended context", "gradient segments"]
+Ability = Literal[
+    Inference, "documents", "unequal lengths", "extended context", "gradient segments"
+]
 FEWER_PLACES = 8  # a query alone takes as long as about so many in a block
 
 
@@ -316,7 +318,9 @@ class TransformerXL(ScoringModel, nn.Module):
             inputs.append(input_BTD)
             if n < self.config.n_layer - 1:
                 hidden_BTD = layer(input_BTD, states[n], positions[n], visible)
-        hidden_BTD = self._last_layer(inputs[-1], states[-1], positions[-1], visible, n_last, places_Q)
+        hidden_BTD = self._last_layer(
+            inputs[-1], states[-1], positions[-1], visible, n_last, places_Q
+        )
         return self.dropout(hidden_BTD), self.next_memory(memory, inputs, bounds)
 
     def _last_layer(
@@ -344,7 +348,9 @@ class TransformerXL(ScoringModel, nn.Module):
             before_BTD, input_BTD = input_BTD.split([n_before, n_queries], dim=1)
             states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
             visible = visible._replace(mask_TK=visible.mask_TK[..., n_before:, :])
-        output_BQD: Tensor = self.layers[-1](input_BTD, states_BMD, positions, visible, places_Q=places_Q)
+        output_BQD: Tensor = self.layers[-1](
+            input_BTD, states_BMD, positions, visible, places_Q=places_Q
+        )
         return output_BQD
 
     def losses(

@@ -39,7 +39,9 @@ def model_variables(names: Iterable[str]) -> list[str]:
     """Return the variables of the model: in its scope, and not below another one, as `…/Adam` is."""
     known = set(names)
     return [
-        name for name in known if name.startswith(SCOPE) and not any(name.startswith(f"{other}/") for other in known)
+        name
+        for name in known
+        if name.startswith(SCOPE) and not any(name.startswith(f"{other}/") for other in known)
     ]
 
 
@@ -54,10 +56,14 @@ def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
 
     def shape(name: str, *n_axes: int) -> tuple[int, ...]:
         if name not in variables:
-            raise CheckpointError(f"not a checkpoint of the TensorFlow Transformer-XL: it has no {name!r}")
+            raise CheckpointError(
+                f"not a checkpoint of the TensorFlow Transformer-XL: it has no {name!r}"
+            )
         found = tuple(variables[name].shape)
         if len(found) not in n_axes:
-            raise CheckpointError(f"{name} has shape {list(found)}, which is not that of a Transformer-XL")
+            raise CheckpointError(
+                f"{name} has shape {list(found)}, which is not that of a Transformer-XL"
+            )
         return found
 
     def found(pattern: str) -> list[str]:
@@ -65,7 +71,9 @@ def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
 
     biases = shape(f"{SCOPE}r_w_bias", 2, 3)
     tables = found(f"{EMBEDDING}cutoff_{{}}/lookup_table")
-    sizes, widths = zip(*(shape(name, 2) for name in tables or [f"{EMBEDDING}lookup_table"]), strict=True)
+    sizes, widths = zip(
+        *(shape(name, 2) for name in tables or [f"{EMBEDDING}lookup_table"]), strict=True
+    )
     ends = [*accumulate(shape(name, 1)[0] for name in found(f"{SOFTMAX}cutoff_{{}}/b"))]
     d_model, _ = shape(f"{SCOPE}layer_0/rel_attn/qkv/kernel", 2)
     has_projections = len(tables) > 1 or widths[0] != d_model
@@ -85,7 +93,9 @@ def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def with_all_projections(variables: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Tensor]:
+def with_all_projections(
+    variables: Mapping[str, Tensor], options: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Add the projections that this project's model has and the TensorFlow one leaves out.
 
     With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity. Clusters whose softmax
@@ -119,17 +129,28 @@ def read_variables(prefix: Path) -> dict[str, np.ndarray]:
             entry = entries[name]
             kind, size = _number(entry, DTYPE), _number(entry, SIZE)
             if kind not in TYPES:
-                raise UserError(f"{path}: {name} is of a type that is not supported (DataType {kind})")
-            path = prefix.with_name(f"{prefix.name}.data-{_number(entry, SHARD):05d}-of-{n_shards:05d}")
+                raise UserError(
+                    f"{path}: {name} is of a type that is not supported (DataType {kind})"
+                )
+            path = prefix.with_name(
+                f"{prefix.name}.data-{_number(entry, SHARD):05d}-of-{n_shards:05d}"
+            )
             values = np.fromfile(
-                path, TYPES[kind], size // np.dtype(TYPES[kind]).itemsize, offset=_number(entry, OFFSET)
+                path,
+                TYPES[kind],
+                size // np.dtype(TYPES[kind]).itemsize,
+                offset=_number(entry, OFFSET),
             )
             if values.nbytes < size:
                 raise UserError(f"{path}: {name} was cut off: the file is too short")
             if kind == BFLOAT16:
                 values = (values.astype(np.uint32) << 16).view(np.float32)
-            shape = [_number(_fields(axis), 1) for axes in entry[SHAPE] for axis in _fields(axes)[2]]
-            variables[name] = values.astype(values.dtype.newbyteorder("="), copy=False).reshape(shape)
+            shape = [
+                _number(_fields(axis), 1) for axes in entry[SHAPE] for axis in _fields(axes)[2]
+            ]
+            variables[name] = values.astype(values.dtype.newbyteorder("="), copy=False).reshape(
+                shape
+            )
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError) as error:

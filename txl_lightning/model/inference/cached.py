@@ -183,7 +183,9 @@ class KeyValueMemory:
                 window = self._window(layer_PXCE, appended)
                 window.copy_(roll_streams(window, padding_B))
         if bounds is not None and self.in_document_B is not None:
-            self.in_document_B = bounds.states_in_document(self.filled, appended, config.mem_len, self.in_document_B)
+            self.in_document_B = bounds.states_in_document(
+                self.filled, appended, config.mem_len, self.in_document_B
+            )
         end = self.filled + appended
         self.filled = min(config.mem_len, end)
         self.begin += end - self.filled
@@ -337,7 +339,9 @@ class CachedTransformerXL(ScoringModel):
         memory.advance(T, self.config, bounds)
         return hidden_BTD, memory
 
-    def _memory_before(self, memory: KeyValueMemory | None, B: int, T: int, lengths_B: Tensor | None) -> KeyValueMemory:
+    def _memory_before(
+        self, memory: KeyValueMemory | None, B: int, T: int, lengths_B: Tensor | None
+    ) -> KeyValueMemory:
         """Return the memory that a segment of B streams and T tokens reads, with room for the tokens."""
         if memory is None:
             memory = self.start_memory(B)
@@ -368,7 +372,9 @@ class _Distances:
         self.n_keys = -1
         self.mask_TK: Tensor | None = None
 
-    def of_segment(self, T: int, M: int, like: Tensor) -> tuple[list[LayerPositions], Float[Tensor, "T K"]]:
+    def of_segment(
+        self, T: int, M: int, like: Tensor
+    ) -> tuple[list[LayerPositions], Float[Tensor, "T K"]]:
         """Return positions for every layer, and the mask, of T tokens after a memory of M."""
         slots = self.model.config.memory_slots
         K = M + T
@@ -397,7 +403,9 @@ class _Distances:
             self.positions.append(positions._replace(sinusoids_SD=None, table_HSE=r_HSE))
 
 
-def weights_of(tables: list[dict[str, Any]], device: str) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
+def weights_of(
+    tables: list[dict[str, Any]], device: str
+) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
     """Return the type of autocast, and each parameter's address and number of changes in place.
 
     Detected are an optimizer step, `load_state_dict`, replaced parameters, another device or type. Not

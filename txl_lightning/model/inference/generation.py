@@ -93,14 +93,18 @@ def generate(
     why = getattr(model, "cannot", {}).get("generation")
     require(why is None, "model", type(model).__name__, f"cannot generate: {why}")
     if isinstance(model, CachedTransformerXL | TransformerXL):
-        no_memory = "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
+        no_memory = (
+            "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
+        )
         require(model.config.mem_len >= 1, "mem_len", model.config.mem_len, no_memory)
     if getattr(model, "training", False):
         raise RuntimeError("the model is in training mode, with dropout on; call eval() on it")
     seeds = seed if isinstance(seed, Sequence) else [seed]
     allowed = f"must be one, or one for each of the {len(prompt_BT)} prompts"
     require(not isinstance(seed, Sequence) or len(seeds) == len(prompt_BT), "seed", seed, allowed)
-    generators = [s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds]
+    generators = [
+        s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds
+    ]
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     together, groups = getattr(model, "takes_lengths", False), []
     for length in [None] if together else dict.fromkeys(lengths):
@@ -136,7 +140,9 @@ class _Group:
     document_start: int | None = None
     closed_documents: bool = False
     memory: Any = None
-    segments: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # to read; how many tokens of each row
+    segments: list[tuple[Tensor, Tensor | None]] = field(
+        default_factory=list
+    )  # to read; how many tokens of each row
     last_G1: Tensor | None = None  # last tokens, with their marks
 
     def begin(self, prompts: Sequence[Tensor], segment_len: int) -> None:
@@ -145,11 +151,15 @@ class _Group:
         self.last_G1 = torch.stack([prompt[-1:] for prompt in prompts])
         counts = [math.ceil(len(prompt) / segment_len) for prompt in prompts]
         for left in range(counts[0], 0, -1):
-            begun = [(prompt, n - left) for prompt, n in zip(prompts, counts, strict=True) if n >= left]
+            begun = [
+                (prompt, n - left) for prompt, n in zip(prompts, counts, strict=True) if n >= left
+            ]
             parts = [prompt[n * segment_len :][:segment_len] for prompt, n in begun]
             lengths_G = torch.tensor([len(part) for part in parts], device=parts[0].device)
             is_ragged = len({*map(len, parts)}) > 1
-            self.segments.append((pad_sequence(parts, batch_first=True), lengths_G if is_ragged else None))
+            self.segments.append(
+                (pad_sequence(parts, batch_first=True), lengths_G if is_ragged else None)
+            )
 
     def add(self, token_G1: Tensor) -> None:
         """Add a drawn token of every row to what is to be read."""
@@ -162,7 +172,9 @@ class _Group:
         for tokens_GT, lengths_G in self.segments:
             if len(tokens_GT) > n_begun:  # others begin: any stream's memory, reset
                 rows_G = torch.arange(len(tokens_GT), device=tokens_GT.device)
-                self.memory = self.memory.select(rows_G.clamp(max=n_begun - 1)).reset(rows_G >= n_begun)
+                self.memory = self.memory.select(rows_G.clamp(max=n_begun - 1)).reset(
+                    rows_G >= n_begun
+                )
                 n_begun = len(tokens_GT)
             options = {} if lengths_G is None else {"lengths_B": lengths_G}
             hidden_GTD, self.memory = self.model(tokens_GT, self.memory, **options)
@@ -187,7 +199,10 @@ class _Group:
 
 
 def _draw(
-    groups: list[_Group], n_tokens: int, sampling: tuple[int | None, float, float], generators: list[torch.Generator]
+    groups: list[_Group],
+    n_tokens: int,
+    sampling: tuple[int | None, float, float],
+    generators: list[torch.Generator],
 ) -> Iterator[Tensor]:
     rows = [row for group in groups for row in group.rows]
     places_B = torch.tensor(rows).argsort() if rows != sorted(rows) else slice(None)
@@ -207,7 +222,12 @@ def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:
     Raises:
         OptionError: one is not allowed; the message names it.
     """
-    require(top_k is None or top_k >= 1, "top_k", top_k, "must be an integer >= 1, or null for all tokens")
+    require(
+        top_k is None or top_k >= 1,
+        "top_k",
+        top_k,
+        "must be an integer >= 1, or null for all tokens",
+    )
     require(0.0 < top_p <= 1.0, "top_p", top_p, "must be in (0, 1]; 1 keeps all tokens")
     allowed = f"must be a number >= {MIN_TEMPERATURE:g}; top_k=1 takes the likeliest token"
     require(MIN_TEMPERATURE <= temperature < math.inf, "temperature", temperature, allowed)
@@ -227,7 +247,9 @@ def candidates(
     probabilities = ((likeliest - likeliest[:, :1]) / temperature).softmax(dim=-1)
     if top_p < 1.0:
         before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities.where(before < max(top_p, torch.finfo(before.dtype).tiny), 0.0)
+        probabilities = probabilities.where(
+            before < max(top_p, torch.finfo(before.dtype).tiny), 0.0
+        )
     return probabilities / probabilities.sum(dim=-1, keepdim=True), tokens_Bk
 
 
@@ -241,5 +263,8 @@ def _sample(
     """Draw one of the candidates for every stream, with one generator for all or one for each."""
     probabilities_Bk, tokens_Bk = candidates(log_probabilities_BV, top_k, top_p, temperature)
     parts = probabilities_Bk.cpu().chunk(len(generators))
-    drawn = [torch.multinomial(part, 1, generator=own) for part, own in zip(parts, generators, strict=True)]
+    drawn = [
+        torch.multinomial(part, 1, generator=own)
+        for part, own in zip(parts, generators, strict=True)
+    ]
     return tokens_Bk.gather(1, torch.cat(drawn).to(tokens_Bk.device))[:, 0]
