@@ -401,14 +401,16 @@ class Attention(nn.Module):
         terms: str | None = None,
     ) -> AttentionInputs:
         """Return what `scores` reads, with queries and keys rotated if the encoding rotates them."""
-        k_HBKE = kv_PHBKE[0]  # P = 1: no term reads the keys
+        # Not indices: the gradient of each would be as large as both. P = 1: no term reads the keys.
+        keys_and_values = kv_PHBKE.unbind()
+        k_HBKE = keys_and_values[0]
         if positions.rotation_2SE is not None:
             q_HBTE = rotate(q_HBTE, positions.rotation_2SE)
             k_HBKE = rotate(k_HBKE, positions.rotation_2SE)
         return AttentionInputs(
             q_HBTE,
             k_HBKE,
-            kv_PHBKE[-1],
+            keys_and_values[-1],
             self.distance_vectors(positions),
             positions.u_HE,
             positions.v_HE,
