@@ -288,3 +288,21 @@ def test_a_hook_of_a_projection_acts_on_the_memory_too() -> None:
             layer.attention.qkv.weight.mul_(2.0)
         torch.testing.assert_close(hooked, losses(model), rtol=0, atol=1e-10)
         torch.testing.assert_close(cached, hooked, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("table", "register"),
+    [
+        ("_forward_hooks", "register_forward_hook"),
+        ("_forward_pre_hooks", "register_forward_pre_hook"),
+        ("_backward_hooks", "register_full_backward_hook"),
+        ("_backward_pre_hooks", "register_full_backward_pre_hook"),
+    ],
+)
+def test_a_projection_with_a_hook_is_not_plain(table: str, register: str) -> None:
+    """Fails when torch renames a table of hooks: then `is_plain` would overlook them."""
+    projection = tiny_model().layers[0].attention.qkv
+    assert attention.is_plain(projection)
+    getattr(projection, register)(lambda *arguments: None)
+    assert len(getattr(projection, table)) == 1
+    assert not attention.is_plain(projection)
