@@ -134,7 +134,7 @@ def test_the_commands_run(page: str, least: int, tmp_path: Path, monkeypatch: Pa
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
     (tmp_path / "book.txt").write_text("".join(lines))
-    (tmp_path / "prompts.txt").write_text("line 7\nthe\n")
+    (tmp_path / "choices.tsv").write_text("context\tcontinuation\nline 7: the\t square\n")
     for code in blocks(ROOT / "docs/data.md", "python"):
         if "samples.npy" not in code:  # which reads a generated tune
             exec(code.replace("2_000", "400"), {})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.evaluation.kept_figures import Figures, bands, curves, kept_figures
-from tests.evaluation.perplexity.test_evaluate_values import by_blocks
+from tests.evaluation.scored import by_blocks
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.options import ReclOptions
