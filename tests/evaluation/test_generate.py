@@ -25,7 +25,7 @@ from txl_lightning.evaluation.texts import OpenDocument, encode_open
 from txl_lightning.model import CachedTransformerXL, SlidingWindow
 from txl_lightning.runs.trained import load_trained
 
-LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("lstm", "words")]
+LATER = [pytest.param(kind, marks=pytest.mark.full) for kind in ("lstm", "words")]
 KINDS = ("relative", "absolute", "compressive", *LATER)
 
 
@@ -72,7 +72,7 @@ def test_the_sample_is_written_as_it_is_drawn(runs: SmallRuns, tmp_path: Path, m
     assert events[25:27] == ["<\n>", "<--- sample 2\n>"]
 
 
-@pytest.mark.parametrize("kind", ["relative", pytest.param("absolute", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["relative", pytest.param("absolute", marks=pytest.mark.full)])
 def test_prompts_of_any_lengths_are_continued_as_each_is_alone(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     texts = ["line 7: the", "l", "line 8: the square of 8 is 64 " * 10]
     written: list[str] = []

@@ -97,9 +97,9 @@ class Protocol:
         config = self.trained.config
         lengths = self.lengths
         settings: dict[str, Any] = {"protocol": lengths.protocol_word(always_carries_state(config))}
-        variant = config.beyond.get("name")
+        variant = config.variant.get("name")
         if variant:
-            settings["beyond"] = variant
+            settings["variant"] = variant
         settings.update(lengths.keywords())
         for name in ("segment_len", "batch_size", "max_segments"):
             settings[name] = getattr(self.evaluation, name)
