@@ -198,7 +198,7 @@ def test_the_commands_of_the_readme_run() -> None:
 @pytest.mark.usefixtures("no_guests")
 def test_the_commands_of_all_pages_run(working_directory: Path) -> None:
     if find_spec("transformers"):
-        save_tiny(import_module("transformers"), working_directory / "tiny", "gpt2")
+        save_tiny(import_module("transformers"), working_directory / "tiny", "GPT2Config")
     assert run_commands(PAGES) >= 28
     for run in RUNS:
         assert run == "runs/tune" or Path(run, "metrics.json").is_file()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.recl.loss_by_context import position_blocks
+from txl_lightning.recl.positions import position_blocks
 
 
 def n_windows(positions: np.ndarray, contexts: list[int]) -> int:
