@@ -1,8 +1,8 @@
 """Multi-head attention of a segment over its memory and itself, with the score A_ij of section 3.3.
 
-Read in this order: `scores` is A_ij as it stands in the paper. `attend` chooses how the softmax over
-it is computed. `Attention` projects the layer's inputs to queries, keys and values, and the encoding
-(encodings.py) supplies u, v and the vectors r of the distances.
+Read in this order: `scores` is A_ij as it stands in the paper. `attend` chooses how the softmax
+over it is computed. `Attention` projects the layer's inputs to queries, keys and values, and the
+encoding (encodings.py) supplies u, v and the vectors r of the distances.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ def scores(
         u_HE: content bias; None without (c).
         v_HE: position bias; None without (d).
         bias_HS: biases of the distances, in place of v·r_s; None for none.
-        terms: letters of the terms. Only a and b are read: (c) and (d) follow from u, v and the bias.
+        terms: letters of the terms. Only a and b are read: (c) and (d) follow from u, v and the
+            bias.
     """
-    content_HBTE, position_HBTK = content_and_position(q_HBTE, r_HSE, u_HE, v_HE, bias_HS, k_HBKE.shape[2], terms)
+    content_HBTE, position_HBTK = content_and_position(
+        q_HBTE, r_HSE, u_HE, v_HE, bias_HS, k_HBKE.shape[2], terms
+    )
     scores_HBTK = content_HBTE @ k_HBKE.mT
     if position_HBTK is not None:
         scores_HBTK.add_(position_HBTK)
@@ -247,7 +250,9 @@ def _attend_in_training_blocks(inputs: AttentionInputs, dropout: Dropout) -> Ten
 
     def attend_again(block: AttentionInputs, dropout: Dropout) -> Any:
         drops = dropout.training and dropout.p > 0
-        return checkpoint(attend_as_written, block, dropout, use_reentrant=False, preserve_rng_state=drops)
+        return checkpoint(
+            attend_as_written, block, dropout, use_reentrant=False, preserve_rng_state=drops
+        )
 
     return _attend_in_blocks(attend_again, inputs, dropout, size)
 
@@ -321,8 +326,8 @@ class Attention(nn.Module):
 
         Args:
             hidden_BTD: input of the layer, after LayerNorm where the layer is pre-norm.
-            memory_BMD: earlier inputs of the layer, after the same LayerNorm; in the last layer of a
-                call with `n_last` also the segment's first tokens, with gradient.
+            memory_BMD: earlier inputs of the layer, after the same LayerNorm; in the last layer of
+                a call with `n_last` also the segment's first tokens, with gradient.
             positions: u, v and the encoding of the distances K, …, 0.
             visible: keys that the queries may attend to.
         """
@@ -344,8 +349,8 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "P H B K E"]]:
         """Project the segment to queries W_q h, memory and segment to keys W_{k,E} h and values W_v h.
 
-        The queries are zeros if no term needs them. P = 2 is keys and values; P = 1 is values alone,
-        where no term needs keys.
+        The queries are zeros if no term needs them. P = 2 is keys and values; P = 1 is values
+        alone, where no term needs keys.
         """
         P = self.has_keys + 1
         qkv = self._by_head(self.qkv(hidden_BTD))
@@ -401,7 +406,8 @@ class Attention(nn.Module):
         terms: str | None = None,
     ) -> AttentionInputs:
         """Return what `scores` reads, with queries and keys rotated if the encoding rotates them."""
-        # Not indices: the gradient of each would be as large as both. P = 1: no term reads the keys.
+        #  Not indices: the gradient of each would be as large as both. P = 1: no term reads the
+        # keys.
         keys_and_values = kv_PHBKE.unbind()
         k_HBKE = keys_and_values[0]
         if positions.rotation_2SE is not None:
@@ -428,7 +434,8 @@ class Attention(nn.Module):
 
     def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
         """Concatenate the heads of every token and project them to the output."""
-        # Always a copy: an exported program must not depend on the order that a kernel gives the axes.
+        #  Always a copy: an exported program must not depend on the order that a kernel gives the
+        # axes.
         heads_BTHE = heads_HBTE.permute(1, 2, 0, 3).clone(memory_format=torch.contiguous_format)
         output_BTD: Tensor = self.output(heads_BTHE.flatten(2))
         return output_BTD

@@ -23,11 +23,12 @@ class LSTMLayer(nn.Module):
         i, f, o = σ(W x_t + U h_{t-1} + b)      g = tanh(W x_t + U h_{t-1} + b)
         c_t = f ⊙ c_{t-1} + i ⊙ g               h_t = o ⊙ tanh(c_t)
 
-    In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens and
-    streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in ±1/sqrt(D).
+    In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens
+    and streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in
+    ±1/sqrt(D).
 
-    Under autocast it stays in single precision: on a GPU torch would compute it in float16 whatever type was asked for,
-    and without a scaled loss most of its gradients would be zero.
+    Under autocast it stays in single precision: on a GPU torch would compute it in float16 whatever
+    type was asked for, and without a scaled loss most of its gradients would be zero.
 
     Args:
         d_model: D, width of x and of h.
@@ -79,8 +80,8 @@ def lstm_with_weights(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Call `torch.lstm`, the undocumented function of nn.LSTM, for one batch-first layer in training.
 
-    Calling the module with other weights (functional_call) would lay out all its weights again on a GPU at
-    every segment, and keep the segment's graph alive.
+    Calling the module with other weights (functional_call) would lay out all its weights again on a
+    GPU at every segment, and keep the segment's graph alive.
 
     Args:
         x_BTD: inputs of T tokens.
@@ -106,9 +107,9 @@ class QRNNLayer(nn.Module):
         z_t = tanh(W_z x_t + V_z x_{t-1} + b_z)     f_t = σ(W_f x_t + …)     o_t = σ(W_o x_t + …)
         c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t       h_t = o_t ⊙ c_t
 
-    AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as in the
-    QRNN paper. In training elements of the weights are dropped with probability `weight_dropout`, one mask per
-    segment. Weights start as those of torch's linear layer.
+    AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as
+    in the QRNN paper. In training elements of the weights are dropped with probability
+    `weight_dropout`, one mask per segment. Weights start as those of torch's linear layer.
 
     Args:
         d_model: D, width of x and of h.
@@ -130,7 +131,8 @@ class QRNNLayer(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
         """Return h of every token, the last x and the last c; the next segment starts from these two.
 
-        The pooling is computed in the type of `cell_BD`, so that under autocast it stays in single precision.
+        The pooling is computed in the type of `cell_BD`, so that under autocast it stays in single
+        precision.
 
         Args:
             x_BTD: inputs of T consecutive tokens.
@@ -185,9 +187,9 @@ class _LinearRecurrence(torch.autograd.Function):
 def _scan(f: Tensor, u: Tensor) -> Tensor:
     """Compute the recurrence by halving (Blelloch 1990): two neighbouring steps are merged into one.
 
-    y_{t+1} = (f_{t+1} f_t) y_{t-1} + (f_{t+1} u_t + u_{t+1}): every second y is a recurrence of half the
-    length, and the others follow from them in one step. There are O(T) products and no division, so gates
-    that are almost 0 or 1 lose no precision.
+    y_{t+1} = (f_{t+1} f_t) y_{t-1} + (f_{t+1} u_t + u_{t+1}): every second y is a recurrence of
+    half the length, and the others follow from them in one step. There are O(T) products and no
+    division, so gates that are almost 0 or 1 lose no precision.
     """
     T = u.shape[1]
     if T == 1:
@@ -230,8 +232,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
 
         nll, state = model.score(tokens, targets, state)
 
-    Backpropagation is truncated at the start of the segment: no gradient enters a carried state. Embedding
-    and softmax are initialized as in Transformer-XL, from N(0, 0.02²) with zero biases, the layers as in torch.
+    Backpropagation is truncated at the start of the segment: no gradient enters a carried state.
+    Embedding and softmax are initialized as in Transformer-XL, from N(0, 0.02²) with zero biases,
+    the layers as in torch.
 
     Args:
         config: architecture.
@@ -283,7 +286,8 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         Args:
             tokens_BT: T consecutive tokens of B streams.
             state: returned for the previous segment; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None for all.
+            n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None
+                for all.
             inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
             lengths_B: None: it takes no streams of unequal length.
 

@@ -23,9 +23,10 @@ from txl_lightning.model.layers import draw_normal
 class TokenEmbedding(nn.Module):
     """Embedding of tokens in D dimensions, times sqrt(D).
 
-    With `div_val` = 1 there is one table V × d_embed, with a projection to D if the widths differ. With
-    `div_val` > 1 cluster i (tokens between two cut-offs) has a table of width d_embed / div_val^i and a
-    projection; as in the paper's code cluster 0 has one even if the widths are equal.
+    With `div_val` = 1 there is one table V × d_embed, with a projection to D if the widths differ.
+    With `div_val` > 1 cluster i (tokens between two cut-offs) has a table of width d_embed /
+    div_val^i and a projection; as in the paper's code cluster 0 has one even if the widths are
+    equal.
 
     Args:
         config: V, D, and the widths and cut-offs of the clusters.
@@ -74,17 +75,20 @@ class TokenEmbedding(nn.Module):
         if self.div_val == 1:
             embedded = F.embedding(tokens_BT, self.tables[0])
             if self.projections:
-                # Autocast projects in its own type; residual sums and norms stay in that of the weights.
+                #  Autocast projects in its own type; residual sums and norms stay in that of the
+                # weights.
                 embedded = F.linear(embedded, self.projections[0]).to(self.tables[0].dtype)
             return embedded * self.d_model**0.5
         tokens = tokens_BT.flatten()
         embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)
         for cluster, (first, end) in enumerate(self.ranges()):
-            # The clusters at both ends include the tokens outside the vocabulary, so that these raise.
+            #  The clusters at both ends include the tokens outside the vocabulary, so that these
+            # raise.
             inside = ((tokens >= first) | (cluster == 0)) & (
                 (tokens < end) | (cluster == self.n_clusters - 1)
             )
-            # All tokens pass every cluster, which is cheap: to select them, the CPU would wait for a GPU's counts.
+            #  All tokens pass every cluster, which is cheap: to select them, the CPU would wait for
+            # a GPU's counts.
             rows = F.embedding(torch.where(inside, tokens - first, 0), self.tables[cluster])
             own = F.linear(rows, self.projections[cluster]).to(embedded.dtype)
             embedded = torch.where(inside[:, None], own, embedded)
@@ -94,13 +98,14 @@ class TokenEmbedding(nn.Module):
 class TokenSoftmax(nn.Module):
     """P(token | h), with the unscaled embedding as weight and a bias per token.
 
-    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster, in the
-    order of the clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i, h).
+    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster,
+    in the order of the clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i,
+    h).
 
     Args:
         embedding: shares its tables and, where tied, its projections.
-        tie_projections: clusters that project h with the projection of the embedding; the others have a
-            separate one. Without effect if the embedding has no projections.
+        tie_projections: clusters that project h with the projection of the embedding; the others
+            have a separate one. Without effect if the embedding has no projections.
     """
 
     def __init__(self, embedding: TokenEmbedding, tie_projections: str = "all_but_first") -> None:
@@ -126,11 +131,12 @@ class TokenSoftmax(nn.Module):
     ) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, in token order.
 
-        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None:
-        so an optimizer step does not depend on how streams are divided into processes and groups.
+        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of
+        None: so an optimizer step does not depend on how streams are divided into processes and
+        groups.
 
-        With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU once in every
-        call, unless `known_targets_BT` are the targets in its own memory.
+        With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU
+        once in every call, unless `known_targets_BT` are the targets in its own memory.
         """
         hidden, targets, rows = hidden_BTD.flatten(0, 1), targets_BT.flatten(), embedding.rows()
         hidden = hidden if embedding.projections else aligned(hidden)  # once for all clusters
@@ -228,14 +234,16 @@ def negative_log_likelihood(
 ) -> Float[Tensor, " N"]:
     """Return -log softmax(logits)_target in nats, in float32 or float64.
 
-    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the logits.
+    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the
+    logits.
 
     Args:
         logits_NV: logits of N tokens.
         targets_N: their targets.
 
     Raises:
-        RuntimeError: in a backward pass with create_graph=True, because there is no second derivative.
+        RuntimeError: in a backward pass with create_graph=True, because there is no second
+            derivative.
     """
     nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N)
     return nll

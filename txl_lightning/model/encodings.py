@@ -1,12 +1,12 @@
 """Position encodings: the four of the ablation (paper Table 6) and later ones; `register_encoding` adds another.
 
-    relative   terms (a)-(d) with the sinusoid of the distance                       (section 3.3; attn_type 0)
-    shaw       a trained table of distances per layer, no extrapolation              (Shaw et al. 2018; attn_type 1)
-    absolute   the sinusoid of the position, added to the embedding                  (Vaswani et al. 2017; attn_type 2)
-    al_rfou    a trained table of positions per layer, added to each layer's input   (Al-Rfou et al. 2018; attn_type 3)
-    rope       queries and keys rotated by their positions                           (Su et al. 2021)
-    alibi      a fixed penalty that grows with the distance, as term (d)             (Press et al. 2022)
-    none       no positions, only the causal mask                                    (Kazemnejad et al. 2023)
+    relative terms (a)-(d) with the sinusoid of the distance (section 3.3; attn_type 0) shaw a
+    trained table of distances per layer, no extrapolation (Shaw et al. 2018; attn_type 1) absolute
+    the sinusoid of the position, added to the embedding (Vaswani et al. 2017; attn_type 2) al_rfou
+    a trained table of positions per layer, added to each layer's input (Al-Rfou et al. 2018;
+    attn_type 3) rope queries and keys rotated by their positions (Su et al. 2021) alibi a fixed
+    penalty that grows with the distance, as term (d) (Press et al. 2022) none no positions, only
+    the causal mask (Kazemnejad et al. 2023)
 
 Absolute positions are counted from the end of the segment: its last token has index 0. With memory
 every segment uses the same positions; the memory keeps each layer's input as it was computed, so
@@ -41,7 +41,8 @@ class LayerPositions(NamedTuple):
     Args:
         u_HE: content bias u, term (c).
         v_HE: position bias v, term (d).
-        sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
+        sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its
+            W_{k,R}.
         table_HSE: vectors r of the distances K, …, 0: trained, or W_{k,R} R from cached inference.
         bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
         rotation_2SE: `positions.rotation` of the distances K, …, 0, for queries and keys.
@@ -78,8 +79,8 @@ class LayerPositions(NamedTuple):
 class Encoding(nn.Module):
     """Base class of encodings: adds no positional information.
 
-    A subclass overrides `forward` to change the score by distance, `angles` to rotate queries and keys,
-    or `embed` and `layer_input` to change the inputs; `register_encoding` makes it available.
+    A subclass overrides `forward` to change the score by distance, `angles` to rotate queries and
+    keys, or `embed` and `layer_input` to change the inputs; `register_encoding` makes it available.
 
     Args:
         config: sizes and terms.
@@ -184,9 +185,10 @@ def register_encoding(
 ) -> Callable[[type[Encoding]], type[Encoding]]:
     """Return a decorator that registers a subclass of `Encoding` under the name of `encoding=`.
 
-    `table_HSE` or `sinusoids_SD` enter term (b) of the score, and (d) if there is a `v_HE`; `bias_HS`
-    enters (d). All are added before the division by sqrt(E). `sinusoids_SD` needs the property
-    `projects`. A checkpoint holds only the name, so the class must be registered before one is loaded.
+    `table_HSE` or `sinusoids_SD` enter term (b) of the score, and (d) if there is a `v_HE`;
+    `bias_HS` enters (d). All are added before the division by sqrt(E). `sinusoids_SD` needs the
+    property `projects`. A checkpoint holds only the name, so the class must be registered before
+    one is loaded.
 
     Args:
         name: letters, digits and underscores.
@@ -254,9 +256,9 @@ def _bias_of_layer(bias: Tensor | None, n: int) -> Tensor | None:
 class ShawEncoding(Encoding):
     """For every layer: a trained vector (b) and bias (d) of each distance below `table_len`, and u (c).
 
-    The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and (b):
-    `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` is the number of
-    rows used, one more than the largest distance.
+    The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and
+    (b): `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` is the
+    number of rows used, one more than the largest distance.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -325,8 +327,8 @@ class AlRfouEncoding(Encoding):
 class RotaryEncoding(Encoding):
     """A_ij = (R_i q_i)·(R_j k_j) / sqrt(E): R_p rotates (x_f, x_{f+E/2}) by p·10000^(-2f/E).
 
-    Memory keeps hidden states and cached inference unrotated keys. Both are rotated when they are read,
-    by their distance to the newest token.
+    Memory keeps hidden states and cached inference unrotated keys. Both are rotated when they are
+    read, by their distance to the newest token.
     """
 
     def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:

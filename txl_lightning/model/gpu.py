@@ -30,7 +30,9 @@ def aligned(x: Float[Tensor, "*n width"]) -> Float[Tensor, "*n padded"]:
     return F.pad(x, (0, n_zeros))
 
 
-def aligned_matrix(x: Float[Tensor, "*n rows width"], pads_rows: bool) -> Float[Tensor, "*n more padded"]:
+def aligned_matrix(
+    x: Float[Tensor, "*n rows width"], pads_rows: bool
+) -> Float[Tensor, "*n more padded"]:
     """Return x with its last axis, and with `pads_rows` its rows, padded to multiples of `ALIGNED`."""
     n_zeros = missing(x.shape[-1], x)
     n_rows = 0

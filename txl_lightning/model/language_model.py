@@ -51,8 +51,10 @@ class ScoringModel:
         """Return the scaled embeddings of the tokens, or the inputs that take their place.
 
         Raises:
-            OptionError: tokens are given to a model without a vocabulary, or lengths to one that takes none.
-            ValueError: both or none of them are given, the inputs are not of width D, or the lengths do not fit.
+            OptionError: tokens are given to a model without a vocabulary, or lengths to one that
+                takes none.
+            ValueError: both or none of them are given, the inputs are not of width D, or the
+                lengths do not fit.
         """
         if (tokens_BT is None) == (inputs_BTD is None):
             raise ValueError("give either tokens or inputs_BTD")
@@ -80,18 +82,21 @@ class ScoringModel:
         """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
 
         Args:
-            tokens_BT: may be longer than the targets; the first tokens are then context without a loss, such as
-                extended context. A recurrent model needs none: its state has read all tokens.
+            tokens_BT: may be longer than the targets; the first tokens are then context without a
+                loss, such as extended context. A recurrent model needs none: its state has read all
+                tokens.
             targets_BT: the token after each of the last T_targets tokens.
             memory: returned for the previous segment; None for the start of the streams.
-            lengths_B: number of each stream's tokens, from 0 to T; what follows them, and its targets, is padding. Its
-                loss is 0, and the new memory of a stream ends with the stream's own last token. None without padding.
-            known_targets_BT: the targets on the CPU. A model with cut-offs on a GPU then waits for no count of them.
+            lengths_B: number of each stream's tokens, from 0 to T; what follows them, and its
+                targets, is padding. Its loss is 0, and the new memory of a stream ends with the
+                stream's own last token. None without padding.
+            known_targets_BT: the targets on the CPU. A model with cut-offs on a GPU then waits for
+                no count of them.
 
         Raises:
             OptionError: lengths are given to a model that takes none.
-            ValueError: there are fewer tokens than targets, the memory is of another number of streams, or the lengths
-                do not fit.
+            ValueError: there are fewer tokens than targets, the memory is of another number of
+                streams, or the lengths do not fit.
         """
         T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
         if T_targets > T:

@@ -21,9 +21,9 @@ class CarriedState:
 
     They carry no gradient from one training step to the next.
 
-    It is a value: a model returns a new one and changes none. (Not a frozen dataclass: Lightning Fabric
-    sets the fields of a copy.) It must not become a registered buffer: DDP would overwrite it with the
-    one of rank 0, and weight averaging would average it.
+    It is a value: a model returns a new one and changes none. (Not a frozen dataclass: Lightning
+    Fabric sets the fields of a copy.) It must not become a registered buffer: DDP would overwrite
+    it with the one of rank 0, and weight averaging would average it.
 
     Args:
         first_column: index of the first stream in the global batch; named as in checkpoints.
@@ -57,8 +57,8 @@ class CarriedState:
     def reset(self: State, done_B: Bool[Tensor, " B"]) -> State:
         """Let the streams where `done_B` is true start from scratch: their next token begins an episode.
 
-        Such a stream computes what it computes after `start_memory`; all others are unchanged bit by
-        bit. This method sets tensors [N, B, D] to zero; a state with others overrides it.
+        Such a stream computes what it computes after `start_memory`; all others are unchanged bit
+        by bit. This method sets tensors [N, B, D] to zero; a state with others overrides it.
 
         Args:
             done_B: on any device.
@@ -151,19 +151,19 @@ def states_of_document(memory: Any, device: torch.device) -> Int[Tensor, " B"]:
 class Memory(CarriedState):
     """Inputs of the layers at earlier tokens (paper §3.2).
 
-    `states[n]` holds the inputs of `layers[n]`, as `Encoding.layer_input` returns them: the embedding
-    after dropout for n = 0, else the output of `layers[n - 1]`.
+    `states[n]` holds the inputs of `layers[n]`, as `Encoding.layer_input` returns them: the
+    embedding after dropout for n = 0, else the output of `layers[n - 1]`.
 
     Args:
-        states: the states, oldest first. M may be below the model's `memory_slots` (a memory that grows)
-            or equal to it from the start (static shapes, for compilation).
+        states: the states, oldest first. M may be below the model's `memory_slots` (a memory that
+            grows) or equal to it from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never
             attended to.
         in_document_B: how many of the newest states belong to each stream's document or episode; -1
             where the next token begins one (`reset`). None if no stream was reset.
-        keeps_gradient: whether the next memory keeps the gradient of its states, so that a later loss
-            reaches them; otherwise they are stored without (SG in the paper). Training sets it for the
-            segments of one step; it is in no checkpoint.
+        keeps_gradient: whether the next memory keeps the gradient of its states, so that a later
+            loss reaches them; otherwise they are stored without (SG in the paper). Training sets it
+            for the segments of one step; it is in no checkpoint.
     """
 
     states: Float[Tensor, "N B M D"]
@@ -204,8 +204,8 @@ class Memory(CarriedState):
             inputs: inputs of the layers, in their order.
             mem_len: longest memory.
             ext_len: tokens of extended context.
-            bounds: where documents begin and streams end; padding does not enter the memory. Then only
-                `in_document_B` counts the states of a stream.
+            bounds: where documents begin and streams end; padding does not enter the memory. Then
+                only `in_document_B` counts the states of a stream.
         """
         T = inputs[0].shape[1]
         appended = max(0, T - ext_len)

@@ -81,10 +81,10 @@ def relative_shift(
 ) -> Float[Tensor, "X T K"]:
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
-    Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has at
-    column j the value for distance K - T + i - j. In a line of T·S numbers, S = K + 1, the first key
-    of row i is number T + i·(S-1), so the result is a view that starts at number T. Entries of keys
-    after query i belong to the next row; the causal mask must hide them.
+    Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has
+    at column j the value for distance K - T + i - j. In a line of T·S numbers, S = K + 1, the first
+    key of row i is number T + i·(S-1), so the result is a view that starts at number T. Entries of
+    keys after query i belong to the next row; the causal mask must hide them.
 
     Args:
         by_distance_XTS: values; columns after the first K + 1 are padding.
@@ -124,11 +124,12 @@ class VisibleKeys(NamedTuple):
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
-        sees_memory: whether a causal mask [T, K] hides no key before the first query's own, so that it
-            is not read.
+        sees_memory: whether a causal mask [T, K] hides no key before the first query's own, so that
+            it is not read.
         causal: whether queries see no keys after their own: only then a block of queries needs no
             later keys.
-        places: the only queries whose output is read, if they are few; the others may give anything.
+        places: the only queries whose output is read, if they are few; the others may give
+            anything.
     """
 
     mask_TK: Tensor
@@ -155,7 +156,8 @@ def attention_mask(
     """Return 0 where query i may attend to key j and -inf elsewhere, for K = M + T keys.
 
     The distance is M + i - j. Three kinds of keys are hidden: those in the future (distance < 0),
-    memory that was not written, and with `same_length` those at a distance of `attention_len` or more.
+    memory that was not written, and with `same_length` those at a distance of `attention_len` or
+    more.
 
     Args:
         n_queries: T.
@@ -175,7 +177,8 @@ def attention_mask(
 def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Return the numbers of tokens: a token that begins a document is marked as -1 - token.
 
-    The mark stays with its token wherever streams are cut into segments, windows and extended context.
+    The mark stays with its token wherever streams are cut into segments, windows and extended
+    context.
     """
     return torch.maximum(tokens_BT, ~tokens_BT)
 
@@ -207,8 +210,8 @@ class StreamBounds(NamedTuple):
             lengths_B: number of each stream's tokens; None if all have T.
             n_tokens: T.
             n_memory: M.
-            in_document_B: number of states of the memory, counted from the newest, that belong to the
-                document before the tokens.
+            in_document_B: number of states of the memory, counted from the newest, that belong to
+                the document before the tokens.
         """
         first_BT = (n_memory - in_document_B[:, None]).expand(-1, n_tokens)
         if marked_BT is not None:

@@ -118,8 +118,8 @@ class TransformerXL(ScoringModel, nn.Module):
         config_class: class of `config`; a variant with further options has its own.
         layer_class: class of the layers.
         state_class: class of its memory.
-        cannot: abilities that a variant of the model lacks, each with the reason. A variant also lacks
-            "cached inference" if it overrides a method of `REPLACED_BY_CACHE`.
+        cannot: abilities that a variant of the model lacks, each with the reason. A variant also
+            lacks "cached inference" if it overrides a method of `REPLACED_BY_CACHE`.
     """
 
     config_class: ClassVar[type[TransformerXLConfig]] = TransformerXLConfig
@@ -283,20 +283,21 @@ class TransformerXL(ScoringModel, nn.Module):
             tokens_BT: T consecutive tokens of B streams; with `memory_reset=document`, -1 - token
                 begins a document.
             memory: returned for the previous segment; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose states are returned; None for
-                all.
-            places_Q: places from 0 of the tokens whose states are returned, instead of `n_last`; None
+            n_last: Q, the number of tokens, counted from the last, whose states are returned; None
                 for all.
-            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens; it gets the
-                gradient.
+            places_Q: places from 0 of the tokens whose states are returned, instead of `n_last`;
+                None for all.
+            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens; it gets
+                the gradient.
             lengths_B: number of each stream's tokens, from 0 to T; padding, of any content, follows
-                them. Its states have no meaning, and the memory of a stream ends with the stream's own
-                last token. None without padding.
+                them. Its states have no meaning, and the memory of a stream ends with the stream's
+                own last token. None without padding.
 
         Raises:
-            OptionError: tokens are given to a model without a vocabulary, lengths to one that does not
-                take them (`takes_lengths`), or the memory was reset and cannot be.
-            ValueError: the memory is of another number of streams, or of another kind; see also `embed`.
+            OptionError: tokens are given to a model without a vocabulary, lengths to one that does
+                not take them (`takes_lengths`), or the memory was reset and cannot be.
+            ValueError: the memory is of another number of streams, or of another kind; see also
+                `embed`.
         """
         hidden_BTD = self.embed(tokens_BT, inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
@@ -367,7 +368,8 @@ class TransformerXL(ScoringModel, nn.Module):
         return super().losses(hidden_BTD, targets_BT, known_targets_BT)
 
 
-# Methods that cached inference does not call: a variant that overrides one is run without the cache.
+#  Methods that cached inference does not call: a variant that overrides one is run without the
+# cache.
 REPLACED_BY_CACHE: dict[type, tuple[str, ...]] = {
     TransformerXL: (
         "forward",

@@ -4,8 +4,8 @@
     Hugging Face  `TransfoXLLMHeadModel`: the relative encoding, under a `transformer.` prefix
     TensorFlow    the paper's TensorFlow code, of the published models; read only
 
-`named_views` is the one table of weights: views of ours in the shapes of the others, with their names there. Reading
-copies into the views, writing returns them.
+`named_views` is the one table of weights: views of ours in the shapes of the others, with their
+names there. Reading copies into the views, writing returns them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
 
     Args:
         weights: tensors under the names of that code.
-        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start`, `extra_key` and
-            `layer_norm_epsilon` may be added.
+        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start`,
+            `extra_key` and `layer_norm_epsilon` may be added.
 
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
@@ -101,10 +101,11 @@ def from_tensorflow(
     With its `same_length` a query sees mem_len + 1 keys (`extra_key`).
 
     Args:
-        weights: tensors by variable name; float16 and bfloat16 become float32. Those of an optimizer are ignored.
-        config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`, `dropatt` and
-            `init_std`. Those of the architecture (`n_token`, `n_layer`, `cutoffs`, `untie_r`, …) are read from the
-            variables.
+        weights: tensors by variable name; float16 and bfloat16 become float32. Those of an
+            optimizer are ignored.
+        config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`,
+            `dropatt` and `init_std`. Those of the architecture (`n_token`, `n_layer`, `cutoffs`,
+            `untie_r`, …) are read from the variables.
 
     Raises:
         CheckpointError: names or shapes do not match, or `mem_len` is missing.
@@ -133,8 +134,8 @@ def from_tensorflow(
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return weights and config for the paper's PyTorch code, the inverse of `from_original`.
 
-    The config has further entries (`untie_r`, `memory_start`, `extra_key`), so that nothing is lost on the way
-    back; the paper's code ignores them.
+    The config has further entries (`untie_r`, `memory_start`, `extra_key`), so that nothing is lost
+    on the way back; the paper's code ignores them.
 
     Raises:
         CheckpointError: that code has no such encoding, or the model has terms switched off.
@@ -211,8 +212,8 @@ def named_views(
 ) -> Iterator[tuple[list[str], Tensor]]:
     """Iterate over the weights of a model as views in the shapes of another implementation, with their names there.
 
-    Several names are those of one tied tensor. Cluster i's column is number `-i` in the original, which flips its
-    cluster columns, and `shortlist + i - 1` in the other two.
+    Several names are those of one tied tensor. Cluster i's column is number `-i` in the original,
+    which flips its cluster columns, and `shortlist + i - 1` in the other two.
 
     Args:
         state: `TransformerXL.state_dict()`.

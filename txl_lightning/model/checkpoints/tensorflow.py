@@ -2,11 +2,12 @@
 
 A checkpoint (V2, "tensor bundle") has these files:
 
-    PREFIX.index                  sorted table of LevelDB: "" -> header, name of a variable -> its place
-    PREFIX.data-00000-of-00001    raw little-endian numbers; large checkpoints have several such shards
+    PREFIX.index sorted table of LevelDB: "" -> header, name of a variable -> its place
+    PREFIX.data-00000-of-00001 raw little-endian numbers; large checkpoints have several such shards
 
-The values of the table are messages of Protocol Buffers, of which the needed fields are read: `BundleHeaderProto` and
-`BundleEntryProto` of TensorFlow's `tensor_bundle.proto`. Checksums are not compared.
+The values of the table are messages of Protocol Buffers, of which the needed fields are read:
+`BundleHeaderProto` and `BundleEntryProto` of TensorFlow's `tensor_bundle.proto`. Checksums are not
+compared.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def model_variables(names: Iterable[str]) -> list[str]:
 def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the options that names and shapes determine: sizes, cut-offs, `div_val`, `untie_r` and `tie_projs`.
 
-    Where the softmax of a cluster has no projection of its own, `tie_projs` says that it shares the embedding's.
+    Where the softmax of a cluster has no projection of its own, `tie_projs` says that it shares the
+    embedding's.
 
     Raises:
         CheckpointError: a variable is missing, or has too few or too many axes.
@@ -98,8 +100,9 @@ def with_all_projections(
 ) -> dict[str, Tensor]:
     """Add the projections that this project's model has and the TensorFlow one leaves out.
 
-    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity. Clusters whose softmax
-    shares the embedding's projection get a copy, for a model that ties in another pattern.
+    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity.
+    Clusters whose softmax shares the embedding's projection get a copy, for a model that ties in
+    another pattern.
     """
     full, div_val, width = dict(variables), options["div_val"], options["d_embed"]
     for i, is_shared in enumerate(options["tie_projs"]):
@@ -118,7 +121,8 @@ def read_variables(prefix: Path) -> dict[str, np.ndarray]:
         prefix: path of the checkpoint without `.index`.
 
     Raises:
-        UserError: a file is missing, cut short, not of a TensorFlow checkpoint, or a type is not supported.
+        UserError: a file is missing, cut short, not of a TensorFlow checkpoint, or a type is not
+            supported.
     """
     path = prefix.with_name(f"{prefix.name}{INDEX}")
     variables = {}

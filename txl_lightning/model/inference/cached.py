@@ -1,10 +1,10 @@
 """Cached inference: the memory holds keys and values instead of the hidden states they come from.
 
-With hidden states as memory every segment projects all of them to keys and values again (paper §3.2),
-because training changes the weights. In evaluation the weights stay as they are: the projections are
-kept, and W_{k,R} R of every distance is computed once. A token costs its own projections and the products
-of the attention. Keys are kept unrotated: an encoding that rotates them does so when they are read, by
-their distance then, which is exact in a stream of any length.
+With hidden states as memory every segment projects all of them to keys and values again (paper
+§3.2), because training changes the weights. In evaluation the weights stay as they are: the
+projections are kept, and W_{k,R} R of every distance is computed once. A token costs its own
+projections and the products of the attention. Keys are kept unrotated: an encoding that rotates
+them does so when they are read, by their distance then, which is exact in a stream of any length.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ class KeyValueMemory:
         buffer   [ forgotten | filled: the memory | space for a segment |         ]
                               ^ begin
 
-    The keys and values of a segment are written after the memory, so that attention reads both as one
-    view; then the window moves. At the end of the buffer the memory is moved to its front. Moves are so
-    rare that their cost per token is negligible.
+    The keys and values of a segment are written after the memory, so that attention reads both as
+    one view; then the window moves. At the end of the buffer the memory is moved to its front.
+    Moves are so rare that their cost per token is negligible.
 
-    Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the memory that
-    it returns. A memory can therefore be given to a model once; a second use raises, and `copy` avoids it.
+    Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the
+    memory that it returns. A memory can therefore be given to a model once; a second use raises,
+    and `copy` avoids it.
 
     Args:
-        buffer_NPXCE: keys and values (P = 2) or values alone of N layers, X = H·B heads of streams and C
-            places; None once the memory was given to a model.
+        buffer_NPXCE: keys and values (P = 2) or values alone of N layers, X = H·B heads of streams
+            and C places; None once the memory was given to a model.
         batch_size: B, streams.
         made_by: object whose memory this is.
         begin: first place of the window.
@@ -203,9 +204,9 @@ class CachedTransformerXL(ScoringModel):
         cached = CachedTransformerXL(model, mem_len=3800)
         nll, memory = cached.score(tokens, targets, memory)
 
-    Make a new one for every evaluation: it raises if the weights, their device or autocast changed after
-    it was made. `weights_of` lists the changes that it cannot detect, such as a step of a fused optimizer.
-    Each memory can be given to a call once (`KeyValueMemory`).
+    Make a new one for every evaluation: it raises if the weights, their device or autocast changed
+    after it was made. `weights_of` lists the changes that it cannot detect, such as a step of a
+    fused optimizer. Each memory can be given to a call once (`KeyValueMemory`).
 
     Args:
         model: model whose weights are used; it is not changed.
@@ -296,8 +297,8 @@ class CachedTransformerXL(ScoringModel):
         Args:
             tokens_BT: T consecutive tokens of B streams, extended context included.
             memory: returned by the previous call; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose states are returned; None for
-                all.
+            n_last: Q, the number of tokens, counted from the last, whose states are returned; None
+                for all.
             inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
             lengths_B: as for the model.
 
@@ -408,9 +409,10 @@ def weights_of(
 ) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
     """Return the type of autocast, and each parameter's address and number of changes in place.
 
-    Detected are an optimizer step, `load_state_dict`, replaced parameters, another device or type. Not
-    detected, because torch does not count them: the step of an optimizer with `fused=True`, and writes
-    through `parameter.data`.
+    Detected are an optimizer step, `load_state_dict`, replaced parameters, another device or type.
+    Not
+    detected, because torch does not count them: the step of an optimizer with `fused=True`, and
+    writes through `parameter.data`.
 
     Args:
         tables: torch's own tables of parameters, `module._parameters`, which show a replaced one.

@@ -50,37 +50,39 @@ def generate(
 
         for token_B in generate(model, prompt_BT, 500): ...
 
-    A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), restricted to the likeliest
-    tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens from the top 40, after a
-    context of up to 512 tokens. The prompt is read in segments, and every drawn token is a segment of one
-    token: the context is the memory, `mem_len` tokens in every layer, and absolute encodings give every drawn
-    token the position of a segment's end. A TransformerXL is run with cached keys and values,
-    where `can_cache` allows it.
+    A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), restricted to
+    the likeliest tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens
+    from the top 40, after a context of up to 512 tokens. The prompt is read in segments, and every
+    drawn token is a segment of one
+    token: the context is the memory, `mem_len` tokens in every layer, and absolute encodings give
+    every drawn token the position of a segment's end. A TransformerXL is run with cached keys and
+    values, where `can_cache` allows it.
 
-    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others, such as a sliding
-    window, read a batch for each length. Either way a prompt gets the tokens that it gets alone, if it is given a seed
-    of its own.
+    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others,
+    such as a sliding window, read a batch for each length. Either way a prompt gets the tokens that
+    it gets alone, if it is given a seed of its own.
 
     Args:
         model: with dropout off (`eval()`); for other lengths use `with_lengths`.
-        prompt_BT: at least one token each, on the model's device; the drawn tokens are there too. Prompts of different
-            lengths are a list of B tensors.
+        prompt_BT: at least one token each, on the model's device; the drawn tokens are there too.
+            Prompts of different lengths are a list of B tensors.
         n_tokens: number of tokens to draw.
         top_k: draw from this many of the likeliest tokens; None for all.
-        top_p: draw from the fewest of the likeliest tokens whose probabilities add up to this (nucleus
-            sampling, Holtzman et al. 2020); applied after `top_k`. 1 for all.
+        top_p: draw from the fewest of the likeliest tokens whose probabilities add up to this
+            (nucleus sampling, Holtzman et al. 2020); applied after `top_k`. 1 for all.
         temperature: below 1 favours the likelier tokens, above 1 flattens the distribution.
-        seed: seed of all draws, which are made on CPU for every device, or a CPU generator; or a list of these, one for
-            each prompt.
+        seed: seed of all draws, which are made on CPU for every device, or a CPU generator; or a
+            list of these, one for each prompt.
         segment_len: tokens of the prompt that are read at once.
-        document_start: a token that begins a document, in prompts and among drawn tokens, for a model with
-            `memory_reset=document`. Without it all that is drawn belongs to the last document of the prompt.
-        closed_documents: whether `document_start` also ends a document (`<S>` at both ends of a sentence). Then it
-            begins one only directly after the one that ends the document before.
+        document_start: a token that begins a document, in prompts and among drawn tokens, for a
+            model with `memory_reset=document`. Without it all that is drawn belongs to the last
+            document of the prompt.
+        closed_documents: whether `document_start` also ends a document (`<S>` at both ends of a
+            sentence). Then it begins one only directly after the one that ends the document before.
 
     Raises:
-        OptionError: an option is not allowed, a prompt is empty, or the model has no memory (`mem_len=0`), or
-            cannot generate.
+        OptionError: an option is not allowed, a prompt is empty, or the model has no memory
+            (`mem_len=0`), or cannot generate.
         RuntimeError: the model is in training mode.
     """
     lengths = [len(prompt) for prompt in prompt_BT]
@@ -238,8 +240,9 @@ def candidates(
 ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
     """Return the tokens that may be drawn, likeliest first, and their normalised probabilities.
 
-    In this order: p^(1/temperature); the `top_k` likeliest, normalised; of these, every token whose likelier
-    tokens add up to less than `top_p`. The likeliest token is always kept; tokens cut off by `top_p` have 0.
+    In this order: p^(1/temperature); the `top_k` likeliest, normalised; of these, every token whose
+    likelier tokens add up to less than `top_p`. The likeliest token is always kept; tokens cut off
+    by `top_p` have 0.
     """
     k = min(top_k or log_probabilities_BV.shape[1], log_probabilities_BV.shape[1])
     likeliest, tokens_Bk = log_probabilities_BV.float().topk(k, dim=-1)
