@@ -18,7 +18,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.runs.storage import copy_checkpoint, read_file, remove_unused_memory
 from txl_lightning.runs.storage import write_checkpoint as write
 
-OLD = Path(__file__).parents[1] / "old_checkpoint/0.3.0/words.ckpt"
+OLD = Path(__file__).parents[1] / "old_checkpoint/relative.ckpt"
 CONTENTS = {"weights": torch.arange(500.0), "step": 3, "nested": {"half": torch.ones(3, dtype=torch.bfloat16)}}
 
 
@@ -37,7 +37,7 @@ def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
     assert [path.name for path in good.parent.iterdir() if path.name != "flipped"] == ["a.ckpt"]
 
 
-@pytest.mark.parametrize("version", ["this", "0.3.0"])
+@pytest.mark.parametrize("version", ["this", "0.5.0"])
 @settings(max_examples=150, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_anywhere_is_recognised(good: Path, version: str, place: float, bit: int) -> None:
