@@ -12,9 +12,9 @@ from omegaconf import MISSING, OmegaConf
 
 from tests.covering import product_of
 from txl_lightning import TransformerXL
-from txl_lightning.cli import COMMANDS
-from txl_lightning.command_line.hydra_app import compose as compose_train
-from txl_lightning.command_line.hydra_app import register
+from txl_lightning.application import compose as compose_train
+from txl_lightning.application import register
+from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import (
     CONF,

@@ -10,10 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.fixtures import Output, Patch
+from tests.fixtures import Patch
 from txl_lightning import files
-from txl_lightning.command_line import usable_caches
-from txl_lightning.errors import UserError, notice
+from txl_lightning.errors import UserError
 from txl_lightning.files import checksum, expand, file_checksum, locked, write_atomically, write_json, write_text
 
 
@@ -76,27 +75,6 @@ def test_caches_are_where_the_variables_say(monkeypatch: Patch, given: str, cach
     if caches is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", caches)
     assert str(expand(given)) == expanded
-
-
-@pytest.mark.parametrize("home", ["/proc", "/dev/null", None])
-def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: Patch, capfd: Output, home: str | None) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("MPLCONFIGDIR", raising=False)
-    monkeypatch.delenv("HOME")
-    if home is None:  # nor an account
-        monkeypatch.setattr("pwd.getpwuid", dict[int, object]().__getitem__)
-    else:
-        monkeypatch.setenv("HOME", home)
-    notice.cache_clear()
-    before = dict(os.environ)
-    with usable_caches():
-        folder = Path(os.environ["XDG_CACHE_HOME"])
-        expand("~/.cache/txl_lightning").mkdir()
-        assert [path.name for path in folder.iterdir()] == ["txl_lightning"]
-        assert os.environ["MPLCONFIGDIR"] == str(folder / "matplotlib")
-    assert (folder.exists(), dict(os.environ)) == (False, before)
-    said = f"{home or '/dev/null/home'}/.cache cannot be written: caches last as long as this command; XDG_CACHE_HOME="
-    assert capfd.readouterr().err == f"{said}FOLDER keeps them\n"
 
 
 def test_one_process_at_a_time_writes_into_a_folder(tmp_path: Path, monkeypatch: Patch) -> None:

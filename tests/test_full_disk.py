@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.forked import start_module
-from tests.test_resumed_multirun import words
+from tests.small_multirun import words
 from tests.training.small_run import trained
 from tests.training.test_saving import VARYING
 

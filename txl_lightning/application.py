@@ -52,7 +52,7 @@ from txl_lightning.registry import CHOICES, load_guests
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
-SCHEMAS = re.compile(r"\b\w*schema\b, |, \w*schema\b(?!,)")  # in a list of choices
+SCHEMAS = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
 LISTS = ("experiment", "logger")  # groups that take several choices
 # A further rank writes nothing: Hydra makes no folder and no log for it.
 OF_FURTHER_RANKS = (
@@ -198,7 +198,7 @@ class Task:
         if not self.wants_traceback:
             os.environ.pop(FULL_ERROR, None)
         sys.argv = list(self.arguments)
-        settings = HydraConfig.get()
+        settings: Any = HydraConfig.get()
         directory = Path(settings.runtime.output_dir)
         if settings.mode == RunMode.MULTIRUN:
             return self._run_job(config, settings, directory)
@@ -309,13 +309,17 @@ def show_results() -> None:
 
 
 def refuse_unusable(words: Sequence[str]) -> None:
-    """Refuse two choices of a group in a list, which Hydra would merge without a word, and no choice.
+    """Refuse what Hydra takes without a word: additions that nothing reads, two choices of a group in a list.
 
     Raises:
         UserError: an override cannot be used.
     """
     for word in words:
         name, _, value = word.partition("=")
+        if word.startswith("--experimental-rerun"):
+            raise UserError(f"{word}: is not supported, its file can run code; repeat the overrides")
+        if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
+            raise UserError(f"{word}: options cannot be added{nearest_names(name.lstrip('+'))}")
         if not name or not (CONF / name).is_dir():
             continue
         if value in ("", "null"):

@@ -119,6 +119,7 @@ class ProcessLauncher(Launcher):
         check("hydra.launcher.threads", self.threads, COUNT, at_most("threads"))
         self.hydra_context = hydra_context
         self.command: Command = task_function.command
+        self.full_error = "1" if task_function.wants_traceback else "0"
         self.config = config
         self.root = Path(str(config.hydra.sweep.dir))
         self.is_grid = str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
@@ -214,7 +215,7 @@ class ProcessLauncher(Launcher):
 
     def _variables(self, path: Path) -> dict[str, str]:
         """Return the environment variables of a job."""
-        variables = {ERROR_VARIABLE: str(path / ERROR_NAME)}
+        variables = {ERROR_VARIABLE: str(path / ERROR_NAME), "HYDRA_FULL_ERROR": self.full_error}
         variables["WANDB_RUN_GROUP"] = os.environ.get("WANDB_RUN_GROUP", multirun_name(str(self.root)))
         threads = self.threads
         if threads is None and self.max_parallel > 1:
@@ -301,7 +302,7 @@ def run_in_process(command: Command, config: DictConfig, settings: DictConfig, r
             config.trainer.precision = precision
         refuse_another_text(root, config)
         folder.begin(list(settings.overrides.task), identity(config))
-        whole = HydraConfig.instance().cfg
+        whole: Any = HydraConfig.instance().cfg
         name = objective(whole, command.objective)
         if folder.objective(name) is not None:
             print(f"{folder.path} has finished before")

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config.schemas import typed
@@ -37,8 +37,8 @@ NO_ORDER = (
 def search_words(config: DictConfig) -> list[Override]:
     """Return the overrides of a multirun, typed ones and those of `hydra.sweeper.params`."""
     words: list[Any] = list(OmegaConf.to_container(config.hydra.overrides.task, resolve=False))  # type: ignore[arg-type]
-    params = OmegaConf.select(config, "hydra.sweeper.params")
-    for name, value in (params or {}).items():
+    sweeper: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
+    for name, value in (sweeper.get("params") or {}).items():
         words.append(f"{name}={value}")
     return OverridesParser.create().parse_overrides(words)
 
@@ -80,8 +80,10 @@ def objective(config: DictConfig, name: str) -> str:
 
 def without_hydra(config: DictConfig) -> DictConfig:
     """Return a composed config without its node `hydra`."""
-    names = [str(name) for name in config if name != "hydra"]
-    return OmegaConf.masked_copy(config, names)
+    own = config.copy()
+    with open_dict(own):
+        own.pop("hydra", None)
+    return own
 
 
 def shared_precision(root: Path, config: DictConfig) -> str | None:
