@@ -57,7 +57,7 @@ def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
     return [child for child in below if os.getsid(child.pid) == child.pid]
 
 
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.full
 
 
 @pytest.mark.parametrize("number", [SIGTERM, *(pytest.param(n, marks=SLOW) for n in (SIGKILL, SIGINT, SIGHUP))])

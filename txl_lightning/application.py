@@ -27,6 +27,7 @@ from yaml import YAMLError
 
 from txl_lightning import launcher
 from txl_lightning.commands import COMMANDS, Command
+from txl_lightning.config.renamed import why_refused
 from txl_lightning.config.schemas import (
     CONF,
     OWN_OPTIONS,
@@ -318,6 +319,10 @@ def refuse_unusable(words: Sequence[str]) -> None:
         name, _, value = word.partition("=")
         if word.startswith("--experimental-rerun"):
             raise UserError(f"{word}: is not supported, its file can run code; repeat the overrides")
+        old_name = name.lstrip("+~")
+        reason = why_refused(old_name)
+        if reason is not None:
+            raise UserError(f"{old_name}: {reason}")
         if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
             raise UserError(f"{word}: options cannot be added{nearest_names(name.lstrip('+'))}")
         if not name or not (CONF / name).is_dir():

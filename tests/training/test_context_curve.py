@@ -78,7 +78,7 @@ def test_rows_that_cannot_be_drawn_are_removed_and_named(tmp_path: Path, capsys:
     assert (tmp_path / "context_curve.png").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
     options = (*OPTIONS, "model.dropout=0", "context_curve.every_n_steps=6")
     rows = []

@@ -58,7 +58,7 @@ def test_the_speedup_is_of_two_measured_times() -> None:
     assert 0.01 < cpu_bfloat16_speedup() < 100
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_choice_is_printed_recorded_and_kept(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     options = ("trainer.precision=auto", "trainer.accelerator=auto", "optimizer=muon", "resume=auto")

@@ -462,8 +462,8 @@ def arm(config: Config) -> list[str]:
     words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
     if kind_named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
         words.append(f"terms {config.model.terms or 'none'}")
-    beyond = " ".join(f"{name}={value}".removeprefix("name=") for name, value in config.beyond.items())
-    return [*words, beyond] if beyond else words
+    variant = " ".join(f"{name}={value}".removeprefix("name=") for name, value in config.variant.items())
+    return [*words, variant] if variant else words
 
 
 def run_name(config: Config) -> str:

@@ -21,9 +21,8 @@ from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.distributed.ranks import Ranks, n_processes
+from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import require
-from txl_lightning.model.attention import Attention
 from txl_lightning.model.baselines import LSTMLayer
 from txl_lightning.model.embedding import TokenSoftmax
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
@@ -158,67 +157,19 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
     return slice(T // 2 if loss == "half" else 0, T)
 
 
-def compiled(score: Any, backend: str = "inductor", graph: bool = False) -> Any:
+def compiled(score: Any, backend: str = "inductor") -> Any:
     """Return a compiled function whose backward pass is without autocast, as `manual_backward` runs it.
 
     Args:
         score: the function.
         backend: of torch.compile.
-        graph: whether a GPU replays it (`OnePlace`).
     """
     options: Any = torch._functorch.config
     options.backward_pass_autocast = "off"  # read when the function is first called
     # Here, since as a decorator it imports torch._dynamo, which takes as long as torch.
     for owner, method in UNCOMPILED:
         setattr(owner, method, torch.compiler.disable(getattr(owner, method)))
-    return torch.compile(score, backend=backend, mode="reduce-overhead" if graph else None)
-
-
-def use_relative_kernel(model: Any) -> None:
-    """Let the attentions of a model compute by the Triton kernel, also in its evaluation."""
-    from txl_lightning.model.kernels import relative  # here: it needs Triton, which torch for the CPU lacks
-
-    for attention in model.modules():
-        if isinstance(attention, Attention):
-            attention.kernel = relative.attend
-
-
-def why_no_graph(config: Config) -> str | None:
-    """Return why the steps of a training are not replayed; None if they are."""
-    trainer = config.trainer
-    reasons = {
-        "only a compiled step is captured: trainer.compile=true": not trainer.compile,
-        "it is for trainer.accelerator=gpu": trainer.accelerator not in ("gpu", "auto"),
-        "trainer.callbacks may read what a replay overwrites": bool(trainer.callbacks),
-        "trainer.stream_groups have several backward passes in a step": trainer.stream_groups > 1,
-        "memory.gradient_segments have several forward passes in a step": config.memory.gradient_segments > 0,
-        "several processes average gradients during the backward pass": n_processes(trainer) > 1,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-class OnePlace:
-    """Keeps the tensors of a memory in one storage from step to step, for `trainer.graph`.
-
-    torch captures the compiled forward and backward pass (`mode="reduce-overhead"`) and replays them by one launch
-    each. A replay reads its inputs at the addresses of the capture, and overwrites the results of the replay before it.
-    So the memory is copied out of the results, always to one place. Clipping, optimizer, learning rate and gradient
-    scaler stay outside; dropout draws from the generator of the GPU, which each replay moves on.
-    """
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
-
-    def put(self, memory: Any) -> Any:
-        """Return the memory in the storage of the memories before it; a new one where shape or type has changed."""
-        placed: dict[str, Tensor] = {}
-        for name, x in memory._tensors().items():
-            kept = self.kept.get(name)
-            if kept is None or (kept.shape, kept.dtype, kept.device) != (x.shape, x.dtype, x.device):
-                kept = self.kept[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
-                torch._dynamo.mark_static_address(kept)  # a graph then reads it there, without a copy of its own
-            placed[name] = kept.copy_(x)  # does nothing if it is the same tensor
-        return replace(memory, **placed)
+    return torch.compile(score, backend=backend)
 
 
 class TokenLoss(Metric):
@@ -296,11 +247,7 @@ class LanguageModelModule(L.LightningModule):
         self.__dict__["evaluation_loss"] = TokenLoss()  # no submodule: those move to devices that lack float64
         self._longest_segment = 0
         self.scales_gradients = config.trainer.precision == "16-mixed"
-        self.one_place = OnePlace() if config.trainer.graph and why_no_graph(config) is None else None
-        graph = self.one_place is not None
-        self.score: Any = compiled(model.score, graph=graph) if config.trainer.compile else model.score
-        if config.trainer.kernel == "relative":
-            use_relative_kernel(model)
+        self.score: Any = compiled(model.score) if config.trainer.compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
         self.share_of_batch = 1.0
         self.finite = torch.tensor(True)
@@ -371,7 +318,7 @@ class LanguageModelModule(L.LightningModule):
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
                 self.manual_backward(loss * self.share_of_batch)
         after = join_streams(memories)
-        self.training_memory.store_after(batch, after if self.one_place is None else self.one_place.put(after))
+        self.training_memory.store_after(batch, after)
         self.loss = torch.stack(losses).sum()
 
     def _score(self, batch: Batch, memory: Any) -> tuple[Tensor, Any]:
@@ -407,11 +354,8 @@ class LanguageModelModule(L.LightningModule):
     def _memory_before(self, batch: Batch) -> Any:
         """Return the memory before a training segment, on its device; None, or one of static shape, begins an epoch."""
         memory, model = self.training_memory.load_for(batch), cast("Any", self.model)
-        if self.one_place is not None:
-            torch.compiler.cudagraph_mark_step_begin()
         if memory is not None:
-            memory = memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
-            return memory if self.one_place is None else self.one_place.put(memory)
+            return memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
         return model.start_memory(batch.tokens.shape[0], static=True) if self.config.trainer.compile else None
 
     def _scorer_for(self, batch: Batch, memory: Any) -> Any:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ from txl_lightning.training.curves import (
     start_loggers,
     upload_line,
 )
-from txl_lightning.training.module import LanguageModelModule, why_no_graph
+from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.optimization import learning_rate
 
 
@@ -125,7 +124,6 @@ def options_without_effect(config: Config) -> list[str]:
         ("encoding", encoding.name, "relative", no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
         ("data.document_start", data.document_start, None, never_reset),
-        ("trainer.graph", "true" if config.trainer.graph else None, None, why_no_graph(config)),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
     )
     return [f"{option}={value} has no effect: {why}" for option, value, usual, why in options if why and value != usual]
@@ -195,14 +193,6 @@ def check_config(config: Config) -> None:
         ("optimizer.ns_precision", not exact or optimizer.name == "muon", "is for optimizer=muon only"),
         ("trainer.accelerator", accelerator != "gpu" or n_gpus >= trainer.devices, visible),
     ]
-    if trainer.kernel == "relative":
-        rules += [
-            ("trainer.kernel", not recurrent, f"must be sdpa: model={config.model.name} has no attention"),
-            ("trainer.kernel", not config.beyond, "must be sdpa with beyond: a variant may attend in its own way"),
-            ("trainer.kernel", accelerator in ("gpu", "auto"), "needs trainer.accelerator=gpu"),
-            ("trainer.kernel", precision != "64-true", "computes in float32 at most: trainer.precision=32-true"),
-            ("trainer.kernel", find_spec("triton") is not None, "needs Triton, which torch for CUDA brings"),
-        ]
     if accelerator == "cpu":
         rules += [("trainer.precision", precision != "16-mixed", "needs a GPU (bf16-mixed works without one)")]
     if accelerator == "mps":
