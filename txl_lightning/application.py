@@ -25,7 +25,6 @@ from omegaconf import II, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from txl_lightning import launcher
 from txl_lightning.commands import COMMANDS, Command
 from txl_lightning.config.renamed import why_refused
 from txl_lightning.config.schemas import (
@@ -46,7 +45,7 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.files import locked, new_directory, write_text
-from txl_lightning.launcher import CALL, ERROR_VARIABLE
+from txl_lightning.launcher import CALL, ERROR_VARIABLE, refuse_one_id_for_all, report_failures, run_in_process
 from txl_lightning.multirun import check_search, write_results
 from txl_lightning.registry import CHOICES, load_guests
 
@@ -153,7 +152,7 @@ class RunFolder(Callback):
         with _refusing():
             _refuse_hidden_files(config)
             check_search(config)
-            launcher.refuse_one_id_for_all()
+            refuse_one_id_for_all()
             folder = Path(str(config.hydra.sweep.dir))
             CALL.locks.enter_context(locked(folder, wait=False))
             CALL.sweep_dir = folder
@@ -216,7 +215,7 @@ class Task:
     def _run_job(self, config: DictConfig, settings: DictConfig, directory: Path) -> float | None:
         """Run a job of a launcher that calls this function itself."""
         try:
-            return launcher.run_in_process(self.command, config, settings, lambda given: self._run(given, directory))
+            return run_in_process(self.command, config, settings, lambda given: self._run(given, directory))
         except (UserError, OmegaConfBaseException, OSError) as error:
             raise CompactHydraException(one_line(error)) from None
 
@@ -267,7 +266,7 @@ def run_command(command: Command, words: list[str]) -> None:
             raise
         if not CALL.failures:  # else the sweeper repeats the error of a job
             fail(command, error)
-    launcher.report_failures(command.name)
+    report_failures(command.name)
 
 
 def start(command: Command, words: list[str]) -> None:
