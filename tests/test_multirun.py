@@ -119,10 +119,6 @@ def test_a_folder_without_jobs_has_no_table(tmp_path: Path) -> None:
             ["hydra/sweeper/sampler=grid", "optimizer.lr=interval(1e-4, 1e-2)"],
             "optimizer.lr=interval(1e-4, 1e-2): a grid needs values: choice(…) or range(…)",
         ),
-        (
-            ["hydra/sweeper/sampler=grid", "+hydra.sweeper.params={optimizer.lr:'tag(log, interval(1e-4, 1e-2))'}"],
-            "optimizer.lr=tag(log, interval(1e-4, 1e-2)): a grid needs values",
-        ),
     ],
 )
 def test_a_search_whose_jobs_would_all_fail_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
