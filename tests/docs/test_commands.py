@@ -166,7 +166,7 @@ def working_directory(tmp_path: Path, monkeypatch: Patch) -> Path:
             if i % 50 == 0:
                 book.write("CHAPTER")
             book.write(f"\nline {i}: the square of {i} is {i * i}\n")
-    (tmp_path / "prompts.txt").write_text("line 7\nthe\n")
+    (tmp_path / "choices.tsv").write_text("context\tcontinuation\nline 7: the\t square\n")
     for code in blocks(ROOT / "docs/data.md", "python"):
         if "samples.npy" not in code:  # the other block reads a generated tune
             exec(code.replace("2_000", "400"), {})
@@ -198,7 +198,7 @@ def test_the_commands_of_the_readme_run() -> None:
 @pytest.mark.usefixtures("no_guests")
 def test_the_commands_of_all_pages_run(working_directory: Path) -> None:
     if find_spec("transformers"):
-        save_tiny(import_module("transformers"), working_directory / "tiny", "gpt2")
+        save_tiny(import_module("transformers"), working_directory / "tiny", "GPT2Config")
     assert run_commands(PAGES) >= 28
     for run in RUNS:
         assert run == "runs/tune" or Path(run, "metrics.json").is_file()
