@@ -47,9 +47,9 @@ from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting import processor
 from txl_lightning.runs.models import make_model
-from txl_lightning.training.module import OnePlace, use_relative_kernel
-from txl_lightning.training.module import compiled as compile_score
-from txl_lightning.training.optimization import make_optimizer
+from txl_lightning.training.compilation import StaticMemory, use_relative_kernel
+from txl_lightning.training.compilation import compiled as compile_score
+from txl_lightning.training.optimizers import make_optimizer
 
 GRACE_SECONDS = 30  # for a stopped part to save and end
 TINY = ("profile=smoke", "data=python-stdlib", "trainer.num_threads=1", "trainer.val_max_segments=5")
@@ -128,7 +128,7 @@ def steps(
     half = config.trainer.precision == "bf16-mixed"
     optimizer, schedule = make_optimizer(model, config.optimizer, 1000, fused=True)
     B, T, backend = config.data.batch_size, config.data.segment_len, "inductor" if device == "cuda" else "aot_eager"
-    place = OnePlace() if graph else None
+    place = StaticMemory() if graph else None
     score = compile_score(model.score, backend, graph and device == "cuda") if compiled or graph else model.score
     if config.trainer.kernel == "relative" and device == "cuda":
         use_relative_kernel(model)

@@ -34,7 +34,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
 from txl_lightning.files import locked
 from txl_lightning.jobs import JobFolder
-from txl_lightning.training.run import check_config
+from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {
     "main_results": main_results,

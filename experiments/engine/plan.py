@@ -27,7 +27,7 @@ from txl_lightning.files import file_checksum, locked
 from txl_lightning.jobs import RECORD, JobFolder, Jobs
 from txl_lightning.reporting import markdown_table
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.checkpointing import last_good
+from txl_lightning.training.start import last_good
 
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")

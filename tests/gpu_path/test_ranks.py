@@ -23,7 +23,7 @@ from txl_lightning.distributed.ranks import connect
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.commands import chosen_device
 from txl_lightning.training import run
-from txl_lightning.training.run import check_config
+from txl_lightning.training.checks import check_config
 
 STEPS = range(4, 9)
 OPTIONS = ("trainer.max_steps=10", "trainer.val_every_n_steps=10", "checkpoint.every_n_steps=10")
