@@ -13,15 +13,27 @@ SITE := .venv-site
 WHEEL := .venv-wheel
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help install reproduce test test-all test-pythons test-avx2 test-isa test-hf test-triton test-crossings lint format audit bench docs dist clean
+.PHONY: help help-tests install reproduce test test-slow test-all test-numerics test-shapes test-pythons test-avx2 test-isa test-hf \
+	test-triton test-crossings lint format audit bench docs dist clean
 
 help:
 	@echo "make install   everything into .venv; then: source .venv/bin/activate"
 	@echo "make reproduce [PROFILE=smoke|laptop|night|gpu_short|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
-	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-triton | test-crossings | lint | format | clean"
+	@echo "make test   what a change needs; make help-tests lists all suites"
+	@echo "make lint | format | clean"
 	@echo "make audit   known vulnerabilities of the pinned versions, from PyPI"
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
+
+help-tests:
+	@echo "make test           every test that has no marker slow or full: three minutes"
+	@echo "make test-slow      CI's longer tests: kills, ranks, commands, pages"
+	@echo "make test-numerics  model, streams, losses and one resumed run: three minutes of one core"
+	@echo "make test-shapes    tests/model with every annotated shape checked"
+	@echo "make test-all       everything: full products, soaks, many kills"
+	@echo "make test-avx2 | test-isa   test-numerics as on other processors: AVX2; AVX2 and SSE4.2"
+	@echo "make test-pythons [SUITE=test] [PYTHONS='python3.12 …']   a suite with each Python of this machine"
+	@echo "make test-hf | test-triton | test-crossings   optional libraries, in environments of their own"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
@@ -32,45 +44,59 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 install: $(READY)
+	@echo "ready: source $(BIN)/activate, then txl train"
 
 reproduce: $(READY)
 	$(BIN)/python -m experiments.reproduce --profile $(PROFILE) $(ARGS)
 
+PYTEST := -m pytest -n 2 --dist worksteal
+NUMERICS := -m 'numerics and not slow and not full'
+
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python $(PYTEST)
+
+test-slow: $(READY)
+	$(BIN)/python $(PYTEST) -m 'slow and not full'
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
+	$(BIN)/python $(PYTEST) -m ''
+
+test-numerics: $(READY)
+	$(BIN)/python $(PYTEST) $(NUMERICS)
+
+test-shapes: $(READY)
+	$(BIN)/python $(PYTEST) --shapes tests/model
 
 # Every Python of this machine; a new torch may be a download of 3 GB for each.
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14 /usr/bin/python3
+SUITE ?= test
 
 test-pythons:
-	@tests/pythons.sh $(PYTHONS)
+	@tests/pythons.sh $(SUITE) $(PYTHONS)
 
 # The processors of others: an ordinary laptop (AVX2), and one without AVX.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 SSE4 := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
 
 test-avx2: $(READY)
-	$(AVX2) $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(AVX2) $(BIN)/python $(PYTEST) $(NUMERICS)
 
 test-isa: test-avx2
-	$(SSE4) $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(SSE4) $(BIN)/python $(PYTEST) $(NUMERICS)
 
 # The tests of the extra hf, in its own environment: torchmetrics imports transformers wherever it is installed, so in
 # .venv every command would start seconds later.
 test-hf: $(HF)/.ready
-	$(HF)/bin/python -m pytest tests/recl/test_huggingface.py tests/recl/test_recl_models.py tests/docs/test_commands.py
+	$(HF)/bin/python -m pytest -m 'not full' tests/recl/test_huggingface.py tests/recl/test_recl_models.py tests/docs/test_commands.py
 
 # The Triton kernel without a GPU: in Triton's interpreter, and as machine code by its compiler. torch for the CPU comes
 # without Triton; this is the version that torch 2.13 for CUDA asks for.
 test-triton: $(TRITON)/.ready
-	TRITON_INTERPRET=1 $(TRITON)/bin/python -m pytest -n 2 --dist worksteal tests/model/kernels/test_relative.py tests/model/kernels/test_relative_compiled.py
+	TRITON_INTERPRET=1 $(TRITON)/bin/python $(PYTEST) -m '' tests/kernels
 
 # Loggers, launchers and papermill, which no extra brings. Aim wants an older python-dateutil than ours, which it does not use here.
 test-crossings: $(CROSSINGS)/.ready
-	$(CROSSINGS)/bin/python -m pytest tests/crossings
+	$(CROSSINGS)/bin/python -m pytest -m 'not full' tests/crossings
 
 # What the oldest supported Python lacks: names and arguments; mypy finds methods, ruff syntax. `long`, of Python 2, is also a
 # method of tensors. Files that mix it with Python 3 would be left out without --ignore.
@@ -135,9 +161,12 @@ docs: $(SITE)/.ready
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
 	@echo site/index.html
 
+# With the Python of .venv where it is there. pip names packages that do not fit together only without --quiet.
+SITE_PIP = $(SITE)/bin/python $(1) --constraint constraints.txt mkdocs-material
+
 $(SITE)/.ready: constraints.txt
-	$(PYTHON) -m venv --clear $(SITE)
-	$(SITE)/bin/python $(PIP) --constraint constraints.txt mkdocs-material
+	if [ -x $(BIN)/python ]; then $(BIN)/python -m venv --clear $(SITE); else $(PYTHON) -m venv --clear $(SITE); fi
+	$(call SITE_PIP,$(PIP)) || $(call SITE_PIP,$(filter-out --quiet,$(PIP)))
 	touch $@
 
 # The wheel is built from the sdist. Its environment has nothing else, and the commands run outside the checkout. The last

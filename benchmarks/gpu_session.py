@@ -1,11 +1,10 @@
 """Show what a GPU does with this project, in seven minutes (`benchmarks/gpu.sh`): the most deciding parts first.
 
     compiled    30 steps of enwik8 base through torch.compile, with the number of graphs and breaks
-    graph       the same, replayed as CUDA graphs (`trainer.graph`)
     attention   the scores as written, torch's kernel and ours: forward, forward and backward, distance of the
                 gradients from those of float32
-    relative    as `graph`, with our kernel (`trainer.kernel=relative`)
-    wt103-graph, wt103-relative, wt103-compiled   the base model with its adaptive softmax
+    relative    as `compiled`, with the kernel of `examples/kernels` (`Attention.kernel`)
+    wt103-relative, wt103-compiled   the base model with its adaptive softmax
     others      ours, Hugging Face's class and x-transformers in turns at the size of enwik8 base, where `make bench`
                 made their environment
     pairs       with and without recurrence, the laptop's and the night's sizes: tokens/s of `txl train`
@@ -47,15 +46,13 @@ from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting import processor
 from txl_lightning.runs.models import make_model
-from txl_lightning.training.compilation import StaticMemory, use_relative_kernel
-from txl_lightning.training.compilation import compiled as compile_score
+from txl_lightning.training.module import compiled as compile_score
 from txl_lightning.training.optimizers import make_optimizer
 
 GRACE_SECONDS = 30  # for a stopped part to save and end
 TINY = ("profile=smoke", "data=python-stdlib", "trainer.num_threads=1", "trainer.val_max_segments=5")
 WT103_SHARES = (0.935, 0.031, 0.032, 0.002)  # of the words of its training text in the clusters of the base model
 ENWIK8, WT103 = ("experiment=paper/enwik8_base",), ("experiment=paper/wt103_base",)
-RELATIVE = "trainer.kernel=relative"
 
 
 def timed(work: Callable[[], Any], repeats: int) -> float:
@@ -101,7 +98,7 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
         "kernel": lambda *x: attention.attend_fused(attention.Operands(*x[:5], None, "abcd", x[5], visible)),
     }
     if device == "cuda" or os.environ.get("TRITON_INTERPRET"):  # torch for the CPU comes without Triton
-        from txl_lightning.model.kernels import relative
+        from examples.kernels import relative
 
         kernels["relative"] = lambda *x: relative.attend(*x, visible, Dropout(0.0))
     exact, half, found = gradients(as_written, torch.float32), torch.float32 if tiny else torch.bfloat16, {}
@@ -116,8 +113,17 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
     return found
 
 
+def use_relative_kernel(model: Any) -> None:
+    """Let all attentions of a model compute by the kernel of `examples/kernels`."""
+    from examples.kernels import relative
+
+    for module in model.modules():
+        if isinstance(module, attention.Attention):
+            module.kernel = relative.attend
+
+
 def steps(
-    device: str, tiny: bool, options: tuple[str, ...], compiled: bool = False, V: int = 205, graph: bool = False
+    device: str, tiny: bool, options: tuple[str, ...], compiled: bool = False, V: int = 205, relative: bool = False
 ) -> dict[str, Any]:
     """Tokens/s of 30 training steps on random tokens, peak memory, and the kernels or graphs."""
     if tiny:
@@ -128,9 +134,8 @@ def steps(
     half = config.trainer.precision == "bf16-mixed"
     optimizer, schedule = make_optimizer(model, config.optimizer, 1000, fused=True)
     B, T, backend = config.data.batch_size, config.data.segment_len, "inductor" if device == "cuda" else "aot_eager"
-    place = StaticMemory() if graph else None
-    score = compile_score(model.score, backend, graph and device == "cuda") if compiled or graph else model.score
-    if config.trainer.kernel == "relative" and device == "cuda":
+    score = compile_score(model.score, backend) if compiled else model.score
+    if relative and device == "cuda":
         use_relative_kernel(model)
     window = random_tokens((0, *config.model.cutoffs, V), (B, T + 1))
     moved, state = window.to(device), model.start_memory(B, static=True)
@@ -141,9 +146,6 @@ def steps(
     def step() -> None:
         nonlocal state
         optimizer.zero_grad()
-        if place is not None:
-            torch.compiler.cudagraph_mark_step_begin()
-            state = place.put(state)
         with torch.autocast(device, torch.bfloat16, enabled=half):
             nll_BT, state = score(moved[:, :-1], moved[:, 1:], state, **known)
         nll_BT.mean().backward()
@@ -155,7 +157,7 @@ def steps(
     found: dict[str, Any] = {"tokens_per_second": B * T / seconds, "ms": 1e3 * seconds}
     if device == "cuda":
         found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
-    if compiled or graph:
+    if compiled:
         stats = torch._dynamo.utils.counters
         return {**found, "graphs": stats["stats"]["unique_graphs"], "breaks": dict(stats["graph_break"])}
     with torch.profiler.profile() as profiler:
@@ -223,13 +225,11 @@ def train_words(device: str, tiny: bool) -> list[str]:
 
 PARTS: dict[str, tuple[int, Callable[[Path, str, bool], dict[str, Any]]]] = {  # seconds at most, and the part
     "compiled": (90, lambda _, device, tiny: steps(device, tiny, ENWIK8, compiled=True)),
-    "graph": (90, lambda _, device, tiny: steps(device, tiny, ENWIK8, graph=True)),
     "attention": (60, lambda _, device, tiny: attention_alone(device, tiny)),
-    "relative": (90, lambda _, device, tiny: steps(device, tiny, (*ENWIK8, RELATIVE), graph=True)),
-    "wt103-graph": (120, lambda _, device, tiny: steps(device, tiny, WT103, V=267_735, graph=True)),
+    "relative": (90, lambda _, device, tiny: steps(device, tiny, ENWIK8, compiled=True, relative=True)),
     "others": (100, others),
     "pairs": (100, pairs),
-    "wt103-relative": (120, lambda _, device, tiny: steps(device, tiny, (*WT103, RELATIVE), V=267_735, graph=True)),
+    "wt103-relative": (120, lambda _, device, tiny: steps(device, tiny, WT103, True, 267_735, relative=True)),
     "wt103-compiled": (120, lambda _, device, tiny: steps(device, tiny, WT103, compiled=True, V=267_735)),
     "resume": (120, lambda output, device, _: resume(output, device)),
     "tests": (100, lambda *_: {}),

@@ -1,7 +1,7 @@
 """A custom variant: LayerScale (Touvron et al. 2021, arXiv:2103.17239). New layers change their input little.
 
     export TXL_GUESTS=examples/layer_scale.py
-    txl train beyond=layer_scale beyond.start=1e-2 hydra.run.dir=runs/layer_scale
+    txl train variant=layer_scale variant.start=1e-2 hydra.run.dir=runs/layer_scale
     txl evaluate checkpoint=runs/layer_scale/checkpoints/best.ckpt
 
 All commands, multiruns and `resume` find it through the variable.
@@ -18,7 +18,7 @@ from txl_lightning.model.transformer_xl import TransformerXLLayer
 
 @dataclass
 class LayerScaleConfig(TransformerXLConfig):
-    """Options of `beyond=layer_scale`: `start`, the first value of every scale. Layers are pre-norm."""
+    """Options of `variant=layer_scale`: `start`, the first value of every scale. Layers are pre-norm."""
 
     start: float = 0.1
 

@@ -8,7 +8,6 @@ continues.
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import signal
 import sys
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -36,29 +36,26 @@ from txl_lightning.files import locked
 from txl_lightning.jobs import JobFolder
 from txl_lightning.training.checks import check_config
 
-SECTIONS: dict[str, ModuleType] = {
-    "main_results": main_results,
-    "table_6": table_6,
-    "table_7": table_7,
-    "table_8": table_8,
-    "table_9": table_9,
-    "table_10": table_10,
-    "figures_5_to_7": figures_5_to_7,
-}
+MODULES = (main_results, table_6, table_7, table_8, table_9, table_10, figures_5_to_7)
+SECTIONS: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in MODULES}
 ORDER = ("table_10", "table_6", "table_7", "table_8", "table_9", "figures_5_to_7")  # of the claims, after ON and OFF
-SECONDS_BETWEEN_REPORTS = 20.0
+SECONDS_BETWEEN_REPORTS = 30.0
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the command line and return its exit status: 2 with one message on bad input or a failed job."""
+def main(words: list[str] | None = None, started: float | None = None) -> int:
+    """Run the command line and return its exit status: 2 with one message on bad input or a failed job.
+
+    Args:
+        words: the command line; None for the one of this process.
+        started: value of `time.monotonic()` when the command began; None for now.
+    """
+    if started is None:
+        started = time.monotonic()
     setup = parse(words)
     try:
         with usable_caches():
-            reproduce(setup)
-    except UserError as error:
-        print(f"reproduce: {error}", file=sys.stderr)
-        return 2
-    except (HydraException, OmegaConfBaseException, OSError) as error:
+            reproduce(setup, started)
+    except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
         print(f"reproduce: {one_line(error, Config)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -81,21 +78,18 @@ def parse(words: list[str] | None = None) -> Setup:
     add("--directory", type=Path, help="default: reports/PROFILE")
     add("--parallel", type=int, help="jobs at once; default: one for each core or GPU")
     add("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
-    add("--prefix", default="", help="words before every job's command, such as 'srun --nodes 2'")
+    add("--prefix", default=(), type=shlex.split, help="words before every job's command, such as 'srun --nodes 2'")
     add("overrides", nargs="*", help="appended to every txl train, such as data=file data.path=…")
     options = parser.parse_intermixed_args(words)
     if options.parallel is not None and options.parallel < 1:
         parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
-    sections = list(dict.fromkeys(options.only.split(",")))
-    if unknown := [name for name in sections if name not in SECTIONS]:
-        parser.error(f"--only {','.join(unknown)}: must be of {', '.join(SECTIONS)}")
-    try:
-        prefix = tuple(shlex.split(options.prefix))
-    except ValueError as error:
-        parser.error(f"--prefix {options.prefix}: {error}")
-    given = {name: getattr(options, name) for name in ("only", "directory", "parallel", "logger", "prefix")}
-    arguments = [f"--{name}={value}" for name, value in given.items() if value != parser.get_default(name)]
-    command = f"make reproduce{'' if options.profile == 'laptop' else f' PROFILE={options.profile}'}"
+    sections = dict.fromkeys(options.only.split(","))
+    if not sections.keys() <= SECTIONS.keys():
+        parser.error(f"--only {options.only}: must be of {', '.join(SECTIONS)}")
+    given = {name: getattr(options, name) for name in ("only", "directory", "parallel", "logger")}
+    given["prefix"] = shlex.join(options.prefix)
+    arguments = [f"--{name}={value}" for name, value in given.items() if value and value != parser.get_default(name)]
+    command = f"make reproduce PROFILE={options.profile}"
     if arguments or options.overrides:
         command += f" ARGS={shlex.quote(shlex.join([*arguments, *options.overrides]))}"
     return Setup(
@@ -106,13 +100,13 @@ def parse(words: list[str] | None = None) -> Setup:
         sections=tuple(sections),
         parallel=options.parallel,
         logger=options.logger,
-        prefix=prefix,
+        prefix=tuple(options.prefix),
         command=command,
     )
 
 
-def reproduce(setup: Setup) -> None:
-    """Plan, run and report; with `--plan`, print the plan only."""
+def reproduce(setup: Setup, started: float) -> None:
+    """Plan, run and report; with `--plan`, print the plan only. `started` is the command's, on the monotonic clock."""
     check_overrides(setup.overrides)
     if setup.planning:
         print(plan(setup).table())
@@ -124,7 +118,7 @@ def reproduce(setup: Setup) -> None:
             if job.command == "train":
                 check_config(composed(job.overrides_in(setup.runs)))
         print(planned.summary(), file=sys.stderr, flush=True)
-        run(planned)
+        run(planned, started)
     publish(setup)
     print(f"report: {setup.directory / 'report.html'}", flush=True)
 
@@ -156,37 +150,44 @@ def priority(job: Job) -> tuple[int, ...]:
     return (1, min((ORDER.index(name) for name in job.sections if name in ORDER), default=len(ORDER)))
 
 
-def run(plan: Plan) -> None:
-    """Run the jobs that are not finished; write the report after each of them, 20 seconds apart, and at the end.
+def run(plan: Plan, started: float) -> None:
+    """Run the jobs that are not finished; write the report every 30 seconds while they run, and at the end.
 
-    It is also written once a minute, with the steps of the running jobs.
+    The report's wall-clock time counts from
+    `started`, so that it includes imports, preparation and the checks of every training.
 
     Raises:
         UserError: jobs failed, a result cannot be read, or the report cannot be written.
         KeyboardInterrupt: the jobs were stopped.
     """
-    started, last, told = time.monotonic(), -math.inf, set[str]()
-    before = seconds_before(plan)
+    last_report = 0.0
+    wall_seconds = seconds_before(plan)
+    began_finished = len(plan.finished) == len(plan.jobs)
 
     def show(progress: Progress) -> None:
-        nonlocal last, told
-        done, now = set(progress.jobs.done), time.monotonic()
-        if len(done) < len(plan.jobs) and now > last + SECONDS_BETWEEN_REPORTS * (3 if done == told else 1):
-            report(plan, done, before + now - started, progress)
-            last, told = time.monotonic(), done
+        nonlocal last_report
+        now = time.monotonic()
+        done = progress.jobs.done
+        if len(done) < len(plan.jobs) and now > last_report + SECONDS_BETWEEN_REPORTS:
+            report(plan, done, wall_seconds + now - started, progress)
+            last_report = time.monotonic()
 
     print(f"report while it runs: {plan.setup.directory / 'report.html'}", file=sys.stderr, flush=True)
     try:
         plan.run(show)
     finally:
-        report(plan, {job.name for job in plan.finished}, before + time.monotonic() - started)
+        if not began_finished:
+            wall_seconds += time.monotonic() - started
+        report(plan, {job.name for job in plan.finished}, wall_seconds)
 
 
 def seconds_before(plan: Plan) -> float:
     """Return the wall-clock seconds of earlier calls, by their report; 0 if that was finished and jobs run again."""
     results = JobFolder(plan.setup.directory, "results.json").record
-    again = results.get("finished") and len(plan.finished) < len(plan.jobs)
-    return 0.0 if again or not plan.finished else float(results.get("seconds", {}).get("wall", 0.0))
+    runs_again = results.get("finished") and len(plan.finished) < len(plan.jobs)
+    if runs_again or not plan.finished:
+        return 0.0
+    return float(results["seconds"]["wall"])
 
 
 def report(plan: Plan, done: set[str], wall_seconds: float, progress: Progress | None = None) -> None:
@@ -230,4 +231,5 @@ if __name__ == "__main__":
     # Forked jobs import this module by its name, never as `__main__`.
     from experiments.reproduce import main as main_by_name
 
-    sys.exit(main_by_name())
+    seconds_of_imports = time.time() - psutil.Process().create_time()
+    sys.exit(main_by_name(started=time.monotonic() - seconds_of_imports))

@@ -1,18 +1,37 @@
-"""One thread, checked shapes, reproducible examples, signals as a terminal has them."""
+"""One thread, reproducible examples, signals as a terminal has them; shapes are checked with `--shapes`."""
 
 import signal
 from pathlib import Path
 
 import jaxtyping
+import pytest
 import torch
 from hypothesis import settings
 
-# Before the package is imported anywhere: from here on every annotated shape of the model is checked. A name stands for
-# all below it. Not in Triton's kernels, which are compiled from their source with the names around it.
 ROOT = Path(__file__).parents[1]
-MODULES = [path for pattern in ("[!_]*", "kernels/[!_]*") for path in ROOT.glob(f"txl_lightning/model/{pattern}")]
-CHECKED = [path.relative_to(ROOT).with_suffix("") for path in MODULES if path.stem not in ("kernels", "relative")]
-jaxtyping.install_import_hook([".".join(path.parts) for path in CHECKED], "beartype.beartype")
+MODEL = ROOT / "txl_lightning/model"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--shapes`: it costs two thirds of the time of tests/model, so only `make test-shapes` gives it."""
+    parser.addoption("--shapes", action="store_true", help="check every annotated shape of the model")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check shapes from here on: the package is not imported yet."""
+    if config.getoption("--shapes"):
+        jaxtyping.install_import_hook(modules_with_checked_shapes(), "beartype.beartype")
+
+
+def modules_with_checked_shapes() -> list[str]:
+    """Return the modules of the model."""
+    names = []
+    for path in sorted([*MODEL.glob("[!_]*"), *MODEL.glob("kernels/[!_]*")]):
+        module = path.relative_to(ROOT).with_suffix("")
+        if module.stem != "kernels":  # a name stands for all modules below it
+            names.append(".".join(module.parts))
+    return names
+
 
 torch.set_num_threads(1)
 

@@ -26,7 +26,7 @@ def product_of(*options: Iterable[Any]) -> list[Any]:
     return [
         pytest.param(
             *(one[i] for one, i in zip(values, places, strict=True)),
-            marks=() if places in diagonal else pytest.mark.slow,
+            marks=() if places in diagonal else pytest.mark.full,
             id="-".join(str(one[i]) for one, i in zip(values, places, strict=True)),
         )
         for places in product(*(range(len(one)) for one in values))

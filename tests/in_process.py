@@ -1,4 +1,4 @@
-"""The command `txl` in this process: the same as typed, without the seconds that importing torch takes."""
+"""The command `txl` in this process: as typed, without the seconds that importing torch takes."""
 
 import contextlib
 import io
@@ -15,6 +15,8 @@ import torch
 
 from txl_lightning.cli import main
 
+IGNORED_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+
 
 class Ended(NamedTuple):
     """Exit status, standard output and standard error of a command."""
@@ -25,19 +27,24 @@ class Ended(NamedTuple):
 
 
 def run_txl(*words: str, directory: Path | None = None) -> Ended:
-    """Run `txl WORDS…` in `directory` (default: the current one) and leave this process as it was.
+    """Run `txl WORDS…` in `directory` (default: the current one) and restore this process.
 
     Warnings are shown on standard error, as the command would show them, not raised.
     """
-    out, err = io.StringIO(), io.StringIO()
-    status: object = 0
-    with _as_before(directory), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        sys.argv = ["txl", *words]
+    out = io.StringIO()
+    err = io.StringIO()
+    status = 0
+    with (
+        _process_restored(directory),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        patch.object(sys, "argv", ["txl", *words]),
+    ):
         try:
             main()
         except SystemExit as ended:
-            status = ended.code
-    return Ended(status if isinstance(status, int) else 0 if status is None else 1, out.getvalue(), err.getvalue())
+            status = _exit_status(ended)
+    return Ended(status, out.getvalue(), err.getvalue())
 
 
 def success(*words: str, directory: Path | None = None) -> Ended:
@@ -48,24 +55,41 @@ def success(*words: str, directory: Path | None = None) -> Ended:
 
 
 def refusal(*words: str, directory: Path | None = None) -> str:
-    """Run `txl WORDS…`, which must end with status 2 and one line alone, and return the line."""
+    """Run `txl WORDS…`, which must end with status 2 and a single line, and return the line."""
     done = run_txl(*words, directory=directory)
-    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1), done
+    assert done.status == 2, done
+    assert done.out == ""
+    assert done.err.count("\n") == 1, done.err
     return done.err
 
 
+def _exit_status(ended: SystemExit) -> int:
+    if ended.code is None:
+        return 0
+    if isinstance(ended.code, int):
+        return ended.code
+    return 1
+
+
 @contextlib.contextmanager
-def _as_before(directory: Path | None) -> Iterator[None]:
-    here, threads, logger = Path.cwd(), torch.get_num_threads(), logging.getLogger()
-    of_process = patch.dict(os.environ), patch.object(sys, "argv"), torch.random.fork_rng([]), warnings.catch_warnings()
-    of_logger = patch.object(logger, "handlers", [*logger.handlers]), patch.object(logger, "level", logger.level)
-    with contextlib.ExitStack() as kept:
-        for context in (*of_process, *of_logger):
-            kept.enter_context(context)
-        kept.callback(os.chdir, here)
-        kept.callback(torch.set_num_threads, threads)
-        os.chdir(directory or here)
+def _process_restored(directory: Path | None) -> Iterator[None]:
+    working_directory = Path.cwd()
+    threads = torch.get_num_threads()
+    logger = logging.getLogger()
+    with (
+        patch.dict(os.environ),
+        patch.object(logger, "handlers", list(logger.handlers)),
+        patch.object(logger, "level", logger.level),
+        torch.random.fork_rng([]),
+        warnings.catch_warnings(),
+    ):
         warnings.resetwarnings()
-        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        for kind in IGNORED_WARNINGS:
             warnings.simplefilter("ignore", kind)
-        yield
+        if directory is not None:
+            os.chdir(directory)
+        try:
+            yield
+        finally:
+            os.chdir(working_directory)
+            torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""`txl` on a machine without room: no file may grow beyond FILE_SIZE bytes, as on a full disk."""
+"""Run `txl` on a full disk: no file may grow beyond FILE_SIZE bytes."""
 
 import os
 import resource
@@ -8,5 +8,6 @@ from txl_lightning import cli
 
 def main() -> None:
     """Run the command."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["FILE_SIZE"]), resource.RLIM_INFINITY))
+    size = int(os.environ["FILE_SIZE"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     cli.main()

@@ -18,24 +18,44 @@ from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.transformer_xl import VARIANTS
 from txl_lightning.registry import CHOICES, OWN, VARIABLES
 
-for path in (Path(__file__).parents[1] / "txl_lightning/variants").glob("[!_]*.py"):
-    VARIANTS.named(path.stem)
-REGISTRIES: tuple[Any, ...] = (KINDS, ENCODINGS, VARIANTS, CORPORA, LEVELS_OF, OWN_OPTIONS, CHOICES, COMMANDS)
-BUILT_IN, FORMATS_BUILT_IN = [dict(registry) for registry in REGISTRIES], list(FORMATS)
+for variant in (Path(__file__).parents[1] / "txl_lightning/variants").glob("[!_]*.py"):
+    VARIANTS.named(variant.stem)
+REGISTRIES: tuple[Any, ...] = (
+    KINDS,
+    ENCODINGS,
+    VARIANTS,
+    CORPORA,
+    LEVELS_OF,
+    OWN_OPTIONS,
+    CHOICES,
+    COMMANDS,
+)
+BUILT_IN = [set(registry) for registry in REGISTRIES]
+BUILT_IN_FORMATS = list(FORMATS)
 
 
 def forget_guests() -> None:
     """Return to the registries of a new process."""
-    store, (*_, choices, commands) = ConfigStore.instance().repo, BUILT_IN
-    for group, name in [*(CHOICES.keys() - choices), *(("", name) for name in COMMANDS.keys() - commands)]:
-        for file in (f"{name}.yaml", f"{name}_schema.yaml"):
-            (store.get(group, {}) if group else store).pop(file, None)
-    for registry, content in zip(REGISTRIES, BUILT_IN, strict=True):
-        for name in registry.keys() - content:
+    _forget_configs()
+    for registry, built_in in zip(REGISTRIES, BUILT_IN, strict=True):
+        for name in set(registry) - built_in:
             del registry[name]
-    FORMATS[:] = FORMATS_BUILT_IN
-    for name in [name for name in sys.modules if name.startswith(OWN)]:
-        del sys.modules[name]
+    FORMATS[:] = BUILT_IN_FORMATS
+    for module in list(sys.modules):
+        if module.startswith(OWN):
+            del sys.modules[module]
+
+
+def _forget_configs() -> None:
+    *_, built_in_choices, built_in_commands = BUILT_IN
+    store = ConfigStore.instance().repo
+    for group, name in set(CHOICES) - built_in_choices:
+        choices = store.get(group, {})
+        choices.pop(f"{name}.yaml", None)
+        choices.pop(f"{name}_schema.yaml", None)
+    for name in set(COMMANDS) - built_in_commands:
+        store.pop(f"{name}.yaml", None)
+        store.pop(f"{name}_schema.yaml", None)
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Run `make test` with each of the Pythons that are given, in an environment of its own (.venv-VERSION), and say which ran.
+# pythons.sh SUITE PYTHON…: run `make SUITE` with each Python, in an environment of its own (.venv-VERSION), and say which ran.
 # Exit status 1 if a suite failed or none ran.
 set -uo pipefail
 version_of() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null; }
 
+suite=$1
+shift
 said=() seen=" " ran=0 failed=0
 for python in "$@"; do
   version=$(version_of "$python") || continue # not installed, or a shim of nothing
@@ -16,7 +18,7 @@ for python in "$@"; do
     continue
   fi
   ran=1
-  if make --no-print-directory PYTHON="$python" VENV="$environment" test; then
+  if make --no-print-directory PYTHON="$python" VENV="$environment" "$suite"; then
     said+=("Python $version ($python) passed")
   else
     said+=("Python $version ($python) failed") failed=1

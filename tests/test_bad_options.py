@@ -21,7 +21,7 @@ ALWAYS, OTHERS = ([re.split(r"\s+\| ", row) for row in rows] for rows in ROWS)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.slow, id=case[0]) for case in OTHERS)]
+    ("words", "said"), [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.full, id=case[0]) for case in OTHERS)]
 )
 def test_it_is_refused_in_one_line_that_names_it(tmp_path: Path, words: str, said: str) -> None:
     short = {"empty.txt": "", "short.txt": "too short for sixteen streams\n", "old/checkpoints/last.ckpt": ""}

@@ -99,7 +99,7 @@ def test_every_command_has_the_common_settings_of_hydra() -> None:
         assert "common" in OmegaConf.load(CONF / f"{command.config_name}.yaml").defaults
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("laptop")])
 def test_every_experiment_of_laptop_size_trains(name: str, tmp_path: Path) -> None:
     short = ("trainer.max_steps=2", "evaluation.max_segments=2", "logger=none", "trainer.progress_bar=false")

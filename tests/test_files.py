@@ -1,10 +1,9 @@
-"""Atomic writes, locks, checksums, and where caches go: XDG_CACHE_HOME, HOME, or a folder for the time of a command."""
+"""Atomic writes, locks and checksums of files, and the folders of caches."""
 
 import errno
 import hashlib
 import math
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,25 +13,32 @@ from tests.fixtures import Output, Patch
 from txl_lightning import files
 from txl_lightning.command_line import usable_caches
 from txl_lightning.errors import UserError, notice
-from txl_lightning.files import checksum, expand, file_checksum, locked, write_atomically, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_text_and_json_are_written_whole(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.txt", "ä\n")
-    assert (tmp_path / "a.txt").read_bytes() == "ä\n".encode()
-    for options, written in (({}, "\\u00e4"), ({"ensure_ascii": False}, "ä")):
-        write_json(tmp_path / "a.json", {"ä": 1}, **options)
-        assert (tmp_path / "a.json").read_text("utf-8") == f'{{\n  "{written}": 1\n}}\n'
+def test_text_is_written_as_utf_8(tmp_path: Path) -> None:
+    files.write_text(tmp_path / "a.txt", "ä\n")
+    assert (tmp_path / "a.txt").read_bytes() == b"\xc3\xa4\n"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize(("ensure_ascii", "written"), [(True, "\\u00e4"), (False, "ä")])
+def test_json_is_written_with_the_options_of_the_library(tmp_path: Path, ensure_ascii: bool, written: str) -> None:
+    files.write_json(tmp_path / "a.json", {"ä": 1}, ensure_ascii=ensure_ascii)
+    assert (tmp_path / "a.json").read_text("utf-8") == f'{{\n  "{written}": 1\n}}\n'
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_value_that_json_refuses_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Out of range float"):
-        write_json(tmp_path / "a.json", math.nan, allow_nan=False)
-    assert names(tmp_path) == ["a.json", "a.txt"]
+        files.write_json(tmp_path / "a.json", math.nan, allow_nan=False)
+    assert names(tmp_path) == []
 
 
-def test_the_old_file_stays_until_the_new_one_is_complete_and_on_disk(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")
 
@@ -42,40 +48,53 @@ def test_the_old_file_stays_until_the_new_one_is_complete_and_on_disk(tmp_path: 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, interrupted)
+        files.write_atomically(path, interrupted)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_file_that_did_not_reach_the_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: Patch) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
     monkeypatch.setattr(files.os, "fsync", Mock(side_effect=OSError("No space left on device")))
     with pytest.raises(OSError, match="No space left"):
-        write_text(path, "new")
-    assert (path.read_text(), names(tmp_path)) == ("old", ["a"])
+        files.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("size", [0, 8, 100])
-def test_checksums_are_sha_256_whatever_the_block(tmp_path: Path, monkeypatch: Patch, size: int) -> None:
+def test_checksums_are_sha_256_across_blocks(tmp_path: Path, monkeypatch: Patch, size: int) -> None:
     monkeypatch.setattr(files, "BLOCK_BYTES", 8)
     content = os.urandom(size)
-    (tmp_path / "a").write_bytes(content)
-    assert file_checksum(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    assert files.file_checksum(path) == hashlib.sha256(content).hexdigest()
     for n_bytes in (0, 1, 8, 17, size):
-        with (tmp_path / "a").open("rb") as file:
-            assert checksum(file, n_bytes) == hashlib.sha256(content[:n_bytes]).hexdigest()
+        with path.open("rb") as file:
+            beginning = hashlib.sha256(content[:n_bytes])
+            assert files.checksum(file, n_bytes) == beginning.hexdigest()
 
 
 @pytest.mark.parametrize(
-    ("given", "caches", "expanded"),
+    ("path", "xdg_cache_home", "expanded"),
     [
         ("~/.cache/txl_lightning/losses", "/var/caches", "/var/caches/txl_lightning/losses"),
         ("~/.cache/txl_lightning", None, "/home/me/.cache/txl_lightning"),
-        ("~/.cache/txl_lightning", "relative", "/home/me/.cache/txl_lightning"),  # which the standard forbids
+        # The standard forbids a relative folder.
+        ("~/.cache/txl_lightning", "relative", "/home/me/.cache/txl_lightning"),
         ("~/data", "/var/caches", "/home/me/data"),
         ("data", "/var/caches", "data"),
     ],
 )
-def test_caches_are_where_the_variables_say(monkeypatch: Patch, given: str, caches: str | None, expanded: str) -> None:
+def test_caches_are_where_the_variables_say(
+    monkeypatch: Patch, path: str, xdg_cache_home: str | None, expanded: str
+) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    if caches is not None:
-        monkeypatch.setenv("XDG_CACHE_HOME", caches)
-    assert str(expand(given)) == expanded
+    if xdg_cache_home is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", xdg_cache_home)
+    assert str(files.expand(path)) == expanded
 
 
 @pytest.mark.parametrize("home", ["/proc", "/dev/null", None])
@@ -91,7 +110,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: Patch, capfd
     before = dict(os.environ)
     with usable_caches():
         folder = Path(os.environ["XDG_CACHE_HOME"])
-        expand("~/.cache/txl_lightning").mkdir()
+        files.expand("~/.cache/txl_lightning").mkdir()
         assert [path.name for path in folder.iterdir()] == ["txl_lightning"]
         assert os.environ["MPLCONFIGDIR"] == str(folder / "matplotlib")
     assert (folder.exists(), dict(os.environ)) == (False, before)
@@ -99,23 +118,32 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: Patch, capfd
     assert capfd.readouterr().err == f"{said}FOLDER keeps them\n"
 
 
-def test_one_process_at_a_time_writes_into_a_folder(tmp_path: Path, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("wait", [False, True])
+def test_one_process_at_a_time_writes_into_a_folder(tmp_path: Path, monkeypatch: Patch, wait: bool) -> None:
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
-    for wait in (False, True):
-        with locked(tmp_path), pytest.raises(UserError, match="another command writes into"), locked(tmp_path, wait):
-            pass
+    with files.locked(tmp_path):
+        second = files.locked(tmp_path, wait)
+        with pytest.raises(UserError, match="another command writes into"):
+            second.__enter__()
 
 
 def test_a_file_system_without_locks_is_used_without_one(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(files.fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "no locks")))
-    with locked(tmp_path), locked(tmp_path):
+    unsupported = Mock(side_effect=OSError(errno.ENOSYS, "no locks"))
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
+    with files.locked(tmp_path), files.locked(tmp_path):
         pass
 
 
-def test_links_inside_a_folder_stay_and_its_lock_follows_none(tmp_path: Path) -> None:
-    for name, refused in (("latest", nullcontext()), (".lock", pytest.raises(OSError, match="symbolic links"))):
-        (tmp_path / ".lock").unlink(missing_ok=True)
-        (tmp_path / name).symlink_to("file")
-        with refused, locked(tmp_path):
-            pass
+def test_a_link_in_a_locked_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to("file")
+    with files.locked(tmp_path):
+        pass
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to("file")
+    lock = files.locked(tmp_path)
+    with pytest.raises(OSError, match="symbolic links"):
+        lock.__enter__()
     assert not (tmp_path / "file").exists()

@@ -20,7 +20,7 @@ def limited(directory: Path, size: int, *arguments: str) -> CompletedProcess[str
     return start_module(directory, "tests.limited", *arguments, FILE_SIZE=str(size), GIT_OPTIONAL_LOCKS="0").finish()
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_training_without_checkpoints_fails_and_completes_later(tmp_path: Path, devices: int) -> None:
     given = words(tmp_path, f"trainer.devices={devices}", f"hydra.run.dir={tmp_path / 'run'}")
     given = [word for word in given if word != "-m" and "sweep" not in word]

@@ -72,7 +72,7 @@ def use(monkeypatch: Patch, *files: str | Path) -> None:
 def test_a_variant_of_a_file_trains_resumes_and_is_measured(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, EXAMPLES["layer_scale"])
     (tmp_path / "text.txt").write_text(TEXT)
-    words = ("train", "beyond=layer_scale", "beyond.start=0.5", "data=file", "data.path=text.txt", "data.level=char")
+    words = ("train", "variant=layer_scale", "variant.start=0.5", "data=file", "data.path=text.txt", "data.level=char")
     small = (*words, *SMALL, "data.cache_dir=cache", "hydra.run.dir=run")
     success(*small, directory=tmp_path)
     success(*small, "resume=auto", "trainer.max_steps=5", directory=tmp_path)
@@ -80,20 +80,22 @@ def test_a_variant_of_a_file_trains_resumes_and_is_measured(tmp_path: Path, monk
     best = "checkpoint=run/checkpoints/best.ckpt"
     trained: Any = load_trained(tmp_path / "run/checkpoints/best.ckpt").model
     assert trained.layers[0].attention_scale.mean().item() == pytest.approx(0.5, abs=0.1)
-    assert "beyond layer_scale" in success("evaluate", best, "splits=[test]", "hydra.run.dir=e", directory=tmp_path).out
+    assert (
+        "variant layer_scale" in success("evaluate", best, "splits=[test]", "hydra.run.dir=e", directory=tmp_path).out
+    )
     success("generate", best, "prompt=line", "n_tokens=3", "hydra.run.dir=g", directory=tmp_path)
     assert "layer_scale" in success("train", "--help", directory=tmp_path).out
-    wrong = refusal(*words, "beyond.start=soon", *SMALL, directory=tmp_path)
-    assert wrong == "txl train: beyond.start=soon: must be of type float\n"
+    wrong = refusal(*words, "variant.start=soon", *SMALL, directory=tmp_path)
+    assert wrong == "txl train: variant.start=soon: must be of type float\n"
 
 
 def test_without_the_variable_a_line_says_that_it_is_not_set(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, *EXAMPLES.values())
-    words = ("beyond=layer_scale", "data=brackets", "data.depth=3", "data.n_tokens=3000", "data.cache_dir=cache")
+    words = ("variant=layer_scale", "data=brackets", "data.depth=3", "data.n_tokens=3000", "data.cache_dir=cache")
     success("train", *words, *SMALL, "hydra.run.dir=run", directory=tmp_path)
     monkeypatch.delenv("TXL_GUESTS")
     forget_guests()
-    for group, name in (("beyond", "layer_scale"), ("data", "brackets"), ("encoding", "t5")):
+    for group, name in (("variant", "layer_scale"), ("data", "brackets"), ("encoding", "t5")):
         refused = refusal("train", f"{group}={name}", directory=tmp_path)
         assert re.fullmatch(rf"txl train: {group}={name}: must be one of .*, or {re.escape(NOT_SET)}\n", refused)
     refused = refusal("evaluate", "checkpoint=run/checkpoints/best.ckpt", directory=tmp_path)
@@ -103,20 +105,22 @@ def test_without_the_variable_a_line_says_that_it_is_not_set(tmp_path: Path, mon
 def test_a_variant_of_a_variant_has_options_of_both(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "second.py").write_text(OF_LAYER_SCALE)
     use(monkeypatch, EXAMPLES["layer_scale"], tmp_path / "second.py")
-    config = compose("beyond=second", "beyond.start=0.5")
+    config = compose("variant=second", "variant.start=0.5")
     own = {"power": 2, "parity": "odd", "rate": None, "sizes": [1], "ends": []}
-    assert config.beyond == {"name": "second", "start": 0.5, **own}
+    assert config.variant == {"name": "second", "start": 0.5, **own}
     assert type(make_model(config, 20)).__name__ == "Second"
-    given = compose("beyond=second", "beyond.parity=even", "beyond.rate=1", "beyond.sizes=[3]", "beyond.ends=[4,5]")
+    given = compose(
+        "variant=second", "variant.parity=even", "variant.rate=1", "variant.sizes=[3]", "variant.ends=[4,5]"
+    )
     assert make_model(given, 20).config.rate == 1  # type: ignore[union-attr]
     wrong = {"parity=no": r"Literal\['odd', 'even'\]", "rate=no": r"float \| None", "sizes=2": r"list\[int\]|list"}
     for word, hint in wrong.items():
-        with pytest.raises(OptionError, match=rf"^beyond\.{word}: must be of type ({hint})$"):
-            make_model(compose("beyond=second", f"beyond.{word}"), 20)
-    require_room(architecture(compose("beyond=fourth", "beyond.width=3"), 20))
-    without = refusal("train", "beyond=fourth", directory=tmp_path)
-    assert without == "txl train: beyond.width: must be given (beyond.width=…)\n"
-    assert type(make_model(compose("beyond=layer_scale"), 20)).__name__ == "LayerScaleTransformerXL"
+        with pytest.raises(OptionError, match=rf"^variant\.{word}: must be of type ({hint})$"):
+            make_model(compose("variant=second", f"variant.{word}"), 20)
+    require_room(architecture(compose("variant=fourth", "variant.width=3"), 20))
+    without = refusal("train", "variant=fourth", directory=tmp_path)
+    assert without == "txl train: variant.width: must be given (variant.width=…)\n"
+    assert type(make_model(compose("variant=layer_scale"), 20)).__name__ == "LayerScaleTransformerXL"
 
     class Child(VARIANTS.named("memory_tokens")):  # type: ignore[misc]
         cannot = {"attention lengths": "it is a test"}  # noqa: RUF012
@@ -150,10 +154,10 @@ def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeyp
 
 def test_jobs_of_a_multirun_import_the_files(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, EXAMPLES["brackets"], EXAMPLES["layer_scale"])
-    words = ("data=brackets", "data.n_tokens=3000", "data.cache_dir=cache", "beyond=none,layer_scale", *SMALL)
+    words = ("data=brackets", "data.n_tokens=3000", "data.cache_dir=cache", "variant=none,layer_scale", *SMALL)
     success("train", "-m", *words, "hydra.sweep.dir=sweep", directory=tmp_path)
     jobs = json.loads((tmp_path / "sweep/multirun.json").read_text())["jobs"]
-    states = {job["overrides"]["beyond"]: job["state"] for job in jobs}
+    states = {job["overrides"]["variant"]: job["state"] for job in jobs}
     assert states == {"layer_scale": "finished", "none": "finished"}
 
 
@@ -185,7 +189,7 @@ class V(TransformerXL):
     ("code", "taken"),
     [
         ("@register_corpus('recall', 'char')\ndef f(_): ...", "recall: is the name of another data, txl_lightn"),
-        ("@register_variant('gru_residual')\nclass V(TransformerXL): ...", "gru_residual: is .* another beyond, txl_"),
+        ("@register_variant('gru_residual')\nclass V(TransformerXL): ...", "gru_residual: is .* another variant, txl_"),
         ("@register_encoding('rope')\nclass E(Encoding): ...", "rope: is the name of another encoding, txl_lightning"),
         (WITH_KIND, "kind: is the name of another option or property of TransformerXLConfig"),
     ],
@@ -243,7 +247,7 @@ def test_the_variable_up_to_0_4_0_is_read_too(monkeypatch: Patch) -> None:
     monkeypatch.setenv("TXL_GUESTS", EXAMPLES["layer_scale"])
     monkeypatch.setenv("TXL_ENCODINGS", EXAMPLES["t5"])  # the name up to 0.4.0
     load_guests()
-    assert {("beyond", "layer_scale"), ("encoding", "t5")} <= {*CHOICES}
+    assert {("variant", "layer_scale"), ("encoding", "t5")} <= {*CHOICES}
 
 
 def test_the_examples_run_with_an_installed_package(tmp_path: Path) -> None:

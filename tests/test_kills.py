@@ -82,7 +82,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     return [name for name in found.keys() | expected.keys() if not (name in found and name in expected and same(name))]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", [*RANKS, "multirun", "reproduction"])
 def test_what_was_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path, kind: str) -> None:

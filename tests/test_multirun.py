@@ -58,7 +58,7 @@ def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
     return [child for child in below if os.getsid(child.pid) == child.pid]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_optuna_minimises_the_validation_loss_and_continues_with_a_seed(tmp_path: Path) -> None:
     search = ["hydra/sweeper=optuna", "hydra.sweeper.sampler.seed=1", "optimizer.lr=tag(log, interval(1e-4, 1e-2))"]
     ended = []
@@ -75,7 +75,7 @@ def test_optuna_minimises_the_validation_loss_and_continues_with_a_seed(tmp_path
 
 
 @pytest.mark.parametrize(
-    "number", [SIGTERM, SIGKILL, *(pytest.param(n, marks=pytest.mark.slow) for n in (SIGINT, SIGHUP))]
+    "number", [SIGTERM, SIGKILL, *(pytest.param(n, marks=pytest.mark.full) for n in (SIGINT, SIGHUP))]
 )
 def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")

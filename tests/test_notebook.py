@@ -25,7 +25,7 @@ def kinds_of_output(notebook: dict[str, Any]) -> list[list[str]]:
     return [[output["output_type"] for output in cell["outputs"]] for cell in cells]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_the_notebook_runs_and_its_pictures_are_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

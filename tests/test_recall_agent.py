@@ -18,7 +18,7 @@ def test_the_example_prints_both_rates(capsys: pytest.CaptureFixture[str]) -> No
     assert re.fullmatch(r"memory off: \d+% of episodes succeed \(chance: 25%\)", off)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [1, 2, 3])  # the first three: none was chosen
 def test_memory_solves_the_task_and_without_it_chance_is_what_is_left(seed: int) -> None:

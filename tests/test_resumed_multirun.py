@@ -132,7 +132,7 @@ def test_word_pieces_have_bits_per_byte_to_compare_them_with_bytes(tmp_path: Pat
     assert [job["metrics"] for job in jobs] == [of_pieces, of_bytes]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
 def test_finished_jobs_are_skipped_and_stopped_ones_resume(tmp_path: Path, whole: Path, launcher: str) -> None:
     """Job 0 has finished, job 1 was killed after its last checkpoint, job 2 before its first."""
@@ -148,7 +148,7 @@ def test_finished_jobs_are_skipped_and_stopped_ones_resume(tmp_path: Path, whole
     assert (tmp_path / "sweep/multirun.md").read_text() == (whole / "sweep/multirun.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_launcher_finds_jobs_by_their_options_and_gives_new_ones_a_folder(tmp_path: Path) -> None:
     txl(tmp_path, "seed=1,2")
     before = written(tmp_path)

@@ -28,7 +28,7 @@ def txl(command: str, *words: str) -> None:
 def use_guests() -> None:
     """Train with all guests of examples/, and open the checkpoint again."""
     os.environ["TXL_GUESTS"] = ",".join(str(EXAMPLES / f"{name}.py") for name in ("layer_scale", "t5", "brackets"))
-    words = ("beyond=layer_scale", "beyond.start=0.5", "encoding=t5", "data=brackets", "data.depth=3")
+    words = ("variant=layer_scale", "variant.start=0.5", "encoding=t5", "data=brackets", "data.depth=3")
     small = ("data.n_tokens=4000", "data.cache_dir=cache", "profile=smoke", "logger=none", "hydra.run.dir=guests")
     subprocess.run(["txl", "train", *words, *small, "trainer.max_steps=3"], check=True)
     subprocess.run(["txl", "evaluate", "checkpoint=guests/checkpoints/best.ckpt", "hydra.run.dir=scored"], check=True)

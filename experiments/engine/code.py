@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parents[2]
-SHOWS_ONLY = {"reporting", "loggers", "recl_report", "recl_page"}  # a change here does not make finished jobs stale
+PRESENTATION = ("txl_lightning/reporting", "txl_lightning/recl/page.py")
+"""Folders and files that change no number: finished jobs stay finished when they change."""
 
 
 class _ModulesOfSources(ModuleFinder):
@@ -31,8 +32,8 @@ class _ModulesOfSources(ModuleFinder):
 def code_of(module: str) -> str:
     """Return the SHA-256 of the code that a module runs, without comments, layout and docstrings.
 
-    It is the code of all modules of its top-level package that it imports, directly or not, also inside functions; of a
-    package that imports what `iter_modules` finds, all modules. Presentation is left out (`SHOWS_ONLY`).
+    It covers every module of the same top-level package that the module imports, directly or not, also inside
+    functions. Files of `PRESENTATION` are left out.
 
     Args:
         module: dotted name, such as `txl_lightning.training.run`.
@@ -40,13 +41,12 @@ def code_of(module: str) -> str:
     finder = _ModulesOfSources(module.partition(".")[0])
     finder.import_hook(module)
     paths = {Path(found.__file__) for found in finder.modules.values() if found.__file__}  # type: ignore[attr-defined]
-    packages = (path for path in paths if path.name == "__init__.py" and "iter_modules" in path.read_text("utf-8"))
-    paths |= {path for package in packages for path in package.parent.glob("*.py")}
-    code = {
-        path.relative_to(SOURCES).as_posix(): statements(path.read_text("utf-8"))
-        for path in sorted(paths)
-        if not SHOWS_ONLY & {path.stem, path.parent.name}
-    }
+    presentation = {SOURCES / name for name in PRESENTATION}
+    code = {}
+    for path in sorted(paths):
+        is_presentation = path in presentation or path.parent in presentation
+        if not is_presentation:
+            code[path.relative_to(SOURCES).as_posix()] = statements(path.read_text("utf-8"))
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
 

@@ -25,7 +25,7 @@ def test_a_turn_is_timed() -> None:
     assert turns_of("ours", CASES["tiny"])() > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_workers_of_two_checkouts_take_turns_and_leave_out_the_first_round() -> None:
     root = Path(bench.__file__).parents[1]
     found = measure(CASES["tiny"], {"ours": ("ours", None), "against": ("ours", root)}, rounds=2)

@@ -53,7 +53,7 @@ ALWAYS = (
 
 def cases(arms: Iterable[str] = tuple(ARMS)) -> list[Any]:
     """Return arms as parameters of a test."""
-    return [pytest.param(arm, marks=() if arm in ALWAYS else pytest.mark.slow) for arm in arms]
+    return [pytest.param(arm, marks=() if arm in ALWAYS else pytest.mark.full) for arm in arms]
 
 
 def make(arm: str, device: str = "cpu") -> Model:

@@ -50,9 +50,9 @@ ARMS = [
     ("model.dropout=0.1", "trainer.precision=bf16-mixed", "optimizer=muon"),
     ("encoding=shaw", "loss=random_half", "trainer.stream_groups=2"),
     ("model=lstm", "model.d_model=16"),
-    pytest.param(("memory=off",), marks=pytest.mark.slow),
-    pytest.param(("encoding=al_rfou", "model.pre_norm=true"), marks=pytest.mark.slow),
-    pytest.param(("model=qrnn", "model.d_model=16"), marks=pytest.mark.slow),
+    pytest.param(("memory=off",), marks=pytest.mark.full),
+    pytest.param(("encoding=al_rfou", "model.pre_norm=true"), marks=pytest.mark.full),
+    pytest.param(("model=qrnn", "model.d_model=16"), marks=pytest.mark.full),
 ]
 
 

@@ -125,7 +125,7 @@ def test_every_reproduction_is_understood() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("no_guests")
 @pytest.mark.parametrize(
-    ("page", "least"), [("README.md", 6), pytest.param("", 28, marks=pytest.mark.slow)], ids=["README", "all pages"]
+    ("page", "least"), [("README.md", 6), pytest.param("", 28, marks=pytest.mark.full)], ids=["README", "all pages"]
 )
 def test_the_commands_run(page: str, least: int, tmp_path: Path, monkeypatch: Patch) -> None:
     """Run them in one folder and one process, in the order of the pages."""

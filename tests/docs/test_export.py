@@ -35,7 +35,7 @@ for encoding in ("alibi", "rope", "none", "shaw"):
 """
 
 
-@pytest.mark.parametrize("compared", [OF_PAGE, pytest.param(OF_OTHERS, marks=pytest.mark.slow)], ids=["page", "others"])
+@pytest.mark.parametrize("compared", [OF_PAGE, pytest.param(OF_OTHERS, marks=pytest.mark.full)], ids=["page", "others"])
 def test_an_exported_model_carries_its_memory_for_any_number_of_streams(compared: str, tmp_path: Path) -> None:
     printed("-W", "ignore", "-c", "\n".join((EXPORTED, COMPARE, compared)), directory=tmp_path)
 

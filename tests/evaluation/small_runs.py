@@ -25,9 +25,9 @@ KINDS = {
     "alibi": ["data.level=char", "memory=on", "encoding=alibi"],
     "none": ["data.level=char", "memory=on", "encoding=none", "loss=half", "model.ext_len=2"],
     "lstm": ["model=lstm", "model.d_model=16"],
-    "compressive": ["beyond=compressive", "beyond.rate=2"],
-    "tokens": ["beyond=memory_tokens", "beyond.n_tokens=3", "memory=off"],
-    "tokens_states": ["beyond=memory_tokens", "beyond.n_tokens=3", "encoding=shaw"],
+    "compressive": ["variant=compressive", "variant.rate=2"],
+    "tokens": ["variant=memory_tokens", "variant.n_tokens=3", "memory=off"],
+    "tokens_states": ["variant=memory_tokens", "variant.n_tokens=3", "encoding=shaw"],
     "qrnn": ["model=qrnn", "model.d_model=16"],
 }
 ELSEWHERE = "elsewhere"  # a run on another text

@@ -148,7 +148,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process alone is in /proc")
 def test_the_memory_of_a_long_window_is_bounded() -> None:
     """A window of 8,192 tokens whose scores were held at once would need 1 GiB for one matrix of the four heads."""

@@ -17,7 +17,7 @@ from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model.attention import Operands, attend_fused
 from txl_lightning.model.kernels import fused
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.training.compilation import compiled
+from txl_lightning.training.module import compiled
 
 SIZES = {"enwik8 base": (8, 22, 512, 1024, 64), "wt103 base": (10, 60, 150, 300, 41)}  # H, B, T, K, E
 

@@ -14,7 +14,7 @@ LSTM_GRAPHS = 3  # of two layers that torch does not compile
 UNEVEN = ("relative, memory/3", "adaptive softmax/3", "lstm/3")  # 4 streams in 3 groups: two shapes
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1300)
 def test_nothing_is_compiled_after_the_first_step(tmp_path: Path) -> None:
     """One graph a shape, but for the tails of the softmax, whose shapes differ in every step, and torch's LSTM."""

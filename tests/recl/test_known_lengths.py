@@ -44,7 +44,7 @@ def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(tmp_path
     assert plateau["within_1_percent"] == steps["within_1_percent"] == 48
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_trained_memory_reaches_the_entropy_and_has_the_known_length(tmp_path: Path) -> None:
     """Commands of the page, with another folder."""

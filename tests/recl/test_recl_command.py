@@ -112,7 +112,7 @@ def test_models_are_named_after_their_directories_or_references(references: list
     assert model_names(references) == names
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path) -> None:
     def words(name: str) -> list[str]:
         paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"

@@ -131,7 +131,7 @@ def outcome(name: str, path: Path, folder: Path) -> str:
     return "accepted"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["evaluate", "resume", "initial_weights", "convert"])
 def test_malformed_files_are_refused_or_harmless(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

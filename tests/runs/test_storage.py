@@ -16,6 +16,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.storage import write_checkpoint as write
 
+OLD = Path(__file__).parents[1] / "old_checkpoint/relative.ckpt"
 CONTENTS = {"weights": torch.arange(500.0), "step": 3, "nested": {"half": torch.ones(3, dtype=torch.bfloat16)}}
 
 
@@ -34,10 +35,11 @@ def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
     assert [path.name for path in good.parent.iterdir() if path.name != "flipped"] == ["a.ckpt"]
 
 
+@pytest.mark.parametrize("version", ["this", "0.5.0"])
 @settings(max_examples=150, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_anywhere_is_recognised(good: Path, place: float, bit: int) -> None:
-    data = bytearray(good.read_bytes())
+def test_a_flipped_bit_anywhere_is_recognised(good: Path, version: str, place: float, bit: int) -> None:
+    data = bytearray((good if version == "this" else OLD).read_bytes())
     data[int(place * len(data))] ^= 1 << bit
     path = good.parent / "flipped"
     path.write_bytes(data)
@@ -80,7 +82,7 @@ def test_a_file_that_is_too_short_or_too_long_is_recognised(good: Path, tmp_path
 
 def test_a_file_without_a_checksum_is_read_and_no_file_is_not(tmp_path: Path) -> None:
     torch.save(CONTENTS, tmp_path / "plain")
-    assert read_file(tmp_path / "plain")["step"] == 3
+    assert (read_file(tmp_path / "plain")["step"], read_file(OLD)["global_step"]) == (3, 15)
     (tmp_path / "empty").touch()
     with pytest.raises(OptionError, match="cut short"):
         read_file(tmp_path / "empty")

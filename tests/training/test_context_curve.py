@@ -76,7 +76,7 @@ def test_a_line_that_was_cut_short_and_later_rows_are_removed(tmp_path: Path) ->
     assert (tmp_path / "context_curve.png").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
     options = (*OPTIONS, "model.dropout=0", "context_curve.every_n_steps=6")
     rows = []

@@ -15,7 +15,7 @@ from txl_lightning.training.callbacks import RunProgress
 LATEST = {"train/nll": 3.0, "train/ppl": 20.086, "train/tokens_per_second": 81234.0}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_path: Path) -> None:
     tiny_config(tmp_path)
     (tmp_path / "text.txt").write_text("".join(f"word{i} and and {i % 7}\n" for i in range(900)))

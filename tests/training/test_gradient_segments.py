@@ -39,7 +39,7 @@ ARMS: dict[str, dict[str, Any]] = {
 FAST = ("relative", "same length", "documents")
 
 
-@pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in ARMS])
+@pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.full) for n in ARMS])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: str, groups: int) -> None:
     model = tiny_model(**{"mem_len": 50, **ARMS[arm]})

@@ -49,7 +49,7 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_torchrun_and_txl_itself_give_the_same_numbers(tmp_path: Path) -> None:
     """Check the exit too: a thread of the process groups that outlives the interpreter could abort the process."""
     metrics = []
@@ -85,7 +85,7 @@ for steps, checkpoint in ((7, None), (14, "7.ckpt"), (14, None)):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_path: Path) -> None:
     """Its checkpoints, which Lightning writes, hold the memory of all ranks."""
     (tmp_path / "own.py").write_text(OWN)
@@ -102,7 +102,7 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
         assert sum(rank[1] for rank in ranks) == pytest.approx(memory, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
     job = {"JOB_ID": str(os.getpid()), "JOB_NAME": "txl", "NODELIST": "127.0.0.1", "NODEID": "0"}
     job |= dict.fromkeys(("NTASKS", "NTASKS_PER_NODE", "STEP_NUM_TASKS"), "2")
@@ -116,7 +116,7 @@ def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
     assert json.loads((only_run(tmp_path) / "metrics.json").read_text())["processes"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path) -> None:
     """Two ranks are started by hand, as torchrun does."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000), "WORLD_SIZE": "2"}

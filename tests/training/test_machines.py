@@ -15,7 +15,8 @@ from txl_lightning import files
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.hardware import cpu_bfloat16_speedup, cpu_has_bfloat16, resolve_accelerator, resolve_precision
 from txl_lightning.training import module
-from txl_lightning.training.checks import check_config, train
+from txl_lightning.training.checks import check_config
+from txl_lightning.training.run import train
 
 
 def test_auto_takes_the_first_accelerator_that_the_machine_has(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -58,7 +59,7 @@ def test_the_speedup_is_of_two_measured_times() -> None:
     assert 0.01 < cpu_bfloat16_speedup() < 100
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_choice_is_printed_recorded_and_kept(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     options = ("trainer.precision=auto", "trainer.accelerator=auto", "optimizer=muon", "resume=auto")

@@ -93,25 +93,25 @@ def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms:
     check_resumed(few_arms, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("arm", ARMS)
 def test_losses_of_one_two_and_four_processes_are_the_same(runs: Path, arm: str) -> None:
     check_losses(runs, arm, (1, 2, 4), 1e-10 if DOUBLE in ARMS[arm] else 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_groups_of_streams_change_nothing(runs: Path) -> None:
     for W in (1, 2, 4):
         assert differences(runs, f"single{W}", f"groups{W}") < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("W", [1, 4])
 def test_a_checkpoint_of_two_processes_resumes_on_one_and_four(runs: Path, W: int) -> None:
     check_resumed(runs, W)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kill", "at", "B", "steps", "worlds"), [((2, 3), 13, 5, 16, (1,)), ((3, 4), 27, 10, 50, (1, 2, 3, 4))], ids=str
 )

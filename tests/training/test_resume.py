@@ -24,7 +24,7 @@ OPTIONS = (
     *("trainer.log_every_n_steps=7", "resume=auto"),
 )
 TWO = ("trainer.devices=2",)
-KINDS = {"several loggers": ("logger=[csv,wandb]",), "compressive": ("beyond=compressive", "beyond.rate=2")}
+KINDS = {"several loggers": ("logger=[csv,wandb]",), "compressive": ("variant=compressive", "variant.rate=2")}
 KINDS |= {"lstm": ("model=lstm", "model.d_model=16")}
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
@@ -63,11 +63,11 @@ def uninterrupted(*options: str) -> Path:
     ("more", "steps", "events"),
     [
         ((), 64, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)]),  # step 30 validates, step 56 ends an epoch
-        pytest.param((), 200, [(at, KILL) for at in (11, 60, 61, 120, 173)], marks=pytest.mark.slow),
-        pytest.param((), 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.slow),
+        pytest.param((), 200, [(at, KILL) for at in (11, 60, 61, 120, 173)], marks=pytest.mark.full),
+        pytest.param((), 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.full),
         # the ranks by turns
-        pytest.param(TWO, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.slow),
-        *(pytest.param(more, 50, [(27, KILL), (43, KILL)], marks=pytest.mark.slow) for more in KINDS.values()),
+        pytest.param(TWO, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.full),
+        *(pytest.param(more, 50, [(27, KILL), (43, KILL)], marks=pytest.mark.full) for more in KINDS.values()),
     ],
     ids=["in short", "killed", "stopped", "killed and stopped, 2 processes", *KINDS],
 )

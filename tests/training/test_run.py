@@ -89,7 +89,7 @@ MORE_ARMS = [
 ]
 
 
-@pytest.mark.parametrize("arm", [*ARMS, *(pytest.param(arm, marks=pytest.mark.slow) for arm in MORE_ARMS)])
+@pytest.mark.parametrize("arm", [*ARMS, *(pytest.param(arm, marks=pytest.mark.full) for arm in MORE_ARMS)])
 def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> None:
     options = (*arm.split(), "trainer.val_every_n_steps=30", "trainer.max_steps=10")
     first = train(tiny_config(tmp_path, *options), tmp_path / "first")

@@ -187,7 +187,7 @@ def test_a_kill_between_the_best_and_the_last_loses_nothing(tmp_path: Path, monk
     assert {**again, **VARYING} == {**whole, **VARYING}
 
 
-@pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.full)])
 def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Patch, every: str) -> None:
     """Validated every 4 steps or at the end of an epoch (56), and saved every 4 or 56: never before the validation."""
     at, save = (12, 4) if every == "4" else (56, 56)

@@ -10,7 +10,7 @@ from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_resident_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resident: dict[int, int] = {}
     original = LanguageModelModule.training_step

@@ -101,7 +101,7 @@ def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_the_final_test_stops_at_once(tmp_path: Path, monkeypatch: Patch, number: signal.Signals) -> None:
     with monkeypatch.context() as patch:
         patch_module(patch, "test_step", before=lambda module: os.kill(os.getpid(), number))
@@ -133,7 +133,7 @@ def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: Patch) ->
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["killed", "broken"])
 def test_a_rank_that_dies_stops_the_others_and_is_named(tmp_path: Path, how: str) -> None:
     event = {"signal": signal.SIGKILL} if how == "killed" else {}

@@ -46,7 +46,7 @@ def test_it_is_named_grouped_and_tagged_and_has_its_config(run: Path) -> None:
     (record,) = (record["run"] for record in records(run) if record["type"] == "run")
     assert (record["job_type"], record["run_group"]) == ("train", "table_6")
     expected = plain(load_trained(run.parents[2] / "checkpoints/best.ckpt").config)
-    assert expected.pop("beyond") == {}  # W&B drops it
+    assert expected.pop("variant") == {}  # W&B drops it
     assert {name: shown["config"][name] for name in expected} == expected
     assert (shown["config"]["arm"], shown["config"]["parameters"]) == ("relative, recurrence, full loss", 91392)
 
@@ -74,7 +74,7 @@ def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
     assert {name: values[f"final/{name}"] for name in metrics} == metrics
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_command_uploads_all_offline_sessions(run: Path) -> None:
     directory = run.parents[3]
     train(tiny_config(directory, *GIVEN, "trainer.max_steps=24", "resume=auto"), directory / "run")
@@ -135,7 +135,7 @@ def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> Non
 def test_the_arm_in_words(tmp_path: Path) -> None:
     for overrides, words in {
         "memory=off model.terms=ab loss=half": "relative, no recurrence, half loss, terms ab",
-        "beyond=attention_gate": "relative, recurrence, full loss, attention_gate gates=head",
+        "variant=attention_gate": "relative, recurrence, full loss, attention_gate gates=head",
         "model=lstm": "lstm, full loss",
     }.items():
         assert run_name(tiny_config(tmp_path, *overrides.split())).startswith(f"{words}; memory ")

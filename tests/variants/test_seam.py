@@ -24,7 +24,7 @@ def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "toy.py").write_text(code)
     monkeypatch.setenv("TXL_GUESTS", str(tmp_path / "toy.py"))
     config = tiny_config(tmp_path)
-    config.beyond = {"name": "toy", "factor": 0.5}
+    config.variant = {"name": "toy", "factor": 0.5}
     train(config, tmp_path / "run")
     model: Any = load_trained(tmp_path / "run/checkpoints/best.ckpt").model.eval()
     assert (type(model).__name__, model.config.factor) == ("ToyTransformerXL", 0.5)
@@ -33,8 +33,8 @@ def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for layer in model.layers:
         layer.factor = 1.0
     assert not found.allclose(model.score(tokens, tokens)[0])
-    config.beyond["facto"] = 1
-    with pytest.raises(OptionError, match=r"beyond\.facto=1: is no option of beyond=toy, which has factor"):
+    config.variant["facto"] = 1
+    with pytest.raises(OptionError, match=r"variant\.facto=1: is no option of variant=toy, which has factor"):
         train(config, tmp_path / "second")
 
 

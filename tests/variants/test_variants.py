@@ -22,10 +22,10 @@ from txl_lightning.training.run import train
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "attention_gate": (),
-    "compressive": ("beyond.rate=2",),
+    "compressive": ("variant.rate=2",),
     "forget_gate": ("encoding=none",),
     "gru_residual": (),
-    "memory_tokens": ("beyond.n_tokens=3",),
+    "memory_tokens": ("variant.n_tokens=3",),
 }
 OPTIONS = ("model.dropout=0.2", "optimizer.schedule=constant", "evaluation.max_segments=2", "loss=random_half")
 PARALLEL = (
@@ -45,26 +45,26 @@ def test_a_variant_with_another_default_keeps_the_rules_of_the_option() -> None:
 
 
 def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> None:
-    assert {path.stem for path in (CONF / "beyond").glob("*.yaml")} == {"none", *VARIANTS}
+    assert {path.stem for path in (CONF / "variant").glob("*.yaml")} == {"none", *VARIANTS}
     known = {f.name for f in fields(TransformerXLConfig)}
     for name in VARIANTS:
-        config = tiny_config(tmp_path, f"beyond={name}")
-        given: Any = OmegaConf.load(CONF / f"beyond/{name}.yaml")
-        given = given.get("beyond", given)
+        config = tiny_config(tmp_path, f"variant={name}")
+        given: Any = OmegaConf.load(CONF / f"variant/{name}.yaml")
+        given = given.get("variant", given)
         left_out = known | {option for option in given if OmegaConf.is_interpolation(given, option)}
         own = {f.name: f.default for f in fields(model_class(config).config_class) if f.name not in left_out}
-        assert {option: x for option, x in config.beyond.items() if option not in left_out} == {"name": name} | own
+        assert {option: x for option, x in config.variant.items() if option not in left_out} == {"name": name} | own
 
 
 SEGMENTS = "memory.gradient_segments=2"
 DOCUMENTS = f"{SEGMENTS} memory.reset=document data.document_start='^line.*5:'"
 RESUMED = [*product_of(VARIANTS, ["memory=on", "memory=off"]), ("none", SEGMENTS), ("memory_tokens", SEGMENTS)]
-RESUMED += [pytest.param("none", DOCUMENTS, marks=pytest.mark.slow)]
+RESUMED += [pytest.param("none", DOCUMENTS, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize(("variant", "words"), RESUMED)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str, words: str) -> None:
-    options = (f"beyond={variant}", *VARIANTS.get(variant, ()), *words.split(), *OPTIONS)
+    options = (f"variant={variant}", *VARIANTS.get(variant, ()), *words.split(), *OPTIONS)
     whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=16"), tmp_path / "whole")
     first = train(tiny_config(tmp_path, *options, "trainer.max_steps=6"), tmp_path / "second")
     train(tiny_config(tmp_path, *options, "trainer.max_steps=16", "resume=auto"), tmp_path / "second")
@@ -79,7 +79,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, v
 
 def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path: Path) -> None:
     def job(name: str, W: int) -> tuple[dict[str, Any], str]:
-        options = (f"beyond={name}", *VARIANTS[name], *PARALLEL, f"trainer.devices={W}")
+        options = (f"variant={name}", *VARIANTS[name], *PARALLEL, f"trainer.devices={W}")
         return plain(tiny_config(tmp_path, *options)), str(tmp_path / f"{name}{W}")
 
     recorded_runs(*(job(name, 1) for name in VARIANTS))

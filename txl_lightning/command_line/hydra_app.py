@@ -38,6 +38,7 @@ from txl_lightning.command_line import (
 )
 from txl_lightning.command_line.messages import EXPECTED, choices_of, is_expected, one_line, suggestion
 from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs, write_results
+from txl_lightning.config.renamed import why_refused
 from txl_lightning.config.schemas import (
     CONF,
     OWN_OPTIONS,
@@ -239,6 +240,9 @@ def refuse_unusable(overrides: Sequence[str], command: Command) -> None:
             _refuse_names_of_ours(listed)
         elif unset := [variable for variable in listed if variable not in os.environ]:
             raise UserError(f"{word}: the variable {unset[0]} is not set")
+        old_name = name.lstrip("+~")
+        if (why := why_refused(old_name)) is not None:
+            raise UserError(f"{old_name}: {why}")
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
         if word.startswith("+") and not name.lstrip("+").startswith("hydra."):

@@ -115,7 +115,7 @@ def suggestion(key: str, schema: type) -> str:
     for name, kind in get_type_hints(schema).items():
         inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
         names += [name, *(f"{name}.{field.name}" for field in inner)]
-    names += [f"beyond.{name}" for name in _options_of_variant()]
+    names += [f"variant.{name}" for name in _options_of_variant()]
     same_end = [name for name in names if name.split(".")[-1] == key.split(".")[-1]]
     near = same_end or difflib.get_close_matches(key, names, n=3, cutoff=0.6)
     return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
@@ -123,9 +123,9 @@ def suggestion(key: str, schema: type) -> str:
 
 def _options_of_variant() -> list[str]:
     """Return the names of the options of the variant that was chosen."""
-    variant = next((word.removeprefix("beyond=") for word in sys.argv if word.startswith("beyond=")), "")
-    file = CONF / "beyond" / f"{variant}.yaml"
-    options = OmegaConf.load(file).beyond if file.is_file() else CHOICES.get(("beyond", variant), {})
+    variant = next((word.removeprefix("variant=") for word in sys.argv if word.startswith("variant=")), "")
+    file = CONF / "variant" / f"{variant}.yaml"
+    options = OmegaConf.load(file).variant if file.is_file() else CHOICES.get(("variant", variant), {})
     return [str(name) for name in options]
 
 
@@ -135,7 +135,7 @@ def _missing_choice(path: str, options: Sequence[str]) -> str:
     if choice in EXTRAS:
         return f"{group}={choice}: needs pip install 'txl_lightning[{EXTRAS[choice]}]'"
     own = options if "/" not in choice else ()
-    custom = f", or {of_a_file()}" if group in ("beyond", "data", "encoding") else ""
+    custom = f", or {of_a_file()}" if group in ("variant", "data", "encoding") else ""
     return f"{group}={choice}: must be one of {', '.join(choices_of(group, own=own))}{custom}"
 
 

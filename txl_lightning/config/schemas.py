@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from txl_lightning.config.architecture import POSITIVE, ModelOptions, RecurrentOptions, TransformerXLOptions, option
+from txl_lightning.config.renamed import with_new_names
 from txl_lightning.errors import COUNT, LENGTH, OptionError, Rule, UserError, at_most, check, one_of, require
 from txl_lightning.registry import load_guests, of_a_file
 
@@ -236,11 +237,9 @@ class TrainerConfig:
     `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
     `devices` processes on each of `num_nodes` machines share the global batch. `stream_groups` accumulates gradients
     over that many groups of each process's streams. `num_threads` null means as many CPU threads as this size pays
-    for, stated in `config.yaml`. `compile` compiles the forward and backward pass, and `graph` lets a GPU replay them;
-    `kernel` is that of attention on a GPU, sdpa (torch's) or relative (ours, in Triton). Neither `graph` nor `relative`
-    was run on a GPU yet. `val_every_n_steps` null validates at the end of every epoch, and
-    the last step of a run is always validated. `callbacks` lists callbacks of Lightning, each with its class as
-    `_target_` and the arguments of the class.
+    for, stated in `config.yaml`. `compile` compiles the forward and backward pass.
+    `val_every_n_steps` null validates at the end of every epoch, and the last step of a run is always validated.
+    `callbacks` lists callbacks of Lightning, each with its class as `_target_` and the arguments of the class.
     """
 
     max_steps: int = option(MISSING, COUNT)
@@ -251,8 +250,6 @@ class TrainerConfig:
     precision: str = option("32-true", one_of("auto", "32-true", "64-true", "bf16-mixed", "16-mixed"))
     num_threads: int | None = option(None, COUNT, at_most("threads"))
     compile: bool = False
-    graph: bool = False
-    kernel: str = option("sdpa", one_of("sdpa", "relative"))
     log_every_n_steps: int = option(50, COUNT)
     val_every_n_steps: int | None = option(None, COUNT)
     val_max_segments: int | None = option(None, COUNT)
@@ -328,7 +325,7 @@ class Config:
     """Config of one training run.
 
     `loss` is the mean over all positions of a segment (`full`), its last half (`half`), or as many positions drawn
-    without replacement for each step (`random_half`), the same in all streams. `beyond` is empty, or has the name of a
+    without replacement for each step (`random_half`), the same in all streams. `variant` is empty, or has the name of a
     variant in `txl_lightning.variants` and that variant's own options, which `runs.models.architecture` validates.
     `resume` is a checkpoint, `auto` for the last good one of the run directory, or `replace` for a new run where a
     finished one is.
@@ -337,7 +334,7 @@ class Config:
     model: ModelConfig = MISSING
     encoding: EncodingConfig = MISSING
     memory: MemoryConfig = MISSING
-    beyond: dict[str, Any] = field(default_factory=dict)
+    variant: dict[str, Any] = field(default_factory=dict)
     data: DataConfig = MISSING
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     optimizer: OptimizerConfig = MISSING
@@ -419,6 +416,7 @@ def from_plain(values: dict[str, Any]) -> Config:
     Raises:
         OmegaConfBaseException: a key or type is not that of a config.
     """
+    values = with_new_names(values)
     schema = OmegaConf.structured(Config)
     schema.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
     schema.data = data_class(values["data"]["name"])

@@ -179,7 +179,7 @@ class Streams:
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the position, from which the next iteration continues; after the last segment, with the next epoch."""
+        """Restore the position, from which the next iteration continues; the next epoch follows the last segment."""
         self.position = int(state["position"])
         self._start = self.position % len(self)
 

@@ -132,8 +132,8 @@ class Carried:
     def settings(self) -> dict[str, Any]:
         word = self.lengths.protocol_word(always_carries_state(self.trained.config))
         streams = {name: getattr(self.evaluation, name) for name in ("segment_len", "batch_size", "max_segments")}
-        cached, beyond = self.cached and can_cache(self.trained.model), self.trained.config.beyond.get("name")
-        of_model = {"protocol": word, **({"beyond": beyond} if beyond else {}), **self.lengths.keywords()}
+        cached, variant = self.cached and can_cache(self.trained.model), self.trained.config.variant.get("name")
+        of_model = {"protocol": word, **({"variant": variant} if variant else {}), **self.lengths.keywords()}
         return {**of_model, **streams, "cached": cached, "precision": self.precision}
 
     @property

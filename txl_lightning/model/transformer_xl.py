@@ -275,11 +275,11 @@ class TransformerXL(ScoringModel, nn.Module):
 
 
 M = TypeVar("M", bound=TransformerXL)
-VARIANTS: Guests[type[Any]] = Guests("beyond", "txl_lightning.variants.{}")
+VARIANTS: Guests[type[Any]] = Guests("variant", "txl_lightning.variants.{}")
 
 
 def register_variant(name: str) -> Callable[[type[M]], type[M]]:
-    """Return a decorator that registers a subclass of `TransformerXL`: `txl train beyond=NAME beyond.option=value`.
+    """Return a decorator that registers a subclass of `TransformerXL`: `txl train variant=NAME variant.option=value`.
 
     The fields that its `config_class` has beside those of `TransformerXLConfig` are its options. A checkpoint holds
     only the name and the options, so the class must be registered before one is loaded.

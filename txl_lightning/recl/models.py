@@ -171,7 +171,7 @@ def load_run(path: str, name: str, clamp_len: int | None, option: str) -> Member
     own_clamp, lengths = trained_clamp(config), training_lengths(config)
     clamp_len = own_clamp if clamp_len is None or own_clamp is None else clamp_len
     memory = f"memory {config.memory.mem_len}" if config.memory.mem_len else "no recurrence"
-    memory += f", beyond={config.beyond['name']}" if config.beyond else ""
+    memory += f", variant={config.variant['name']}" if config.variant else ""
 
     def tokenize(content: bytes) -> TokenizedText:
         try:

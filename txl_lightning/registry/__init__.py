@@ -1,6 +1,6 @@
 """Guests: encodings, variants, corpora, formats of files and measurements by name, a user's own among them.
 
-    TXL_GUESTS=examples/layer_scale.py txl train beyond=layer_scale
+    TXL_GUESTS=examples/layer_scale.py txl train variant=layer_scale
 
 The variable holds files (`….py`) or importable modules, separated by commas. Importing one registers its guests
 (`register_encoding`, `register_variant`, `register_corpus`, `register_format`, `register_measurement`). Configs and

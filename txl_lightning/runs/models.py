@@ -24,14 +24,14 @@ OPTIONS = {**option_names(TransformerXLConfig), **{name: name for name in VARIAB
 
 
 def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
-    """Return the class of a run's model: the core's, or the variant that the group `beyond` names.
+    """Return the class of a run's model: the core's, or the variant that the group `variant` names.
 
     Raises:
         OptionError: there is no such variant, or the model is recurrent.
     """
-    name = str(config.beyond.get("name") or "")
+    name = str(config.variant.get("name") or "")
     recurrent = isinstance(config.model, RecurrentModelConfig)
-    require(not (name and recurrent), "beyond", name, f"must be none: {config.model.name} is no Transformer-XL")
+    require(not (name and recurrent), "variant", name, f"must be none: {config.model.name} is no Transformer-XL")
     return VARIANTS.named(name) if name else RecurrentLanguageModel if recurrent else TransformerXL
 
 
@@ -47,7 +47,7 @@ def always_carries_state(config: Config) -> bool:
 
 
 def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
-    """Return the model's own config, made of the groups `model`, `encoding`, `memory` and `beyond`.
+    """Return the model's own config, made of the groups `model`, `encoding`, `memory` and `variant`.
 
     Raises:
         OptionError: a value is not allowed; the error names the option as typed on the command line.
@@ -58,8 +58,8 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     options = {field: option for field, option in option_names(core).items() if field != "table_len"}
     values = {field: attrgetter(option)(config) for field, option in options.items()}
     values["cutoffs"] = tuple(values["cutoffs"])
-    own = {name: x for name, x in config.beyond.items() if name != "name"}
-    of_variant = {name: f"beyond.{name}" for name in options_beside(kind, core)}
+    own = {name: x for name, x in config.variant.items() if name != "name"}
+    of_variant = {name: f"variant.{name}" for name in options_beside(kind, core)}
     unable = {
         "memory.reset": memory.reset == "document" and "documents",
         "memory.gradient_segments": memory.gradient_segments > 0 and "gradient segments",
@@ -67,11 +67,11 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     }
     for option, ability in unable.items():
         if why := getattr(model, "cannot", {}).get(ability):
-            possible = f"is not possible with beyond={config.beyond.get('name')}: {why}"
+            possible = f"is not possible with variant={config.variant.get('name')}: {why}"
             raise OptionError(option, attrgetter(option)(config), possible)
     for name in own:
-        allowed = f"is no option of beyond={config.beyond['name']}, which has {', '.join(of_variant) or 'none'}"
-        require(name in of_variant, f"beyond.{name}", own[name], allowed)
+        allowed = f"is no option of variant={config.variant['name']}, which has {', '.join(of_variant) or 'none'}"
+        require(name in of_variant, f"variant.{name}", own[name], allowed)
     try:
         if core is RecurrentConfig:
             carries = f"{config.model.name} always carries its state"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from operator import attrgetter
 
 import torch
@@ -21,7 +20,6 @@ from txl_lightning.config.schemas import (
 from txl_lightning.distributed.ranks import Ranks, environment, n_processes
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.runs.models import architecture
-from txl_lightning.training.compilation import why_no_graph
 
 LOGGERS = ("wandb", "csv", "lightning", "tensorboard", "none")
 
@@ -46,9 +44,6 @@ def options_without_effect(config: Config) -> list[str]:
     # The other corpora have a default in conf/data, which says what their documents are.
     if config.data.document_start is not None and config.data.name == "file" and memory.reset == "never":
         add("data.document_start", config.data.document_start, "only memory.reset=document reads it")
-    reason = why_no_graph(config)
-    if config.trainer.graph and reason is not None:
-        add("trainer.graph", "true", reason)
     if config.initial_weights is not None and config.resume not in WITHOUT_PATH:
         add("initial_weights", config.initial_weights, "resume has weights too")
     return sentences
@@ -66,8 +61,6 @@ def check_config(config: Config) -> None:
     _check_logger_arguments(config)
     _check_sizes(config)
     _check_device(config)
-    if config.trainer.kernel == "relative":
-        _check_kernel(config)
 
 
 def _require(config: Config, option: str, condition: bool, allowed: str) -> None:
@@ -123,18 +116,6 @@ def _check_device(config: Config) -> None:
         _require(config, "trainer.accelerator", n_processes(trainer) == 1, one)
         single = "must be 32-true with trainer.accelerator=mps"
         _require(config, "trainer.precision", trainer.precision in ("32-true", "auto"), single)
-
-
-def _check_kernel(config: Config) -> None:
-    option = "trainer.kernel"
-    is_recurrent = isinstance(config.model, RecurrentModelConfig)
-    _require(config, option, not is_recurrent, f"must be sdpa: model={config.model.name} has no attention")
-    _require(config, option, not config.beyond, "must be sdpa with beyond: a variant may attend in its own way")
-    on_gpu = config.trainer.accelerator in ("gpu", "auto")
-    _require(config, option, on_gpu, "needs trainer.accelerator=gpu")
-    is_single = config.trainer.precision != "64-true"
-    _require(config, option, is_single, "computes in float32 at most: trainer.precision=32-true")
-    _require(config, option, find_spec("triton") is not None, "needs Triton, which torch for CUDA brings")
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:

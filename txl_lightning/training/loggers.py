@@ -147,8 +147,8 @@ def arm(config: Config) -> list[str]:
     words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
     if kind_named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
         words.append(f"terms {config.model.terms or 'none'}")
-    if config.beyond:
-        words.append(" ".join(f"{name}={value}".removeprefix("name=") for name, value in config.beyond.items()))
+    if config.variant:
+        words.append(" ".join(f"{name}={value}".removeprefix("name=") for name, value in config.variant.items()))
     return words
 
 

@@ -22,6 +22,8 @@ from txl_lightning.data.streams import Batch
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError, notice, require
+from txl_lightning.model.baselines import LSTMLayer
+from txl_lightning.model.embedding import TokenSoftmax
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
@@ -29,13 +31,16 @@ from txl_lightning.reporting.code import code_version
 from txl_lightning.runs.metrics import loss_metrics, peak_memory
 from txl_lightning.runs.models import Model
 from txl_lightning.runs.trained import model_of, read_checkpoint
-from txl_lightning.training.compilation import StaticMemory, compiled, use_relative_kernel, why_no_graph
 from txl_lightning.training.loaders import as_batch, check_loader, groups_of, restore_position
 from txl_lightning.training.memory import CarriedMemory
 from txl_lightning.training.optimizers import make_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
+UNCOMPILED: tuple[tuple[Any, str], ...] = (
+    (TokenSoftmax, "_add_tails"),  # the shapes differ in every call, and each would be compiled
+    (LSTMLayer, "forward"),  # torch compiles no LSTM, and torch 2.11 fails at one with other weights
+)
 
 
 class NotFiniteError(UserError):
@@ -58,6 +63,21 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
     if loss == "half":
         return slice(T // 2, T)
     return slice(0, T)
+
+
+def compiled(score: Any, backend: str = "inductor") -> Any:
+    """Return a compiled function whose backward pass is without autocast, as Lightning runs it.
+
+    Args:
+        score: the function.
+        backend: of torch.compile.
+    """
+    options: Any = torch._functorch.config
+    options.backward_pass_autocast = "off"  # read when the function is first called
+    # Here, since as a decorator it imports torch._dynamo, which takes as long as torch.
+    for owner, method in UNCOMPILED:
+        setattr(owner, method, torch.compiler.disable(getattr(owner, method)))
+    return torch.compile(score, backend=backend)
 
 
 class TokenLoss(Metric):
@@ -152,14 +172,9 @@ class LanguageModelModule(L.LightningModule):
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
         self.__dict__["evaluation_loss"] = TokenLoss()  # no submodule: those move to devices that lack float64
         self._longest_segment = 0
-        self.static_memory: StaticMemory | None = None
-        if config.trainer.graph and why_no_graph(config) is None:
-            self.static_memory = StaticMemory()
         self.score: Any = model.score
         if config.trainer.compile:
-            self.score = compiled(model.score, graph=self.static_memory is not None)
-        if config.trainer.kernel == "relative":
-            use_relative_kernel(model)
+            self.score = compiled(model.score)
         self.loss = torch.zeros(())
         self.gradient_norm = torch.zeros(())
         self.finite = torch.tensor(True)
@@ -324,15 +339,11 @@ class LanguageModelModule(L.LightningModule):
         """Return the memory before a training segment, on its device; None, or one of static shape, begins an epoch."""
         memory = self.training_memory.before(batch)
         if memory is not None:
-            memory = memory.to(batch.tokens.device)  # a checkpoint's is on the CPU
-        elif self.config.trainer.compile:
+            return memory.to(batch.tokens.device)  # a checkpoint's is on the CPU
+        if self.config.trainer.compile:
             model: Any = self.model
-            memory = model.start_memory(batch.tokens.shape[0], static=True)
-        if self.static_memory is not None:
-            if memory is not None:
-                memory = self.static_memory.put(memory)  # before the next replay overwrites it
-            torch.compiler.cudagraph_mark_step_begin()
-        return memory
+            return model.start_memory(batch.tokens.shape[0], static=True)
+        return None
 
     def _score(self, batch: Batch, memory: Any) -> tuple[Tensor, Any]:
         """Return the losses at the positions that the training loss counts, [B, P], and the memory after the step."""

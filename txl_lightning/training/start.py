@@ -23,7 +23,7 @@ from txl_lightning.training.checkpoints import BEST, LAST, PREVIOUS, remove_late
 # but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
 # `memory.segments` only gives `memory.mem_len` its value.
 FIXED = (
-    *("data.", "model.", "encoding.", "memory.", "beyond.", "optimizer."),
+    *("data.", "model.", "encoding.", "memory.", "variant.", "optimizer."),
     *("seed", "loss", "trainer.precision", "trainer.val_max_segments", "evaluation."),
 )
 FREE = {

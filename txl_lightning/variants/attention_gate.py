@@ -20,7 +20,7 @@ from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 @dataclass
 class AttentionGateConfig(TransformerXLConfig):
-    """Options of `beyond=attention_gate`.
+    """Options of `variant=attention_gate`.
 
     Args:
         gates: one gate for each `head` of a token, or for each of its E elements (`element`).

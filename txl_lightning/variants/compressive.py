@@ -25,7 +25,7 @@ from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 @dataclass
 class CompressiveConfig(TransformerXLConfig):
-    """Options of `beyond=compressive`.
+    """Options of `variant=compressive`.
 
     Args:
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones.

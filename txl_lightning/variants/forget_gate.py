@@ -27,7 +27,7 @@ from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 @dataclass
 class ForgetGateConfig(TransformerXLConfig):
-    """Options of `beyond=forget_gate`.
+    """Options of `variant=forget_gate`.
 
     Args:
         forget_len: most tokens over which a head forgets before training; heads begin with 1 to `forget_len` of them,

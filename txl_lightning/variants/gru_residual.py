@@ -21,7 +21,7 @@ UPDATE_BIAS = 2.0  # b_g
 
 @dataclass
 class GRUResidualConfig(TransformerXLConfig):
-    """Options of `beyond=gru_residual`: none. The layers are pre-norm, whatever `pre_norm` says."""
+    """Options of `variant=gru_residual`: none. The layers are pre-norm, whatever `pre_norm` says."""
 
 
 class GRUGate(nn.Module):

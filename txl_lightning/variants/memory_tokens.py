@@ -29,7 +29,7 @@ from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 @dataclass
 class MemoryTokensConfig(TransformerXLConfig):
-    """Options of `beyond=memory_tokens`.
+    """Options of `variant=memory_tokens`.
 
     Args:
         n_tokens: n, memory tokens that are read before every segment and written after it.

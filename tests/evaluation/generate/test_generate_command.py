@@ -21,7 +21,7 @@ from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.model import CachedTransformerXL, SlidingWindow
 from txl_lightning.runs.trained import load_trained
 
-LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("lstm", "words")]
+LATER = [pytest.param(kind, marks=pytest.mark.full) for kind in ("lstm", "words")]
 KINDS = ("relative", "absolute", "characters", "compressive", "rope", *LATER)
 
 
@@ -68,7 +68,7 @@ def test_the_sample_is_written_as_it_is_drawn(runs: SmallRuns, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    "kind", ["documents", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("relative", "absolute", "lstm"))]
+    "kind", ["documents", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("relative", "absolute", "lstm"))]
 )
 def test_prompts_of_any_lengths_are_continued_as_each_is_alone(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     texts = ["line 7: the", "l", "line 8: the square of 8 is 64 " * 10]

@@ -19,7 +19,7 @@ from txl_lightning.runs.models import make_model
 
 
 @pytest.mark.parametrize(
-    "profile", ["laptop", *(pytest.param(n, marks=pytest.mark.slow) for n in ("smoke", "gpu", "paper"))]
+    "profile", ["laptop", *(pytest.param(n, marks=pytest.mark.full) for n in ("smoke", "gpu", "paper"))]
 )
 def test_every_training_of_every_profile_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
     found = planned(Setup(PROFILES[profile], (), tmp_path, planning=True), *reproduce.SECTIONS)
@@ -41,7 +41,7 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
     assert {"main_results", "table_6", "table_8", "table_10"} | pictures == set(shared.sections)
 
 
-LARGE = [pytest.param(name, 267_735, marks=pytest.mark.slow) for name in ("gpu", "paper")]
+LARGE = [pytest.param(name, 267_735, marks=pytest.mark.full) for name in ("gpu", "paper")]
 
 
 @pytest.mark.parametrize(("profile", "vocab_size"), [("laptop", 2048), ("night", 4096), *LARGE])

@@ -9,8 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from experiments.engine.code import code_of, statements
+from experiments.engine.code import PRESENTATION, code_of, statements
 from experiments.engine.progress import Progress
+from tests.docs.pages import ROOT
 from tests.test_jobs import Call
 from txl_lightning.jobs import Jobs
 
@@ -22,13 +23,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "command": "import wandb\nfrom txl_sample.used import f\nfrom txl_sample import kinds, reporting\n",
         "used": "def f(x):\n    import txl_sample.late\n    return x + 1\n",
         **dict.fromkeys(("__init__", "late", "kinds/one", "reporting", "other"), "A = 1\n"),
-        "kinds/__init__": "from pkgutil import iter_modules  # imports what it finds\n",
+        "kinds/__init__": "from txl_sample.kinds import one\n",
     }
     (tmp_path / "wandb").mkdir()  # offline runs, not the library
     (tmp_path / "txl_sample/kinds").mkdir(parents=True)
     for name, source in sources.items():
         (tmp_path / f"txl_sample/{name}.py").write_text(source)
     monkeypatch.setattr("experiments.engine.code.SOURCES", tmp_path)
+    monkeypatch.setattr("experiments.engine.code.PRESENTATION", ("txl_sample/reporting.py",))
     return tmp_path / "txl_sample"
 
 
@@ -39,7 +41,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("used.py", "X = 1\n", True),
         ("used.py", "# why\n\n", False),
         ("late.py", "X = 1\n", True),  # imported in a function
-        ("kinds/two.py", "X = 1\n", True),  # of a folder of which all modules are imported
+        ("kinds/one.py", "X = 1\n", True),
         ("reporting.py", "X = 1\n", False),
         ("other.py", "X = 1\n", False),
     ],
@@ -54,6 +56,12 @@ def test_the_code_of_a_command_is_what_it_imports(package: Path, file: str, more
     with (package / file).open("a") as added:
         added.write(more)
     assert (code() != before) == changes
+
+
+def test_every_presentation_path_of_the_package_exists() -> None:
+    assert PRESENTATION
+    for name in PRESENTATION:
+        assert (ROOT / name).exists(), name
 
 
 def started(progress: Progress, *names: str) -> None:

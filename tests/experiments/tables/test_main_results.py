@@ -21,7 +21,7 @@ def setup_of(profile: str, tmp_path: Path, *overrides: str) -> Setup:
 
 
 @pytest.mark.parametrize(
-    ("profile", "steps"), [("gpu", 20_000), pytest.param("paper", 400_000, marks=pytest.mark.slow)]
+    ("profile", "steps"), [("gpu", 20_000), pytest.param("paper", 400_000, marks=pytest.mark.full)]
 )
 def test_table_7_is_one_billion_word(profile: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_7, "at_hand", lambda data: data.name == "lm1b")
@@ -55,7 +55,7 @@ def section(name: str, setup: Setup) -> Section:
 
 
 @pytest.mark.parametrize(
-    ("profile", "largest"), [("gpu", "wt103_base"), pytest.param("paper", "wt103_large", marks=pytest.mark.slow)]
+    ("profile", "largest"), [("gpu", "wt103_base"), pytest.param("paper", "wt103_large", marks=pytest.mark.full)]
 )
 def test_tables_and_figures_have_published_models_of_their_corpus(profile: str, largest: str, tmp_path: Path) -> None:
     setup = setup_of(profile, tmp_path)

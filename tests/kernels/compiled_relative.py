@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from txl_lightning.model.kernels import relative
+from examples.kernels import relative
 
 KERNELS = ("_forward", "_backward_of_queries", "_backward_of_keys", "_backward_of_distances")
 OPTIONAL = {"mask", "first", "seed", "bias", "bias_grad"}

@@ -18,7 +18,7 @@ SPILLED = 2048  # bytes of a thread, beside the 1,020 of its registers
 @pytest.mark.timeout(900)
 def test_every_kernel_is_compiled_within_shared_memory_and_registers(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.model.kernels.compiled_relative"]
+    command = [sys.executable, "-m", "tests.kernels.compiled_relative"]
     environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ tl = triton.language
 if DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET"):
     pytest.skip("without a GPU it needs TRITON_INTERPRET=1: make test-triton", allow_module_level=True)
 
-from txl_lightning.model.kernels import relative  # noqa: E402
+from examples.kernels import relative  # noqa: E402
 
 SMALL = {"B": 2, "H": 2}
 FURTHER = [

@@ -1,0 +1,80 @@
+"""A checkpoint of 0.5.0 opens, evaluates and resumes; older checkpoints are refused.
+
+`old_checkpoint/relative.ckpt` was written at step 15 of a run of 30 steps. `expected.json` has the
+results of 0.5.0: losses of the checkpoint at three memory lengths, and those of the whole run.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.in_process import success
+from tests.training.small_run import csv_rows
+from txl_lightning import load_trained, train
+from txl_lightning.errors import OptionError
+
+FOLDER = Path(__file__).parent / "old_checkpoint"
+CHECKPOINT = FOLDER / "relative.ckpt"
+EXPECTED = json.loads((FOLDER / "expected.json").read_text("utf-8"))
+FLOAT32 = 1e-5  # the losses were computed in float32 on another CPU
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the text of the run, which the checkpoint names as text.txt, into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"line {i}: the square of {i} is {i * i}\n" for i in range(600)]
+    path = tmp_path / "text.txt"
+    path.write_text("".join(lines))
+    return path
+
+
+def test_it_opens_with_its_config_and_vocabulary() -> None:
+    trained = load_trained(CHECKPOINT)
+    assert trained.config.encoding.name == EXPECTED["config"]["encoding"]
+    assert trained.config.memory.mem_len == EXPECTED["config"]["mem_len"]
+    assert trained.config.model.n_layer == EXPECTED["config"]["n_layer"]
+    assert trained.config.model.d_model == EXPECTED["config"]["d_model"]
+    assert trained.config.data.level == EXPECTED["config"]["level"]
+    assert trained.config.data.segment_len == EXPECTED["config"]["segment_len"]
+    assert "".join(trained.vocabulary.symbols) == EXPECTED["symbols"]
+
+
+@pytest.mark.parametrize("mem_len", EXPECTED["test_nll_of_step_15"])
+@pytest.mark.usefixtures("text")
+def test_its_losses_are_those_of_0_5_0(mem_len: str) -> None:
+    words = (f"mem_len={mem_len}", "splits=[test]", "hydra.run.dir=evaluation")
+    success("evaluate", f"checkpoint={CHECKPOINT}", *words)
+    results = json.loads(Path("evaluation/evaluation.json").read_text())
+    expected = EXPECTED["test_nll_of_step_15"][mem_len]
+    assert results["test"]["nll"] == pytest.approx(expected, rel=FLOAT32)
+
+
+def test_a_resumed_run_ends_like_the_uninterrupted_run_of_0_5_0(text: Path) -> None:
+    config = load_trained(CHECKPOINT).config
+    config.data.path = str(text)
+    config.data.cache_dir = "cache"
+    config.resume = str(CHECKPOINT)
+
+    metrics = train(config, Path("run"))
+
+    train_nll = {}
+    for row in csv_rows(Path("run/metrics.csv")):
+        if row["train/nll"]:
+            train_nll[row["step"]] = float(row["train/nll"])
+    assert train_nll == pytest.approx(EXPECTED["train_nll"], rel=FLOAT32)
+    for name, expected in EXPECTED["metrics"].items():
+        assert metrics[name] == pytest.approx(expected, rel=FLOAT32)
+
+
+@pytest.mark.xfail(reason="earlier versions are still read", strict=False)
+def test_a_checkpoint_before_0_5_is_refused_with_the_version_that_reads_it(tmp_path: Path) -> None:
+    """Up to 0.3.0 the option trainer.stream_groups was called column_chunks."""
+    contents = torch.load(CHECKPOINT, weights_only=True)
+    trainer = contents["txl_lightning"]["config"]["trainer"]
+    trainer["column_chunks"] = trainer.pop("stream_groups")
+    torch.save(contents, tmp_path / "old.ckpt")
+    with pytest.raises(OptionError, match=r"^checkpoint=.*old.ckpt: .*0\.5"):
+        load_trained(tmp_path / "old.ckpt")
