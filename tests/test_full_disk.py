@@ -28,7 +28,7 @@ def test_a_training_without_checkpoints_fails_and_completes_later(tmp_path: Path
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     best = tmp_path / "run/checkpoints/best.ckpt"
     end = f"to continue, repeat the command with hydra.run.dir={tmp_path / 'run'} resume=auto"
-    line = f"could not write the checkpoint of step 6: [Errno 27] File too large: '{best}'; {end}"
+    line = f"could not write the checkpoint of step 3: [Errno 27] File too large: '{best}'; {end}"
     assert done.stderr.splitlines()[-1] == f"txl train: {line}"
     assert not (tmp_path / "run/metrics.json").exists()
     for words_ in ([*given, "resume=auto"], [*given[:-1], f"hydra.run.dir={tmp_path / 'whole'}"]):

@@ -6,13 +6,13 @@ import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, DataConfig, FileData, file_data, from_plain
+from txl_lightning.config.schemas import OWN_OPTIONS, Config, DataConfig, FileData, data_class, file_data, from_plain
 from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
@@ -137,7 +137,17 @@ def _check_contents(contents: Any) -> dict[str, Any]:
     record: dict[str, Any] = contents["txl_lightning"]
     if "each" not in record["config"]["logger"]:  # an option since 0.5
         raise UserError(OLDER)
+    _drop_options_of_other_corpora(record["config"]["data"])
     return record
+
+
+def _drop_options_of_other_corpora(data: dict[str, Any]) -> None:
+    """Remove options that only another corpus has: `txl convert` stores the whole composed group."""
+    own = {field.name for field in fields(data_class(data["name"]))}
+    for options in OWN_OPTIONS.values():
+        for field in fields(options):
+            if field.name not in own:
+                data.pop(field.name, None)
 
 
 def continues_in(directory: Path, checkpoint: Path) -> bool:

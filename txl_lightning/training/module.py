@@ -10,7 +10,7 @@ from typing import Any, cast
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -34,6 +34,7 @@ from txl_lightning.runs.trained import model_of, read_checkpoint
 from txl_lightning.training.loaders import as_batch, check_loader, groups_of, restore_position
 from txl_lightning.training.memory import CarriedMemory
 from txl_lightning.training.optimizers import make_optimizer
+from txl_lightning.training.version_0_5 import convert
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
@@ -592,6 +593,9 @@ class LanguageModelModule(L.LightningModule):
         """
         if self.trainer.state.fn != TrainerFn.FITTING:
             return
+        if "training_memory" in checkpoint:
+            best = [callback.state_key for callback in self._checkpoints() if callback.filename == "best"]
+            convert(checkpoint, self.trainer.accumulate_grad_batches, best[0] if best else None)
         state = checkpoint.get("txl_lightning", {}).get("training")
         if state is None:
             raise UserError("the checkpoint has no state of training: open its weights with load_from_checkpoint")
@@ -607,6 +611,10 @@ class LanguageModelModule(L.LightningModule):
         is_recurrent = getattr(self.model.config, "is_recurrent", True)
         if is_recurrent and state["memory"]["next_number"] and self.training_memory.restored is None:
             self._report_missing_memory("it was saved without")
+
+    def _checkpoints(self) -> list[ModelCheckpoint]:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
 
     def _report_missing_memory(self, why: str) -> None:
         n_tokens = self.config.memory.mem_len or self.config.data.segment_len

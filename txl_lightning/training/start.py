@@ -161,8 +161,6 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
         OptionError: an option differs (names the first one), or the file has no state of training.
     """
     resumed.require("optimizer_states" in resumed.contents, "holds weights only: start from them with initial_weights=")
-    of_this_version = "is of version 0.5, which alone resumes it: start from its weights with initial_weights="
-    resumed.require("training" in resumed.record, of_this_version)
     before = flat(plain(resumed.config))
     now = flat(plain(config))
     free = set(FREE)
