@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from tests.fixtures import Patch
-from txl_lightning.command_line.hydra_app import register
+from txl_lightning.application import register
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import (
     CONF,
