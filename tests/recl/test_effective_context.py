@@ -16,7 +16,9 @@ from txl_lightning.recl.effective_context import relative_effective_context_leng
 Plain = dict[str, list[list[float]]]
 
 
-def by_the_paper(losses: Plain, contexts: list[int], r: float, threshold: float, model: str) -> int | None:
+def by_the_paper(
+    losses: Plain, contexts: list[int], r: float, threshold: float, model: str
+) -> int | None:
     """Appendix C in plain Python, one position after the other; None where the grid ends before the gains do."""
     n = len(losses[model][0])
     size = max(1, math.floor(Fraction(str(r)) * n + Fraction(1, 2)))
@@ -44,13 +46,22 @@ def where_its_mean_rises(losses: Plain, contexts: list[int], r: float, model: st
     return found
 
 
-SHAPES = st.tuples(st.integers(1, 4), st.integers(2, 7), st.integers(1, 200))  # models, contexts, positions
-FRACTIONS, THRESHOLDS = st.sampled_from([0.03, 0.1, 0.5, 0.77, 1.0]), st.sampled_from([0.001, 0.01, 0.05, 0.3])
+SHAPES = st.tuples(
+    st.integers(1, 4), st.integers(2, 7), st.integers(1, 200)
+)  # models, contexts, positions
+FRACTIONS, THRESHOLDS = (
+    st.sampled_from([0.03, 0.1, 0.5, 0.77, 1.0]),
+    st.sampled_from([0.001, 0.01, 0.05, 0.3]),
+)
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 10**6), SHAPES, st.integers(1, 50), st.integers(1, 100), FRACTIONS, THRESHOLDS)
-def test_appendix_c(seed: int, shape: tuple[int, ...], first: int, step: int, r: float, threshold: float) -> None:
+@given(
+    st.integers(0, 10**6), SHAPES, st.integers(1, 50), st.integers(1, 100), FRACTIONS, THRESHOLDS
+)
+def test_appendix_c(
+    seed: int, shape: tuple[int, ...], first: int, step: int, r: float, threshold: float
+) -> None:
     generator, (n_models, n_contexts, _) = np.random.default_rng(seed), shape
     falling = 4.0 * 0.5 ** np.arange(n_contexts)[None, :, None]
     losses_ICP = generator.gamma(2.0, 1.0, shape) * generator.choice([0.1, 1.0], shape) + falling
@@ -61,8 +72,13 @@ def test_appendix_c(seed: int, shape: tuple[int, ...], first: int, step: int, r:
     for name in losses:
         found, expected = ours[name][r], by_the_paper(plain, contexts, r, threshold, name)
         assert (found.value, found.at_least) == (expected or contexts[-1], expected is None)
-        ends = [c for c in (expected, *where_its_mean_rises(plain, contexts, r, name)) if c is not None]
-        assert (found.guarded, found.guarded_at_least) == (min(ends, default=contexts[-1]), not ends)
+        ends = [
+            c for c in (expected, *where_its_mean_rises(plain, contexts, r, name)) if c is not None
+        ]
+        assert (found.guarded, found.guarded_at_least) == (
+            min(ends, default=contexts[-1]),
+            not ends,
+        )
 
 
 def test_fluctuating_losses_lengthen_recl_but_not_guarded_recl() -> None:
@@ -70,16 +86,24 @@ def test_fluctuating_losses_lengthen_recl_but_not_guarded_recl() -> None:
     steps, first_half = np.arange(6)[:, None], np.arange(100) < 50
     worse = 2 + 0.1 * steps + np.where((steps % 2 == 1) == first_half, 0.5, 0.0)
     falling, contexts = 3 - 0.1 * steps + np.zeros(100), [10, 20, 30, 40, 50, 60]
-    found = relative_effective_context_lengths({"worse": worse, "falling": falling}, contexts, [1.0], bootstrap=0)
+    found = relative_effective_context_lengths(
+        {"worse": worse, "falling": falling}, contexts, [1.0], bootstrap=0
+    )
     assert (found["worse"][1.0].value, found["worse"][1.0].guarded) == (60, 10)
-    alone = relative_effective_context_lengths({"m": falling}, contexts, [0.1, 1.0], bootstrap=0)["m"]
+    alone = relative_effective_context_lengths({"m": falling}, contexts, [0.1, 1.0], bootstrap=0)[
+        "m"
+    ]
     assert {(of.guarded, of.guarded_at_least) for of in alone.values()} == {(60, True)}
     equal = np.array([[3.0], [2.0], [2.0]]) + np.zeros(50)
-    capped = relative_effective_context_lengths({"m": equal}, [10, 20, 30], [1.0], limits={"m": 15}, bootstrap=0)
+    capped = relative_effective_context_lengths(
+        {"m": equal}, [10, 20, 30], [1.0], limits={"m": 15}, bootstrap=0
+    )
     assert (capped["m"][1.0].guarded, capped["m"][1.0].guarded_at_least) == (15, False)
 
 
-LATER = np.array([[2.0], [2.0], [0.1], [0.1]]) + np.zeros(50)  # later steps do not matter after a step without gain
+LATER = np.array([[2.0], [2.0], [0.1], [0.1]]) + np.zeros(
+    50
+)  # later steps do not matter after a step without gain
 FALLING = np.array([[3.0], [2.0], [1.0]]) + np.zeros(50)
 SECOND = np.array([[3.0], [2.0], [2.0], [2.0]]) + np.zeros(400)
 # By 1 % in a hundredth of samples.
@@ -97,9 +121,13 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("losses", "limit", "expected"), ENDS)
-def test_where_the_gains_end(losses: np.ndarray, limit: int | None, expected: tuple[int, bool, int, bool]) -> None:
+def test_where_the_gains_end(
+    losses: np.ndarray, limit: int | None, expected: tuple[int, bool, int, bool]
+) -> None:
     contexts = [10, 20, 30, 40][: len(losses)]
-    length = relative_effective_context_lengths({"m": losses}, contexts, [1.0], limits={"m": limit})["m"][1.0]
+    length = relative_effective_context_lengths(
+        {"m": losses}, contexts, [1.0], limits={"m": limit}
+    )["m"][1.0]
     assert (length.value, length.at_least, length.high, length.high_at_least) == expected
     assert length.limit == limit
 
@@ -117,7 +145,10 @@ CONTEXTS = [10, 20, 30, 40, 50]
 def test_positions_that_tie_for_the_last_places_share_them() -> None:
     losses = np.array([[5.0, 1.0, 1.0, 1.0], [5.0, 1.0, 0.0, 0.5]])
     length = relative_effective_context_lengths({"m": losses}, [1, 2], [0.5], bootstrap=0)["m"][0.5]
-    short, long = math.exp((5 + 1) / 2), math.exp((5 + (1 + 0 + 0.5) / 3) / 2)  # the 5, and a third of each of three
+    short, long = (
+        math.exp((5 + 1) / 2),
+        math.exp((5 + (1 + 0 + 0.5) / 3) / 2),
+    )  # the 5, and a third of each of three
     assert length.perplexities == pytest.approx([short])
     assert length.perplexity_gains == pytest.approx([short - long])
     assert length.relative_gains == pytest.approx([1 - long / short])
@@ -127,7 +158,9 @@ def test_resampled_blocks_keep_their_positions_together() -> None:
     blocks = np.repeat(range(9), [60, 10, 40, 20, 30, 50, 15, 35, 40])
     counts_SP = np.concatenate(list(resampled(9, 50, seed=2)))[:, blocks]
     losses = group(n_models=2, n_positions=300)
-    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.3], 0.6, bootstrap=50, seed=2, blocks=blocks)
+    ours = relative_effective_context_lengths(
+        losses, CONTEXTS, [0.3], 0.6, bootstrap=50, seed=2, blocks=blocks
+    )
     values: dict[str, list[int]] = {"m0": [], "m1": []}
     for counts in counts_SP.astype(int):
         drawn = {name: np.repeat(x, counts, axis=1).tolist() for name, x in losses.items()}
@@ -144,7 +177,9 @@ def test_guarded_recl_has_the_interval_of_resampled_blocks() -> None:
     """Each sample read as a text of its own."""
     blocks = np.repeat(range(30), 10)
     losses = {"m": group(n_models=1, n_positions=300)["m0"]}
-    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.3, 1.0], 0.05, bootstrap=40, seed=2, blocks=blocks)
+    ours = relative_effective_context_lengths(
+        losses, CONTEXTS, [0.3, 1.0], 0.05, bootstrap=40, seed=2, blocks=blocks
+    )
     samples = np.concatenate(list(resampled(30, 40, seed=2)))[:, blocks].astype(int)
     for r in (0.3, 1.0):
         lengths = []
@@ -172,16 +207,22 @@ def test_guarded_recl_of_an_exact_model_may_be_much_shorter_than_recl() -> None:
     for c in contexts:
         probabilities = (repeats * weights)[:, :c].sum(axis=1) + weights[c:].sum() / 64
         losses.append(-np.log(probabilities))
-    found = relative_effective_context_lengths({"exact": np.array(losses)}, contexts, [0.1, 1.0], bootstrap=0)["exact"]
+    found = relative_effective_context_lengths(
+        {"exact": np.array(losses)}, contexts, [0.1, 1.0], bootstrap=0
+    )["exact"]
     assert (found[0.1].value, found[0.1].guarded) == (192, 64)
     assert (found[1.0].value, found[1.0].guarded) == (80, 80)
 
 
 def test_a_plateau_says_where_steps_gain_again() -> None:
     contexts = [10, 20, 30, 40]
-    plateau = relative_effective_context_lengths({"m": LATER}, contexts, [1.0], bootstrap=0)["m"][1.0]
+    plateau = relative_effective_context_lengths({"m": LATER}, contexts, [1.0], bootstrap=0)["m"][
+        1.0
+    ]
     assert (plateau.value, plateau.gains_again) == (10, 30)
-    falling = relative_effective_context_lengths({"m": FALLING}, contexts[:3], [1.0], bootstrap=0)["m"][1.0]
+    falling = relative_effective_context_lengths({"m": FALLING}, contexts[:3], [1.0], bootstrap=0)[
+        "m"
+    ][1.0]
     assert falling.gains_again is None
 
 

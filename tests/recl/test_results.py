@@ -28,7 +28,9 @@ def made_up() -> dict[str, np.ndarray]:
 
 
 def results(unit: str = "ppl", **options: Any) -> dict[str, Any]:
-    found = group_results(made_up(), CONTEXTS, POSITIONS, BLOCKS, unit, **{"bootstrap": 20, **options})
+    found = group_results(
+        made_up(), CONTEXTS, POSITIONS, BLOCKS, unit, **{"bootstrap": 20, **options}
+    )
     found["split"] = "test"
     found["corpus"] = {"name": "text", "level": "token" if unit == "ppl" else "char"}
     for model in found["models"]:
@@ -60,7 +62,10 @@ def test_gains_of_a_model() -> None:
     gains = context_gains(made_up()["a"], CONTEXTS, BLOCKS)
     bits = [doubling["bits"] for doubling in gains["doublings"]]
     assert bits == pytest.approx([1 / np.log(2), 0.8 / np.log(2)])
-    assert [(doubling["from"], doubling["to"]) for doubling in gains["doublings"]] == [(4, 8), (8, 16)]
+    assert [(doubling["from"], doubling["to"]) for doubling in gains["doublings"]] == [
+        (4, 8),
+        (8, 16),
+    ]
     assert gains["share_of_gain"] == pytest.approx([0, 1 / 1.8, 1.5 / 1.8, 1])
     assert gains["within_1_percent"] == 16
     assert context_gains(made_up()["b"], CONTEXTS)["within_1_percent"] == 12
@@ -89,7 +94,10 @@ def test_the_first_table_says_how_far_a_model_looks() -> None:
     found = results(fractions=[0.5, 1.0])
     lines = report_lines(found)
     assert lines[0] == "How far does it look? Tokens of context; RECL in the group of a, b, c"
-    assert lines[2] == "| model | within 1 % | guarded r = 0.5 | guarded r = 1.0 | RECL r = 0.5 | RECL r = 1.0 |"
+    assert (
+        lines[2]
+        == "| model | within 1 % | guarded r = 0.5 | guarded r = 1.0 | RECL r = 0.5 | RECL r = 1.0 |"
+    )
     for model in found["models"]:
         cells = [model["name"], str(model["within_1_percent"])]
         for prefix, value in (("guarded_", "guarded"), ("", "value")):
@@ -106,7 +114,10 @@ def test_the_second_table_has_losses_and_gains() -> None:
     found = results()
     model = found["models"][1]
     lines = report_lines(found)
-    assert "| model | kind | sees at most | ppl at 4 tokens | ppl at 16 tokens | bits 4 → 8 | bits 8 → 16 |" in lines
+    assert (
+        "| model | kind | sees at most | ppl at 4 tokens | ppl at 16 tokens | bits 4 → 8 | bits 8 → 16 |"
+        in lines
+    )
     row = table_rows(lines, "b")[1]
     assert row[:3] == ["b", "made up", "no limit"]
     assert row[3] == f"{model['ppl'][0]:.3f} ± {model['ppl_standard_error'][0]:.3f}"
@@ -123,7 +134,11 @@ def test_a_length_that_ends_at_a_plateau_says_where_steps_gain_again() -> None:
 
 def drawn_figures(drawn: Figures, directory: Path, **options: Any) -> dict[str, Axes]:
     draw_figures(results(**options), directory)
-    return {name.removesuffix(".png"): figure.axes[0] for name, figure in drawn.items() if name.endswith(".png")}
+    return {
+        name.removesuffix(".png"): figure.axes[0]
+        for name, figure in drawn.items()
+        if name.endswith(".png")
+    }
 
 
 def lines_of(axes: Axes) -> dict[str, Any]:
@@ -143,7 +158,9 @@ def test_a_model_has_one_colour_in_all_figures(drawn: Figures, tmp_path: Path) -
     assert len(figures) == 1 + 1 + 2 * 3
 
 
-def test_figures_have_ticks_at_contexts_a_grey_threshold_and_a_zero_line(drawn: Figures, tmp_path: Path) -> None:
+def test_figures_have_ticks_at_contexts_a_grey_threshold_and_a_zero_line(
+    drawn: Figures, tmp_path: Path
+) -> None:
     figures = drawn_figures(drawn, tmp_path)
     assert figures["contexts"].get_xticks().tolist() == CONTEXTS
     gains = figures["gains_r1.0"]

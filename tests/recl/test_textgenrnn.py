@@ -14,14 +14,19 @@ def drawn(*shape: int) -> np.ndarray:
 
 
 def weights() -> dict[str, np.ndarray]:
-    given = {"embedding/embeddings": drawn(4, SIZES[0]), "attention/attention_W": drawn(sum(SIZES), 1)}
+    given = {
+        "embedding/embeddings": drawn(4, SIZES[0]),
+        "attention/attention_W": drawn(sum(SIZES), 1),
+    }
     for name, n_in in zip(("rnn_1", "rnn_2"), SIZES, strict=False):
         given |= {f"{name}/kernel": drawn(n_in, 4 * N), f"{name}/recurrent_kernel": drawn(N, 4 * N)}
         given[f"{name}/bias"] = drawn(8 * N)
     return given | {"output/kernel": drawn(sum(SIZES), 4), "output/bias": drawn(4)}
 
 
-def lstm(x_TD: np.ndarray, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray) -> np.ndarray:
+def lstm(
+    x_TD: np.ndarray, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray
+) -> np.ndarray:
     """Keras reads CuDNN's matrices so: kernels of gates transposed and reshaped by columns, both biases summed."""
     gates = [k.T.reshape(k.shape, order="F") for k in np.hsplit(kernel, 4)]
     recurrent_gates = [k.T for k in np.hsplit(recurrent, 4)]
@@ -45,10 +50,17 @@ def test_losses_are_those_of_the_keras_network() -> None:
         window = np.concatenate([np.zeros(40 - n, int), text[:n]])
         seen = [given["embedding/embeddings"][window]]
         for name in ("rnn_1", "rnn_2"):
-            seen.append(lstm(seen[-1], *(given[f"{name}/{part}"] for part in ("kernel", "recurrent_kernel", "bias"))))
+            seen.append(
+                lstm(
+                    seen[-1],
+                    *(given[f"{name}/{part}"] for part in ("kernel", "recurrent_kernel", "bias")),
+                )
+            )
         features = np.concatenate(seen, axis=1)
         weight = np.exp(features @ given["attention/attention_W"])
-        logits = (weight / weight.sum() * features).sum(axis=0) @ given["output/kernel"] + given["output/bias"]
+        logits = (weight / weight.sum() * features).sum(axis=0) @ given["output/kernel"] + given[
+            "output/bias"
+        ]
         assert np.isclose(found, np.log(np.exp(logits).sum()) - logits[text[n]], rtol=0, atol=1e-5)
 
 

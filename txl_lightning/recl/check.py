@@ -19,18 +19,22 @@ MOST_BEGINS = 8
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
 
 
-def checked(member: Member, text: TokenizedText, contexts: Sequence[int], n_positions: int) -> Member:
+def checked(
+    member: Member, text: TokenizedText, contexts: Sequence[int], n_positions: int
+) -> Member:
     """Return a model from elsewhere as it can be read exactly; a model of a run as it is.
 
-    One pass must give the losses of fresh windows of exactly c tokens: at the shortest, a middle and the longest
-    context, and around every length between them in `window_lengths` of the model, of Hugging Face the integers of the
-    config. Otherwise `one_pass` becomes false, and the losses must not change with the tokens after their targets.
+    One pass must give the losses of fresh windows of exactly c tokens: at the shortest, a middle
+    and the longest context, and around every length between them in `window_lengths` of the model,
+    of Hugging Face the integers of the config. Otherwise `one_pass` becomes false, and the losses
+    must not change with the tokens after their targets.
 
     Args:
         member: the model.
         text: the text, longer than the longest context.
         contexts: grid of contexts.
-        n_positions: P of the grid. The check reads at most 2 % of its tokens, but two windows of each length.
+        n_positions: P of the grid. The check reads at most 2 % of its tokens, but two windows of
+            each length.
 
     Raises:
         OptionError: the model fails, its losses have another shape, or depend on later tokens.

@@ -73,7 +73,9 @@ def load_group(options: ReclOptions, longest_context: int) -> list[Member]:
             path = reference.removeprefix(TRAINED)
             member = load_run(path, name, options.clamp_len, option)
         elif reference.startswith(HUGGING_FACE):
-            member = load_huggingface(reference, name, longest_context, options.begin_of_text, options.tokenizer)
+            member = load_huggingface(
+                reference, name, longest_context, options.begin_of_text, options.tokenizer
+            )
         else:
             member = load_function(reference, name)
         if hasattr(member.reader.model, "to"):

@@ -51,7 +51,8 @@ class HuggingFaceModel(nn.Module):
     def restore(self) -> None:
         """Restore all modules as they were loaded.
 
-        Some rotations keep those of the longest window so far, and some classes exchange their attention for good.
+        Some rotations keep those of the longest window so far, and some classes exchange their
+        attention for good.
         """
         if not self.loaded:
             for module in self.model.modules():
@@ -60,7 +61,9 @@ class HuggingFaceModel(nn.Module):
             vars(module).clear()
             vars(module).update(_copied_attributes(attributes))
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+    ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
         T = tokens_BT.shape[1]
         places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
@@ -77,7 +80,9 @@ class HuggingFaceModel(nn.Module):
             logits_BCV = self.model(input_ids=tokens_BT, logits_to_keep=places_C).logits
         else:
             logits_BCV = self.model(input_ids=tokens_BT).logits[:, places_C]
-        return nn.functional.cross_entropy(logits_BCV.float().transpose(1, 2), targets_BC, reduction="none")
+        return nn.functional.cross_entropy(
+            logits_BCV.float().transpose(1, 2), targets_BC, reduction="none"
+        )
 
 
 def _copied_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -103,18 +108,20 @@ def load_huggingface(
         reference: `hf:` and a name on the hub, such as `gpt2`, or a folder.
         name: name in tables and figures.
         longest_context: tokens that the model should read.
-        begin_of_text: read the tokenizer's begin-of-text token before every window; None for what the tokenizer itself
-            puts before a text.
+        begin_of_text: read the tokenizer's begin-of-text token before every window; None for what
+            the tokenizer itself puts before a text.
         tokenizer_of: auto, the one of `AutoTokenizer`; or json, the one of tokenizer.json.
 
     Raises:
-        OptionError: transformers is not installed, the model or its tokenizer cannot be loaded, weights are missing, or
-            it has an encoder.
+        OptionError: transformers is not installed, the model or its tokenizer cannot be loaded,
+            weights are missing, or it has an encoder.
     """
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
-        raise OptionError(OPTION, reference, "needs transformers: pip install 'txl_lightning[hf]'") from error
+        raise OptionError(
+            OPTION, reference, "needs transformers: pip install 'txl_lightning[hf]'"
+        ) from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     source = _source(reference)
@@ -122,12 +129,16 @@ def load_huggingface(
         model, findings = _load_model(transformers, source, reference)
         tokenizers = _load_tokenizers(transformers, source)
     if tokenizer_of == "json":
-        require(len(tokenizers) == 2, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json")
+        require(
+            len(tokenizers) == 2, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json"
+        )
         tokenizers = tokenizers[1:]
     with foreign_errors(reference, "has no usable tokenizer"):
         begin = begin_tokens(tokenizers[0], begin_of_text, reference)
     config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    positions = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "max_seq_len", None
+    )
     reading = HuggingFaceModel(model, begin)
     limit, limit_reason = position_limit(reading, positions, longest_context)
 
@@ -144,7 +155,12 @@ def load_huggingface(
         kind=f"{model.config.model_type}, Hugging Face",
         reader=WindowReader(reading, limit=limit, one_pass=True),
         tokenize=tokenize,
-        findings={**findings, "trained_len": positions, "begin_of_text": begin, "limit_reason": limit_reason},
+        findings={
+            **findings,
+            "trained_len": positions,
+            "begin_of_text": begin,
+            "limit_reason": limit_reason,
+        },
     )
 
 
@@ -180,7 +196,12 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, di
     """
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     has_encoder = getattr(config, "is_encoder_decoder", False)
-    require(not has_encoder, OPTION, reference, "must be a causal language model, not an encoder-decoder")
+    require(
+        not has_encoder,
+        OPTION,
+        reference,
+        "must be a causal language model, not an encoder-decoder",
+    )
     model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
         source,
         trust_remote_code=False,
@@ -191,12 +212,19 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, di
     model.config.use_cache = False
     parameters = {key for key, _ in model.named_parameters()}
     missing = sorted(parameters & set(loaded["missing_keys"]))
-    require(not missing, OPTION, reference, f"has no weights for {', '.join(missing[:3])}, of {len(missing)}")
+    require(
+        not missing,
+        OPTION,
+        reference,
+        f"has no weights for {', '.join(missing[:3])}, of {len(missing)}",
+    )
 
     not_read = []
     unexpected = sorted(loaded["unexpected_keys"])
     if unexpected:
-        not_read.append(f"{len(unexpected)} weights that its config has no place for, such as {unexpected[0]}")
+        not_read.append(
+            f"{len(unexpected)} weights that its config has no place for, such as {unexpected[0]}"
+        )
     has_adapter = (Path(source) / "adapter_config.json").is_file()
     if has_adapter and not transformers.utils.is_peft_available():
         not_read.append("its adapter, which needs peft: pip install peft")
@@ -218,11 +246,13 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
 
     Args:
         tokenizer: tokenizer of the model.
-        begin_of_text: True for its begin-of-text token, False for none, None for what it puts before a text itself.
+        begin_of_text: True for its begin-of-text token, False for none, None for what it puts
+            before a text itself.
         reference: the model.
 
     Raises:
-        OptionError: the tokenizer has no such token, or changes a text that begins with special tokens.
+        OptionError: the tokenizer has no such token, or changes a text that begins with special
+            tokens.
     """
     if begin_of_text is False:
         return []
@@ -244,7 +274,8 @@ def position_limit(
 ) -> tuple[int | None, str | None]:
     """Return the longest context that a model can read, and why; None without a limit.
 
-    A table of positions ends. Rotations, biases by distance and recurrences do not, whatever the config says.
+    A table of positions ends. Rotations, biases by distance and recurrences do not, whatever the
+    config says.
 
     Args:
         reading: the model; it stays as it was loaded.
@@ -258,7 +289,9 @@ def position_limit(
         is_table = isinstance(table, nn.Embedding) and ("pos" in path or path.endswith("wpe"))
         if is_table and positions <= table.num_embeddings <= positions + MOST_RESERVED:
             reserved = getattr(table, "offset", 0)
-            if table.padding_idx is not None:  # RoBERTa counts positions from the padding token's number on
+            if (
+                table.padding_idx is not None
+            ):  # RoBERTa counts positions from the padding token's number on
                 reserved = table.padding_idx + 1
             return table.num_embeddings - reserved - n_begin, f"its table of positions, {path}"
     if n_begin + longest_context <= positions:
@@ -281,7 +314,8 @@ def tokenized(tokenizers: Sequence[Any], content: bytes, reference: str) -> Toke
     """Return the tokens of a text without any special token.
 
     Args:
-        tokenizers: the tokenizer, and another one that should give the same tokens, if there is one.
+        tokenizers: the tokenizer, and another one that should give the same tokens, if there is
+            one.
         content: the text.
         reference: the model.
 

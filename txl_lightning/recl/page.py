@@ -95,7 +95,9 @@ def _chosen(passages: list[list[Any]]) -> list[list[Any]]:
     return [passages[k * len(passages) // n] for k in range(n)]
 
 
-def _passage(positions: Integers, hundredths_ICP: Integers, spell: Callable[[int, int], list[str]]) -> list[Any]:
+def _passage(
+    positions: Integers, hundredths_ICP: Integers, spell: Callable[[int, int], list[str]]
+) -> list[Any]:
     """Return texts, and scored tokens as text, position, and the loss by model and context in hundredths of bits."""
     start = max(0, int(positions[0]) - BEFORE)
     texts = [text[:MOST_LETTERS] for text in spell(start, int(positions[-1]) + 1)]

@@ -34,7 +34,12 @@ def report_lines(results: dict[str, Any]) -> list[str]:
     """
     lines = []
     for table in tables(results):
-        lines += [escape(table.title), "", *markdown_table(table.header, table.rows).splitlines(), ""]
+        lines += [
+            escape(table.title),
+            "",
+            *markdown_table(table.header, table.rows).splitlines(),
+            "",
+        ]
     for note in notes(results):
         lines.append(escape(note))
     return lines
@@ -63,7 +68,9 @@ def _lengths(results: dict[str, Any]) -> Table:
     header += [f"guarded r = {r}" for r in fractions]
     header += [f"RECL r = {r}" for r in fractions]
     groups = "; ".join(", ".join(group["models"]) for group in results["groups"])
-    return Table(f"How far does it look? Tokens of context; RECL in the group of {groups}", header, rows)
+    return Table(
+        f"How far does it look? Tokens of context; RECL in the group of {groups}", header, rows
+    )
 
 
 def _length(length: dict[str, Any], kind: str, has_interval: bool) -> str:
@@ -83,7 +90,13 @@ def _losses(results: dict[str, Any]) -> Table:
     """Return losses at both ends of the grid, and the gains of the longest doublings that begin with the first."""
     unit = results["unit"]
     contexts = results["contexts"]
-    header = ["model", "kind", "sees at most", f"{unit} at {contexts[0]} tokens", f"{unit} at {contexts[-1]} tokens"]
+    header = [
+        "model",
+        "kind",
+        "sees at most",
+        f"{unit} at {contexts[0]} tokens",
+        f"{unit} at {contexts[-1]} tokens",
+    ]
     rows = []
     for model in results["models"]:
         errors = model[f"{unit}_standard_error"]
@@ -154,13 +167,19 @@ def _notes_of_model(model: dict[str, Any]) -> list[str]:
         found.append(f"limit={limit}: {model['limit_reason']}")
     if model.get("begin_of_text"):
         begin = ", ".join(map(str, model["begin_of_text"]))
-        found.append(f"token {begin} is read before every window, beside its context (begin_of_text)")
+        found.append(
+            f"token {begin} is read before every window, beside its context (begin_of_text)"
+        )
     if model.get("other_tokenizer"):
-        found.append("tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them")
+        found.append(
+            "tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them"
+        )
     changed = model.get("changed_text")
     if changed:
         read = f"its tokens read {changed['read']!r} for {changed['text']!r}"
-        found.append(f"its tokenizer changes the text ({read}): losses are per token of the changed text")
+        found.append(
+            f"its tokenizer changes the text ({read}): losses are per token of the changed text"
+        )
     if model["scoring"] == "direct" and model.get("one_pass_difference"):
         difference = f"one pass differs by up to {model['one_pass_difference']:.3g} nats"
         found.append(f"read in windows of exactly c tokens: {difference}")

@@ -14,7 +14,13 @@ from txl_lightning.config.schemas import DataConfig, file_data
 from txl_lightning.data.corpus import WHOLE, Corpus, split_bytes
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.recl.models import HUGGING_FACE, OPTION, Member, TokenizedText, vocabulary_speller
+from txl_lightning.recl.models import (
+    HUGGING_FACE,
+    OPTION,
+    Member,
+    TokenizedText,
+    vocabulary_speller,
+)
 from txl_lightning.recl.options import ReclOptions
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, report_if_changed
 
@@ -26,8 +32,8 @@ class GroupText:
     """Text of a group.
 
     Args:
-        corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and `level`: byte, char,
-            word or token; losses are per unit of it.
+        corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and
+            `level`: byte, char, word or token; losses are per unit of it.
         texts: tokens of the text, by name of the model.
     """
 
@@ -78,17 +84,22 @@ def _require_plain_text(member: Member, trained: TrainedModel) -> None:
     member.require(not reads_ids, f"was trained with data.level=ids: {allowed}")
 
 
-def _text_of_runs(runs: Sequence[tuple[Member, TrainedModel]], options: ReclOptions, split: str) -> GroupText:
+def _text_of_runs(
+    runs: Sequence[tuple[Member, TrainedModel]], options: ReclOptions, split: str
+) -> GroupText:
     """Load the corpus of all runs, or the text `data_path`, as each of them reads it.
 
-    For a run with `memory.reset=document` the first token of every document is marked. The others get the places
-    where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
+    For a run with `memory.reset=document` the first token of every document is marked. The others
+    get the places where documents begin: those of a marked text, or those that the corpus has. With
+    `documents=ignore` neither is so.
     """
     respects = options.documents == "respect"
     corpora = []
     for member, trained in runs:
         whole = split == WHOLE
-        corpora.append(checkpoint_corpus(trained, member.reference, options.data_path, member.option, whole))
+        corpora.append(
+            checkpoint_corpus(trained, member.reference, options.data_path, member.option, whole)
+        )
     documents = np.asarray(max((corpus.documents[split] for corpus in corpora), key=len))
     texts = {}
     for (member, trained), corpus in zip(runs, corpora, strict=True):
@@ -105,11 +116,15 @@ def _text_of_runs(runs: Sequence[tuple[Member, TrainedModel]], options: ReclOpti
     return GroupText(corpora[0].facts(), texts)
 
 
-def _require_same_corpus(member: Member, corpus: Corpus, first: Member, first_corpus: Corpus, split: str) -> None:
+def _require_same_corpus(
+    member: Member, corpus: Corpus, first: Member, first_corpus: Corpus, split: str
+) -> None:
     """Require that two runs read the same tokens of the same corpus."""
     level = corpus.vocabulary.level
     first_level = first_corpus.vocabulary.level
-    member.require(level == first_level, f"reads {level} tokens, {first.reference} {first_level} tokens")
+    member.require(
+        level == first_level, f"reads {level} tokens, {first.reference} {first_level} tokens"
+    )
     allowed = f"was trained on another corpus ({corpus.name}) than {first.reference} ({first_corpus.name})"
     member.require(corpus.checksum == first_corpus.checksum, allowed)
     tokens = without_marks(corpus.splits[split])
@@ -141,7 +156,9 @@ def _content(
     return name, content
 
 
-def _content_of_file(runs: Sequence[tuple[Member, TrainedModel]], path: Any, split: str) -> tuple[str, bytes]:
+def _content_of_file(
+    runs: Sequence[tuple[Member, TrainedModel]], path: Any, split: str
+) -> tuple[str, bytes]:
     config = runs[0][1].config.data if runs else DataConfig()
     try:
         name, _, content = split_bytes(file_data(config, path, "byte"), split)
@@ -164,7 +181,9 @@ def _content_of_runs(runs: Sequence[tuple[Member, TrainedModel]], split: str) ->
         if member is runs[0][0]:
             first_name = name
             first_content = content
-        allowed = f"was trained on another corpus ({name}) than {runs[0][0].reference} ({first_name})"
+        allowed = (
+            f"was trained on another corpus ({name}) than {runs[0][0].reference} ({first_name})"
+        )
         member.require(content == first_content, allowed)
     return first_name, first_content
 
