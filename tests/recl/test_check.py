@@ -51,7 +51,7 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
     member = load_function(f"py:{__name__}.make", "name")
-    return checked(member, member.tokenize(TEXT), [8, 16, 64], 100)
+    return checked(member, member.tokenize(TEXT), [8, 16, 64])
 
 
 def test_a_function_that_keeps_to_the_interface_reads_bytes(
@@ -143,7 +143,7 @@ def test_a_character_cut_at_either_end_is_left_out() -> None:
     assert whole_characters(content) == "€a😀"
     assert whole_characters(content[1:]) == "a😀"
     assert whole_characters(content[2:-1]) == "a"
-    with pytest.raises(UserError, match=r"is not UTF-8 text \(byte 3\)"):
+    with pytest.raises(UserError, match=r"is not UTF-8 text \(character 3\)"):
         whole_characters(b"abc\xffabc")
 
 

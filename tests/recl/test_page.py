@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,12 @@ def drawn(n: int, contexts: list[int], models: int = 1) -> tuple[str, dict[str, 
 
 def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup() -> None:
     page, losses = drawn(90, CONTEXTS, models=2)
-    data, bits = data_of(page), np.stack([*losses.values()]) / np.log(2)
+    data = data_of(page)
+    bits = np.stack([*losses.values()]) / np.log(2)
     tokens = scored(data)
     assert [position for _, position, _ in tokens] == [*range(12, 102)]
-    assert [text for text, _, _ in tokens] == [HOSTILE[at % len(HOSTILE)] for at in range(12, 102)]
+    expected = [HOSTILE[at % len(HOSTILE)] for at in range(12, 102)]
+    assert [text for text, _, _ in tokens] == expected
     np.testing.assert_allclose(
         np.array([of for *_, of in tokens]) / 100, bits.transpose(2, 0, 1), atol=0.0051
     )
@@ -92,7 +93,8 @@ def test_a_large_page_has_whole_passages_spread_over_the_text_and_says_so() -> N
     )
     firsts = [passage[-1][1] for passage in data["passages"]]
     assert firsts == sorted(firsts)
-    assert max(b - a for a, b in pairwise([0, *firsts, 30_000])) < 3 * 30_000 / len(firsts)
+    distances = np.diff([0, *firsts, 30_000])
+    assert distances.max() < 3 * 30_000 / len(firsts)
 
 
 def test_the_oracles_page_shows_the_step_at_the_known_distance_also_of_a_function() -> None:

@@ -61,9 +61,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         positions, blocks = position_blocks(
             n_tokens, options.n_positions, contexts, options.position_seed
         )
-        members = [
-            checked(member, text.texts[member.name], contexts, len(positions)) for member in members
-        ]
+        members = [checked(member, text.texts[member.name], contexts) for member in members]
         losses = {}
         for member in members:
             tokens = text.texts[member.name]

@@ -86,7 +86,11 @@ def _draw_band(
 
 
 def _draw_gains(
-    results: dict[str, Any], group: dict[str, Any], r: str, styles: dict[str, Any], directory: Path
+    results: dict[str, Any],
+    group: dict[str, Any],
+    r: str,
+    styles: dict[str, Any],
+    directory: Path,
 ) -> None:
     """Draw the gains of a group at r, and the gain that counts: threshold · exp f(c, c), equal for all its models."""
     contexts = results["contexts"][:-1]

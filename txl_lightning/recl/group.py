@@ -22,7 +22,12 @@ from txl_lightning.recl.models import (
 from txl_lightning.recl.options import ReclOptions
 
 # Parts of a checkpoint's path that can name it, without the folder checkpoints: the run, the run and the file, …
-NAMES = (slice(-2, -1), slice(-2, None), slice(-3, -1), slice(-3, None))
+NAMES = (
+    slice(-2, -1),
+    slice(-2, None),
+    slice(-3, -1),
+    slice(-3, None),
+)
 
 
 def references(options: ReclOptions) -> list[str]:

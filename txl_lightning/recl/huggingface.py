@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -136,11 +137,17 @@ def load_huggingface(
     with foreign_errors(reference, "has no usable tokenizer"):
         begin = begin_tokens(tokenizers[0], begin_of_text, reference)
     config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or getattr(
-        config, "max_seq_len", None
-    )
-    reading = HuggingFaceModel(model, begin)
-    limit, limit_reason = position_limit(reading, positions, longest_context)
+    positions = getattr(config, "max_position_embeddings", None)
+    positions = positions or getattr(config, "max_seq_len", None)
+    table = position_table(model, positions) if positions else None
+    limit = None
+    limit_reason = None
+    if table is not None:
+        n_positions, path = table
+        limit = n_positions - len(begin)
+        limit_reason = f"its table of positions, {path}"
+    elif positions and positions < longest_context:
+        limit_reason = f"no table of positions ends at the {positions} of its config"
 
     def tokenize(content: bytes) -> TokenizedText:
         text = tokenized(tokenizers, content, reference)
@@ -153,7 +160,7 @@ def load_huggingface(
         name=name,
         reference=reference,
         kind=f"{model.config.model_type}, Hugging Face",
-        reader=WindowReader(reading, limit=limit, one_pass=True),
+        reader=WindowReader(HuggingFaceModel(model, begin), limit=limit, one_pass=True),
         tokenize=tokenize,
         findings={
             **findings,
@@ -269,45 +276,30 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
     raise OptionError("begin_of_text", "null", allowed)
 
 
-def position_limit(
-    reading: HuggingFaceModel, positions: int | None, longest_context: int
-) -> tuple[int | None, str | None]:
-    """Return the longest context that a model can read, and why; None without a limit.
+def position_table(model: Any, positions: int) -> tuple[int, str] | None:
+    """Return the number of positions that a table of the model has, and its name; None without one.
 
-    A table of positions ends. Rotations, biases by distance and recurrences do not, whatever the
-    config says.
+    Rotations, biases by distance and recurrences do not end, whatever the config says.
 
     Args:
-        reading: the model; it stays as it was loaded.
+        model: model of transformers.
         positions: number of positions by its config.
-        longest_context: context that it should read.
     """
-    if positions is None:
-        return None, None
-    n_begin = len(reading.begin_of_text)
-    for path, table in reading.model.named_modules():
-        is_table = isinstance(table, nn.Embedding) and ("pos" in path or path.endswith("wpe"))
-        if is_table and positions <= table.num_embeddings <= positions + MOST_RESERVED:
-            reserved = getattr(table, "offset", 0)
-            if (
-                table.padding_idx is not None
-            ):  # RoBERTa counts positions from the padding token's number on
-                reserved = table.padding_idx + 1
-            return table.num_embeddings - reserved - n_begin, f"its table of positions, {path}"
-    if n_begin + longest_context <= positions:
-        return None, None
-    too_long = torch.ones(1, positions + 1 - n_begin, dtype=torch.long)
-    reads_further = True
-    try:
-        with torch.no_grad():
-            reading.score(too_long, too_long[:, -1:])
-    except (IndexError, RuntimeError, ValueError):
-        reads_further = False
-    reading.restore()
-    reading.loaded.clear()  # until the model is on its device
-    if reads_further:
-        return None, f"it reads beyond the {positions} positions of its config"
-    return positions - n_begin, f"it fails beyond the {positions} positions of its config"
+    for path, tensor in chain(model.named_parameters(), model.named_buffers()):
+        is_named = "pos" in path or ".wpe." in path
+        if not is_named or tensor.dim() != 2:
+            continue
+        if not positions <= len(tensor) <= positions + MOST_RESERVED:
+            continue
+        module = model.get_submodule(path.rpartition(".")[0])
+        if hasattr(module, "make_weights"):  # XGLM makes a longer one
+            continue
+        reserved = getattr(module, "offset", 0)
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None:  # RoBERTa counts positions from the padding token's number on
+            reserved = padding + 1
+        return len(tensor) - reserved, path
+    return None
 
 
 def tokenized(tokenizers: Sequence[Any], content: bytes, reference: str) -> TokenizedText:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def position_blocks(
 
     generator = np.random.default_rng(seed)
     positions = []
-    for size, start, end in zip(sizes.tolist(), ends.tolist(), ends[1:].tolist(), strict=False):
+    for size, (start, end) in zip(sizes.tolist(), pairwise(ends.tolist()), strict=True):
         block = before_first + end - _offsets(size, end - start, step)[::-1]
         if seed is not None and size:
             first = max(max_context, before_first + start + 1)

@@ -61,7 +61,7 @@ def _lengths(results: dict[str, Any]) -> Table:
     for model in results["models"]:
         lengths = [model["recl"][r] for r in fractions]
         row = [model["name"], str(model["within_1_percent"])]
-        row += [_length(length, "guarded", has_interval) for length in lengths]
+        row += [_length(length, "guarded_", has_interval) for length in lengths]
         row += [_length(length, "", has_interval) for length in lengths]
         rows.append(row)
     header = ["model", "within 1 %"]
@@ -73,13 +73,15 @@ def _lengths(results: dict[str, Any]) -> Table:
     )
 
 
-def _length(length: dict[str, Any], kind: str, has_interval: bool) -> str:
-    prefix = f"{kind}_" if kind else ""
-    text = _bounded(length[kind or "value"], length[f"{prefix}at_least"])
-    if has_interval:
-        high = _bounded(length[f"{prefix}high"], length[f"{prefix}high_at_least"])
-        text += f" [{length[f'{prefix}low']}, {high}]"
-    return text
+def _length(length: dict[str, Any], prefix: str, has_interval: bool) -> str:
+    """Return a length and its interval; a prefix names guarded RECL."""
+    value = length["guarded" if prefix else "value"]
+    text = _bounded(value, length[f"{prefix}at_least"])
+    if not has_interval:
+        return text
+    low = length[f"{prefix}low"]
+    high = _bounded(length[f"{prefix}high"], length[f"{prefix}high_at_least"])
+    return f"{text} [{low}, {high}]"
 
 
 def _bounded(value: int, at_least: bool) -> str:
@@ -124,8 +126,9 @@ def _value(value: float, error: float) -> str:
 def _differences(results: dict[str, Any]) -> Table:
     rows = []
     for one in results["differences"]:
-        interval = f"{one['nll'][-1]:+.4f} [{one['low'][-1]:+.4f}, {one['high'][-1]:+.4f}]"
-        rows.append([f"{one['model']} − {one['minus']}", interval])
+        nll, low, high = (one[name][-1] for name in ("nll", "low", "high"))
+        pair = f"{one['model']} − {one['minus']}"
+        rows.append([pair, f"{nll:+.4f} [{low:+.4f}, {high:+.4f}]"])
     longest = results["contexts"][-1]
     header = ["difference, paired by position", f"nats at {longest} tokens, 95 % interval"]
     return Table("Differences", header, rows)
@@ -136,9 +139,10 @@ def notes(results: dict[str, Any]) -> list[str]:
     positions = results["positions"]
     longest = results["contexts"][-1]
     found = [
-        f"{positions['number']:,} positions of {results['corpus']['name']} ({results['split']}) in "
-        f"{positions['blocks']} blocks spread evenly over the text; ± over blocks. A step from a context of the grid "
-        f"to the next counts if its relative gain is at least {results['threshold']:.3g}.",
+        f"{positions['number']:,} positions of {results['corpus']['name']} ({results['split']}) "
+        f"in {positions['blocks']} blocks spread evenly over the text; ± over blocks. "
+        "A step from a context of the grid to the next counts if its relative gain is at least "
+        f"{results['threshold']:.3g}.",
         *DEFINITIONS,
     ]
     if results["bootstrap"]:
