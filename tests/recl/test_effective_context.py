@@ -172,13 +172,15 @@ def test_intervals_are_of_resampled_blocks_each_read_as_a_text(
     threshold: float, guards: bool
 ) -> None:
     blocks = np.repeat(range(9), [60, 10, 40, 20, 30, 50, 15, 35, 40])
+    if guards:
+        blocks = np.repeat(range(30), 10)
     losses = group(n_models=1 if guards else 2, n_positions=300)
     options: dict[str, Any] = {"fractions": [0.3], "threshold": threshold}
     ours = relative_effective_context_lengths(
         losses, CONTEXTS, bootstrap=50, seed=2, blocks=blocks, **options
     )
     lengths = []
-    for counts_B in resampled(9, 50, seed=2).astype(int):
+    for counts_B in resampled(blocks[-1] + 1, 50, seed=2).astype(int):
         sample = {name: np.repeat(x, counts_B[blocks], axis=1) for name, x in losses.items()}
         found = relative_effective_context_lengths(sample, CONTEXTS, bootstrap=0, **options)
         lengths.append(found["m0"][0.3])
