@@ -28,8 +28,8 @@ import torch
 from torch.nn import functional
 
 from txl_lightning.evaluation.losses import WindowReader, window_losses
-from txl_lightning.recl.loss_by_context import position_blocks
-from txl_lightning.recl.models import HuggingFaceModel
+from txl_lightning.recl.huggingface import HuggingFaceModel
+from txl_lightning.recl.positions import position_blocks
 from txl_lightning.reporting import markdown_table
 
 WAYS = ("ours", "loop", "sliding")

@@ -12,7 +12,6 @@ from txl_lightning.cli import COMMANDS
 from txl_lightning.config.architecture import KINDS
 from txl_lightning.config.schemas import OWN_OPTIONS
 from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
-from txl_lightning.data.formats import FORMATS
 from txl_lightning.data.sources import CORPORA, LEVELS_OF
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.transformer_xl import VARIANTS
@@ -31,7 +30,6 @@ REGISTRIES: tuple[Any, ...] = (
     COMMANDS,
 )
 BUILT_IN = [set(registry) for registry in REGISTRIES]
-BUILT_IN_FORMATS = list(FORMATS)
 
 
 def forget_guests() -> None:
@@ -40,7 +38,6 @@ def forget_guests() -> None:
     for registry, built_in in zip(REGISTRIES, BUILT_IN, strict=True):
         for name in set(registry) - built_in:
             del registry[name]
-    FORMATS[:] = BUILT_IN_FORMATS
     for module in list(sys.modules):
         if module.startswith(OWN):
             del sys.modules[module]

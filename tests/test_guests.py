@@ -14,12 +14,11 @@ from omegaconf import OmegaConf
 
 import txl_lightning.data
 from tests.alone import printed
-from tests.data.helpers import text_of
 from tests.docs.pages import ROOT
 from tests.fixtures import Patch
 from tests.in_process import refusal, success
 from tests.own_guests import forget_guests, no_guests  # noqa: F401 - a fixture
-from tests.training.small_run import TEXT, TINY, tiny_config
+from tests.training.small_run import TEXT, TINY
 from txl_lightning.command_line.hydra_app import compose
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpus import load_corpus
@@ -209,23 +208,6 @@ def test_a_config_of_a_file_is_unpickled_elsewhere(tmp_path: Path, monkeypatch: 
     (tmp_path / "data").write_bytes(pickle.dumps(OmegaConf.structured(data)))
     code = "import pickle; print(pickle.load(open('data', 'rb')).depth)"
     assert printed("-c", code, directory=tmp_path) == "3\n"
-
-
-def test_a_format_of_a_file_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "lines.py").write_text(
-        "from txl_lightning.data.formats import Format, register_format\n"
-        "def read(path, content):\n"
-        "    return ['text'], lambda column: (line.decode()[::-1] for line in content[6:].splitlines())\n"
-        "register_format(Format('reversed', lambda path, head: head.startswith(b'#REV#\\n'), records=read))\n"
-    )
-    use(monkeypatch, tmp_path / "lines.py")
-    (tmp_path / "text.txt").write_text("#REV#\n" + "".join(f"line {i} of it\n" for i in range(99)))
-    config: Any = tiny_config(tmp_path, "data.level=char")
-    assert text_of(load_corpus(config.data), "train").startswith("ti fo 0 enil")
-    changed = (tmp_path / "lines.py").read_text().replace("[::-1]", "")
-    (tmp_path / "changed.py").write_text(changed)
-    use(monkeypatch, tmp_path / "changed.py")
-    assert text_of(load_corpus(config.data), "train").startswith("line 0 of it")
 
 
 @pytest.mark.parametrize(

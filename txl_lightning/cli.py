@@ -36,7 +36,7 @@ ROWS = (
     Command(
         "recl checkpoints=[A,B,…]",
         module="txl_lightning.recl.command",
-        options="txl_lightning.evaluation.options.ReclOptions",
+        options="txl_lightning.recl.options.ReclOptions",
         summary="relative effective context length (RECL) of several models, with gain curves",
         shared_by_ranks=True,
     ),

@@ -1,19 +1,25 @@
-"""Token ids in files of NumPy: splits, documents, names, and input that is refused."""
+"""Token ids in files of several libraries: splits, documents, names, and input that is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from tokenizers import Tokenizer, models
 
 from tests.data.helpers import corpus_of, files
-from txl_lightning.data import own_files
+from tests.data.writers import IDS, LISTS, STARTS, write_lists, write_llm_c, write_megatron, write_packed
+from txl_lightning.config.schemas import FileData, file_data
+from txl_lightning.data import ids as ids_module
 from txl_lightning.data.corpus import SPLITS, Corpus
+from txl_lightning.data.ids import RAW_DTYPES, names_of_ids
 from txl_lightning.data.vocabulary import without_marks
-from txl_lightning.errors import UserError
+from txl_lightning.errors import OptionError, UserError
 
-IDS = np.arange(1000) % 37
+FEW = np.arange(1000) % 37
 
 
 def ids_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
@@ -30,73 +36,121 @@ def joined(corpus: Corpus) -> np.ndarray:
     return np.concatenate([without_marks(corpus.splits[split]) for split in SPLITS])
 
 
+def json_lines(folder: Path) -> Path:
+    lines = [json.dumps({"n": 1, "input_ids": ids}) + "\n" for ids in LISTS]
+    return Path(*files(folder, {"a.jsonl": "".join(lines)}))
+
+
+def json_of_miditok(folder: Path) -> Path:
+    return Path(*files(folder, {"a.json": json.dumps({"ids": LISTS, "programs": []})}))
+
+
+WITH_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
+    "Megatron": write_megatron,
+    "Megatron by its prefix": lambda folder: write_megatron(folder, "uint16", 8).with_suffix(""),
+    "Megatron in a folder": lambda folder: write_megatron(folder).parent,
+    "fairseq by its index": lambda folder: write_megatron(folder, "int64", 5, is_fairseq=True).with_suffix(".idx"),
+    "Parquet": lambda folder: write_lists(folder, "a.parquet", pyarrow.int32()),
+    "Feather": lambda folder: write_lists(folder, "feather.arrow", pyarrow.uint16()),
+    "Arrow stream": lambda folder: write_lists(folder, "a.arrow", pyarrow.int64()),
+    "JSON lines": json_lines,
+    "JSON of MidiTok": json_of_miditok,
+}
+WITHOUT_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
+    "llm.c": write_llm_c,
+    "llm.c for Llama 3": lambda folder: write_llm_c(folder, 20240801, "uint32"),
+    "raw .npy of OLMo": lambda folder: Path(*files(folder, {"part-0.npy": IDS.tobytes()})),
+}
+WRITERS = {**WITH_DOCUMENTS, **WITHOUT_DOCUMENTS}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    path = WRITERS[name](tmp_path / "data")
+    dtype = "uint16" if name == "raw .npy of OLMo" else None
+    corpus = ids_of(str(path), tmp_path, dtype=dtype)
+    assert joined(corpus).tolist() == IDS.tolist()
+    assert len(corpus.vocabulary) == IDS.max() + 1
+    assert [len(corpus.splits[split]) for split in SPLITS] == [900, 50, 50]
+    assert corpus.documents["train"].tolist() == (STARTS if name in WITH_DOCUMENTS else [0])
+
+
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<u2", ">u2", "<i4", ">i8", "u8"])
 def test_a_file_of_any_integers_is_mapped_and_cut_by_fractions(tmp_path: Path, dtype: str) -> None:
-    path = saved(tmp_path, IDS.astype(dtype))
+    path = saved(tmp_path, FEW.astype(dtype))
     corpus = ids_of(path, tmp_path, fractions=[0.5, 0.3, 0.2])
     assert [len(corpus.splits[split]) for split in SPLITS] == [500, 300, 200]
-    assert np.array_equal(joined(corpus), IDS)
+    assert np.array_equal(joined(corpus), FEW)
     assert all(isinstance(corpus.splits[split].tokens.base, np.memmap) for split in SPLITS)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.stat().st_size > 500 and path.is_file()]
     assert (corpus.name, len(corpus.vocabulary), corpus.vocabulary.decode([3, 36])) == ("notes.npy", 37, "3 36")
 
 
-@pytest.mark.parametrize("dtype", own_files.RAW_DTYPES)
+@pytest.mark.parametrize("dtype", RAW_DTYPES)
 def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_path: Path, dtype: str) -> None:
-    IDS.astype(dtype).tofile(tmp_path / "notes.bin")
+    FEW.astype(dtype).tofile(tmp_path / "notes.bin")
     corpus = ids_of(str(tmp_path / "notes.bin"), tmp_path, dtype=dtype, vocab_size=50)
-    assert np.array_equal(joined(corpus), IDS)
+    assert np.array_equal(joined(corpus), FEW)
     assert len(corpus.vocabulary) == 50
-    with (tmp_path / "notes.bin").open("wb") as file:
-        np.save(file, IDS)  # an array is one under any name
-    assert np.array_equal(joined(ids_of(str(tmp_path / "notes.bin"), tmp_path, dtype=dtype)), IDS)
 
 
 def test_every_split_may_have_its_own_file(tmp_path: Path) -> None:
-    parts = {"train.bin": IDS[:800], "val.bin": IDS[800:]}
-    train, valid = files(tmp_path / "ids", {name: part.astype(np.uint16).tobytes() for name, part in parts.items()})
+    contents = {"train.bin": FEW[:800], "val.bin": FEW[800:]}
+    train, valid = files(tmp_path / "ids", {name: ids.astype(np.uint16).tobytes() for name, ids in contents.items()})
     corpus = ids_of([train, valid, valid], tmp_path, dtype="uint16")
-    assert [corpus.splits[split][:].tolist() for split in SPLITS] == [IDS[:800].tolist(), *[IDS[800:].tolist()] * 2]
+    assert [corpus.splits[split][:].tolist() for split in SPLITS] == [FEW[:800].tolist(), *[FEW[800:].tolist()] * 2]
     by_name = ids_of(str(tmp_path / "ids"), tmp_path, dtype="uint16")
-    assert by_name.splits["valid"][:].tolist() == IDS[800:].tolist()
+    assert by_name.splits["valid"][:].tolist() == FEW[800:].tolist()
 
 
-def test_the_arrays_of_a_folder_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_files, "IDS_AT_ONCE", 64)  # several chunks in a document
-    for number, part in enumerate(np.split(IDS, [100, 250, 470, 700])):
+@pytest.mark.parametrize("marked", [False, True])
+def test_the_arrays_of_a_folder_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool) -> None:
+    monkeypatch.setattr(ids_module, "IDS_AT_ONCE", 64)  # several chunks in a document
+    for number, part in enumerate(np.split(FEW, [100, 250, 470, 700])):
         saved(tmp_path, part.astype("u2" if number % 2 else "i8"), f"pieces/{number}.npy")
     saved(tmp_path, np.zeros(0, np.int64), "pieces/empty.npy")
-    (tmp_path / "pieces/names.txt").write_text("not an array")
-    for marked in (False, True):
-        corpus = ids_of(str(tmp_path / "pieces"), tmp_path, marked)
-        assert np.array_equal(joined(corpus), IDS)
-        assert corpus.documents["train"].tolist() == [0, 100, 250, 470, 700]
-        begun = np.flatnonzero(np.asarray(corpus.splits["train"]) < 0)
-        assert begun.tolist() == (corpus.documents["train"].tolist() if marked else [])
+    corpus = ids_of(str(tmp_path / "pieces"), tmp_path, marked)
+    assert np.array_equal(joined(corpus), FEW)
+    assert corpus.documents["train"].tolist() == [0, 100, 250, 470, 700]
+    begun = np.flatnonzero(np.asarray(corpus.splits["train"]) < 0)
+    assert begun.tolist() == ([0, 100, 250, 470, 700] if marked else [])
+
+
+def test_index_maps_of_trainings_are_left_out(tmp_path: Path) -> None:
+    """Megatron writes them below `PREFIX/cache`, GPT-NeoX beside the data."""
+    write_megatron(tmp_path)
+    maps = {"corpus_text_document/cache/0-GPTDataset-train-document_index.npy": b"\x93NUMPY"}
+    for kind in ("doc", "sample", "shuffle"):
+        maps[f"corpus_text_document_train_indexmap_9ns_8sl_1234s_{kind}_idx.npy"] = b"\x93NUMPY"
+    files(tmp_path, maps)
+    assert joined(ids_of(str(tmp_path), tmp_path / "elsewhere")).tolist() == IDS.tolist()
 
 
 @pytest.mark.parametrize("start", ["7", "<go>"])
 def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, start: str) -> None:
     (names,) = files(tmp_path, {"vocab.json": json.dumps({"<go>": 7, "x": 40})})
-    corpus = ids_of(saved(tmp_path, IDS), tmp_path, marked=True, names=names, document_start=start)
+    corpus = ids_of(saved(tmp_path, FEW), tmp_path, marked=True, names=names, document_start=start)
     assert corpus.documents["train"].tolist() == [0, *range(7, 900, 37)]
     assert (len(corpus.vocabulary), corpus.vocabulary.decode([7, 8, 40])) == (41, "<go> 8 x")
     assert corpus.vocabulary.encode(b"x 8\n<go>").tolist() == [40, 8, 7]
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (IDS / 2, {}, r"data.path=.*notes.npy: must hold an array of integers, not float64"),
+    (FEW / 2, {}, r"data.path=.*notes.npy: must hold an array of integers, not float64"),
     (np.array([{}]), {}, r"data.path=.*notes.npy: cannot be read"),
-    (IDS.reshape(10, 100), {}, r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)"),
-    (IDS[:0], {}, r"data.path=.*notes.npy: must have ids: it is empty"),
-    (IDS[:4], {}, r"the valid split is empty: it is too short"),
-    (IDS - 3, {}, r"data.path=.*notes.npy: has the negative id -3"),
-    (IDS, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35"),
-    (np.array([1, 2**40]), {}, r"data.vocab_size=None: must be given: the largest of 2 ids is 1099511627776"),
-    (IDS, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31"),
-    (IDS, {"vocab_size": 2**31 - 1}, r"data.vocab_size=2147483647: needs at least 1,074 GB of memory"),
-    (IDS, {"level": "byte"}, r"data.level=byte: must be ids for .*notes.npy: it holds an array of NumPy"),
-    (IDS, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
+    (FEW.reshape(10, 100), {}, r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)"),
+    (FEW[:0], {}, r"must have ids: it is empty"),
+    (FEW[:4], {}, r"the valid split is empty: it is too short"),
+    (FEW - 3, {}, r"data.path=.*notes.npy: has the negative id -3"),
+    (FEW, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35"),
+    (np.append(FEW, 2**40), {}, r"data.vocab_size=None: must be given: the largest of 1,001 ids is 1,099,511,627,776"),
+    (FEW * (FEW < 9), {}, r"data.vocab_size=None: must be given: .* of 1,000 ids are 0; is the type of the ids right"),
+    (np.append(FEW % 9, 60_000), {}, r"must be given: 10 ids occur, and the largest is 60,000; is the type of the"),
+    (FEW, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31"),
+    (FEW, {"vocab_size": 2**31 - 1}, r"data.vocab_size=2147483647: needs at least 1,074 GB of memory"),
+    (FEW, {"level": "byte"}, r"notes.npy: has no suffix that names a format of text \(.npy\)"),
+    (FEW, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
 ]
 
 
@@ -105,3 +159,111 @@ def test_what_is_no_sequence_of_ids_is_refused(tmp_path: Path, ids: Any, options
     with pytest.raises(UserError, match=words) as error:
         ids_of(saved(tmp_path, ids), tmp_path, **options)
     assert "\n" not in str(error.value)
+
+
+def test_ids_that_look_wrong_are_read_if_the_vocabulary_is_given(tmp_path: Path) -> None:
+    path = saved(tmp_path, FEW * (FEW < 9))
+    assert len(ids_of(path, tmp_path, vocab_size=9).vocabulary) == 9
+
+
+UINT16 = {"dtype": "uint16"}
+HALF = IDS[:500].tobytes()
+UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
+    ({"a.bin": b"this is text, not ids " * 99}, UINT16, "begins with b'this is text, no', which are no plausible ids"),
+    ({"a.bin": b"1 2 3 4 5 6 7 8\n" * 9}, {"dtype": "uint8"}, "begins with b'1 2 3 4 5 6 7 8.*no plausible ids"),
+    ({"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF}, UINT16, "has index.json beside it, as chunks of anoth"),
+    ({"a.bin.index": b"x", "a.bin": HALF}, UINT16, "has a.bin.index beside it, as chunks of another library"),
+    ({"a.bin": b"\x89HDF\r\n\x1a\n" + bytes(98)}, UINT16, "must be ids, not HDF5"),
+    ({"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(16)}, UINT16, "must have an index of Megatron or fairseq"),
+    ({"odd.bin": b"\1\2\3"}, {}, "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin"),
+    ({"odd.bin": b"\0\2\3"}, UINT16, "odd.bin: must have a whole number of uint16, not 3 bytes"),
+    ({"text.npy": b"no array"}, {}, "data.dtype=None: must be uint8"),
+    ({"odd.npy": b"\x93NUMPY\1\0"}, {}, "data.path=.*odd.npy: cannot be read"),
+    ({"00000_tokens.ds": HALF}, UINT16, r"no suffix that names a format of ids \(.ds\); data.format=npy or bin or raw"),
+    ({"notes.txt": b"1234"}, UINT16, r"no suffix that names a format of ids \(.txt\)"),
+    ({"ids.npz": b"PK\x03\x04" + bytes(60)}, UINT16, r"no suffix that names a format of ids \(.npz\)"),
+    ({"ids.bin.gz": b"\x1f\x8b"}, UINT16, "must be ids that can be mapped: unpack it"),
+]
+
+
+@pytest.mark.parametrize(("contents", "options", "words"), UNLIKE_IDS)
+def test_a_file_that_is_no_array_is_refused(tmp_path: Path, contents: Any, options: Any, words: str) -> None:
+    *_, path = sorted(files(tmp_path / "data", contents), key=lambda name: name.endswith((".bin", ".npy", ".ds")))
+    with pytest.raises(UserError, match=words):
+        ids_of(path, tmp_path, **options)
+
+
+def test_a_header_of_another_library_is_no_ids(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"must be ids, not a PackedDataset of lit-gpt: save them with numpy\.save"):
+        ids_of(str(write_packed(tmp_path)), tmp_path, dtype="uint16")
+
+
+def test_a_raw_file_of_any_name_is_read_if_the_format_says_so(tmp_path: Path) -> None:
+    (path, _) = files(tmp_path, {"00000_tokens.ds": IDS.tobytes(), "00000_tokens.ds.index": b"x"})
+    corpus = ids_of(path, tmp_path, dtype="uint16", format="raw")
+    assert joined(corpus).tolist() == IDS.tolist()
+
+
+NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]"]
+
+
+@pytest.mark.parametrize("value", NO_LISTS)
+def test_a_record_without_a_list_of_ids_is_refused(tmp_path: Path, value: str) -> None:
+    (path,) = files(tmp_path, {"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {value}}}\n'})
+    with pytest.raises(OptionError, match=r"line 2 cannot be read \(TypeError: must be (a list of )?ids"):
+        ids_of(path, tmp_path)
+
+
+MISFITS: list[tuple[Callable[[Path], Path], bytes, str]] = [
+    (write_llm_c, b"xx", "must have the 1,000 ids of its header; it has 1,001"),
+    (write_megatron, b"xxxx", r"must have the sequences of its \.idx one after the other, and no more"),
+]
+
+
+@pytest.mark.parametrize(("write", "more", "words"), MISFITS)
+def test_files_that_do_not_fit_their_header_are_refused(tmp_path: Path, write: Any, more: bytes, words: str) -> None:
+    path = write(tmp_path)
+    path.write_bytes(path.read_bytes() + more)
+    with pytest.raises(OptionError, match=words):
+        ids_of(str(path), tmp_path)
+
+
+def test_two_arrays_in_a_file_are_refused(tmp_path: Path) -> None:
+    path = Path(saved(tmp_path, FEW))
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(OptionError, match="must have one array, and no more"):
+        ids_of(str(path), tmp_path)
+
+
+def test_ids_that_change_while_they_are_read_end_the_command(tmp_path: Path) -> None:
+    path = saved(tmp_path, FEW)
+    tokens = ids_of(path, tmp_path).splits["train"]
+    assert tokens.take([0, 1]).tolist() == [0, 1]
+    saved(tmp_path, FEW[:100])
+    with pytest.raises(UserError, match=r"notes\.npy: has changed since it was opened; its ids must stay as they are"):
+        tokens.take([799])
+
+
+def test_a_type_belongs_to_its_file() -> None:
+    """A run of 16-bit ids scores a file of 32 bits by its own type, and needs one for a raw file."""
+    run = FileData(name="file", path="a.bin", level="ids", dtype="uint16", column="tokens")
+    assert (file_data(run, "b.npy", "ids").dtype, file_data(run, "b.npy", "ids").column) == (None, None)
+    other = file_data(run, {"path": "b.bin", "dtype": "int32"}, "ids")
+    assert (other.path, other.dtype) == ("b.bin", "int32")
+    with pytest.raises(OptionError, match="may have path, dtype, format, column"):
+        file_data(run, {"path": "b.bin", "type": "int32"}, "ids")
+
+
+UNIGRAM = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)], unk_id=0)).to_str()
+NAMES: list[tuple[str, str, list[str]]] = [
+    ("names.txt", "note 0\nnote 1\nnote 2\n", ["note 0", "note 1", "note 2"]),
+    ("vocab.json", '{"b": 1, "a": 0}', ["a", "b"]),
+    ("tokenizer.json", UNIGRAM, ["<unk>", "▁a", "b"]),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), NAMES)
+def test_names_of_ids(tmp_path: Path, name: str, content: str, expected: list[str]) -> None:
+    (path,) = files(tmp_path, {name: content})
+    names = names_of_ids(path)
+    assert [names[number] for number in sorted(names)] == expected

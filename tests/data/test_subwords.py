@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tests.data.helpers import files
-from txl_lightning.config.schemas import FileData
 from txl_lightning.data import subwords
-from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import BYTE_OF_CHARACTER, WORD, train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
@@ -108,9 +104,8 @@ def in_chunks(content: bytes, size: int) -> list[bytes]:
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("way", WAYS)
 def test_ids_are_those_of_the_whole_text(way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subwords, "WINDOW", 6_000)
-    monkeypatch.setattr(subwords, "OVERLAP", 800)
-    monkeypatch.setattr(subwords, "WINDOWS_AT_ONCE", 3)
+    monkeypatch.setattr(subwords, "PART_CHARACTERS", 6_000)
+    monkeypatch.setattr(subwords, "BATCH_CHARACTERS", 20_000)
     text = TEXTS[name] + ("" if way != "gpt2 added" else "x <|end|> y" * 9)
     expected = Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids
     vocabulary, content = Vocabulary.of_tokenizer(tokenizer(way)), text.encode()
@@ -158,18 +153,12 @@ def test_the_white_space_that_divides_is_that_of_the_expression() -> None:
         assert (len(WORD.findall("a" + chr(code))) == 2) == divides, hex(code)
 
 
-def test_a_checkpoint_of_before_keeps_the_ids_of_lines_and_that_is_said(tmp_path: Path, capsys: Any) -> None:
-    (path,) = files(tmp_path, {"code.py": CODE})
-    config = FileData(name="file", path=path, level="bpe", cache_dir=str(tmp_path / "cache"))
-    whole, now = Tokenizer.from_str(tokenizer("gpt2")), Vocabulary.of_tokenizer(tokenizer("gpt2"))
-    before = Vocabulary.from_state_dict({key: value for key, value in now.state_dict().items() if key != "by_line"})
-    assert Vocabulary.from_state_dict(before.state_dict()) == before != now
-    for vocabulary, parts in ((now, [CODE]), (before, subwords.LINE_START.split(CODE))):
-        corpus = load_corpus(config, vocabulary, whole=True)
-        expected = [number for part in parts for number in whole.encode(part, add_special_tokens=False).ids]
-        assert corpus.splits["whole"].tolist() == expected
-        assert corpus.facts()["by_line"] == (vocabulary is before)
-        assert ("subwords are those of single lines" in capsys.readouterr().err) == (vocabulary is before)
+def test_a_vocabulary_of_before_0_5_is_refused() -> None:
+    state = Vocabulary.of_tokenizer(tokenizer("gpt2")).state_dict()
+    assert Vocabulary.from_state_dict(state) == Vocabulary.of_tokenizer(tokenizer("gpt2"))
+    del state["by_line"]
+    with pytest.raises(UserError, match=r"subwords are those of single lines, as before version 0\.5\.0"):
+        Vocabulary.from_state_dict(state)
 
 
 def test_training_counts_the_words_of_the_whole_text() -> None:
@@ -202,7 +191,7 @@ def test_bytes_that_no_text_has_need_no_token() -> None:
 def test_bytes_that_a_tokenizer_drops_are_counted(way: str) -> None:
     lacking = Vocabulary.of_tokenizer(without(way, "z", "q"))
     assert lacking.decode(lacking.encode(b"a day in April")) == "a day in April"
-    with pytest.raises(UserError, match=r"has no token for 4 bytes of the text: 71, 7a"):
+    with pytest.raises(UserError, match=r"has no token for 4 bytes of the text: 'q', 'z'"):
         lacking.encode(b"a quizz in May, quiet")
 
 
@@ -211,6 +200,25 @@ def test_dropout_of_training_is_off() -> None:
     state["model"]["dropout"] = 0.5
     dropping, plain = (Vocabulary.of_tokenizer(content) for content in (json.dumps(state), tokenizer("gpt2")))
     assert np.array_equal(dropping.encode(PROSE.encode()), plain.encode(PROSE.encode()))
+
+
+def test_one_unknown_character_is_named_with_its_bytes() -> None:
+    """By a unigram tokenizer without fallback to bytes."""
+    pieces = [("<unk>", 0.0), *((character, -2.0) for character in "▁abcdefghijklmnopqrstuvwxyz.")]
+    made = Tokenizer(models.Unigram(pieces, unk_id=0))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    made.decoder = decoders.Metaspace(prepend_scheme="never")
+    vocabulary = Vocabulary.of_tokenizer(made.to_str())
+    text = "the cat sat on a mat. " * 5_000
+    assert vocabulary.decode(vocabulary.encode(text.encode())) == text
+    with pytest.raises(UserError, match="has no token for 3 bytes of the text: '中'"):
+        vocabulary.encode((text + "中" + text).encode())
+
+
+def test_a_long_run_of_letters_is_cut_for_training() -> None:
+    """Training is quadratic in the length of a word."""
+    made = Vocabulary.of_tokenizer(train_byte_pairs(["a" * 20_000], 300))
+    assert max(map(len, made.symbols)) <= 1024
 
 
 def words_of(vocabulary: Vocabulary, tokens: np.ndarray) -> int | None:

@@ -1,4 +1,4 @@
-"""Run every command of the documentation at tiny size; compose those that need hardware, a network or minutes."""
+"""Run the commands of the documentation at a tiny size; compose commands that need hardware, a network or minutes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from experiments.reproduce import parse
-from tests.docs.pages import ROOT, Command, blocks, commands
+from tests.docs.pages import PAGES, README, ROOT, blocks, commands
 from tests.fixtures import Patch
 from tests.in_process import run_txl
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
@@ -24,128 +24,182 @@ from txl_lightning.command_line.hydra_app import literal, register
 from txl_lightning.config.schemas import CONF
 
 # Commands with these words are composed only: they need a GPU, a corpus, a checkpoint from elsewhere or a network, take
-# minutes, or start processes, of which tests/training, tests/hydra_plugins and tests/test_multirun.py run some.
+# minutes, or start processes.
 NOT_RUN = {
-    *("trainer=gpu", "trainer=ddp", "accelerator=gpu", "trainer.devices=2", "-m", "--help"),
-    *("experiment=paper/enwik8_base", "experiment=paper/wt103_base", "data=enwik8", "data=wikitext-103"),
-    *("n_positions=5000", "checkpoint=a.ckpt", "models=[hf:gpt2,hf:distilgpt2]"),
-    *("models=[py:examples.textgenrnn.textgenrnn]", "models=[py:examples.iglm.iglm,py:examples.iglm.iglm_s]"),
+    "--help",
+    "-m",
+    "accelerator=gpu",
+    "checkpoint=a.ckpt",
+    "data=enwik8",
+    "data=wikitext-103",
+    "experiment=paper/enwik8_base",
+    "experiment=paper/wt103_base",
+    "models=[hf:gpt2,hf:distilgpt2]",
+    "models=[py:examples.iglm.iglm,py:examples.iglm.iglm_s]",
     "models=[py:examples.pocketsphinx_words.trigrams]",
-    *("source_format=tensorflow", "source_format=huggingface"),
+    "models=[py:examples.textgenrnn.textgenrnn]",
+    "n_positions=5000",
+    "source_format=huggingface",
+    "source_format=tensorflow",
+    "trainer.devices=2",
+    "trainer=ddp",
+    "trainer=gpu",
 }
-# First words of commands that no test runs as they stand; those of make and python are parsed.
-NOT_TXL = {"benchmarks/gpu.sh", "hf", "make", "source", "export", "pip", "wandb", "torchrun", "srun", "python"}
-SMALLER = {
+OTHER_PROGRAMS = {"benchmarks/gpu.sh", "export", "hf", "make", "pip", "python", "source", "srun", "torchrun", "wandb"}
+
+# Options that replace those on the page, and options that are added where the page does not have them.
+REPLACED = {
+    "attention_lengths": "[30,60]",
+    "checkpoint.keep_every_n_steps": "3",
+    "context_curve.every_n_steps": "3",
+    "data.vocab_size": "300",
+    "max_segments": "40",
+    "n_tokens": "30",
+    "trainer.max_steps": "9",
+}
+ADDED = {
     "train": [
-        *(*TINY, "data.path=book.txt", "data.cache_dir=cache", "trainer.max_steps=6", "trainer.val_every_n_steps=3"),
-        *("evaluation.max_segments=3", "trainer.val_max_segments=3"),
+        *TINY,
+        "data.path=book.txt",
+        "data.cache_dir=cache",
+        "evaluation.max_segments=3",
+        "trainer.max_steps=6",
+        "trainer.val_every_n_steps=3",
+        "trainer.val_max_segments=3",
     ],
     "evaluate": ["max_segments=3"],
-    "recl": [*("first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50"), "logger=none"],
+    "recl": ["first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50", "logger=none"],
     "attention": ["max_segments=40", "logger=none"],
-    "speed": ["rounds=3"],
+    "speed": ["rounds=3", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"],
     "generate": ["n_tokens=30"],
 }
-REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
-REPLACED |= {"context_curve.every_n_steps": "3", "checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
-TINY_SPEED = ["attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
-# Other commands read them.
-RUNS = tuple(f"runs/{name}" for name in ("first", "on", "off", "second", "t5", "book", "notes", "tune"))
+GENERATED_DATA = {"data=recall", "experiment=recall", "data=brackets"}
+# Runs that other commands read; their training comes first.
+RUNS = ["runs/first", "runs/on", "runs/off", "runs/second", "runs/t5", "runs/book", "runs/notes", "runs/tune"]
 
 
-def txl_words(command: Command) -> list[str]:
-    """The words after `txl`, also where a launcher stands before it; none for other programs."""
-    words = list(command.words)
-    found = [words[index + 1 :] for index, word in enumerate(words) if word in ("txl", "txl_lightning.cli")]
-    return found[0] if found else []
+def options_of(words: list[str]) -> dict[str, str]:
+    """Return the options among the words of a command."""
+    options = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        options[name] = value
+    return options
 
 
 def tiny(words: list[str]) -> list[str]:
     """Shrink a command to a small text and model; options on the page stay, except for lengths of runs."""
     command, *typed = words
-    keys = [word.split("=")[0] for word in typed]
-    typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
-    smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" else [])]
-    smaller = [word for word in smaller if word.split("=")[0] not in keys]
-    if {"data=recall", "experiment=recall", "data=brackets"}.intersection(typed):  # which is generated
-        smaller = [word for word in smaller if word not in ("data=file", "data.path=book.txt", "data.level=byte")]
-    return [command, *typed, *smaller]
+    options = options_of(ADDED.get(command, []))
+    if not GENERATED_DATA.isdisjoint(typed):
+        for name in ("data", "data.path", "data.level"):
+            del options[name]
+    options.update(options_of(typed))
+    for name in REPLACED.keys() & options_of(typed).keys():
+        options[name] = REPLACED[name]
+    return [command, *(f"{name}={value}" for name, value in options.items())]
 
 
-def must_run(page: str = "") -> list[list[str]]:
-    """The commands of a page or of all that run here: first the runs that others need, then in the pages' order.
-
-    Models of Hugging Face need an extra.
-    """
-    has_library = find_spec("transformers") is not None
-    calls = [command.words[1:] for command in commands() if command.words[0] == "txl" and page in ("", command.page)]
-    here = [list(words) for words in calls if NOT_RUN.isdisjoint(words) and (has_library or "hf:" not in str(words))]
-    return sorted(here, key=lambda words: words[-1].removeprefix("hydra.run.dir=") not in RUNS)
+def is_run_here(words: tuple[str, ...]) -> bool:
+    """Return whether a test runs the command; models of Hugging Face need an extra."""
+    if words[0] != "txl" or not NOT_RUN.isdisjoint(words):
+        return False
+    return "hf:" not in str(words) or find_spec("transformers") is not None
 
 
 def test_every_command_is_a_known_one() -> None:
-    assert {command.words[0] for command in commands()} == {"txl", *NOT_TXL}
+    assert {words[0] for words in commands()} == {"txl", *OTHER_PROGRAMS}
 
 
+@pytest.mark.slow
 def test_commands_that_cannot_run_here_compose() -> None:
     register()
-    running = must_run()
-    found = [words for words in map(txl_words, commands()) if words and words not in running and "--help" not in words]
-    assert len(found) >= 20
-    for command, *words in found:
-        first = [re.sub(r"(=[^,(\['}]+),.*", r"\1", word) for word in words if word != "-m"]
-        first = [literal(word, ("prompt",)) for word in first if not word.startswith(("hydra", "optimizer.lr=tag"))]
+    n_composed = 0
+    for words in commands():
+        programs = [word for word in words if word in ("txl", "txl_lightning.cli")]
+        if not programs or is_run_here(words) or "--help" in words:
+            continue
+        command, *typed = words[words.index(programs[0]) + 1 :]
+        overrides = []
+        for word in typed:
+            if word != "-m" and not word.startswith(("hydra", "optimizer.lr=tag")):
+                first_of_sweep = re.sub(r"(=[^,(\['}]+),.*", r"\1", word)
+                overrides.append(literal(first_of_sweep, ("prompt",)))
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config" if command == "train" else command, overrides=first)
+            config = compose("config" if command == "train" else command, overrides=overrides)
         assert OmegaConf.to_container(config, throw_on_missing=False)
+        n_composed += 1
+    assert n_composed >= 20
 
 
 def test_every_make_target_exists() -> None:
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    used = {command.words[1] for command in commands() if command.words[0] == "make"}
-    used |= set(re.findall(r"`make ([a-z][\w-]*)", (ROOT / "README.md").read_text()))
-    assert targets >= used >= {"reproduce", "test"}
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    used = re.findall(r"`make ([a-z][\w-]*)", README.read_text())
+    used += [words[1] for words in commands() if words[0] == "make"]
+    assert {"reproduce", "test"} <= set(used) <= set(targets)
 
 
 def test_every_reproduction_is_understood() -> None:
-    n_found = 0
-    for words in (list(command.words) for command in commands()):
-        if words[:2] == ["make", "reproduce"]:
-            variables = dict(word.split("=", 1) for word in words[2:])
-            words = ["--profile", variables.get("PROFILE", "laptop"), *shlex.split(variables.get("ARGS", ""))]
-        elif words[:3] == ["python", "-m", "experiments.reproduce"]:
-            words = words[3:]
+    n_parsed = 0
+    for words in commands():
+        if words[:2] == ("make", "reproduce"):
+            variables = options_of(list(words[2:]))
+            profile = variables.get("PROFILE", "laptop")
+            arguments = ["--profile", profile, *shlex.split(variables.get("ARGS", ""))]
+        elif words[:3] == ("python", "-m", "experiments.reproduce"):
+            arguments = list(words[3:])
         else:
             continue
-        n_found += 1
-        assert parse(words).profile.name == words[words.index("--profile") + 1]
-    assert n_found >= 6
+        assert parse(arguments).profile.name == arguments[arguments.index("--profile") + 1]
+        n_parsed += 1
+    assert n_parsed >= 6
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("no_guests")
-@pytest.mark.parametrize(
-    ("page", "least"), [("README.md", 6), pytest.param("", 28, marks=pytest.mark.full)], ids=["README", "all pages"]
-)
-def test_the_commands_run(page: str, least: int, tmp_path: Path, monkeypatch: Patch) -> None:
-    """Run them in one folder and one process, in the order of the pages."""
+@pytest.fixture
+def working_directory(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """Write the files that commands of the pages read into a new working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_GUESTS", "examples/t5.py,examples/layer_scale.py,examples/brackets.py")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
-    (tmp_path / "book.txt").write_text("".join(lines))
-    (tmp_path / "prompts.txt").write_text("line 7\nthe\n")
+    with (tmp_path / "book.txt").open("w") as book:
+        for i in range(4000):
+            if i % 50 == 0:
+                book.write("CHAPTER")
+            book.write(f"\nline {i}: the square of {i} is {i * i}\n")
+    (tmp_path / "choices.tsv").write_text("context\tcontinuation\nline 7: the\t square\n")
     for code in blocks(ROOT / "docs/data.md", "python"):
-        if "samples.npy" not in code:  # which reads a generated tune
+        if "samples.npy" not in code:  # the other block reads a generated tune
             exec(code.replace("2_000", "400"), {})
-    if find_spec("transformers") and not page:
-        save_tiny(import_module("transformers"), tmp_path / "tiny", "gpt2")
-    found = must_run(page)
-    assert len(found) >= least
-    for number, words in enumerate(found):
-        given = tiny(words)
-        directory = [] if any(word.startswith("hydra.run.dir=") for word in given) else [f"hydra.run.dir=out/{number}"]
-        done = run_txl(*given, *directory)
-        assert (done.status, "Warning: " in done.err) == (0, False), f"{shlex.join(given)}\n{done.err[-2000:]}"
-    assert page or all(Path(run, "metrics.json").is_file() for run in RUNS if run != "runs/tune")
-    assert page or np.load("runs/tune/samples.npy").shape == (1, 30)
+    return tmp_path
+
+
+def run_commands(pages: list[Path]) -> int:
+    """Run the commands of pages in their order, trainings of RUNS first, and return their number."""
+    calls = [list(words[1:]) for words in commands(pages) if is_run_here(words)]
+    calls.sort(key=lambda words: words[-1].removeprefix("hydra.run.dir=") not in RUNS)
+    for number, words in enumerate(calls):
+        call = tiny(words)
+        if "hydra.run.dir" not in options_of(call):
+            call.append(f"hydra.run.dir=out/{number}")
+        done = run_txl(*call)
+        assert done.status == 0, f"{shlex.join(call)}\n{done.err[-2000:]}"
+        assert "Warning: " not in done.err, f"{shlex.join(call)}\n{done.err[-2000:]}"
+    return len(calls)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_guests", "working_directory")
+def test_the_commands_of_the_readme_run() -> None:
+    assert run_commands([README]) >= 6
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("no_guests")
+def test_the_commands_of_all_pages_run(working_directory: Path) -> None:
+    if find_spec("transformers"):
+        save_tiny(import_module("transformers"), working_directory / "tiny", "GPT2Config")
+    assert run_commands(PAGES) >= 28
+    for run in RUNS:
+        assert run == "runs/tune" or Path(run, "metrics.json").is_file()
+    assert np.load("runs/tune/samples.npy").shape == (1, 30)

@@ -35,9 +35,26 @@ for encoding in ("alibi", "rope", "none", "shaw"):
 """
 
 
-@pytest.mark.parametrize("compared", [OF_PAGE, pytest.param(OF_OTHERS, marks=pytest.mark.full)], ids=["page", "others"])
-def test_an_exported_model_carries_its_memory_for_any_number_of_streams(compared: str, tmp_path: Path) -> None:
-    printed("-W", "ignore", "-c", "\n".join((EXPORTED, COMPARE, compared)), directory=tmp_path)
+def run(*parts: str, directory: Path) -> None:
+    printed("-W", "ignore", "-c", "\n".join(parts), directory=directory)
+
+
+@pytest.mark.slow
+def test_an_exported_model_carries_its_memory_for_any_number_of_streams(tmp_path: Path) -> None:
+    run(EXPORTED, COMPARE, OF_PAGE, directory=tmp_path)
+
+
+@pytest.mark.full
+def test_every_encoding_can_be_exported(tmp_path: Path) -> None:
+    run(EXPORTED, COMPARE, OF_OTHERS, directory=tmp_path)
+
+
+OF_ONNX = """
+def run(*inputs):
+    arrays = [tensor.numpy() for tensor in inputs]
+    return [torch.from_numpy(array) for array in session.run(None, dict(zip(names["input_names"], arrays)))]
+compare(model, run, 1e-4)
+"""
 
 
 @pytest.mark.skipif(
@@ -45,10 +62,4 @@ def test_an_exported_model_carries_its_memory_for_any_number_of_streams(compared
     reason="onnx, onnxscript and onnxruntime are no dependency",
 )
 def test_an_onnx_file_carries_its_memory_for_any_number_of_streams(tmp_path: Path) -> None:
-    run = """
-def run(*inputs):
-    arrays = [tensor.numpy() for tensor in inputs]
-    return [torch.from_numpy(array) for array in session.run(None, dict(zip(names["input_names"], arrays)))]
-compare(model, run, 1e-4)
-"""
-    printed("-W", "ignore", "-c", "\n".join((EXPORTED, ONNX, COMPARE, run)), directory=tmp_path)
+    run(EXPORTED, ONNX, COMPARE, OF_ONNX, directory=tmp_path)

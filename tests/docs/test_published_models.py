@@ -1,9 +1,10 @@
-"""The page of the published models: its script writes the vocabulary of the paper's pickled corpus."""
+"""The script on the page of the published models writes the vocabulary of the paper's pickled corpus."""
 
 import pickle
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,19 +14,24 @@ from txl_lightning.runs.convert import read_vocabulary
 PAGE = ROOT / "docs/models.md"
 
 
+def object_of(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> Any:
+    """Return an object of a new class, whose module exists until the patch is undone."""
+    kind = type(name, (), {"__module__": module})
+    stub = ModuleType(module)
+    setattr(stub, name, kind)
+    monkeypatch.setitem(sys.modules, module, stub)
+    return kind()
+
+
 def test_the_script_writes_the_symbols_of_a_pickled_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pickle objects of classes that are gone afterwards, as those of the paper's code are here."""
-    objects = []
-    for module, name in (("data_utils", "Corpus"), ("vocabulary", "Vocab")):
-        monkeypatch.setitem(sys.modules, module, ModuleType(module))
-        kind = type(name, (), {"__module__": module})
-        setattr(sys.modules[module], name, kind)
-        objects.append(kind())
-    corpus, vocabulary = objects
-    corpus.vocab, vocabulary.idx2sym = vocabulary, ["<eos>", "the", "caf\xc3\xa9"]  # bytes of Python 2
+    """The classes of the paper's code are not importable here."""
+    corpus = object_of(monkeypatch, "data_utils", "Corpus")
+    corpus.vocab = object_of(monkeypatch, "vocabulary", "Vocab")
+    corpus.vocab.idx2sym = ["<eos>", "the", "caf\xc3\xa9"]  # bytes of Python 2
     (tmp_path / "cache.pkl").write_bytes(pickle.dumps(corpus, protocol=2))
     monkeypatch.undo()
+
     monkeypatch.chdir(tmp_path)
-    script, *_ = blocks(PAGE, "python")
+    script = blocks(PAGE, "python")[0]
     exec(compile(script, PAGE.name, "exec"), {"__name__": "script"})
     assert read_vocabulary(tmp_path / "vocab", "word").symbols == ("<eos>", "the", "café")

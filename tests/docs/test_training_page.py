@@ -1,4 +1,4 @@
-"""The code of docs/training.md, in its order, and its module in a trainer that stops and resumes."""
+"""The code of docs/training.md runs in its order, and its module resumes in a Trainer."""
 
 import shutil
 from pathlib import Path
@@ -12,42 +12,61 @@ from tests.docs.pages import ROOT, blocks
 from tests.training.small_run import trained
 from txl_lightning import CachedTransformerXL
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*LeafSpec",
+    "ignore:The '.*_dataloader' does not have many workers",
+)
 PAGE = ROOT / "docs/training.md"
+OPTIONS: dict[str, Any] = {
+    "accelerator": "cpu",
+    "enable_checkpointing": False,
+    "enable_model_summary": False,
+    "enable_progress_bar": False,
+    "logger": False,
+    "num_sanity_val_steps": 1,
+}
 
 
-def check_beam_search(names: dict[str, Any]) -> None:
-    """As many beams as there are tokens find the likeliest of all pairs."""
-    model, prompts = names["model"].double(), names["streams"][:2, :9]
-    found = names["beam_search"](CachedTransformerXL(model), prompts, 2, 256)
-    with torch.no_grad():
-        for prompt, pair in zip(prompts, found, strict=True):
-            rows = torch.cat([prompt.expand(256, -1), torch.arange(256)[:, None]], dim=1)
-            log_p = model.log_probabilities(model(rows)[0])[:, -2:]
-            of_pairs = log_p[0, 0][:, None] + log_p[:, 1]
-            assert of_pairs[tuple(pair)] == of_pairs.max()
-
-
-@pytest.mark.filterwarnings("ignore:.*LeafSpec", "ignore:The '.*_dataloader' does not have many workers")
-def test_the_code_of_the_page_runs_and_its_module_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(trained() / "run", tmp_path / "runs/first")
-    names: dict[str, Any] = {}
-    with torch.random.fork_rng():
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the names that the code of the page defines."""
+    directory = tmp_path_factory.mktemp("page")
+    shutil.copytree(trained() / "run", directory / "runs/first")
+    defined: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
+        patch.chdir(directory)
         for code in blocks(PAGE, "python"):
-            exec(compile(code, PAGE.name, "exec"), names)
-        options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
-        options |= {"enable_model_summary": False, "enable_checkpointing": False, "num_sanity_val_steps": 1}
-        check_beam_search(names)
-        module, loader = names["StatefulModule"](), names["loader"]
-        trainer = L.Trainer(max_steps=6, **options)  # two epochs of three segments
-        trainer.fit(module, loader, loader)
-        assert module.memory.filled == 32
-        assert trainer.callback_metrics["val/nll"] > 0
-        trainer.save_checkpoint("module.ckpt")
-        resumed = names["StatefulModule"]()
-        resumed.on_load_checkpoint(torch.load("module.ckpt", weights_only=True))
-        assert torch.equal(resumed.memory.states, module.memory.states)
-        again = L.Trainer(max_steps=7, **options)
-        again.fit(resumed, loader, loader, ckpt_path="module.ckpt")
-        assert again.global_step == 7
-        assert not torch.equal(resumed.memory.states, module.memory.states)
+            exec(compile(code, PAGE.name, "exec"), defined)
+    return defined
+
+
+def test_beam_search_with_all_beams_finds_the_likeliest_pair(names: dict[str, Any]) -> None:
+    model = names["model"].double()
+    prompts = names["streams"][:2, :9]
+    pairs = names["beam_search"](CachedTransformerXL(model), prompts, 2, 256)
+    for prompt, pair in zip(prompts, pairs, strict=True):
+        with torch.no_grad():
+            rows = torch.cat([prompt.expand(256, -1), torch.arange(256)[:, None]], dim=1)
+            log_p = model.log_probabilities(model(rows)[0])
+        log_p_of_pairs = log_p[0, -2][:, None] + log_p[:, -1]
+        assert log_p_of_pairs[tuple(pair)] == log_p_of_pairs.max()
+
+
+def test_the_module_of_the_page_resumes(names: dict[str, Any], tmp_path: Path) -> None:
+    module = names["StatefulModule"]()
+    loader = names["loader"]
+    trainer = L.Trainer(max_steps=6, **OPTIONS)  # two epochs of three segments
+    trainer.fit(module, loader, loader)
+    assert module.memory.filled == 32
+    assert trainer.callback_metrics["val/nll"] > 0
+    checkpoint = tmp_path / "module.ckpt"
+    trainer.save_checkpoint(checkpoint)
+
+    resumed = names["StatefulModule"]()
+    resumed.on_load_checkpoint(torch.load(checkpoint, weights_only=True))
+    assert torch.equal(resumed.memory.states, module.memory.states)
+
+    trainer = L.Trainer(max_steps=7, **OPTIONS)
+    trainer.fit(resumed, loader, loader, ckpt_path=checkpoint)
+    assert trainer.global_step == 7
+    assert not torch.equal(resumed.memory.states, module.memory.states)

@@ -10,26 +10,21 @@ from omegaconf import OmegaConf
 
 from tests.data.helpers import files
 from tests.evaluation.small_runs import SmallRuns
-from tests.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation import attention, generate, perplexity, speed
 from txl_lightning.evaluation.options import (
     AttentionOptions,
     EvaluateOptions,
     GenerateOptions,
-    ReclOptions,
     SpeedOptions,
 )
-from txl_lightning.recl import command as recl
 
 COMMANDS: dict[str, tuple[Any, type]] = {
     "evaluate": (perplexity, EvaluateOptions),
     "generate": (generate, GenerateOptions),
     "attention": (attention, AttentionOptions),
     "speed": (speed, SpeedOptions),
-    "recl": (recl, ReclOptions),
 }
-GRID = ("first_context=4", "step=4", "max_context=16", "n_positions=30", "bootstrap=20")
 LISTED = Path(__file__).with_name("refusals.txt").read_text("utf-8").splitlines()[1:]
 
 
@@ -38,13 +33,10 @@ def test_what_cannot_be_done_is_refused(runs: SmallRuns, tmp_path: Path, words: 
     def written(found: re.Match[str]) -> str:
         return files(runs.folder, {"given.txt": found[1].replace("\\n", "\n")})[0]
 
-    (text,) = files(runs.folder, {"pairs.txt": pair_text(1000)})
-    for name, meant in {"PAIRS": PAIRS, "PAIR_BYTES": PAIR_BYTES, "PAIR_TEXT": text}.items():
-        words = re.sub(rf"\b{name}\b", meant, words)
     words = re.sub(r"TEXT\((.*?)\)", written, words)
     command, *given = shlex.split(re.sub(r"@(\w+)", lambda found: runs.checkpoint(found[1]), words))
     module, options = COMMANDS[command]
-    dotlist = OmegaConf.from_dotlist([*(GRID if command == "recl" else ()), *given])
+    dotlist = OmegaConf.from_dotlist(given)
     with pytest.raises(UserError, match=said) as caught:
         module.run(OmegaConf.to_object(OmegaConf.merge(options, dotlist)), tmp_path)
     assert "\n" not in str(caught.value)

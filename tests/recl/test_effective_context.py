@@ -140,6 +140,51 @@ def test_resampled_blocks_keep_their_positions_together() -> None:
     assert len(set(values["m0"])) > 1
 
 
+def test_guarded_recl_has_the_interval_of_resampled_blocks() -> None:
+    """Each sample read as a text of its own."""
+    blocks = np.repeat(range(30), 10)
+    losses = {"m": group(n_models=1, n_positions=300)["m0"]}
+    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.3, 1.0], 0.05, bootstrap=40, seed=2, blocks=blocks)
+    samples = np.concatenate(list(resampled(30, 40, seed=2)))[:, blocks].astype(int)
+    for r in (0.3, 1.0):
+        lengths = []
+        for counts in samples:
+            sample = {"m": np.repeat(losses["m"], counts, axis=1)}
+            found = relative_effective_context_lengths(sample, CONTEXTS, [r], 0.05, bootstrap=0)
+            lengths.append(found["m"][r].guarded)
+        low, high = np.quantile(lengths, [0.025, 0.975], method="inverted_cdf").tolist()
+        assert (ours["m"][r].guarded_low, ours["m"][r].guarded_high) == (low, high)
+        assert low < high
+
+
+def test_guarded_recl_of_an_exact_model_may_be_much_shorter_than_recl() -> None:
+    """Without any noise: each token repeats one of 256 before it, near ones more often."""
+    generator = np.random.default_rng(0)
+    distances = np.arange(1, 257)
+    weights = distances**-1.5 / (distances**-1.5).sum()
+    text = generator.integers(64, size=256).tolist()
+    for distance in generator.choice(distances, p=weights, size=2000):
+        text.append(text[-int(distance)])
+    positions = np.arange(256, len(text))
+    repeats = np.array(text)[positions[:, None] - distances] == np.array(text)[positions, None]
+    contexts = list(range(16, 257, 16))
+    losses = []
+    for c in contexts:
+        probabilities = (repeats * weights)[:, :c].sum(axis=1) + weights[c:].sum() / 64
+        losses.append(-np.log(probabilities))
+    found = relative_effective_context_lengths({"exact": np.array(losses)}, contexts, [0.1, 1.0], bootstrap=0)["exact"]
+    assert (found[0.1].value, found[0.1].guarded) == (192, 64)
+    assert (found[1.0].value, found[1.0].guarded) == (80, 80)
+
+
+def test_a_plateau_says_where_steps_gain_again() -> None:
+    contexts = [10, 20, 30, 40]
+    plateau = relative_effective_context_lengths({"m": LATER}, contexts, [1.0], bootstrap=0)["m"][1.0]
+    assert (plateau.value, plateau.gains_again) == (10, 30)
+    falling = relative_effective_context_lengths({"m": FALLING}, contexts[:3], [1.0], bootstrap=0)["m"][1.0]
+    assert falling.gains_again is None
+
+
 IMPOSSIBLE = [
     ({"contexts": [10, 20, 40, 40, 60]}, "contexts=.*ascending"),
     ({"fractions": [0.0]}, r"fractions=\[0.0\]"),

@@ -1,9 +1,7 @@
-"""Models of transformers, tiny and random: the library's own losses, one pass, states, limits, and refusals."""
+"""Models of transformers, tiny and random: the library's own losses, limits, tokens, and what the result states."""
 
 import json
-import re
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +9,30 @@ import numpy as np
 import pytest
 import torch
 
-from tests.recl.tiny_huggingface import KINDS, POSITIONS, TEXT, VOCABULARY, model_of, save_tiny
+from tests.evaluation.small_runs import SmallRuns
+from tests.recl.small_recl import recl
+from tests.recl.tiny_huggingface import POSITIONS, TEXT, VOCABULARY, change, model_of, save_tiny, save_tokenizer
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.losses import WindowReader, window_losses
-from txl_lightning.recl import models as elsewhere
-from txl_lightning.recl.loss_by_context import position_blocks
-from txl_lightning.recl.models import HuggingFaceModel, Member, TokenizedText, checked, load_huggingface
+from txl_lightning.recl.huggingface import HuggingFaceModel, load_huggingface
+from txl_lightning.recl.models import Member
+from txl_lightning.recl.positions import position_blocks
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(hasattr(transformers, "TransfoXLLMHeadModel"), reason="too old a release for the extra hf"),
 ]
-
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 301)
-STREAM = TokenizedText(TOKENS, None, len(TOKENS))
 CONTEXTS = [5, 10, 15, 20]
-POSITIONS_T, _ = position_blocks(len(TOKENS), 30, CONTEXTS)
+PLACES, _ = position_blocks(len(TOKENS), 30, CONTEXTS)
 
 
-def load(folder: str | Path, begin_of_text: bool = False) -> Member:
-    return load_huggingface(f"hf:{folder}", "name", begin_of_text)
+def load(folder: str | Path, longest: int = 20, begin_of_text: bool | None = None, tokenizer: str = "auto") -> Member:
+    return load_huggingface(f"hf:{folder}", "name", longest, begin_of_text, tokenizer)
 
 
-def own_loss(model: Any, window: np.ndarray) -> float:
+def library_loss(model: Any, window: np.ndarray) -> float:
     """The loss that transformers computes for the last token of a window."""
     ids = torch.from_numpy(window)[None]
     labels = torch.full_like(ids, -100)
@@ -43,113 +41,192 @@ def own_loss(model: Any, window: np.ndarray) -> float:
         return float(model(input_ids=ids, labels=labels, use_cache=False).loss)
 
 
-def own_losses(model: Any, contexts: list[int], begin: list[int]) -> np.ndarray:
-    windows = [[np.array([*begin, *TOKENS[t - c : t + 1]]) for t in POSITIONS_T] for c in contexts]
-    return np.array([[own_loss(model, window) for window in of_context] for of_context in windows])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("begin", [[], [0]])
+@pytest.mark.parametrize(("kind", "begin"), [("GPT2Config", []), ("LlamaConfig", [0, 7]), ("MambaConfig", [])])
 def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind: str, begin: list[int]) -> None:
     model = model_of(transformers, kind)
-    expected = own_losses(model, CONTEXTS, begin)
-    reader = WindowReader(HuggingFaceModel(model, *begin), one_pass=True)
-    np.testing.assert_allclose(window_losses(reader, TOKENS, POSITIONS_T, CONTEXTS), expected, rtol=0, atol=1e-5)
-    assert np.abs(expected[0] - expected[-1]).max() > 0.01
+    reader = WindowReader(HuggingFaceModel(model, begin), one_pass=True)
+    losses_CP = window_losses(reader, TOKENS, PLACES, CONTEXTS)
+    for c, context in enumerate(CONTEXTS):
+        for p, t in enumerate(PLACES):
+            window = np.array([*begin, *TOKENS[t - context : t + 1]])
+            assert losses_CP[c, p] == pytest.approx(library_loss(model, window), abs=1e-5)
+    assert np.abs(losses_CP[0] - losses_CP[-1]).max() > 0.01
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_model_is_loaded_with_its_tokenizer_and_its_limit(kind: str, tmp_path: Path) -> None:
-    loaded = load(save_tiny(transformers, tmp_path, kind))
-    limit = None if kind == "mamba" else POSITIONS
-    assert (loaded.kind, loaded.reader.limit, loaded.reader.one_pass) == (f"{kind}, Hugging Face", limit, True)
-    expected = model_of(transformers, kind).state_dict()
+LIMITS = [
+    ("GPT2Config", POSITIONS, "its table of positions, transformer.wpe"),
+    ("RobertaConfig", POSITIONS - 2, "its table of positions, roberta"),  # counted from the padding token's number, 1
+    ("GPTJConfig", POSITIONS, "it fails beyond the 48 positions of its config"),
+    ("LlamaConfig", None, "it reads beyond the 48 positions of its config"),
+    ("XGLMConfig", None, "it reads beyond the 48 positions of its config"),
+    ("MambaConfig", None, ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "limit", "reason"), LIMITS)
+def test_only_a_table_of_positions_limits_a_model(kind: str, limit: int | None, reason: str, tmp_path: Path) -> None:
+    options = {"pad_token_id": 1} if kind == "RobertaConfig" else {}
+    loaded = load(save_tiny(transformers, tmp_path, kind, **options), longest=60)
+    assert loaded.reader.limit == limit
+    assert (loaded.findings["limit_reason"] or "").startswith(reason)
+    expected = model_of(transformers, kind, **options).state_dict()
     torch.testing.assert_close(dict(loaded.reader.model.model.state_dict()), dict(expected))
-    begun = checked(load(tmp_path, True), STREAM, CONTEXTS, 30)
-    assert (begun.begin_of_text, begun.reader.limit) == (0, limit and POSITIONS - 1)
-    assert begun.reader.one_pass
+    losses = window_losses(loaded.reader, TOKENS, np.array([100]), [limit or 50, 60])
+    assert (losses[0] == losses[1]) == (limit is not None)
 
 
-def test_tokens_know_their_bytes(tmp_path: Path) -> None:
-    loaded = load(save_tiny(transformers, tmp_path, "gpt2"), True)
-    content = ("élan 😀 is 4€" + TEXT[:200]).encode()
-    text = loaded.tokenize(content)
-    assert text.n_bytes == len(content)
-    assert 0 not in text.tokens  # the begin-of-text token
-    assert text.starts[0] == 0
-    assert len(text.starts) == len(text.tokens) > len(set(text.starts.tolist()))  # € has several tokens
-    bounds = np.append(np.unique(text.starts), len(content))
-    assert "€" in [content[a:b].decode() for a, b in pairwise(bounds)]
+def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> None:
+    """BigBird keeps its full attention after a short window."""
+    model = model_of(transformers, "BigBirdConfig", is_decoder=False, block_size=4, num_random_blocks=1)
+    reader = HuggingFaceModel(model)
+    short = torch.from_numpy(TOKENS[None, :21])
+    long = torch.from_numpy(TOKENS[None, :257])
+    with torch.no_grad():
+        first, _ = reader.score(long[:, :-1], long[:, 1:])
+        reader.score(short[:, :-1], short[:, 1:])
+        assert model.bert.attention_type == "original_full"
+        again, _ = reader.score(long[:, :-1], long[:, 1:])
+    torch.testing.assert_close(again, first)
 
 
-def change(folder: str, file: str, **changes: Any) -> None:
-    path = Path(folder) / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def test_code_of_an_author_is_not_run_and_the_result_says_so(tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path / "model", "LlamaConfig")
+    change(folder, "config.json", auto_map={"AutoModelForCausalLM": "modeling_own.OwnModel"})
+    (tmp_path / "text.txt").write_text(TEXT)
+    result = recl(tmp_path / "run", models=[f"hf:{folder}"], data_path=str(tmp_path / "text.txt"), bootstrap=0)
+    assert result["models"][0]["code_not_run"] == "LlamaForCausalLM"
+    line = "model: its own code is not run; read as LlamaForCausalLM."
+    assert line in (tmp_path / "run/recl.md").read_text()
+    assert line in (tmp_path / "run/recl.html").read_text()
+
+
+def begins_with_bos(folder: str | Path) -> None:
+    """Let the tokenizer put <begin> before a text, as those of Llama and Gemma do."""
+    template = {"SpecialToken": {"id": "<begin>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    special = {"<begin>": {"id": "<begin>", "ids": [0], "tokens": ["<begin>"]}}
+    change(
+        folder,
+        "tokenizer.json",
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": template,
+            "pair": [*template, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": special,
+        },
+    )
+
+
+def test_a_begin_of_text_token_is_read_as_the_tokenizer_does(tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path, "GPT2Config")
+    assert load(folder).findings["begin_of_text"] == []
+    assert load(folder, begin_of_text=True).findings["begin_of_text"] == [0]
+    begins_with_bos(folder)
+    loaded = load(folder)
+    assert loaded.findings["begin_of_text"] == [0]
+    assert loaded.reader.limit == POSITIONS - 1
+    assert 0 not in loaded.tokenize(TEXT.encode()).tokens
+    assert load(folder, begin_of_text=False).findings["begin_of_text"] == []
+    change(folder, "tokenizer_config.json", bos_token=None)
+    with pytest.raises(OptionError, match=r"begin_of_text=True: .* has no such token"):
+        load(folder, begin_of_text=True)
+
+
+@pytest.mark.parametrize("kind", ["LlamaConfig", "GPT2Config", "MambaConfig", "XGLMConfig"])
+def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
+    model_of(transformers, kind).save_pretrained(tmp_path)
+    with pytest.raises(OptionError, match=rf"models=hf:{tmp_path}: .*tokenizer") as caught:
+        load(tmp_path).tokenize(TEXT.encode())
+    assert "\n" not in str(caught.value)
+
+
+def test_tokens_spell_the_text(tmp_path: Path) -> None:
+    save_tokenizer(transformers, tmp_path)
+    model_of(transformers, "GPT2Config").save_pretrained(tmp_path)
+    content = "élan 😀 is 4€\n  two" + TEXT[:200]
+    text = load(tmp_path).tokenize(content.encode())
+    texts = text.spell(0, len(text.tokens))
+    assert "".join(texts) == content
+    assert any(shown.endswith("€") for shown in texts)  # several tokens
+    assert text.spell(5, 9) == texts[5:9]
+
+
+def test_a_tokenizer_that_changes_the_text_stands_in_the_result(tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path / "model", "LlamaConfig")
+    change(folder, "tokenizer.json", normalizer={"type": "Lowercase"})
+    (tmp_path / "text.txt").write_text(TEXT.replace("the", "The"))
+    result = recl(tmp_path / "run", models=[f"hf:{folder}"], data_path=str(tmp_path / "text.txt"), bootstrap=0)
+    assert result["models"][0]["changed_text"] == {"text": "The square of 0 is 0", "read": "the square of 0 is 0"}
+    assert (result["unit"], result["corpus"]["level"]) == ("ppl", "token")
+    note = "its tokenizer changes the text (its tokens read 'the square of 0 is 0' for 'The square of 0 is 0')"
+    assert note in (tmp_path / "run/recl.md").read_text()
+    assert note in (tmp_path / "run/recl.html").read_text()
+
+
+def test_a_tokenizer_that_transformers_replaces_stands_in_the_result_and_can_be_chosen(tmp_path: Path) -> None:
+    """For `qwen2` in config.json, AutoTokenizer cuts the text before every digit."""
+    folder = save_tiny(transformers, tmp_path, "Qwen2Config")
+    replaced = load(folder).tokenize(TEXT.encode())
+    written = load(folder, tokenizer="json").tokenize(TEXT.encode())
+    assert len(replaced.tokens) > len(written.tokens)
+    assert replaced.findings["other_tokenizer"] is True
+    assert written.findings["other_tokenizer"] is False
+
+
+def test_weights_and_an_adapter_that_are_not_read_stand_in_the_result(tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path, "LlamaConfig")
+    change(folder, "config.json", num_hidden_layers=1)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    weights, adapter = load(folder).findings["not_read"]
+    assert weights.startswith("9 weights that its config has no place for, such as model.layers.1.input_layernorm")
+    assert adapter == "its adapter, which needs peft: pip install peft"
 
 
 def test_missing_weights_are_not_replaced_by_random_ones(tmp_path: Path) -> None:
-    folder = save_tiny(transformers, tmp_path, "llama")
+    folder = save_tiny(transformers, tmp_path, "LlamaConfig")
     change(folder, "config.json", num_hidden_layers=3)
-    with pytest.raises(OptionError, match=r"models=hf:.*: has no weights for model\.layers\.2\.input_layernorm\.w"):
-        load(folder)
-    change(folder, "config.json", num_hidden_layers=2)
-    transformers.AutoModelForCausalLM.from_pretrained(folder).model.save_pretrained(folder)  # without the head
-    with pytest.raises(OptionError, match=r"models=hf:.*: has no weights for lm_head\.weight"):
+    with pytest.raises(OptionError, match=r"has no weights for model\.layers\.2\.input_layernorm\.w"):
         load(folder)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_named(tmp_path: Path) -> None:
-    folder = save_tiny(transformers, tmp_path, "gpt2", vocabulary=VOCABULARY)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    model.resize_token_embeddings(100)
-    model.save_pretrained(folder)
-    loaded = load(folder)
+    loaded = load(save_tiny(transformers, tmp_path, "GPT2Config", vocab_size=100))
     with pytest.raises(OptionError, match=r"knows 100 tokens, but its tokenizer gives number \d{3}"):
         loaded.tokenize(TEXT.encode())
 
 
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(OptionError, match=r"needs transformers: pip install 'txl_lightning\[hf\]'"):
-        load_huggingface("hf:gpt2", "name", False)
-
-
-def test_a_tokenizer_without_a_begin_of_text_token(tmp_path: Path) -> None:
-    folder = save_tiny(transformers, tmp_path, "gpt2")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.bos_token = None
-    tokenizer.save_pretrained(folder)
-    with pytest.raises(OptionError, match=r"begin_of_text=True: .* has no such token"):
-        load(folder, True)
-
-
-def test_spaces_at_the_end_of_a_token_are_its_own(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
-    content = "def f(x):\n        return x\n\n    y = 1\n" * 3
-    tokenizer = transformers.AutoTokenizer.from_pretrained(save_tiny(transformers, tmp_path, "gpt2", content))
-    trimming = tokenizers.processors.ByteLevel(trim_offsets=True)  # that of GPT-2 and GPT-NeoX
-    tokenizer.backend_tokenizer.post_processor = trimming
-    text = elsewhere._tokenized([tokenizer], content.encode(), "hf:name")
-    pieces = tokenizer.convert_ids_to_tokens(text.tokens.tolist())
-    assert any(piece.endswith("Ġ") for piece in pieces)
-    assert text.starts.tolist() == [sum(map(len, pieces[:i])) for i in range(len(pieces))]
-
-
 UNUSABLE = [
-    ("llama", {"intermediate_size": 63}, "cannot be loaded"),
-    ("llama", {"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}, "custom code"),
-    ("t5", {}, "must be a causal language model, not an encoder-decoder"),
-    ("bart", {}, "must be a causal language model, not an encoder-decoder"),
+    ("LlamaConfig", {"intermediate_size": 63}, "cannot be loaded"),
+    ("LlamaConfig", {"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}, "custom code"),
+    ("T5Config", {}, "must be a causal language model, not an encoder-decoder"),
+    ("BartConfig", {}, "must be a causal language model, not an encoder-decoder"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "config", "words"), UNUSABLE)
-def test_a_folder_without_a_usable_model_gives_one_line(kind: str, config: Any, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "changes", "words"), UNUSABLE)
+def test_a_folder_without_a_usable_model_gives_one_line(kind: str, changes: Any, words: str, tmp_path: Path) -> None:
     folder = save_tiny(transformers, tmp_path, kind)
-    change(folder, "config.json", **config)
+    change(folder, "config.json", **changes)
     with pytest.raises(OptionError, match=f"models=hf:{tmp_path}: .*{words}") as caught:
         load(folder)
     assert "\n" not in str(caught.value)
+
+
+FILES = [
+    ("model.gguf", "model.gguf", "is a file for llama.cpp: give the folder of the original weights"),
+    ("model.safetensors", "model.safetensors", "is weights alone: give the folder, with config.json and a tokenizer"),
+    ("", "model.gguf", "has no config.json; model.gguf is a file for llama.cpp"),
+    ("", "model.safetensors", "has no config.json; model.safetensors is weights alone"),
+    ("", "adapter_config.json", "is an adapter alone: merge it into its base model"),
+    ("", "other.txt", "has no config.json"),
+]
+
+
+@pytest.mark.parametrize(("named", "file", "words"), FILES)
+def test_what_is_no_model_is_named_with_what_to_do(named: str, file: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("{}")
+    reference = str(tmp_path / named) if named else str(tmp_path)
+    with pytest.raises(OptionError, match=f"models=hf:{reference}: {words}"):
+        load(reference)
 
 
 def test_a_model_that_cannot_be_found_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,47 +234,47 @@ def test_a_model_that_cannot_be_found_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
-    no_config = "has no config.json"
-    names = {"/nowhere/model": no_config, "runs/tiny": no_config, "no/one": "cannot be loaded .*connect"}
-    for name, words in names.items():
-        with pytest.raises(OptionError, match=f"models=hf:{name}: {words}"):
-            load(name)
+    with pytest.raises(OptionError, match=r"models=hf:/nowhere/model: has no config.json"):
+        load("/nowhere/model")
+    with pytest.raises(OptionError, match=r"models=hf:runs/tiny: has no config.json"):
+        load("runs/tiny")
+    with pytest.raises(OptionError, match=r"models=hf:no/one: cannot be loaded .*connect"):
+        load("no/one")
 
 
-def test_positions_that_a_table_reserves_are_not_read(tmp_path: Path) -> None:
-    loaded = load(save_tiny(transformers, tmp_path, "roberta"))
-    assert loaded.reader.limit == POSITIONS - 2  # counted from the padding token's number, 1
-    assert loaded.reader.limit == checked(loaded, STREAM, [10, POSITIONS], 30).reader.limit
-    losses = window_losses(loaded.reader, TOKENS, np.array([100]), [POSITIONS - 2, POSITIONS])
-    assert losses[0] == losses[1]
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(OptionError, match=r"needs transformers: pip install 'txl_lightning\[hf\]'"):
+        load("gpt2")
 
 
-def test_a_tokenizer_that_transformers_replaces_is_named_and_can_be_chosen(tmp_path: Path, capsys: Any) -> None:
-    """For `qwen2` in config.json, AutoTokenizer cuts the text before every digit."""
-    written = load(save_tiny(transformers, tmp_path / "as_written", "llama")).tokenize(TEXT.encode())
-    assert capsys.readouterr().err == ""
-    folder = save_tiny(transformers, tmp_path / "replaced", "qwen2")
-    assert len(load(folder).tokenize(TEXT.encode()).tokens) > len(written.tokens)
-    line = "tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them\n"
-    assert capsys.readouterr().err == f"models=hf:{folder}: {line}"
-    chosen = load_huggingface(f"hf:{folder}", "name", True, "json")
-    assert np.array_equal(chosen.tokenize(TEXT.encode()).tokens, written.tokens)
-    assert (chosen.begin_of_text, capsys.readouterr().err) == (0, "")
+def test_models_of_one_tokenizer_make_a_group(tmp_path: Path) -> None:
+    gpt2 = save_tiny(transformers, tmp_path / "gpt2", "GPT2Config")
+    mamba = save_tiny(transformers, tmp_path / "mamba", "MambaConfig")
+    (tmp_path / "text.txt").write_text(TEXT)
+    result = recl(
+        tmp_path / "run",
+        models=[f"hf:{gpt2}", f"hf:{mamba}"],
+        data_path=str(tmp_path / "text.txt"),
+        split="train",
+        max_context=64,
+    )
+    first, second = result["models"]
+    assert (first["limit"], second["limit"]) == (POSITIONS, None)
+    assert (first["scoring"], second["scoring"]) == ("one pass", "one pass")
+    assert first["nll"][11] == first["nll"][15]  # 48 and 64 tokens
+    assert second["nll"][11] != second["nll"][15]
+    note = "gpt2: limit=48: its table of positions, transformer.wpe."
+    assert note in (tmp_path / "run/recl.md").read_text()
 
 
-def test_weights_and_an_adapter_that_are_not_read_are_named(tmp_path: Path, capsys: Any) -> None:
-    folder = save_tiny(transformers, tmp_path, "llama")
-    change(folder, "config.json", num_hidden_layers=1)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    load(folder)
-    weights, adapter = capsys.readouterr().err.splitlines()
-    assert re.search(r"by its config 9 of its weights are not read, such as model\.layers\.1\.input_layern", weights)
-    assert adapter.endswith("its adapter is not read, which needs peft: pip install peft")
-
-
-def test_a_tokenizer_that_changes_the_text_is_named(tmp_path: Path, capsys: Any) -> None:
-    folder = save_tiny(transformers, tmp_path, "llama")
-    change(folder, "tokenizer.json", normalizer={"type": "Lowercase"})
-    assert load(folder).tokenize(b"line 1: The square of 1 is 1").starts is None
-    said = "its tokens read 'the square of 1 is 1' for 'The square of 1 is 1'"
-    assert capsys.readouterr().err == f"models=hf:{folder}: {said}\n"
+def test_another_tokenizer_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path / "model", "GPT2Config")
+    (tmp_path / "text.txt").write_text(json.dumps(TEXT))
+    with pytest.raises(OptionError, match=f"models=hf:{folder}: has another tokenizer than .*best.ckpt"):
+        recl(
+            tmp_path / "run",
+            runs.checkpoint("relative"),
+            models=[f"hf:{folder}"],
+            data_path=str(tmp_path / "text.txt"),
+        )

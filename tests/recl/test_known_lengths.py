@@ -15,7 +15,7 @@ from tests.recl.small_recl import recl
 from txl_lightning.data.recall import Recall
 from txl_lightning.evaluation.losses import WindowReader, window_losses
 from txl_lightning.recl.effective_context import relative_effective_context_lengths
-from txl_lightning.recl.loss_by_context import position_blocks
+from txl_lightning.recl.positions import position_blocks
 
 GRID = range(8, 144, 15)  # a step of 15: the positions of a block are 15 apart, so they are of all eight chains
 

@@ -1,5 +1,6 @@
 """Tiny random models of transformers and a tokenizer trained on a text, made without a network."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,37 +9,56 @@ import torch
 POSITIONS = 48
 VOCABULARY = 300
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}, élan {'😀' if i % 9 == 0 else ''}\n" for i in range(400))
-KINDS = ("gpt2", "llama", "mamba")
+SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": POSITIONS,
+}
+DECODER_SIZES = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "GPT2Config": {"n_positions": POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 2},
+    "GPTJConfig": {"n_positions": POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8},
+    "MambaConfig": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
+    "T5Config": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 2},
+    "BartConfig": DECODER_SIZES,
+    "RobertaConfig": {**SIZES, "is_decoder": True},
+    "BigBirdConfig": {**SIZES, "is_decoder": True, "max_position_embeddings": 4096},
+    "XGLMConfig": {
+        "d_model": 32,
+        "ffn_dim": 64,
+        "num_layers": 2,
+        "attention_heads": 4,
+        "max_position_embeddings": POSITIONS,
+    },
+}
 
 
-def configuration(transformers: Any, kind: str) -> Any:
-    small = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    if kind == "gpt2":
-        return transformers.GPT2Config(n_positions=POSITIONS, n_embd=32, n_layer=2, n_head=2, **small)
-    if kind in ("llama", "qwen2"):
-        heads = {"num_key_value_heads": 2, "max_position_embeddings": POSITIONS}
-        return getattr(transformers, f"{kind.title()}Config")(**sizes, **heads, **small)
-    if kind == "t5":
-        return transformers.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=2)
-    if kind == "bart":
-        halves = {f"{half}_{name}": 2 for half in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-        return transformers.BartConfig(d_model=32, **halves, encoder_ffn_dim=32, decoder_ffn_dim=32, **small)
-    if kind == "roberta":
-        return transformers.RobertaConfig(**sizes, **small, max_position_embeddings=POSITIONS, is_decoder=True)
-    return transformers.MambaConfig(hidden_size=32, state_size=4, num_hidden_layers=2, **small)
+def config_of(transformers: Any, name: str, **options: Any) -> Any:
+    """Return a small config of a class; those that are not in `CONFIGS` have the usual sizes."""
+    sizes = CONFIGS.get(name, {**SIZES, "num_key_value_heads": 4})
+    return getattr(transformers, name)(**{**SPECIAL, **sizes, **options})
 
 
-def model_of(transformers: Any, kind: str) -> torch.nn.Module:
-    """A model with weights large enough for losses that differ."""
-    auto = "AutoModelForSeq2SeqLM" if kind in ("t5", "bart") else "AutoModelForCausalLM"
-    return random_model(getattr(transformers, auto), configuration(transformers, kind))
-
-
-def random_model(auto: Any, config: Any) -> torch.nn.Module:
+def model_of(transformers: Any, name: str, **options: Any) -> Any:
+    """Return a model with weights large enough for losses that differ."""
+    config = config_of(transformers, name, **options)
+    auto = transformers.AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        auto = transformers.AutoModelForSeq2SeqLM
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model: torch.nn.Module = auto.from_config(config)
+        model = auto.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 2:
@@ -46,17 +66,34 @@ def random_model(auto: Any, config: Any) -> torch.nn.Module:
     return model.eval()
 
 
-def save_tiny(transformers: Any, folder: Path, kind: str, text: str = TEXT, vocabulary: int = VOCABULARY) -> str:
-    """Save a model with a byte-level BPE tokenizer of at most `vocabulary` tokens, and return the folder."""
+def save_tokenizer(transformers: Any, folder: Path, text: str = TEXT, vocabulary: int = VOCABULARY) -> None:
+    """Save a byte-level BPE tokenizer of at most `vocabulary` tokens."""
     import tokenizers
 
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = byte_level(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    options = {"vocab_size": vocabulary, "special_tokens": ["<begin>"], "initial_alphabet": alphabet}
-    trainer = tokenizers.trainers.BpeTrainer(show_progress=False, **options)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<begin>"],
+        initial_alphabet=byte_level.alphabet(),
+        show_progress=False,
+    )
     backend.train_from_iterator([text], trainer)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<begin>").save_pretrained(folder)
-    model_of(transformers, kind).save_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<begin>")
+    tokenizer.save_pretrained(folder)
+
+
+def save_tiny(transformers: Any, folder: Path, name: str, **options: Any) -> str:
+    """Save a model with a tokenizer, and return the folder."""
+    save_tokenizer(transformers, folder)
+    model_of(transformers, name, **options).save_pretrained(folder)
     return str(folder)
+
+
+def change(folder: str | Path, file: str, **changes: Any) -> None:
+    """Change entries of a JSON file."""
+    path = Path(folder) / file
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **changes}))

@@ -16,7 +16,8 @@ from tests.evaluation.kept_figures import curves, kept_figures
 from tests.training.small_run import csv_rows, tiny_config, trained
 from txl_lightning.config.lengths import trained_clamp
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.recl.loss_by_context import context_curve, position_blocks
+from txl_lightning.recl.loss_by_context import context_curve
+from txl_lightning.recl.positions import position_blocks
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.curves import ContextCurves

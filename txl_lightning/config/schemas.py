@@ -115,10 +115,12 @@ class DataConfig:
 class FileData(DataConfig):
     """Options of `data=file`.
 
-    `path` is a file, a folder, a list of these, or a mapping of train, valid and test to them; what names no splits is
-    cut by `fractions`. For a model of lm1b `sentence_marks` is that of its corpus.
+    `path` is a file, a folder, a pattern such as 'docs/**/*.tex', a list of these, or a mapping of train, valid and
+    test to them; files whose names say no split are joined and cut by `fractions`. For a model of lm1b
+    `sentence_marks` is that of its corpus.
 
-    `column` is the one to read of records (JSON lines, Parquet, Arrow, CSV, tar); null is text, or input_ids for ids.
+    `format` names the format of all files; null is what their suffixes say. `column` is the one to read of records;
+    null is text or content, or input_ids for ids. With `skip_bad` records that cannot be read are left out and counted.
 
     At level ids `path` is a file of token ids, a folder of such files, or three paths: train, valid, test. `dtype` is
     the type of the ids in a raw file, which does not state it; `vocab_size` null is the largest id + 1, or the number
@@ -128,6 +130,8 @@ class FileData(DataConfig):
 
     path: Any = None
     column: str | None = None
+    format: str | None = None
+    skip_bad: bool = False
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     sentence_marks: str = "start"
     dtype: str | None = None
@@ -184,12 +188,21 @@ def data_class(name: Any) -> type[DataConfig]:
 def file_data(data: DataConfig, path: Any, level: str) -> FileData:
     """Return the options that read the files `path` as those of another corpus are read.
 
-    The type of raw ids and the column belong to the files: they are given as `{path: …, dtype: …, column: …}`.
+    The type of raw ids, the format and the column belong to the files: `{path: …, dtype: …, format: …, column: …}`.
     """
-    of_files = {"path": path} if not isinstance(path, Mapping) or "path" not in path else dict(path)
-    require({*of_files} <= {"path", "dtype", "column"}, "data.path", dict(of_files), "may have path, dtype and column")
-    shared = {f.name: getattr(data, f.name) for f in fields(FileData) if hasattr(data, f.name)}
-    return FileData(**{**shared, "name": "file", "level": level, "dtype": None, "column": None, **of_files})
+    of_files = {"path": path}
+    if isinstance(path, Mapping) and "path" in path:
+        of_files = dict(path)
+    known = ("path", "dtype", "format", "column")
+    allowed = f"may have {', '.join(known)}"
+    require(set(of_files) <= set(known), "data.path", of_files, allowed)
+    shared: dict[str, Any] = {}
+    for option_of_file in fields(FileData):
+        if hasattr(data, option_of_file.name):
+            shared[option_of_file.name] = getattr(data, option_of_file.name)
+    shared.update(name="file", level=level, dtype=None, format=None, column=None)
+    shared.update(of_files)
+    return FileData(**shared)
 
 
 @dataclass

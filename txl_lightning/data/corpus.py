@@ -15,22 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import DataConfig, FileData
-from txl_lightning.data import own_files, published_corpora, recall  # noqa: F401 - register their corpora
-from txl_lightning.data.own_files import chunks_of_ids, vocabulary_of_ids
-from txl_lightning.data.sources import (
-    CHUNK_BYTES,
-    CORPORA,
-    LEVELS_OF,
-    SPLITS,
-    WHOLE,
-    Description,
-    Part,
-    Source,
-    cache_key,
-    cached,
-    checksum_once,
-    read,
-)
+from txl_lightning.data import files, installed, published_corpora, recall  # noqa: F401 - register their corpora
+from txl_lightning.data.cache import Description, cache_key, cached, checksum_once
+from txl_lightning.data.ids import chunks_of_ids, vocabulary_of_ids
+from txl_lightning.data.sources import CHUNK_BYTES, CORPORA, LEVELS_OF, SPLITS, WHOLE, Part, Source, read
 from txl_lightning.data.subwords import N_BYTES, Tokens, train_byte_pairs
 from txl_lightning.data.vocabulary import SENTENCE, SplitTokens, Vocabulary, close_sentences, decoded
 from txl_lightning.errors import OptionError, UserError, notice, require
@@ -38,8 +26,18 @@ from txl_lightning.files import expand, not_special
 
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
-LEVELS_OF_OPTIONS = {"vocab_size": ("bpe", "ids"), "min_count": ("word", "char"), "tokenizer": ("bpe",)}
-LEVELS_OF_OPTIONS |= dict.fromkeys(("dtype", "names"), ("ids",))
+LEVELS_OF_OPTIONS = {
+    "vocab_size": ("bpe", "ids"),
+    "min_count": ("word", "char"),
+    "tokenizer": ("bpe",),
+    "dtype": ("ids",),
+    "names": ("ids",),
+}
+# Files that other libraries read, and what converts them.
+CONVERSIONS = {
+    ".model": "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json",
+    ".tiktoken": "TikTokenConverter(FILE).converted().save('tokenizer.json') of transformers.convert_slow_tokenizer",
+}
 
 Pattern = re.Pattern[bytes]
 
@@ -76,16 +74,22 @@ class Corpus:
 
     def facts(self) -> dict[str, Any]:
         """Return what results say of their corpus: name, level, checksum; how subwords are read, shares of `<unk>`."""
-        facts: dict[str, Any] = {"name": self.name, "level": self.vocabulary.level, "sha256": self.checksum}
-        facts |= {"by_line": self.vocabulary.by_line} if self.vocabulary.level == "bpe" else {}
-        facts |= {"subwords_trained_on": self.sample} if self.sample else {}
-        of_words = self.vocabulary.level == "word" or any(self.unknown.values())
-        return {**facts, "unknown": self.unknown} if of_words else facts
+        level = self.vocabulary.level
+        facts: dict[str, Any] = {"name": self.name, "level": level, "sha256": self.checksum}
+        if level == "bpe":
+            facts["by_line"] = False  # as before 0.5.0
+        if self.sample:
+            facts["subwords_trained_on"] = self.sample
+        if level == "word" or any(self.unknown.values()):
+            facts["unknown"] = self.unknown
+        return facts
 
     def unknown_share(self, split: str) -> str:
         """Return share and number of `<unk>` in a split as words to follow its name; empty if there is none."""
         share = self.unknown.get(split)
-        return f" with {share:.1%} <unk> ({round(share * len(self.splits[split])):,})" if share else ""
+        if not share:
+            return ""
+        return f" with {share:.1%} <unk> ({round(share * len(self.splits[split])):,})"
 
 
 def load_corpus(
@@ -99,7 +103,7 @@ def load_corpus(
             `<unk>`. A missing character or byte is an error even if there is an `<unk>`, which was never trained,
             unless the vocabulary is lenient.
         marked: mark the first token of every document, for `memory.reset=document`. Documents are the sentences of
-            lm1b; elsewhere they begin with every file and every line that `data.document_start` matches.
+            lm1b; elsewhere they begin with every file, every record and every line that `data.document_start` matches.
         whole: the text is one split, `WHOLE`.
 
     Raises:
@@ -108,46 +112,64 @@ def load_corpus(
             the sizes are not the published ones.
     """
     for name, levels in LEVELS_OF_OPTIONS.items():
-        value, allowed = getattr(config, name, None), f"is for data.level={' or '.join(levels)}, not {config.level}"
+        value = getattr(config, name, None)
+        allowed = f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = corpus_source(config, whole)
-    given, sample, least = vocabulary, None, config.min_count
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
-    require(least in (None, 1) or not source.published, "data.min_count", least, allowed)
-    if config.level == "ids":
-        vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, given)
-    elif config.level == "bpe" and given is None:
-        vocabulary, sample = _tokenizer(config, source, checksum)
-    if given is not None and given.by_line:
-        notice("subwords are those of single lines, as versions before 0.5.0 trained on (docs/data.md#subwords)")
+    require(config.min_count in (None, 1) or not source.published, "data.min_count", config.min_count, allowed)
     pattern = start_pattern(config.document_start) if marked else None
-    one_part = all(len(parts) == 1 for parts in source.parts.values())
-    unknown, splits = dict[str, float](), dict[str, Any]()
-    if vocabulary is not None and config.level == "ids" and one_part and not (marked and config.document_start):
-        # Never copied, however large.
-        parts = {split: part for split, (part,) in source.parts.items()}
-        starts = {split: np.append(0, part.inner_starts()) for split, part in parts.items()}
-        marks = starts if marked else {}
-        splits = {split: SplitTokens(part.ids(), marks.get(split), part.path) for split, part in parts.items()}
-    else:
-        make = source.vocabulary
-        made = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
-        closed = getattr(config, "sentence_marks", "start") == "both"
-        key = cache_key(checksum, vocabulary or made, closed, pattern and pattern.pattern)
-        prepare = partial(_prepare, source, vocabulary, closed, pattern)
-        try:
-            arrays, description = cached(expand(config.cache_dir), key, prepare)
-        except UserError as error:
-            raise UserError(f"{source.name}: {error}") from error
-        vocabulary, unknown = Vocabulary.from_state_dict(description["vocabulary"]), description["unknown"]
-        starts = {split: arrays[f"{split}.starts"] for split in source.parts}
-        splits = {split: SplitTokens(arrays[split], starts[split]) if marked else arrays[split] for split in starts}
-    if given is None and not unknown.get("train") and any(unknown.values()):
+    is_new = vocabulary is None
+    sample = None
+    if config.level == "ids":
+        vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, vocabulary)
+        if all(len(parts) == 1 for parts in source.parts.values()) and not (marked and config.document_start):
+            return _mapped_corpus(source, vocabulary, checksum, marked)
+    elif config.level == "bpe" and vocabulary is None:
+        vocabulary, sample = _tokenizer(config, source, checksum)
+    corpus = _encoded_corpus(config, source, checksum, vocabulary, pattern)
+    unknown = corpus.unknown
+    if is_new and not unknown.get("train") and any(unknown.values()):
         shares = ", ".join(f"{unknown[split]:.1%} of {split}" for split in SPLITS)
         more = 1 + (config.min_count or 1)
         notice(f"data={config.name}: <unk> is never trained ({shares}); data.min_count={more} makes rare symbols <unk>")
-    cutoffs = source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else ()
-    return Corpus(source.name, splits, vocabulary, checksum, cutoffs, starts, unknown, sample)
+    splits = dict(corpus.splits)
+    if marked:
+        for split, tokens in splits.items():
+            splits[split] = SplitTokens(tokens, corpus.documents[split])
+    return replace(corpus, splits=splits, sample=sample)
+
+
+def _mapped_corpus(source: Source, vocabulary: Vocabulary, checksum: str, marked: bool) -> Corpus:
+    """Return ids in the user's own files, which are never copied, however large."""
+    splits = {}
+    documents = {}
+    for split, (part,) in source.parts.items():
+        documents[split] = np.append(0, part.inner_starts())
+        splits[split] = SplitTokens(part.ids(), documents[split] if marked else None, part.path)
+    return Corpus(source.name, splits, vocabulary, checksum, documents=documents)
+
+
+def _encoded_corpus(
+    config: DataConfig, source: Source, checksum: str, vocabulary: Vocabulary | None, pattern: Pattern | None
+) -> Corpus:
+    """Encode a corpus with a vocabulary, or one that is made from its text, and cache the tokens."""
+    make = source.vocabulary
+    way: object = vocabulary
+    if vocabulary is None:
+        way = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
+    is_closed = getattr(config, "sentence_marks", "start") == "both"
+    key = cache_key(checksum, way, is_closed, pattern and pattern.pattern)
+    try:
+        prepare = partial(_prepare, source, vocabulary, is_closed, pattern)
+        arrays, description = cached(expand(config.cache_dir), key, prepare)
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}") from error
+    used = Vocabulary.from_state_dict(description["vocabulary"])
+    splits = {split: arrays[split] for split in source.parts}
+    documents = {split: arrays[f"{split}.starts"] for split in source.parts}
+    cutoffs = source.cutoffs if len(used) > max(source.cutoffs, default=0) else ()
+    return Corpus(source.name, splits, used, checksum, cutoffs, documents, description["unknown"])
 
 
 def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
@@ -170,22 +192,31 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
         OptionError: an option of `config` is not allowed.
     """
     require(config.name not in GONE, "data", config.name, GONE.get(config.name, ""))
-    source_of, levels = CORPORA.named(config.name), LEVELS_OF[config.name]
+    source_of = CORPORA.named(config.name)
+    levels = LEVELS_OF[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
-    source, digest = own_files.file(cast("FileData", config), whole) if whole else source_of(config), hashlib.sha256()
-    checksum_of = cache(partial(checksum_once, expand(config.cache_dir)))
-    try:
-        for name, parts in {**source.parts, "vocabulary": source.listed}.items():
-            for part in parts:
-                cuts = (name, checksum_of(part.path), part.start, part.stop, part.alignment, part.format)
-                starts = (part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest()) if len(part.starts) else ()
-                digest.update(repr(cuts + starts).encode())
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
-    if source.checksum not in (None, checksum := digest.hexdigest()):
+    source = files.file(cast("FileData", config), whole) if whole else source_of(config)
+    checksum = _checksum(source, expand(config.cache_dir))
+    if source.checksum not in (None, checksum):
         notice(f"data={config.name}: files of {source.name} differ from the published ones; it is another text")
         source = replace(source, name=f"{source.name}, changed")
     return source, checksum
+
+
+def _checksum(source: Source, directory: Path) -> str:
+    checksum_of = cache(partial(checksum_once, directory))
+    digest = hashlib.sha256()
+    parts_of = {**source.parts, "vocabulary": source.listed}
+    try:
+        for name, parts in parts_of.items():
+            for part in parts:
+                facts = [name, checksum_of(part.path), part.start, part.stop, part.alignment, part.format]
+                if len(part.starts):
+                    facts += [part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest()]
+                digest.update(repr(tuple(facts)).encode())
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
 
 
 def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocabulary, float | None]:
@@ -199,26 +230,35 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocab
     Raises:
         OptionError: the file is not a tokenizer of bytes, or the training split is too short for so many tokens.
     """
-    size, file = config.vocab_size, config.tokenizer
-    require(size is None or file is None, "data.vocab_size", size, "must not be given together with data.tokenizer")
+    size = config.vocab_size
+    if config.tokenizer is not None:
+        require(size is None, "data.vocab_size", size, "must not be given together with data.tokenizer")
+        return _read_tokenizer(config.tokenizer), None
     require(size is None or size >= N_BYTES, "data.vocab_size", size, f"must be an integer >= {N_BYTES}, the bytes")
-    if file is not None:
-        try:
-            return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8")), None
-        except (OSError, UnicodeDecodeError, UserError) as error:
-            raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
     most = source.subwords if size is None else size
 
     def train(_: Path) -> Description:
-        every = max(1, round(sum(part.size for part in source.parts["train"]) / SAMPLE_BYTES))
+        n_bytes = sum(part.size for part in source.parts["train"])
+        every = max(1, round(n_bytes / SAMPLE_BYTES))
         chunks = islice(decoded(read(source.parts["train"])), 0, None, every)
         tokenizer = train_byte_pairs(chunks, most, least=size or N_BYTES)
         return {"tokenizer": tokenizer, "sample": 1 / every if every > 1 else None}
 
-    _, description = cached(expand(config.cache_dir), cache_key(checksum, "byte pairs", most, size), train)
-    if description["sample"]:
-        notice(f"data={config.name}: subwords are trained on {description['sample']:.1%} of the training split")
-    return Vocabulary.of_tokenizer(description["tokenizer"]), description["sample"]
+    key = cache_key(checksum, "byte pairs", most, size)
+    _, description = cached(expand(config.cache_dir), key, train)
+    sample = description["sample"]
+    if sample:
+        notice(f"data={config.name}: subwords are trained on {sample:.1%} of the training split")
+    return Vocabulary.of_tokenizer(description["tokenizer"]), sample
+
+
+def _read_tokenizer(file: str) -> Vocabulary:
+    conversion = CONVERSIONS.get(Path(file).suffix)
+    require(conversion is None, "data.tokenizer", file, f"must be a tokenizer.json: {conversion}")
+    try:
+        return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
 
 
 def start_pattern(document_start: str | None) -> Pattern:
@@ -245,26 +285,31 @@ def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[l
         UserError: a file cannot be read.
     """
     for number, part in enumerate(parts):
-        at, starts = 0, part.inner_starts()
+        starts = part.inner_starts()
         chunks = read([part])
         if pattern is not None:
             text = b"".join(chunks)
             starts = np.union1d(starts, _matches(text, pattern))
             chunks = (text[begin : begin + CHUNK_BYTES] for begin in range(0, len(text), CHUNK_BYTES))
+        at = 0
         for chunk in chunks:
             first, last = np.searchsorted(starts, [at, at + len(chunk)])
             cuts = [0, *(starts[first:last] - at).tolist(), len(chunk)]
             pieces = [chunk[start:stop] for start, stop in pairwise(cuts)]
-            yield [b"", *pieces] if number and not at else pieces
+            if number > 0 and at == 0:
+                pieces.insert(0, b"")  # continues the part before
+            yield pieces
             at += len(chunk)
 
 
 def _matches(text: bytes, pattern: Pattern) -> NDArray[np.int64]:
     """Return where the lines begin in which a match of the pattern begins, but for the first line."""
     plain = text.replace(b"\r\n", b"\n")  # `$` is before either
-    ends, of_plain = (np.flatnonzero(np.frombuffer(content, np.uint8) == 10) for content in (text, plain))
-    lines = {int(np.searchsorted(of_plain, match.start())) for match in pattern.finditer(plain)} - {0}
-    return np.array([int(ends[line - 1]) + 1 for line in sorted(lines)], np.int64)
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    ends_of_plain = np.flatnonzero(np.frombuffer(plain, np.uint8) == ord("\n"))
+    places = [match.start() for match in pattern.finditer(plain)]
+    lines = np.unique(np.searchsorted(ends_of_plain, places))
+    return ends[lines[lines > 0] - 1] + 1
 
 
 def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[bytes]:
@@ -273,13 +318,13 @@ def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[
     Raises:
         UserError: a file cannot be read.
     """
-    held: list[bytes] = []
-    for first, *others in read_documents(parts, pattern):
-        held.append(first)
-        for other in others:
-            yield b"".join(held)
-            held = [other]
-    yield b"".join(held)
+    document: list[bytes] = []
+    for pieces in read_documents(parts, pattern):
+        document.append(pieces[0])
+        for piece in pieces[1:]:
+            yield b"".join(document)
+            document = [piece]
+    yield b"".join(document)
 
 
 def id_documents(parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None) -> Iterator[Tokens]:
@@ -288,58 +333,79 @@ def id_documents(parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern
     A document begins with every part, where the file says so, and with every id whose number or name is a match of the
     pattern.
     """
-    named = ((number, text.encode()) for number, name in enumerate(vocabulary.symbols) for text in (name, str(number)))
-    first = [number for number, text in named if pattern and pattern.fullmatch(text)]
+    first_ids = []
+    if pattern is not None:
+        for number, name in enumerate(vocabulary.symbols):
+            if pattern.fullmatch(name.encode()) or pattern.fullmatch(str(number).encode()):
+                first_ids.append(number)
     for part in parts:
-        at, starts = 0, np.append(0, part.inner_starts())
+        at = 0
+        starts = np.append(0, part.inner_starts())
         for ids in chunks_of_ids(part.ids()):
-            inside = starts[(starts >= at) & (starts < at + len(ids))] - at
-            yield ids, np.union1d(inside, np.flatnonzero(np.isin(ids, first))) if first else inside
+            begins = starts[(starts >= at) & (starts < at + len(ids))] - at
+            if first_ids:
+                begins = np.union1d(begins, np.flatnonzero(np.isin(ids, first_ids)))
+            yield ids, begins
             at += len(ids)
 
 
 def _prepare(
-    source: Source, given: Vocabulary | None, closed: bool, pattern: Pattern | None, folder: Path
+    source: Source, given: Vocabulary | None, is_closed: bool, pattern: Pattern | None, folder: Path
 ) -> Description:
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
 
-    Sentences with `<S>` have it at both ends if `closed`.
+    Sentences with `<S>` have it at both ends if `is_closed`.
     """
-    vocabulary = source.vocabulary(read(source.listed or source.parts["train"])) if given is None else given
-    encoder = replace(vocabulary, lenient=vocabulary.unknown >= 0) if given is None else given
-    counts, unknown = {"vocabulary": len(vocabulary)}, dict[str, float]()
+    if given is None:
+        vocabulary = source.vocabulary(read(source.listed or source.parts["train"]))
+        encoder = replace(vocabulary, lenient=vocabulary.unknown >= 0)
+    else:
+        vocabulary = encoder = given
+    counts = {"vocabulary": len(vocabulary)}
+    unknown: dict[str, float] = {}
     for split, parts in source.parts.items():
-        if encoder.level == "ids":
-            tokens = id_documents(parts, encoder, pattern)
-        elif encoder.starts_sentences:
-            tokens = encoder.encode_documents([chunk] for chunk in read(parts))
-        else:
-            tokens = encoder.encode_documents(read_documents(parts, pattern))
-        counts[split], n_unknown = _write_split(encoder, tokens, folder / split, closed)
-        if not counts[split]:
-            of_words = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
-            raise UserError(f"the {split} split is empty: {of_words if encoder.level == 'word' else 'it is too short'}")
-        unknown |= {split: n_unknown / counts[split]} if encoder.unknown >= 0 else {}
-    for name, published in source.published.items() if given is None else ():
-        if counts[name] != published:
-            differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-            raise UserError(f"the preparation has {differs}: it is not the published text, or not all of it")
+        tokens = _tokens_of(encoder, parts, pattern)
+        n_tokens, n_unknown = _write_split(encoder, tokens, folder / split, is_closed)
+        counts[split] = n_tokens
+        if n_tokens == 0:
+            reason = "it is too short"
+            if encoder.level == "word":
+                reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
+            raise UserError(f"the {split} split is empty: {reason}")
+        if encoder.unknown >= 0:
+            unknown[split] = n_unknown / n_tokens
+    if given is None:
+        for name, published in source.published.items():
+            if counts[name] != published:
+                differs = f"{counts[name]:,} ({name}) where {published:,} are published"
+                raise UserError(f"the preparation has {differs}: it is not the published text, or not all of it")
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 
-def _write_split(vocabulary: Vocabulary, chunks: Iterable[Tokens], path: Path, closed: bool) -> tuple[int, int]:
+def _tokens_of(encoder: Vocabulary, parts: list[Part], pattern: Pattern | None) -> Iterator[Tokens]:
+    if encoder.level == "ids":
+        return id_documents(parts, encoder, pattern)
+    if encoder.starts_sentences:
+        return encoder.encode_documents([chunk] for chunk in read(parts))
+    return encoder.encode_documents(read_documents(parts, pattern))
+
+
+def _write_split(vocabulary: Vocabulary, chunks: Iterable[Tokens], path: Path, is_closed: bool) -> tuple[int, int]:
     """Write chunks of tokens and the positions where sentences or documents begin; count tokens and `<unk>`."""
-    n_tokens = n_unknown = 0
+    n_tokens = 0
+    n_unknown = 0
     starts = [np.zeros(1, np.int64)]
-    with open(f"{path}.{vocabulary.dtype.name}", "xb") as tokens:
-        for chunk, begins in chunks:
+    with open(f"{path}.{vocabulary.dtype.name}", "xb") as stored:
+        for tokens, begins in chunks:
             if vocabulary.starts_sentences:
                 mark = vocabulary.numbers[SENTENCE]
-                chunk, begins = close_sentences(chunk, mark) if closed else (chunk, np.flatnonzero(chunk == mark))
+                begins = np.flatnonzero(tokens == mark)
+                if is_closed:
+                    tokens, begins = close_sentences(tokens, mark)
             starts.append(n_tokens + begins)
-            tokens.write(chunk.astype(vocabulary.dtype).tobytes())
-            n_tokens += len(chunk)
-            n_unknown += int(np.count_nonzero(chunk == vocabulary.unknown))  # -1 never occurs
-    found = np.unique(np.concatenate(starts))  # empty documents begin with the next one
-    found[found < n_tokens].tofile(f"{path}.starts.int64")
+            stored.write(tokens.astype(vocabulary.dtype).tobytes())
+            n_tokens += len(tokens)
+            n_unknown += int(np.count_nonzero(tokens == vocabulary.unknown))  # -1 never occurs
+    positions = np.unique(np.concatenate(starts))  # empty documents begin with the next one
+    positions[positions < n_tokens].tofile(f"{path}.starts.int64")
     return n_tokens, n_unknown

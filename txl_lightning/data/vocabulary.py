@@ -22,11 +22,13 @@ LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # of texts
 KEPT_LEVELS = ("bpe", "ids")  # read with the vocabulary of a checkpoint, which is not made from the text again
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
-SENTENCE, UNKNOWN_OF_LM1B = "<S>", "<UNK>"
-# Rarer words of the One Billion Word benchmark are <UNK>.
-LEAST_COUNT_OF_LM1B = 3
-# Share of rare words and mean bytes of a word: beyond these white space does not divide a text of enough words.
-MOST_UNKNOWN, LONGEST_WORD, ENOUGH_WORDS = 0.5, 30, 10_000
+SENTENCE = "<S>"
+UNKNOWN_OF_LM1B = "<UNK>"
+LEAST_COUNT_OF_LM1B = 3  # rarer words of the One Billion Word benchmark are <UNK>
+# White space does not divide a text into words if they are longer, or if more of so many words are rare.
+LONGEST_WORD = 30  # bytes on average
+MOST_UNKNOWN = 0.5
+ENOUGH_WORDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,15 @@ class Vocabulary:
         symbols: in the order of their numbers; empty for all bytes.
         tokenizer: contents of the `tokenizer.json` of level bpe.
         lenient: an unknown character or byte is `<unk>`, or left out if there is none, instead of an error.
-        by_line: the tokenizer reads line by line, as in checkpoints of versions before 0.5.0 (see `Subwords`).
     """
 
     level: Level
     symbols: tuple[str, ...] = ()
     tokenizer: str = ""
     lenient: bool = field(default=False, compare=False)
-    by_line: bool = False
 
     def __len__(self) -> int:
-        return len(self.symbols) or 256
+        return len(self.symbols) or N_BYTES
 
     @classmethod
     def of_tokenizer(cls, tokenizer: str) -> Vocabulary:
@@ -63,7 +63,8 @@ class Vocabulary:
         Raises:
             UserError: they are not, or it is not readable.
         """
-        return cls("bpe", tuple(content.decode("latin-1") for content in Subwords(tokenizer).contents), tokenizer)
+        symbols = [content.decode("latin-1") for content in Subwords(tokenizer).contents]
+        return cls("bpe", tuple(symbols), tokenizer)
 
     @property
     def consists_of_bytes(self) -> bool:
@@ -95,7 +96,9 @@ class Vocabulary:
         if self.byte_lengths is None:
             return None
         lengths = self.byte_lengths[tokens]
-        return int(lengths.sum()) if lengths.min(initial=0) >= 0 else None
+        if lengths.min(initial=0) < 0:
+            return None
+        return int(lengths.sum())
 
     def count_words(self, tokens: np.ndarray, before: np.ndarray) -> int | None:
         """Return the number of words and line ends that begin in tokens, as papers count the tokens of WikiText.
@@ -108,15 +111,17 @@ class Vocabulary:
         """
         if self.level in ("word", "ids"):
             return None
-        words_V, first_V, last_V = self._words
-        return int(words_V[tokens].sum() + (first_V[tokens] & ~last_V[before]).sum())
+        inside_V, first_V, last_V = self._words
+        n_begun = (first_V[tokens] & ~last_V[before]).sum()
+        return int(inside_V[tokens].sum() + n_begun)
 
     @cached_property
     def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Words that begin inside each token and its line ends; whether its first and last bytes are of words, [V]."""
-        first, last = (np.array([bool(one[at : at + 1 or None].strip()) for one in self._bytes]) for at in (0, -1))
-        inside = np.array([len(content.split()) + content.count(b"\n") for content in self._bytes], np.int64)
-        return inside - first, first, last
+        first_V = np.array([bool(content[:1].strip()) for content in self._bytes])
+        last_V = np.array([bool(content[-1:].strip()) for content in self._bytes])
+        words_V = np.array([len(content.split()) + content.count(b"\n") for content in self._bytes], np.int64)
+        return words_V - first_V, first_V, last_V
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -136,8 +141,9 @@ class Vocabulary:
     @property
     def dtype(self) -> np.dtype:
         """Type of encoded tokens: the smallest that fits for all levels but words, which have int32."""
-        small = self.level != "word"
-        return np.dtype(np.uint8 if small and len(self) <= 256 else np.uint16 if small and len(self) <= 65536 else "i4")
+        if self.level == "word" or len(self) > 1 << 16:
+            return np.dtype(np.int32)
+        return np.dtype(np.uint8 if len(self) <= N_BYTES else np.uint16)
 
     def encode(self, content: bytes) -> np.ndarray:
         """Return the token numbers of UTF-8 text, or of any bytes at byte level.
@@ -149,7 +155,8 @@ class Vocabulary:
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the token numbers of text in chunks, which may end anywhere (see `encode`)."""
-        return (tokens for tokens, _ in self.encode_documents([chunk] for chunk in chunks))
+        for tokens, _ in self.encode_documents([chunk] for chunk in chunks):
+            yield tokens
 
     def encode_documents(self, chunks: Iterable[list[bytes]]) -> Iterator[Tokens]:
         """Yield the token numbers of documents in chunks, and the positions in them where documents begin.
@@ -161,24 +168,43 @@ class Vocabulary:
         Raises:
             UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
         """
+        if self.level == "byte":
+            return self._encode_bytes(chunks)
+        texts = _decoded_documents(chunks)
+        if self.level == "char":
+            return self._encode_characters(texts)
         if self.level == "bpe":
-            for tokens, begins in self._subwords.encode(_decoded_documents(chunks)):
-                yield tokens.astype(self.dtype), begins
-        elif self.level == "byte":
-            for contents in chunks:
-                if self.symbols and "\n" not in self.numbers:
-                    contents = [content.replace(b"\n", b"") for content in contents]
-                yield self._look_up(np.frombuffer(b"".join(contents), np.uint8), _begins(contents))
-        elif self.level == "char":
-            for texts in _decoded_documents(chunks):
-                yield self._look_up(code_points("".join(texts)), _begins(texts))
-        else:
-            mark = SENTENCE if self.starts_sentences else END_OF_LINE
-            for texts in _whole_lines(_decoded_documents(chunks)):
-                found = [text.split() if self.level == "ids" else words_of_lines(text, mark) for text in texts]
-                words = [*chain.from_iterable(found)]
-                tokens = np.fromiter(map(self.numbers.get, words, repeat(self.unknown)), np.int32, len(words))
-                yield self._known(tokens, _begins(found), words.__getitem__)
+            return self._encode_subwords(texts)
+        return self._encode_words(_whole_lines(texts))
+
+    def _encode_bytes(self, chunks: Iterable[list[bytes]]) -> Iterator[Tokens]:
+        for contents in chunks:
+            if self.symbols and "\n" not in self.numbers:
+                contents = [content.replace(b"\n", b"") for content in contents]
+            values = np.frombuffer(b"".join(contents), np.uint8)
+            if self.symbols:
+                yield self._look_up(values, _begins(contents))
+            else:
+                yield values, _begins(contents)
+
+    def _encode_characters(self, chunks: Iterable[list[str]]) -> Iterator[Tokens]:
+        for texts in chunks:
+            yield self._look_up(code_points("".join(texts)), _begins(texts))
+
+    def _encode_subwords(self, chunks: Iterable[list[str]]) -> Iterator[Tokens]:
+        for tokens, begins in self._subwords.encode(chunks):
+            yield tokens.astype(self.dtype), begins
+
+    def _encode_words(self, chunks: Iterable[list[str]]) -> Iterator[Tokens]:
+        mark = SENTENCE if self.starts_sentences else END_OF_LINE
+        for texts in chunks:
+            if self.level == "ids":
+                documents = [text.split() for text in texts]
+            else:
+                documents = [words_of_lines(text, mark) for text in texts]
+            symbols = list(chain.from_iterable(documents))
+            tokens = np.fromiter(map(self.numbers.get, symbols, repeat(self.unknown)), np.int32, len(symbols))
+            yield self._known(tokens, _begins(documents), symbols.__getitem__)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
@@ -186,36 +212,45 @@ class Vocabulary:
         return decoder.feed(tokens) + decoder.finish()
 
     def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
-        """Return the bytes of token numbers: those that were encoded, UTF-8 or not."""
+        """Return the bytes of token numbers, as they were encoded, UTF-8 or not."""
         return b"".join(self._bytes[int(token)] for token in tokens)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers for a checkpoint."""
         state: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
-        state |= {name: value for name in ("tokenizer", "lenient") if (value := getattr(self, name))}
-        return state | ({"by_line": self.by_line} if self.level == "bpe" else {})
+        if self.lenient:
+            state["lenient"] = True
+        if self.level == "bpe":
+            state["tokenizer"] = self.tokenizer
+            state["by_line"] = False  # version 0.5 expects it
+        return state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Vocabulary:
-        """Restore a vocabulary from its `state_dict`."""
-        by_line = state["level"] == "bpe" and state.get("by_line", True)  # before 0.5.0 always
-        return cls(**{**state, "symbols": tuple(state["symbols"]), "by_line": by_line})
+        """Restore a vocabulary from its `state_dict`.
+
+        Raises:
+            UserError: its subwords are those of single lines, as versions before 0.5.0 trained on.
+        """
+        level = state["level"]
+        if level == "bpe" and state.get("by_line", True):
+            raise UserError("its subwords are those of single lines, as before version 0.5.0; that version reads them")
+        return cls(level, tuple(state["symbols"]), state.get("tokenizer", ""), state.get("lenient", False))
 
     @cached_property
     def _subwords(self) -> Subwords:
-        return Subwords(self.tokenizer, self.by_line)
+        return Subwords(self.tokenizer)
 
     @cached_property
     def _table(self) -> np.ndarray:
         """Token number by code point; the last entry is for all larger code points."""
-        characters = {ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1}
-        table = np.full(max(characters, default=0) + 2, self.unknown if self.lenient else -1, dtype=np.int32)
-        table[list(characters)] = list(characters.values())
+        numbers = {ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1}
+        other = self.unknown if self.lenient else -1
+        table = np.full(max(numbers, default=0) + 2, other, dtype=np.int32)
+        table[list(numbers)] = list(numbers.values())
         return table
 
     def _look_up(self, values: np.ndarray, begins: NDArray[np.int64]) -> Tokens:
-        if self.level == "byte" and not self.symbols:
-            return values, begins
         # In int64, since the index of the last entry may not fit into a byte.
         tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
         return self._known(tokens, begins, lambda place: chr(int(values[place])))
@@ -226,8 +261,9 @@ class Vocabulary:
             if not self.lenient:
                 symbol = symbol_at(int(tokens.argmin()))
                 raise UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")
-            kept = tokens >= 0
-            tokens, begins = tokens[kept], np.append(0, np.cumsum(kept))[begins]
+            is_known = tokens >= 0
+            begins = np.append(0, np.cumsum(is_known))[begins]
+            tokens = tokens[is_known]
         return tokens.astype(self.dtype), begins
 
 
@@ -253,7 +289,9 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """Return the replacement character of an incomplete character at the end, or an empty string."""
-        return self._characters.decode(b"", final=True) if self.vocabulary.consists_of_bytes else ""
+        if not self.vocabulary.consists_of_bytes:
+            return ""
+        return self._characters.decode(b"", final=True)
 
     def _piece(self, token: int) -> str:
         if self.vocabulary.consists_of_bytes:
@@ -264,7 +302,8 @@ class StreamDecoder:
         if symbol == self._end:
             self._space = ""
             return "\n"
-        piece, self._space = self._space + symbol, " "
+        piece = self._space + symbol
+        self._space = " "
         return piece
 
 
@@ -275,7 +314,9 @@ def words_of_lines(text: str, mark: str) -> list[str]:
         text: complete lines.
         mark: `<eos>` is put at the end of every line, blank ones too; `<S>` at the start of every line with a word.
     """
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n") if text else []
+    if not text:
+        return []
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
     if mark == END_OF_LINE:
         return [word for line in lines for word in (*line.split(), mark)]
     return [word for line in lines if line.strip() for word in (mark, *line.split())]
@@ -298,21 +339,26 @@ class SplitTokens:
         tokens: token numbers, memory-mapped.
         starts: positions of first tokens of documents, to be marked: read as -1 - token, which tells the model that a
             document begins there. None marks none.
-        path: file that is not ours and must stay as it is; None does not look.
+        path: the user's file, which must stay as it is; None disables the check.
 
     Raises:
         UserError: when tokens are read and the file has changed since it was opened.
     """
 
     def __init__(self, tokens: np.ndarray, starts: np.ndarray | None = None, path: Path | None = None) -> None:
-        self.tokens, self.starts, self.path, self.dtype = tokens, starts, path, np.dtype(np.int64)
+        self.tokens = tokens
+        self.starts = starts
+        self.path = path
+        self.dtype = np.dtype(np.int64)
         self._status = self._look()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, places: Any) -> Any:
-        return self.take(np.arange(*places.indices(len(self))) if isinstance(places, slice) else places)
+        if isinstance(places, slice):
+            places = np.arange(*places.indices(len(self)))
+        return self.take(places)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[:].astype(np.int64 if dtype is None else dtype)
@@ -325,21 +371,25 @@ class SplitTokens:
         """Return the token numbers at positions, as `numpy.take`."""
         if self._look() != self._status:
             raise UserError(f"{self.path}: has changed since it was opened; its ids must stay as they are")
-        found = self.tokens.take(positions, mode=mode).astype(np.int64)
-        if self.starts is not None:
-            at = np.asarray(positions) % len(self) if mode == "wrap" else np.asarray(positions)
-            place = np.minimum(np.searchsorted(self.starts, at), len(self.starts) - 1)
-            found = np.where(self.starts[place] == at, ~found, found)
-        return found
+        tokens = self.tokens.take(positions, mode=mode).astype(np.int64)
+        if self.starts is None:
+            return tokens
+        places = np.asarray(positions)
+        if mode == "wrap":
+            places = places % len(self)
+        nearest = np.minimum(np.searchsorted(self.starts, places), len(self.starts) - 1)
+        return np.where(self.starts[nearest] == places, ~tokens, tokens)
 
     def _look(self) -> tuple[int, int] | None:
         """Return size and time of the file."""
-        status = self.path.stat() if self.path is not None and self.path.exists() else None
-        return status and (status.st_size, status.st_mtime_ns)
+        if self.path is None or not self.path.exists():
+            return None
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns
 
 
 def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
-    """Return the token numbers of tokens of which some are marked."""
+    """Return the token numbers of tokens, whether marked or not."""
     plain = tokens.astype(np.int64)
     return np.maximum(plain, ~plain)
 
@@ -363,7 +413,7 @@ def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:
 
 def bytes_with_newlines(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary of the bytes that occur, most frequent first, ties by first appearance."""
-    return Vocabulary("byte", tuple(chr(value) for value, _ in _counted(chunks).most_common()))
+    return Vocabulary("byte", tuple(map(chr, _by_count(_counted(chunks)))))
 
 
 def bytes_without_newlines(chunks: Iterable[bytes]) -> Vocabulary:
@@ -374,19 +424,20 @@ def bytes_without_newlines(chunks: Iterable[bytes]) -> Vocabulary:
 
 def characters(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary of the characters that occur, most frequent first, without `<unk>`."""
-    return Vocabulary("char", tuple(symbol for symbol, _ in _counted(decoded(chunks)).most_common()))
+    return Vocabulary("char", tuple(_by_count(_counted(decoded(chunks)))))
 
 
 def characters_and_unknown(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
     """Return the vocabulary of `<unk>` and the characters that occur so often, by code point."""
     counts = _counted(decoded(chunks))
-    return Vocabulary("char", (UNKNOWN, *sorted(symbol for symbol, count in counts.items() if count >= min_count)))
+    frequent = sorted(symbol for symbol, count in counts.items() if count >= min_count)
+    return Vocabulary("char", (UNKNOWN, *frequent))
 
 
 def words(chunks: Iterable[bytes], min_count: int | None = None) -> Vocabulary:
     """Return the vocabulary of `<eos>` and the words of a text, most frequent first, ties by appearance.
 
-    Case is kept. `<unk>` is placed by its count, with those of rarer words than `min_count`; if there are none, it is
+    Case is kept. `<unk>` is placed by its count, which includes rarer words than `min_count`; if there are none, it is
     the last entry.
 
     Args:
@@ -394,31 +445,42 @@ def words(chunks: Iterable[bytes], min_count: int | None = None) -> Vocabulary:
         min_count: for a text of the user, whose words are checked; None for a published one, which keeps all words.
 
     Raises:
-        UserError: white space does not divide the user's text: its words are longer than those of any language, or
-            most are rare.
+        UserError: white space does not divide the user's text into words.
     """
-    published = min_count is None
-    counts = _counted(text.split() if published else words_of_lines(text, END_OF_LINE) for text in _lines(chunks))
-    n_lines = counts.pop(END_OF_LINE, 0)
+    if min_count is None:
+        counts = _counted(text.split() for text in _lines(chunks))
+    else:
+        counts = _counted(words_of_lines(text, END_OF_LINE) for text in _lines(chunks))
+    counts.pop(END_OF_LINE, None)
     if min_count is not None:
-        n_words, n_bytes = max(1, counts.total()), sum((1 + len(word.encode())) * n for word, n in counts.items())
-        rare = [word for word, count in counts.items() if count < min_count and word != UNKNOWN]
-        n_rare = sum(map(counts.pop, rare))
-        counts[UNKNOWN] += n_rare
-        reason = f"a word has {n_bytes / n_words:.0f} bytes on average" if n_bytes > LONGEST_WORD * n_words else ""
-        told = n_words >= ENOUGH_WORDS or n_words < 1.5 * n_lines  # a short text of sentences has many rare words too
-        if told and n_rare > MOST_UNKNOWN * n_words:
-            reason = f"{n_rare:,} of {n_words:,} training words are <unk>, as rarer than data.min_count"
-        if reason:
-            raise UserError(f"data.level=word: {reason}; use data.level=bpe, char or byte")
+        _make_rare_unknown(counts, min_count)
     counts[UNKNOWN] += 0
-    return Vocabulary("word", (END_OF_LINE, *(word for word, _ in counts.most_common())))
+    return Vocabulary("word", (END_OF_LINE, *_by_count(counts)))
+
+
+def _make_rare_unknown(counts: Counter[str], min_count: int) -> None:
+    """Count rare words as `<unk>`.
+
+    Raises:
+        UserError: white space does not divide the text: its words are longer than in any language, or most are rare.
+    """
+    n_words = max(1, counts.total())
+    n_bytes = sum((1 + len(word.encode())) * count for word, count in counts.items())
+    rare = [word for word, count in counts.items() if count < min_count and word != UNKNOWN]
+    n_rare = sum(counts.pop(word) for word in rare)
+    counts[UNKNOWN] += n_rare
+    others = "use data.level=bpe, char or byte"
+    if n_bytes > LONGEST_WORD * n_words:
+        raise UserError(f"data.level=word: a word has {n_bytes / n_words:.0f} bytes on average; {others}")
+    if n_words >= ENOUGH_WORDS and n_rare > MOST_UNKNOWN * n_words:
+        reason = f"{n_rare:,} of {n_words:,} training words are <unk>, as rarer than data.min_count"
+        raise UserError(f"data.level=word: {reason}; {others}")
 
 
 def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary of `<S>`, `<UNK>` and the words that occur at least three times (lm1b's rule)."""
-    counts = _counted(text.split() for text in _lines(chunks)).most_common()
-    frequent = (word for word, count in counts if count >= LEAST_COUNT_OF_LM1B)
+    counts = _counted(text.split() for text in _lines(chunks))
+    frequent = [word for word in _by_count(counts) if counts[word] >= LEAST_COUNT_OF_LM1B]
     return Vocabulary("word", tuple(dict.fromkeys((SENTENCE, UNKNOWN_OF_LM1B, *frequent))))
 
 
@@ -428,11 +490,14 @@ def words_of_list(chunks: Iterable[bytes]) -> Vocabulary:
     Raises:
         UserError: the list lacks `<S>` or `<UNK>`.
     """
-    lines = (line.split() for text in _lines(chunks) for line in text.split("\n"))
-    symbols = tuple(dict.fromkeys(line[0] for line in lines if line))
-    if not {SENTENCE, UNKNOWN_OF_LM1B} <= set(symbols):
+    symbols: dict[str, None] = {}
+    for text in _lines(chunks):
+        for line in text.split("\n"):
+            if line.strip():
+                symbols[line.split()[0]] = None
+    if SENTENCE not in symbols or UNKNOWN_OF_LM1B not in symbols:
         raise UserError(f"1b_word_vocab.txt must have {SENTENCE} and {UNKNOWN_OF_LM1B}")
-    return Vocabulary("word", symbols)
+    return Vocabulary("word", tuple(symbols))
 
 
 def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -441,7 +506,8 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
     Raises:
         UserError: the bytes are not UTF-8.
     """
-    return (text for (text,) in _decoded_documents([chunk] for chunk in chunks))
+    for (text,) in _decoded_documents([chunk] for chunk in chunks):
+        yield text
 
 
 def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
@@ -449,9 +515,11 @@ def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for contents in chunks:
-            first, *others = contents
-            texts = [decoder.decode(first, final=bool(others)), *map(bytes.decode, others[:-1])]
-            yield [*texts, *map(decoder.decode, others[-1:])]
+            texts = []
+            last = len(contents) - 1
+            for number, content in enumerate(contents):
+                texts.append(decoder.decode(content, number < last))
+            yield texts
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file") from error
@@ -459,25 +527,27 @@ def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     """Yield the text in chunks of whole lines."""
-    return (lines for (lines,) in _whole_lines([text] for text in decoded(chunks)) if lines)
+    for (lines,) in _whole_lines([text] for text in decoded(chunks)):
+        yield lines
 
 
 def _whole_lines(chunks: Iterable[list[str]]) -> Iterator[list[str]]:
     """Yield chunks of documents that end with whole lines; a document's last line may lack its line break."""
     rest = ""
     for texts in chunks:
-        lines: list[str] = []
-        for number, text in enumerate(texts):
-            if number:
-                lines[-1] += rest
-            text = text if number else rest + text
-            end = text.rfind("\n") + 1
-            lines.append(text[:end])
-            rest = text[end:]
-        yield lines
+        texts[0] = rest + texts[0]
+        end = texts[-1].rfind("\n") + 1
+        rest = texts[-1][end:]
+        texts[-1] = texts[-1][:end]
+        yield texts
     yield [rest]
 
 
 def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:
     """Count the members of all chunks, in the order of their first appearance."""
     return Counter(chain.from_iterable(chunks))
+
+
+def _by_count(counts: Counter[Any]) -> list[Any]:
+    """Return what was counted, most frequent first, ties by first appearance."""
+    return [symbol for symbol, _ in counts.most_common()]

@@ -12,13 +12,18 @@ from txl_lightning.recl.effective_context import EffectiveContext, relative_effe
 
 if TYPE_CHECKING:
     from txl_lightning.evaluation.losses import WindowReader, window_losses, window_reader
-    from txl_lightning.recl.loss_by_context import compare, context_curve, context_gains, position_blocks
+    from txl_lightning.recl.comparison import compare
+    from txl_lightning.recl.loss_by_context import context_curve, context_gains
+    from txl_lightning.recl.positions import position_blocks
 
-    loss_grid = window_losses
-
-OF_MODELS = {
-    **dict.fromkeys(("compare", "context_curve", "context_gains", "position_blocks"), "recl.loss_by_context"),
-    **dict.fromkeys(("WindowReader", "window_losses", "window_reader"), "evaluation.losses"),
+MODULES = {
+    "WindowReader": "evaluation.losses",
+    "window_losses": "evaluation.losses",
+    "window_reader": "evaluation.losses",
+    "compare": "recl.comparison",
+    "context_curve": "recl.loss_by_context",
+    "context_gains": "recl.loss_by_context",
+    "position_blocks": "recl.positions",
 }
 __all__ = [
     "EffectiveContext",
@@ -26,7 +31,6 @@ __all__ = [
     "compare",
     "context_curve",
     "context_gains",
-    "loss_grid",
     "position_blocks",
     "relative_effective_context_lengths",
     "window_losses",
@@ -36,7 +40,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what scores models, and with it torch, at the first use of a name."""
-    name = {"loss_grid": "window_losses"}.get(name, name)  # its name in 0.3
-    if name not in OF_MODELS:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"txl_lightning.{OF_MODELS[name]}"), name)
+    return getattr(import_module(f"txl_lightning.{MODULES[name]}"), name)

@@ -1,9 +1,9 @@
-"""Guests: encodings, variants, corpora, formats of files and measurements by name, a user's own among them.
+"""Guests: encodings, variants, corpora and measurements by name, a user's own among them.
 
     TXL_GUESTS=examples/layer_scale.py txl train variant=layer_scale
 
 The variable holds files (`….py`) or importable modules, separated by commas. Importing one registers its guests
-(`register_encoding`, `register_variant`, `register_corpus`, `register_format`, `register_measurement`). Configs and
+(`register_encoding`, `register_variant`, `register_corpus`, `register_measurement`). Configs and
 checkpoints hold only names, so that loading someone else's checkpoint never runs code that came with it. Child
 processes (multiruns, several devices) inherit the variable.
 """

@@ -31,7 +31,8 @@ from txl_lightning.data.streams import Batch
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import append_text, write_text
-from txl_lightning.recl.loss_by_context import ContextCurve, context_curve, position_blocks
+from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
+from txl_lightning.recl.positions import position_blocks
 from txl_lightning.runs.metrics import loss_metrics, loss_unit, peak_memory, shown_units, unit_name
 from txl_lightning.runs.trained import Checkpoint, continues_in
 from txl_lightning.training.callbacks import make

@@ -1,0 +1,187 @@
+"""Records of text in JSON, CSV, Parquet and Arrow: each is a document; bad ones end with their line, or are counted."""
+
+import bz2
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from tests.data.helpers import corpus_of, documents_of, files, text_of
+from tests.data.writers import JSON_LINES, RECORDS, TEXTS, csv_of, parquet_of, pzstd_of
+from tests.fixtures import Output
+from txl_lightning.config.schemas import FileData
+from txl_lightning.data.corpus import SPLITS, load_corpus
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import OptionError, UserError
+
+
+def records_of(folder: Path, path: Any, **options: Any) -> list[str]:
+    """Return the documents of files that are read as one split."""
+    config = FileData(name="file", path=str(path), level="byte", cache_dir=str(folder / "cache"), **options)
+    return documents_of(load_corpus(config, Vocabulary("byte"), whole=True))
+
+
+DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+WRITTEN: dict[str, bytes] = {
+    "c4-train.00000-of-01024.json.gz": gzip.compress(JSON_LINES),
+    "members.json.gz": gzip.compress(JSON_LINES[:999]) + gzip.compress(JSON_LINES[999:]),
+    "pzstd.jsonl.zst": pzstd_of(JSON_LINES),
+    "bzip2.ndjson.bz2": bz2.compress(JSON_LINES),
+    "list.json": json.dumps(RECORDS, indent=1).encode(),
+    "bom.jsonl": b"\xef\xbb\xbf" + JSON_LINES,
+    "commas.csv": csv_of(","),
+    "semicolons.csv": csv_of(";"),
+    "large_string.parquet": parquet_of(pyarrow.large_string()),
+    "dictionary.parquet": parquet_of(DICTIONARY),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_record_is_a_document(tmp_path: Path, name: str) -> None:
+    (path,) = files(tmp_path, {name: WRITTEN[name]})
+    assert records_of(tmp_path, path) == [text if text.endswith("\n") else f"{text}\n" for text in TEXTS]
+
+
+def test_a_folder_of_objects_over_several_lines_is_records(tmp_path: Path) -> None:
+    objects = {f"{n}.json": json.dumps({"id": n, "title": "x", "text": f"text {n}"}, indent=2) for n in range(9)}
+    files(tmp_path / "documents", objects)
+    assert records_of(tmp_path, tmp_path / "documents") == [f"text {n}\n" for n in range(9)]
+
+
+def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
+    texts = ["word " * 30_000, "b", "c"]
+    lines = "".join(json.dumps({"url": "x", "raw_content": text}) + "\n" for text in texts).encode()
+    files(tmp_path / "crawl", {f"{n}.json.zst": pyarrow.compress(lines, "zstd", asbytes=True) for n in range(2)})
+    expected = [f"{text}\n" for text in texts] * 2
+    assert records_of(tmp_path, tmp_path / "crawl", column="raw_content") == expected
+
+
+def test_quotes_of_tsv_are_characters(tmp_path: Path) -> None:
+    rows = b'id\ttext\n1\t"an open quote\n2\tsecond\n3\t"closed" one\n'
+    (path,) = files(tmp_path, {"validated.tsv": rows})
+    assert records_of(tmp_path, path) == ['"an open quote\n', "second\n", '"closed" one\n']
+    quoted = csv_of("\t")
+    (path,) = files(tmp_path, {"quoted.tsv": quoted})
+    assert len(records_of(tmp_path, path, format="csv")) == len(TEXTS)
+
+
+def test_values_of_csv_stay_as_they_are(tmp_path: Path) -> None:
+    (path,) = files(tmp_path, {"a.csv": "text,n\n007,1\nNA,2\n2026-01-02,3\n"})
+    assert records_of(tmp_path, path) == ["007\n", "NA\n", "2026-01-02\n"]
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "events.log", "table.csv"])
+def test_any_file_is_read_as_text_if_the_format_says_so(tmp_path: Path, name: str) -> None:
+    content = JSON_LINES.decode()
+    (path,) = files(tmp_path, {name: content})
+    assert text_of(corpus_of(path, tmp_path, level="char", format="text")) == content
+
+
+@pytest.mark.parametrize("name", ["events.log", "wiki_00"])
+def test_text_that_begins_like_json_is_refused(tmp_path: Path, name: str) -> None:
+    (path,) = files(tmp_path, {name: JSON_LINES})
+    with pytest.raises(OptionError, match=r"begins like JSON; data\.format=jsonl or json reads its records"):
+        corpus_of(path, tmp_path, level="char")
+    assert len(records_of(tmp_path, path, format="jsonl")) == len(TEXTS)
+
+
+def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output) -> None:
+    (path,) = files(tmp_path, {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'})
+    assert records_of(tmp_path, path, column="body") == ["a\n", "b\n"]
+    assert "a.jsonl: 2 records have no body; left out" in capsys.readouterr().err
+    with pytest.raises(OptionError, match=r"data\.column=title: must be a column of .*a\.jsonl: body, text"):
+        records_of(tmp_path, path, column="title")
+    (path,) = files(tmp_path, {"a.txt": "text\n" * 9})
+    with pytest.raises(OptionError, match=r"data\.column=body: must be null for .*a\.txt: it is text"):
+        records_of(tmp_path, path, column="body")
+
+
+BAD = [
+    ("no JSON", "line 2 .*JSONDecodeError"),
+    ('{"text": 7}', "line 2 .*must be a text, not 7"),
+    ('{"text": "\\ud800"}', "line 2 .*surrogates not allowed"),
+    ("[" * 100_000, "line 2 .*RecursionError"),
+    (b'{"text": "\xff"}', "line 2 .*UnicodeDecodeError"),
+    ("[1, 2]", "line 2 .*it is no object"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BAD)
+def test_a_bad_record_ends_with_its_line_or_is_counted(tmp_path: Path, capsys: Output, line: Any, words: str) -> None:
+    bad = line if isinstance(line, bytes) else line.encode()
+    (path,) = files(tmp_path, {"a.jsonl": b'{"text": "a"}\n' + bad + b'\n{"text": "b"}\n'})
+    with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves such records out"):
+        records_of(tmp_path, path)
+    assert records_of(tmp_path, path, skip_bad=True) == ["a\n", "b\n"]
+    assert "1 records cannot be read; left out. The first: line 2" in capsys.readouterr().err
+
+
+def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
+    rows = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
+    (path,) = files(tmp_path, {"a.csv": rows})
+    with pytest.raises(OptionError, match=r"the file after record 1 cannot be read .Error: ',' expected after"):
+        records_of(tmp_path, path, skip_bad=True)
+    (path,) = files(tmp_path, {"b.csv": 'text,n\n"Hello,1\nlast,3\n'})
+    with pytest.raises(OptionError, match=r"cannot be read .Error: unexpected end of data"):
+        records_of(tmp_path, path, skip_bad=True)
+
+
+DAMAGED = [
+    ("a.jsonl", b" \n", "must have text: it is empty in a.jsonl"),
+    ("a.jsonl", b'{"text": null}\n' * 9, "must have text: it is empty in a.jsonl"),
+    ("a.json", b'[{"text": "a"}, {"text": ', "no JSON"),
+    ("a.json", b'{"text": "a"} and more', "no JSON"),
+    ("a.json", b'["a", "b"]', "it is no object"),
+    ("a.csv", b"# made by x\nid,text\n1,abc\n", "must be a column of .*a.csv: # made by x"),
+    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*3 fields, the header has 2"),
+    ("a.parquet", b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1", r"a\.parquet: the file cannot be read \(Arrow"),
+    ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", r"a\.parquet: the file cannot be read"),
+    ("a.arrow", bytes(99), r"a\.arrow: the file cannot be read"),
+    ("a.json.gz", gzip.compress(JSON_LINES, mtime=0)[:-9], "a.json.gz: cannot be read"),
+    ("a.txt.xz", lzma.compress(b"text" * 999)[:-9], "a.txt.xz: cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (path,) = files(tmp_path, {name: content})
+    with pytest.raises(UserError, match=words) as error:
+        corpus_of(path, tmp_path, level="char")
+    assert "\n" not in str(error.value)
+
+
+def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None:
+    import datasets
+
+    texts = {"train": TEXTS[:30], "validation": TEXTS[30:35], "test": TEXTS[35:]}
+    saved = {split: datasets.Dataset.from_dict({"text": of_split}) for split, of_split in texts.items()}
+    datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved", num_shards={"train": 2, "validation": 1, "test": 1})
+    (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"of a map that was run")
+    corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
+    for split, of_split in zip(SPLITS, texts.values(), strict=True):
+        assert text_of(corpus, split) == "".join(text.removesuffix("\n") + "\n" for text in of_split)
+    (tmp_path / "saved/train/data-00001-of-00002.arrow").unlink()
+    with pytest.raises(OptionError, match=r"data-00001-of-00002\.arrow cannot be read \(No such file"):
+        corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
+
+
+SENTENCES = [f"日本語のテキスト {n % 9} です。 größer {'x ' * (n % 7)}" for n in range(400)]
+
+
+@pytest.mark.parametrize("level", ["char", "word", "bpe"])
+def test_cuts_between_splits_keep_records(tmp_path: Path, level: str) -> None:
+    """A cut moves forward to a character or line; documents begin where the records do all the same."""
+    (path,) = files(tmp_path, {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in SENTENCES)})
+    corpus = corpus_of(path, tmp_path, level=level, min_count=1 if level == "word" else None)
+    lines = SENTENCES
+    if level == "word":
+        lines = [" ".join(text.split()) for text in SENTENCES]
+    assert text_of(corpus) == "".join(f"{line}\n" for line in lines)
+    for split in SPLITS:
+        first, *others = documents_of(corpus, split)
+        assert {text.removesuffix("\n") for text in others[:-1]} <= set(lines)
+        assert first.endswith("\n")

@@ -1,0 +1,89 @@
+"""Files as the field's tools write them: records of text, and token ids."""
+
+import csv
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+from pyarrow.feather import write_feather
+from pyarrow.parquet import write_table
+
+random = np.random.default_rng(1)
+DOCUMENTS = [random.integers(0, 2_000, size=n).astype(np.uint16) for n in (70, 300, 1, 29, 600)]
+LISTS = [document.tolist() for document in DOCUMENTS]
+IDS = np.concatenate(DOCUMENTS)
+STARTS = [0, 70, 370, 371, 400]
+TEXTS = [f"record {n}, with a comma; é\n" + "and\ta line\n" * (n % 3) for n in range(40)]
+RECORDS = [{"url": "http://example.org", "text": text, "score": float("nan")} for text in TEXTS]
+JSON_LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
+
+
+def csv_of(delimiter: str = ",", column: str = "text") -> bytes:
+    stored = io.StringIO()
+    writer = csv.writer(stored, delimiter=delimiter)
+    writer.writerow(["id", column])
+    writer.writerows(enumerate(TEXTS))
+    return stored.getvalue().encode()
+
+
+def parquet_of(kind: Any = None, texts: list[str] | None = None) -> bytes:
+    chosen = TEXTS if texts is None else texts
+    column = pyarrow.array(chosen, pyarrow.string()).cast(kind or pyarrow.string())
+    stored = io.BytesIO()
+    write_table(pyarrow.table({"url": ["example.org"] * len(chosen), "text": column}), stored, row_group_size=7)
+    return stored.getvalue()
+
+
+def pzstd_of(content: bytes) -> bytes:
+    """Begin with a frame to skip, and have two more, as pzstd writes."""
+    half = len(content) // 2
+    packed = [pyarrow.compress(part, codec="zstd", asbytes=True) for part in (content[:half], content[half:])]
+    return b"\x50\x2a\x4d\x18\x04\0\0\0" + bytes(4) + b"".join(packed)
+
+
+def write_megatron(folder: Path, dtype: str = "int32", code: int = 4, is_fairseq: bool = False) -> Path:
+    """Write a `.bin` and its `.idx` as the builders of indexed datasets of Megatron and fairseq do."""
+    ids = IDS.astype(dtype)
+    ids.tofile(folder / "corpus_text_document.bin")
+    lengths = np.array([len(document) for document in DOCUMENTS], np.int32)
+    pointers = np.array(STARTS, np.int64) * ids.itemsize
+    documents = np.arange(len(lengths) + 1, dtype=np.int64)
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, code, len(lengths))
+    if is_fairseq:
+        index += lengths.tobytes() + pointers.tobytes()
+    else:
+        index += struct.pack("<Q", len(documents)) + lengths.tobytes() + pointers.tobytes() + documents.tobytes()
+    (folder / "corpus_text_document.idx").write_bytes(index)
+    return folder / "corpus_text_document.bin"
+
+
+def write_llm_c(folder: Path, magic: int = 20240520, dtype: str = "uint16") -> Path:
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, 1, len(IDS)
+    (folder / "fineweb_train.bin").write_bytes(header.tobytes() + IDS.astype(dtype).tobytes())
+    return folder / "fineweb_train.bin"
+
+
+def write_packed(folder: Path) -> Path:
+    """Write a chunk of lit-gpt's PackedDataset: a header of 24 bytes, and ids."""
+    header = b"LITPKDS" + struct.pack("<Q", 1) + struct.pack("<B", 8) + struct.pack("<Q", len(IDS))
+    (folder / "train_0.bin").write_bytes(header + IDS.tobytes())
+    return folder / "train_0.bin"
+
+
+def write_lists(folder: Path, name: str, kind: Any) -> Path:
+    """Write lists of ids as Parquet, Feather or a stream of Arrow."""
+    table = pyarrow.table({"id": range(len(LISTS)), "input_ids": pyarrow.array(LISTS, pyarrow.list_(kind))})
+    path = folder / name
+    if name.endswith(".parquet"):
+        write_table(table, path)
+    elif name == "feather.arrow":
+        write_feather(table, path)
+    else:
+        with pyarrow.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return path

@@ -1,0 +1,69 @@
+"""RECL in Python, without the command: models or plain functions on an array of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl_lightning.evaluation.losses import window_losses, window_reader
+from txl_lightning.model.language_model import LanguageModel
+from txl_lightning.recl.page import page
+from txl_lightning.recl.positions import position_blocks
+from txl_lightning.recl.results import group_results
+
+
+class LossFunction:
+    """Language model of a function from tokens to losses.
+
+    Args:
+        function: takes tokens, [B, T + 1], and returns the loss in nats of each but the first, [B, T], as a tensor or
+            an array: -log P(x_t | x_0 … x_{t-1}).
+    """
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        self.function = function
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+        """Return the losses of the targets; the first tokens are context if targets are fewer."""
+        window_BT = torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1)
+        nll_BT = torch.as_tensor(self.function(window_BT))
+        return nll_BT[:, -targets_BT.shape[1] :], state
+
+
+def compare(
+    models: Mapping[str, LanguageModel | Callable[[Tensor], Any]],
+    tokens: np.ndarray,
+    contexts: Sequence[int],
+    n_positions: int = 1000,
+    texts: Sequence[str] | None = None,
+    **definition: Any,
+) -> tuple[dict[str, Any], str]:
+    """Return the curves, RECL and their intervals, as `recl.json` has them, and the page, one HTML file.
+
+    Args:
+        models: language models, or functions as `LossFunction` describes them, by name.
+        tokens: the text, one-dimensional.
+        contexts: the grid, ascending.
+        n_positions: positions to score, as `position_blocks` chooses them.
+        texts: text of each token; None to show numbers.
+        definition: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
+    """
+    positions, blocks = position_blocks(len(tokens), n_positions, contexts)
+    losses = {}
+    for name, model in models.items():
+        if not isinstance(model, LanguageModel):
+            model = LossFunction(model)
+        losses[name] = window_losses(window_reader(model), tokens, positions, contexts)
+    if texts is None:
+        texts = [f" {token}" for token in tokens.tolist()]
+    results = group_results(losses, contexts, positions, blocks, "ppl", **definition)
+    for model_results in results["models"]:
+        kind = type(models[model_results["name"]]).__name__
+        model_results.update(kind=kind, limit=None, scoring="one pass")
+    results["split"] = f"{len(tokens):,} tokens"
+    results["corpus"] = {"name": "text", "level": "token"}
+    return results, page(results, losses, positions, blocks, lambda begin, stop: list(texts[begin:stop]))

@@ -1,0 +1,329 @@
+"""Causal language models of Hugging Face, read as transformers reads them; what is uncertain stands in the result."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.losses import WindowReader
+from txl_lightning.recl.models import HUGGING_FACE, OPTION, Member, TokenizedText, foreign_errors
+
+MOST_RESERVED = 8  # rows of a table of positions
+SHOWN = 20  # characters of a text that is changed
+WEIGHT_FILES = {
+    ".gguf": "is a file for llama.cpp: give the folder of the original weights, with config.json",
+    ".safetensors": "is weights alone: give the folder, with config.json and a tokenizer",
+    ".bin": "is weights alone: give the folder, with config.json and a tokenizer",
+}
+ADAPTER = "is an adapter alone: merge it into its base model (PEFT's merge_and_unload), and save the result"
+NO_TOKENIZER = "has no tokenizer: save the model's own beside it (tokenizer.save_pretrained)"
+
+
+class HuggingFaceModel(nn.Module):
+    """Language model around a causal model of transformers, which carries no state: it is read in windows.
+
+    Args:
+        model: model of `AutoModelForCausalLM`.
+        begin_of_text: tokens read before the first token of a window, in addition to its context.
+    """
+
+    def __init__(self, model: Any, begin_of_text: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.begin_of_text = list(begin_of_text)
+        self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        numbers = re.findall(r"\d+", model.config.to_json_string(use_diff=False))
+        self.window_lengths = [int(number) for number in numbers]
+        self.loaded: list[tuple[nn.Module, dict[str, Any]]] = []
+
+    def restore(self) -> None:
+        """Restore all modules as they were loaded.
+
+        Some rotations keep those of the longest window so far, and some classes exchange their attention for good.
+        """
+        if not self.loaded:
+            for module in self.model.modules():
+                self.loaded.append((module, _copied_attributes(vars(module))))
+        for module, attributes in self.loaded:
+            vars(module).clear()
+            vars(module).update(_copied_attributes(attributes))
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+        """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
+        T = tokens_BT.shape[1]
+        places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
+        return self.losses_at(tokens_BT, targets_BT, places_C), None
+
+    def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
+        """Return the losses, [B, C], of the targets after the tokens at `places_C` of a text that begins with them."""
+        if self.begin_of_text:
+            begin_BT = tokens_BT.new_tensor(self.begin_of_text).expand(len(tokens_BT), -1)
+            tokens_BT = torch.cat([begin_BT, tokens_BT], dim=1)
+            places_C = places_C + len(self.begin_of_text)
+        self.restore()
+        if self.selects:
+            logits_BCV = self.model(input_ids=tokens_BT, logits_to_keep=places_C).logits
+        else:
+            logits_BCV = self.model(input_ids=tokens_BT).logits[:, places_C]
+        return nn.functional.cross_entropy(logits_BCV.float().transpose(1, 2), targets_BC, reduction="none")
+
+
+def _copied_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a module, with copies of the dictionaries of its parts."""
+    copied = dict(attributes)
+    for name in ("_modules", "_parameters", "_buffers"):
+        copied[name] = copy.copy(attributes[name])
+    return copied
+
+
+def load_huggingface(
+    reference: str,
+    name: str,
+    longest_context: int,
+    begin_of_text: bool | None = None,
+    tokenizer_of: str = "auto",
+) -> Member:
+    """Load a causal language model and its tokenizer, by name on the hub or from the folder it was saved in.
+
+    Code of a repository is never run (`trust_remote_code` is off).
+
+    Args:
+        reference: `hf:` and a name on the hub, such as `gpt2`, or a folder.
+        name: name in tables and figures.
+        longest_context: tokens that the model should read.
+        begin_of_text: read the tokenizer's begin-of-text token before every window; None for what the tokenizer itself
+            puts before a text.
+        tokenizer_of: auto, the one of `AutoTokenizer`; or json, the one of tokenizer.json.
+
+    Raises:
+        OptionError: transformers is not installed, the model or its tokenizer cannot be loaded, weights are missing, or
+            it has an encoder.
+    """
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise OptionError(OPTION, reference, "needs transformers: pip install 'txl_lightning[hf]'") from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    source = _source(reference)
+    with foreign_errors(reference, "cannot be loaded"):
+        model, findings = _load_model(transformers, source, reference)
+        tokenizers = _load_tokenizers(transformers, source)
+    if tokenizer_of == "json":
+        require(len(tokenizers) == 2, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json")
+        tokenizers = tokenizers[1:]
+    with foreign_errors(reference, "has no usable tokenizer"):
+        begin = begin_tokens(tokenizers[0], begin_of_text, reference)
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    reading = HuggingFaceModel(model, begin)
+    limit, limit_reason = position_limit(reading, positions, longest_context)
+
+    def tokenize(content: bytes) -> TokenizedText:
+        text = tokenized(tokenizers, content, reference)
+        largest = int(text.tokens.max(initial=0))
+        allowed = f"knows {config.vocab_size} tokens, but its tokenizer gives number {largest}"
+        require(largest < config.vocab_size, OPTION, reference, allowed)
+        return text
+
+    return Member(
+        name=name,
+        reference=reference,
+        kind=f"{model.config.model_type}, Hugging Face",
+        reader=WindowReader(reading, limit=limit, one_pass=True),
+        tokenize=tokenize,
+        findings={**findings, "trained_len": positions, "begin_of_text": begin, "limit_reason": limit_reason},
+    )
+
+
+def _source(reference: str) -> str:
+    """Return the folder or the name on the hub; a path in a folder that exists is no name.
+
+    Raises:
+        OptionError: the path is a file of weights, an adapter, or a folder without a model.
+    """
+    source = reference.removeprefix(HUGGING_FACE)
+    path = Path(source).expanduser()
+    is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
+    is_inside_folder = "/" in source and path.parent.is_dir()
+    if not (is_path or is_inside_folder or path.suffix in WEIGHT_FILES):
+        return source
+    if path.suffix in WEIGHT_FILES:
+        raise OptionError(OPTION, reference, WEIGHT_FILES[path.suffix])
+    if (path / "config.json").is_file():
+        return str(path)
+    if (path / "adapter_config.json").is_file():
+        raise OptionError(OPTION, reference, ADAPTER)
+    for suffix, advice in WEIGHT_FILES.items():
+        for file in path.glob(f"*{suffix}"):
+            raise OptionError(OPTION, reference, f"has no config.json; {file.name} {advice}")
+    raise OptionError(OPTION, reference, "has no config.json")
+
+
+def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, dict[str, Any]]:
+    """Return the model, and entries of `recl.json` about what of its folder is not used.
+
+    Raises:
+        OptionError: weights are missing, or the model has an encoder.
+    """
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    has_encoder = getattr(config, "is_encoder_decoder", False)
+    require(not has_encoder, OPTION, reference, "must be a causal language model, not an encoder-decoder")
+    model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        source,
+        trust_remote_code=False,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    model.eval().requires_grad_(False)
+    model.config.use_cache = False
+    parameters = {key for key, _ in model.named_parameters()}
+    missing = sorted(parameters & set(loaded["missing_keys"]))
+    require(not missing, OPTION, reference, f"has no weights for {', '.join(missing[:3])}, of {len(missing)}")
+
+    not_read = []
+    unexpected = sorted(loaded["unexpected_keys"])
+    if unexpected:
+        not_read.append(f"{len(unexpected)} weights that its config has no place for, such as {unexpected[0]}")
+    has_adapter = (Path(source) / "adapter_config.json").is_file()
+    if has_adapter and not transformers.utils.is_peft_available():
+        not_read.append("its adapter, which needs peft: pip install peft")
+    has_code = getattr(config, "auto_map", None) is not None
+    code_not_run = type(model).__name__ if has_code else None
+    return model, {"not_read": not_read, "code_not_run": code_not_run}
+
+
+def _load_tokenizers(transformers: Any, source: str) -> list[Any]:
+    """Return the tokenizer of `AutoTokenizer`, and that of tokenizer.json as it is if there is such a file."""
+    tokenizers = [transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)]
+    with suppress(ValueError, OSError):  # there is no tokenizer.json
+        tokenizers.append(transformers.PreTrainedTokenizerFast.from_pretrained(source))
+    return tokenizers
+
+
+def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> list[int]:
+    """Return the tokens to read before every window.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        begin_of_text: True for its begin-of-text token, False for none, None for what it puts before a text itself.
+        reference: the model.
+
+    Raises:
+        OptionError: the tokenizer has no such token, or changes a text that begins with special tokens.
+    """
+    if begin_of_text is False:
+        return []
+    if begin_of_text is True:
+        allowed = f"{reference} has no such token"
+        require(tokenizer.bos_token_id is not None, "begin_of_text", True, allowed)
+        return [tokenizer.bos_token_id]
+    plain = tokenizer("a b", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a b")["input_ids"]
+    for n_begin in range(len(whole) - len(plain) + 1):
+        if whole[n_begin : n_begin + len(plain)] == plain:
+            return list(whole[:n_begin])
+    allowed = f"{reference} reads another text behind its special tokens: give true or false"
+    raise OptionError("begin_of_text", "null", allowed)
+
+
+def position_limit(
+    reading: HuggingFaceModel, positions: int | None, longest_context: int
+) -> tuple[int | None, str | None]:
+    """Return the longest context that a model can read, and why; None without a limit.
+
+    A table of positions ends. Rotations, biases by distance and recurrences do not, whatever the config says.
+
+    Args:
+        reading: the model; it stays as it was loaded.
+        positions: number of positions by its config.
+        longest_context: context that it should read.
+    """
+    if positions is None:
+        return None, None
+    n_begin = len(reading.begin_of_text)
+    for path, table in reading.model.named_modules():
+        is_table = isinstance(table, nn.Embedding) and ("pos" in path or path.endswith("wpe"))
+        if is_table and positions <= table.num_embeddings <= positions + MOST_RESERVED:
+            reserved = getattr(table, "offset", 0)
+            if table.padding_idx is not None:  # RoBERTa counts positions from the padding token's number on
+                reserved = table.padding_idx + 1
+            return table.num_embeddings - reserved - n_begin, f"its table of positions, {path}"
+    if n_begin + longest_context <= positions:
+        return None, None
+    too_long = torch.ones(1, positions + 1 - n_begin, dtype=torch.long)
+    reads_further = True
+    try:
+        with torch.no_grad():
+            reading.score(too_long, too_long[:, -1:])
+    except (IndexError, RuntimeError, ValueError):
+        reads_further = False
+    reading.restore()
+    reading.loaded.clear()  # until the model is on its device
+    if reads_further:
+        return None, f"it reads beyond the {positions} positions of its config"
+    return positions - n_begin, f"it fails beyond the {positions} positions of its config"
+
+
+def tokenized(tokenizers: Sequence[Any], content: bytes, reference: str) -> TokenizedText:
+    """Return the tokens of a text without any special token.
+
+    Args:
+        tokenizers: the tokenizer, and another one that should give the same tokens, if there is one.
+        content: the text.
+        reference: the model.
+
+    Raises:
+        OptionError: the tokenizer knows nothing of the text: its files are missing.
+    """
+    text = content.decode()
+    tokenizer = tokenizers[0]
+    encoded = tokenizer(
+        text,
+        add_special_tokens=False,
+        return_offsets_mapping=tokenizer.is_fast,
+        verbose=False,
+    )
+    ids = encoded["input_ids"]
+    knows_text = not set(ids) <= set(tokenizer.all_special_ids)
+    require(knows_text, OPTION, reference, NO_TOKENIZER)
+    tokens = np.asarray(ids, dtype=np.int64)
+    is_other = False
+    for other in tokenizers[1:]:
+        is_other = other(text, add_special_tokens=False, verbose=False)["input_ids"] != ids
+
+    if tokenizer.is_fast:
+        ends = np.asarray(encoded["offset_mapping"], dtype=np.int64)[:, 1]
+        bounds = np.append(0, np.maximum.accumulate(ends))
+
+        def spell(begin: int, stop: int) -> list[str]:
+            return [text[bounds[k] : bounds[k + 1]] for k in range(begin, stop)]
+    else:
+
+        def spell(begin: int, stop: int) -> list[str]:
+            return [tokenizer.decode([token]) for token in ids[begin:stop]]
+
+    findings = {"other_tokenizer": is_other, "changed_text": _changed_text(tokenizer, ids, text)}
+    return TokenizedText(tokens, "token", spell, findings=findings)
+
+
+def _changed_text(tokenizer: Any, ids: list[int], text: str) -> dict[str, str] | None:
+    """Return the first place where the tokens read another text, as text and read; None if they give it back."""
+    read = tokenizer.decode(ids, clean_up_tokenization_spaces=False).lstrip()
+    text = text.lstrip()
+    if read == text:
+        return None
+    start = len(commonprefix([text, read]))  # noqa: RUF071 - of characters
+    return {"text": text[start : start + SHOWN], "read": read[start : start + SHOWN]}

@@ -1,0 +1,68 @@
+"""Options of `txl recl`; read without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from txl_lightning.config.architecture import option
+from txl_lightning.config.schemas import SEED
+from txl_lightning.errors import COUNT, Rule, one_of
+from txl_lightning.evaluation.options import SPLITS, LoggedOptions, PrecisionOptions
+
+AT_LEAST_TWO: Rule = (lambda x: x >= 2, "must be an integer >= 2 (for a standard error)")
+NOT_NEGATIVE: Rule = (lambda x: x >= 0, "must be null or an integer >= 0")
+
+
+@dataclass
+class ReclOptions(LoggedOptions, PrecisionOptions):
+    """Options of `txl recl`: relative effective context length of a group of models (appendix C).
+
+    Args:
+        checkpoints: checkpoints of `txl train`, all trained on one corpus.
+        models: further models: txl:PATH, hf:NAME_OR_PATH (Hugging Face), py:module.function (returns a model).
+        names: names of the models in tables and figures; null for the names of their run directories.
+        groups: a label for each model; models with one label, such as the seeds of a model, form a group of their own;
+            null for one group of all.
+        begin_of_text: whether to read the begin-of-text token of hf: models before every window, beside the context;
+            null for what the tokenizer itself puts before a text.
+        tokenizer: of hf: models, auto: that of AutoTokenizer; json: that of tokenizer.json as it is.
+        split: train, valid or test; null for test, or for the whole of another text (`data_path`).
+        contexts: the grid, ascending; null for first_context, first_context + step, … max_context.
+        first_context: smallest context in tokens.
+        step: distance between contexts in tokens.
+        max_context: largest context in tokens.
+        n_positions: number of positions to score, in blocks spread evenly over the split.
+        position_seed: moves each block to a place drawn within its part of the split; null for the end of the part.
+        fractions: fractions r of hardest positions, each in (0, 1].
+        threshold: relative gain below which more context no longer counts.
+        bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
+        documents: respect: no window begins before the document of the token before its target, where documents are
+            known; ignore: windows begin anywhere, and models that tell documents apart no longer do.
+        seed: seed of the resampling.
+        clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
+            the longest distance of its training; -1 for no limit.
+        data_path: the runs' own files where they have moved, or others to score; needed if no checkpoint brings a
+            corpus.
+    """
+
+    checkpoints: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    names: list[str] | None = None
+    groups: list[str] | None = None
+    begin_of_text: bool | None = None
+    tokenizer: str = option("auto", one_of("auto", "json"))
+    split: str | None = option(None, one_of(*SPLITS))
+    contexts: list[int] | None = None
+    first_context: int = option(16, COUNT)
+    step: int = option(16, COUNT)
+    max_context: int = 256
+    n_positions: int = option(1000, AT_LEAST_TWO)
+    position_seed: int | None = option(None, NOT_NEGATIVE)
+    fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
+    threshold: float = 0.01
+    bootstrap: int = 1000
+    documents: str = option("respect", one_of("respect", "ignore"))
+    seed: int = option(1, SEED)
+    clamp_len: int | None = None
+    data_path: Any = None
