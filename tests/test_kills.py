@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tests.forked import ForkedCommand, start_module
-from tests.test_resumed_multirun import words, written
+from tests.small_multirun import words, written
 from tests.training.small_run import TEXT
 from txl_lightning.runs.storage import read_file
 
