@@ -129,7 +129,7 @@ def _generating(model: Any) -> Any:
 
 def _generators(seed: Seed | Sequence[Seed], n_prompts: int) -> list[torch.Generator]:
     """Return one generator for all prompts, or one for each."""
-    seeds: list[Seed] = list(seed) if isinstance(seed, Sequence) else [seed]  # type: ignore[list-item]
+    seeds: list[Seed] = list(seed) if isinstance(seed, Sequence) else [seed]
     if isinstance(seed, Sequence):
         allowed = f"must be one, or one for each of the {n_prompts} prompts"
         require(len(seeds) == n_prompts, "seed", seed, allowed)
