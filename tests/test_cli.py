@@ -45,6 +45,7 @@ print(counts[-1] - counts[-11])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="older glibc cannot keep such a block, others none")
 def test_a_command_gets_no_new_pages_for_blocks_that_it_has_freed() -> None:
     # Ten blocks of 25,600 pages: all new without the settings, a few under load.

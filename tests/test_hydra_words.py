@@ -61,6 +61,7 @@ def test_bash_completes_commands_options_groups_and_values(tmp_path: Path) -> No
     assert completed == list(lines.values())
 
 
+@pytest.mark.slow
 def test_a_multirun_knows_the_number_of_a_job_and_names_nested_folders(tmp_path: Path) -> None:
     nested = "hydra.sweep.subdir=${hydra.job.override_dirname}"
     short = [word.split("=")[0] for word in SMALL if not word.startswith("data.path")]
@@ -75,6 +76,7 @@ def test_a_multirun_knows_the_number_of_a_job_and_names_nested_folders(tmp_path:
     assert {(job["overrides"]["seed"], job["overrides"]["memory"]) for job in jobs} == {("0", "on"), ("1", "off")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("params", "words", "said"),
     [
@@ -121,6 +123,7 @@ def test_a_plugin_whose_library_is_missing_at_its_first_use_is_named() -> None:
     assert said.endswith("(ModuleNotFoundError: No module named 'ray_is_missing')")
 
 
+@pytest.mark.slow
 def test_a_multirun_has_its_loggers_its_own_ids_and_the_ends_that_callbacks_bring(tmp_path: Path) -> None:
     timer = "trainer.callbacks=[{_target_: lightning.pytorch.callbacks.Timer, duration: {seconds: 0}}]"
     given = {"WANDB_RUN_ID": "one", "WANDB_MODE": "offline", "WANDB_DIR": "elsewhere"}

@@ -35,6 +35,7 @@ def start(directory: Path, *arguments: str) -> ForkedCommand:
     return start_module(directory, "txl_lightning.cli", "train", "-m", *TINY, *paths, *arguments)
 
 
+@pytest.mark.slow
 def test_a_failed_job_does_not_stop_the_others_and_the_exit_status_counts_it(tmp_path: Path) -> None:
     done = start(tmp_path, "memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2").finish()
     assert done.returncode == 1
@@ -58,7 +59,7 @@ def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
     return [child for child in below if os.getsid(child.pid) == child.pid]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_optuna_minimises_the_validation_loss_and_continues_with_a_seed(tmp_path: Path) -> None:
     search = ["hydra/sweeper=optuna", "hydra.sweeper.sampler.seed=1", "optimizer.lr=tag(log, interval(1e-4, 1e-2))"]
     ended = []
@@ -75,7 +76,11 @@ def test_optuna_minimises_the_validation_loss_and_continues_with_a_seed(tmp_path
 
 
 @pytest.mark.parametrize(
-    "number", [SIGTERM, SIGKILL, *(pytest.param(n, marks=pytest.mark.full) for n in (SIGINT, SIGHUP))]
+    "number",
+    [
+        pytest.param(SIGKILL, marks=pytest.mark.slow),
+        *(pytest.param(number, marks=pytest.mark.full) for number in (SIGTERM, SIGINT, SIGHUP)),
+    ],
 )
 def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")

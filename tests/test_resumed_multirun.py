@@ -79,6 +79,7 @@ def test_a_folder_with_files_of_something_else_is_no_job(tmp_path: Path, record:
             begin()
 
 
+@pytest.mark.slow
 def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path) -> None:
     """Of the same multirun, of a larger one, and of one whose text changes before its last job; for both launchers."""
     given = words(tmp_path)
@@ -132,8 +133,8 @@ def test_word_pieces_have_bits_per_byte_to_compare_them_with_bytes(tmp_path: Pat
     assert [job["metrics"] for job in jobs] == [of_pieces, of_bytes]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("submitit_local", marks=pytest.mark.full)])
 def test_finished_jobs_are_skipped_and_stopped_ones_resume(tmp_path: Path, whole: Path, launcher: str) -> None:
     """Job 0 has finished, job 1 was killed after its last checkpoint, job 2 before its first."""
     txl(tmp_path, "seed=1,2")

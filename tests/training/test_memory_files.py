@@ -64,6 +64,7 @@ def files_of(checkpoint: Path) -> set[str]:
     return set(read_file(checkpoint)["training_memory"].get("files", []))
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_checkpoint_and_its_memory(of_two: Path) -> None:
     snapshots = list(of_two.glob("snapshot*"))
     assert len(snapshots) > 20

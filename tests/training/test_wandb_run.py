@@ -98,6 +98,7 @@ def test_a_run_of_the_command_resumes(tmp_path: Path, monkeypatch: Patch) -> Non
     wandb.teardown()
 
 
+@pytest.mark.slow
 def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: Patch) -> None:
     """Of several with one id an upload would keep the last."""
     monkeypatch.setenv("WANDB_RUN_ID", "given")
