@@ -166,7 +166,7 @@ def working_directory(tmp_path: Path, monkeypatch: Patch) -> Path:
             if i % 50 == 0:
                 book.write("CHAPTER")
             book.write(f"\nline {i}: the square of {i} is {i * i}\n")
-    (tmp_path / "prompts.txt").write_text("line 7\nthe\n")
+    (tmp_path / "choices.tsv").write_text("context\tcontinuation\nline 7: the\t square\n")
     for code in blocks(ROOT / "docs/data.md", "python"):
         if "samples.npy" not in code:  # the other block reads a generated tune
             exec(code.replace("2_000", "400"), {})

@@ -1,4 +1,4 @@
-"""Attention lengths of the window protocol and of clamped memories, by perturbation in float64."""
+"""Attention lengths of windows and of clamped memories, by perturbation in float64."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.covering import product_of
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.evaluation.protocols import Carried, Windows
+from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel
 
@@ -22,7 +21,7 @@ TOKENS = np.random.default_rng(3).integers(0, 256, N).astype(np.uint8)
 LONGER = {"relative": 14, "shaw": 14}  # absolute positions end with the trained length
 
 
-def protocol_of(folder: Path, *overrides: str) -> Carried:
+def protocol_of(folder: Path, *overrides: str) -> Protocol:
     """Protocol of an untrained model with large weights in float64, on one stream."""
     config = tiny_config(folder, "evaluation.batch_size=1", *overrides)
     torch.manual_seed(1)
@@ -30,32 +29,31 @@ def protocol_of(folder: Path, *overrides: str) -> Carried:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    return Carried(TrainedModel(model, config, Vocabulary("byte"), 0), config.evaluation)
+    return Protocol(TrainedModel(model, config, Vocabulary("byte"), 0), config.evaluation)
 
 
 def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
     return protocol.losses(Corpus("text", {"test": tokens}, Vocabulary("byte"), ""), "test").nll
 
 
-@pytest.mark.parametrize(("encoding", "loss"), product_of([*LONGER, "absolute", "al_rfou"], ["full", "half"]))
-def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: str, loss: str) -> None:
-    protocol = protocol_of(tmp_path, "memory=off", f"encoding={encoding}", f"loss={loss}")
+@pytest.mark.parametrize("encoding", [*LONGER, "absolute", "al_rfou"])
+def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: str) -> None:
+    protocol = protocol_of(tmp_path, "memory=off", f"encoding={encoding}")
     assert (protocol.length_option, protocol.limit) == ("ext_len", None if encoding in LONGER else SEGMENT)
-    planned = [protocol.at_attention_length(length) for length in {5, LONGER.get(encoding, SEGMENT)}]
-    for window in (protocol.at_training_lengths(), *planned):
+    longest = LONGER.get(encoding, SEGMENT)
+    for window in (protocol.at_training_lengths(), protocol.at_attention_length(longest)):
         settings = window.settings()
-        S, A = settings["segment_len"], settings["segment_len"] + settings["ext_len"]
+        S = settings["segment_len"]
+        A = S + settings["ext_len"]
         assert (settings["mem_len"], settings["protocol"], S) == (0, "window", max(1, A // 4))
         before = losses(window)
-        assert len(before) == N - 1
-        for changed in range(0, N - 1, 5):
+        for changed in range(0, N - 1, 8):
             tokens = TOKENS.copy()
             tokens[changed] += 1
             after = losses(window, tokens)
             differ = set((np.flatnonzero(before != after) + 1).tolist()) - {changed}
             guaranteed = set(range(changed + 1, min(changed + A - S + 1, N - 1) + 1))
             assert guaranteed <= differ <= set(range(changed + 1, changed + A + 1)), (A, changed)
-    assert protocol.at_training_lengths().settings()["ext_len"] == 6
     assert protocol.at_training_lengths().settings() == protocol.at_attention_length(SEGMENT).settings()
 
 
@@ -72,13 +70,6 @@ def test_distances_beyond_training_are_clamped_and_others_are_not(tmp_path: Path
     given = replace(free, evaluation=replace(beyond.evaluation, clamp_len=trained - 1))
     np.testing.assert_array_equal(losses(beyond), losses(given))
     assert not np.allclose(losses(beyond), losses(free))
-
-
-def test_the_sliding_window_is_clamped_too(tmp_path: Path) -> None:
-    sliding = Windows(protocol_of(tmp_path, "memory=off").trained, length=8, given_stride=2)
-    assert sliding.at_attention_length(8).settings()["clamp_len"] == -1
-    assert sliding.at_attention_length(12).settings()["clamp_len"] == 7
-    assert replace(sliding, clamp_len=9).at_attention_length(12).settings()["clamp_len"] == 9
 
 
 CLAMPS = [
