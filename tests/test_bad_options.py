@@ -9,6 +9,7 @@ import shlex
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -18,9 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from tests.data.helpers import files
 from tests.in_process import refusal
 from tests.training.small_run import TINY, trained
-from txl_lightning.command_line import COMMANDS
-from txl_lightning.command_line.hydra_app import register
-from txl_lightning.command_line.messages import EXPECTED, one_line
+from txl_lightning.application import EXPECTED, one_line, register
+from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import CONF
 
 PRINT = "{_target_: hydra.utils.get_method, path: builtins.print}"
@@ -64,27 +64,18 @@ def check_nothing_is_written(folder: Path) -> None:
         assert list(folder.rglob(pattern)) == []
 
 
-def check_the_command_refuses(folder: Path, words: str, said: str) -> None:
-    prepare(folder)
-    assert said in refusal(*expanded(words), directory=folder)
-    check_nothing_is_written(folder)
+TYPED: list[Any] = rows(0)
+for row in rows(1):
+    TYPED.append(pytest.param(*row, marks=pytest.mark.slow))
+for row in rows(3):
+    TYPED.append(pytest.param(*row, marks=pytest.mark.full))
 
 
-@pytest.mark.parametrize(("words", "said"), rows(0))
+@pytest.mark.parametrize(("words", "said"), TYPED)
 def test_the_command_refuses_it(tmp_path: Path, words: str, said: str) -> None:
-    check_the_command_refuses(tmp_path, words, said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("words", "said"), rows(1))
-def test_the_command_refuses_this_too(tmp_path: Path, words: str, said: str) -> None:
-    check_the_command_refuses(tmp_path, words, said)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("words", "said"), rows(3))
-def test_the_command_refuses_a_huge_batch(tmp_path: Path, words: str, said: str) -> None:
-    check_the_command_refuses(tmp_path, words, said)
+    prepare(tmp_path)
+    assert said in refusal(*expanded(words), directory=tmp_path)
+    check_nothing_is_written(tmp_path)
 
 
 @cache
@@ -114,7 +105,7 @@ def test_the_check_of_the_options_refuses_it(
     command, *options = expanded(words)
     with pytest.raises(EXPECTED) as refused:
         run_with_options(command, options, tmp_path / "run")
-    line = one_line(refused.value, COMMANDS[command].schema)
+    line = one_line(refused.value)
     assert said in line
     assert "\n" not in line
     check_nothing_is_written(tmp_path)
