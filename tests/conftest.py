@@ -18,7 +18,7 @@ NUMERICS = (
     "tests/gpu_path/test_attention.py",
     "tests/data/test_streams.py",
     "tests/training/test_module.py",
-    "tests/training/test_optimization.py",
+    "tests/training/test_optimizers.py",
     "tests/evaluation/test_losses.py",
     "tests/evaluation/test_protocol.py",
     "tests/recl/test_effective_context.py",
