@@ -227,6 +227,7 @@ class EvaluationConfig:
 class OptimizerConfig:
     """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay (or constant), gradient clipping.
 
+    `weight_decay` is of the matrices of the layers; with `weight_decay_on=all` of embeddings, norms, biases, u and v too.
     `ns_precision` is the number type in which Muon makes a matrix orthogonal: bf16-true as in `torch.optim.Muon`,
     32-true, or auto for bf16-true under mixed precision and 32-true otherwise.
     """
@@ -235,6 +236,7 @@ class OptimizerConfig:
     lr: float = option(MISSING, POSITIVE)
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999], metadata={"rules": (BETAS,)})
     weight_decay: float = option(0.0, AT_LEAST_ZERO)
+    weight_decay_on: str = option("matrices", one_of("matrices", "all"))
     schedule: str = option("cosine", one_of("cosine", "constant"))
     decay_after_warmup: bool = False
     warmup_steps: int = option(0, LENGTH)
