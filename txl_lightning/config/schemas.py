@@ -227,7 +227,7 @@ class EvaluationConfig:
 class OptimizerConfig:
     """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay (or constant), gradient clipping.
 
-    `weight_decay` is of the matrices of the layers; with `weight_decay_on=all` of embeddings, norms, biases, u and v too.
+    `weight_decay` is of the matrices of the layers, with `weight_decay_on=all` of all parameters.
     `ns_precision` is the number type in which Muon makes a matrix orthogonal: bf16-true as in `torch.optim.Muon`,
     32-true, or auto for bf16-true under mixed precision and 32-true otherwise.
     """
