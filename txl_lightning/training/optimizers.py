@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,15 +52,19 @@ def make_optimizer(
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr)
 
 
-def _decayed(parameters: list[Tensor], model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+def _decayed(parameters: Sequence[Tensor], model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Return parameters as groups of an optimizer, so that weight decay is of matrices of the layers alone."""
     if config.weight_decay == 0 or config.weight_decay_on == "all":
         return [{"params": parameters}]
     matrices = dict(matrices_of_layers(model))
     with_decay = [parameter for parameter in parameters if parameter in matrices]
     without = [parameter for parameter in parameters if parameter not in matrices]
-    groups = [{"params": with_decay}, {"params": without, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    groups: list[dict[str, Any]] = []
+    if with_decay:
+        groups.append({"params": with_decay})
+    if without:
+        groups.append({"params": without, "weight_decay": 0.0})
+    return groups
 
 
 def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
