@@ -102,9 +102,14 @@ def write_texts(text: Path, folder: Path) -> dict[str, Path]:
             at = number * MILLION % (len(content) - MILLION)
             file.write(json.dumps({"text": content[at : at + MILLION]}) + "\n")
     paths["dna"] = folder / "dna.txt"
-    paths["dna"].write_text("".join(random.Random(1).choices("acgt", k=LETTERS_OF_DNA)))
+    draw = random.Random(1)
+    with paths["dna"].open("w") as file:
+        for _ in range(LETTERS_OF_DNA // 1_000):
+            file.write("".join(draw.choices("acgt", k=1_000)))
     paths["large"] = folder / "large.txt"
-    paths["large"].write_text(content * 10, encoding="utf-8")
+    with paths["large"].open("w", encoding="utf-8") as file:
+        for _ in range(10):
+            file.write(content)
     return paths
 
 
