@@ -6,40 +6,60 @@ import json
 import re
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 from tests.forked import start_module
-from tests.test_resumed_multirun import words
-from tests.training.small_run import trained
+from tests.training.small_run import TEXT, TINY, trained
 from tests.training.test_saving import VARYING
 
 
 def limited(directory: Path, size: int, *arguments: str) -> CompletedProcess[str]:
     """Run a command that can write files of at most `size` bytes; git would leave its lock behind."""
-    return start_module(directory, "tests.limited", *arguments, FILE_SIZE=str(size), GIT_OPTIONAL_LOCKS="0").finish()
+    variables = {"FILE_SIZE": str(size), "GIT_OPTIONAL_LOCKS": "0"}
+    return start_module(directory, "tests.limited", *arguments, **variables).finish()
+
+
+def metrics(run: Path) -> dict[str, Any]:
+    return json.loads((run / "metrics.json").read_text())
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_training_without_checkpoints_fails_and_completes_later(tmp_path: Path, devices: int) -> None:
-    given = words(tmp_path, f"trainer.devices={devices}", f"hydra.run.dir={tmp_path / 'run'}")
-    given = [word for word in given if word != "-m" and "sweep" not in word]
-    done = limited(tmp_path, 100_000, *given)  # smaller than a checkpoint
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    said = done.stderr.splitlines()
-    folder = tmp_path / "run/checkpoints"
-    line = f"could not write the checkpoint of step 6: [Errno 27] File too large: '{folder}/last.ckpt'; "
-    assert said.count(f"{line}there is none yet") == 2  # tried again
-    end = f"to continue, repeat the command with hydra.run.dir={tmp_path / 'run'} resume=auto"
-    assert said[-1] == f"txl train: {folder}: the checkpoints of the last step, 6, could not be written; {end}"
-    assert not (tmp_path / "run/metrics.json").exists()
-    for words_ in ([*given, "resume=auto"], [*given[:-1], f"hydra.run.dir={tmp_path / 'whole'}"]):
-        start_module(tmp_path, "txl_lightning.cli", *words_).succeed()
-    found, expected = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("run", "whole"))
-    assert found | VARYING == expected | VARYING
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = [
+        "train",
+        *TINY,
+        "data.path=text.txt",
+        "data.cache_dir=cache",
+        "evaluation.max_segments=2",
+        "trainer.max_steps=6",
+        "trainer.val_every_n_steps=3",
+        f"trainer.devices={devices}",
+    ]
+    run = tmp_path / "run"
+    checkpoints = run / "checkpoints"
+
+    done = limited(tmp_path, 100_000, *words, f"hydra.run.dir={run}")  # smaller than a checkpoint
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.splitlines()
+    reason = f"[Errno 27] File too large: '{checkpoints}/last.ckpt'"
+    # The write is tried again.
+    assert lines.count(f"could not write the checkpoint of step 6: {reason}; there is none yet") == 2
+    repeat = f"to continue, repeat the command with hydra.run.dir={run} resume=auto"
+    not_written = "the checkpoints of the last step, 6, could not be written"
+    assert lines[-1] == f"txl train: {checkpoints}: {not_written}; {repeat}"
+    assert not (run / "metrics.json").exists()
+
+    for more in ([f"hydra.run.dir={run}", "resume=auto"], [f"hydra.run.dir={tmp_path / 'whole'}"]):
+        start_module(tmp_path, "txl_lightning.cli", *words, *more).succeed()
+    assert metrics(run) | VARYING == metrics(tmp_path / "whole") | VARYING
 
 
-BEST = "FOLDER/run/checkpoints/best.ckpt"  # FOLDER is that of a trained run
+BEST = "FOLDER/run/checkpoints/best.ckpt"  # FOLDER is the folder of a trained run
 COMMANDS = {
     "train": ("data=file", "data.path=FOLDER/text.txt", "data.level=byte"),
     "evaluate": (f"checkpoint={BEST}",),
@@ -47,37 +67,57 @@ COMMANDS = {
     "attention": (f"checkpoint={BEST}",),
     "generate": (f"checkpoint={BEST}", "prompt=line", "n_tokens=1"),
 }
-WITHOUT_ROOM = {"a message": (0,), "Hydra's files": (1000,), "the command's files": (500, "hydra.output_subdir=null")}
+HYDRA_FILES = (1000,)
+FILES_OF_THE_COMMAND = (500, "hydra.output_subdir=null")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("what", WITHOUT_ROOM)
-def test_every_command_that_cannot_write_ends_with_one_line(tmp_path: Path, command: str, what: str) -> None:
-    size, *more = WITHOUT_ROOM[what]
-    given = [word.replace("FOLDER", str(trained())) for word in COMMANDS[command]]
-    done = limited(tmp_path, size, command, *given, f"hydra.run.dir={tmp_path / 'run'}", *more)
-    if size == 0:
-        assert done.returncode in (1, 2)
-        return
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+def in_trained_folder(words: tuple[str, ...]) -> list[str]:
+    return [word.replace("FOLDER", str(trained())) for word in words]
+
+
+def test_a_command_that_cannot_even_write_its_message_fails(tmp_path: Path) -> None:
+    done = limited(tmp_path, 0, "evaluate", *in_trained_folder(COMMANDS["evaluate"]))
+    assert done.returncode in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"),
+    [
+        ("train", HYDRA_FILES),
+        ("train", FILES_OF_THE_COMMAND),
+        ("evaluate", FILES_OF_THE_COMMAND),
+        ("recl", HYDRA_FILES),
+        ("recl", FILES_OF_THE_COMMAND),
+        ("attention", FILES_OF_THE_COMMAND),
+        ("generate", FILES_OF_THE_COMMAND),
+    ],
+)
+def test_a_command_that_cannot_write_ends_with_one_line(tmp_path: Path, command: str, limit: tuple) -> None:
+    size, *more = limit
+    words = [command, *in_trained_folder(COMMANDS[command]), "hydra.run.dir=run", *more]
+    done = limited(tmp_path, size, *words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
     assert re.match(rf"txl {command}: .*File too large", line)
-    assert any(place in line for place in (str(tmp_path / "run"), "data.cache_dir="))
+    assert re.search(r"\brun\b|data\.cache_dir=", line)
 
 
-ARRAYS = {  # and the file that does not fit: what the command leaves has no part of it
-    "out": ("convert", f"source={BEST}", "source_format=txl", "target=out", "target_format=original"),
-    "losses_train.npz": ("evaluate", f"checkpoint={BEST}", "losses=true", "splits=[train]"),
-    "tokens_test.parquet": ("evaluate", f"checkpoint={BEST}", "per=token", "table=parquet", "splits=[test]"),
-    "attention.npz": ("attention", f"checkpoint={BEST}", "logger=none"),
-}
+# The file that does not fit, the folder where it is written, the command.
+LARGE_RESULTS = [
+    ("out", ".", ("convert", f"source={BEST}", "source_format=txl", "target=out", "target_format=original")),
+    ("losses_train.npz", "run", ("evaluate", f"checkpoint={BEST}", "losses=true", "splits=[train]")),
+    ("tokens_test.parquet", "run", ("evaluate", f"checkpoint={BEST}", "per=token", "table=parquet", "splits=[test]")),
+    ("attention.npz", "run", ("attention", f"checkpoint={BEST}", "logger=none")),
+]
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-def test_a_large_result_is_whole_or_absent(tmp_path: Path, name: str) -> None:
-    given = [word.replace("FOLDER", str(trained())) for word in ARRAYS[name]]
-    where = "." if name == "out" else "run"
-    done = limited(tmp_path, 2400, *given, f"hydra.run.dir={where}", "hydra.output_subdir=null")
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+@pytest.mark.parametrize(("name", "folder", "words"), LARGE_RESULTS)
+def test_a_large_result_is_whole_or_absent(tmp_path: Path, name: str, folder: str, words: tuple[str, ...]) -> None:
+    where = (f"hydra.run.dir={folder}", "hydra.output_subdir=null")
+    done = limited(tmp_path, 2400, *in_trained_folder(words), *where)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
     assert name in done.stderr.splitlines()[-1]
-    assert not any(path.name.startswith((".part-", name)) for path in (tmp_path / where).iterdir())
+    for path in (tmp_path / folder).iterdir():
+        assert not path.name.startswith((".part-", name))

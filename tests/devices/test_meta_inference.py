@@ -13,7 +13,7 @@ from tests.devices.arms import B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from txl_lightning import CachedTransformerXL, TransformerXL
 from txl_lightning.data.streams import Streams
-from txl_lightning.evaluation.losses import sliding_losses, stream_losses, window_losses, window_reader
+from txl_lightning.evaluation.losses import stream_losses, window_losses, window_reader
 from txl_lightning.model.inference import generation
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -41,7 +41,6 @@ def test_recl_has_losses_by_context(arm: str) -> None:
     reader = window_reader(make(arm, "meta"), trained_len=T)
     with AnsweredReads():
         assert window_losses(reader, CORPUS, np.arange(50, 60), [2, 4, 6]).shape == (3, 10)
-        assert len(sliding_losses(reader, CORPUS, 8).nll)
 
 
 @pytest.mark.parametrize("arm", cases())

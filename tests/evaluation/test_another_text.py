@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.attention.test_attention_command import written
-from tests.evaluation.generate.test_generate_command import generated, options
 from tests.evaluation.small_runs import SmallRuns
+from tests.evaluation.test_attention import written
+from tests.evaluation.test_generate import generated, options
 from tests.recl.small_recl import recl
 
 LINES = "".join(f"line {i}: a square of {i}\n" for i in range(60))

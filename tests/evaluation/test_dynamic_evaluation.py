@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.perplexity.scored import result
-from tests.evaluation.perplexity.test_evaluate_values import by_blocks, losses
+from tests.evaluation.scored import by_blocks, losses, result
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.dynamic_evaluation import DynamicEvaluation, dynamic_evaluation, gradient_rms
+from txl_lightning.evaluation.dynamic_evaluation import LearningProtocol, gradient_rms, learning_protocol
 from txl_lightning.evaluation.options import DynamicOptions, EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
-from txl_lightning.evaluation.protocols import Carried
+from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 T = 8  # segment of the small runs, and their memory
@@ -36,13 +35,13 @@ def opened(runs: SmallRuns, kind: str = "characters", double: bool = False) -> t
     return trained, load_corpus(trained.config.data, vocabulary, marked)
 
 
-def protocol_of(trained: TrainedModel, **given: Any) -> Carried:
+def protocol_of(trained: TrainedModel, **given: Any) -> Protocol:
     evaluation = replace(trained.config.evaluation, **{"batch_size": 1, "max_segments": 30, **given})
-    return Carried(trained, evaluation, cached=False)
+    return Protocol(trained, evaluation, cached=False)
 
 
-def learning(static: Carried, corpus: Corpus, segments: int = 16, **rates: float) -> DynamicEvaluation:
-    return dynamic_evaluation(static, corpus, DynamicOptions(segments=segments, **{**RATES, **rates}))
+def learning(static: Protocol, corpus: Corpus, segments: int = 16, **rates: float) -> LearningProtocol:
+    return learning_protocol(static, corpus, DynamicOptions(segments=segments, **{**RATES, **rates}))
 
 
 def segments_of(tokens: np.ndarray, n: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -147,10 +146,10 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
         assert below["nll"] == pytest.approx((before.astype(float) - nll).mean(), rel=1e-6)
         error, _ = by_blocks(before - nll, positions)
         assert below["standard_error"]["nll"] == pytest.approx(error, rel=1e-5)
-    assert f"test, dynamic: nll {learned['nll']:.4f}, bpc {learned['bpc']:.4f} ± " in lines[-2]
-    gain, error = below["bpc"], below["standard_error"]["bpc"]
-    interval = f"{gain - 1.96 * error:.4f} to {gain + 1.96 * error:.4f}"
-    assert f"{gain:.4f} bpc below static, 95 % interval {interval}" in lines[-1]
+    error = learned["standard_error"]["bpc"]
+    assert f"test, dynamic: {learned['bpc']:.4f} ± {error:.4f} bits per character" in lines
+    gain = f"{below['bpc']:.4f} ± {below['standard_error']['bpc']:.4f} bits per character"
+    assert f"test, dynamic below static: {gain}, paired by token" in lines
 
 
 def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: SmallRuns, tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: Sm
     trained, own = opened(runs)
     corpus = load_corpus(replace(trained.config.data, path=str(other)), trained.vocabulary)
     static = protocol_of(trained, max_segments=20)
-    dynamic = dynamic_evaluation(static, own, given["dynamic"])
+    dynamic = learning_protocol(static, own, given["dynamic"])
     np.testing.assert_allclose(np.load(tmp_path / "losses_test_dynamic.npz")["nll"], dynamic.losses(corpus, "test").nll)
     assert not all(map(torch.equal, dynamic.rms, learning(static, corpus).rms))
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
@@ -20,7 +19,6 @@ from txl_lightning.errors import OptionError
 from txl_lightning.evaluation import losses as module
 from txl_lightning.evaluation.losses import (
     WindowReader,
-    sliding_losses,
     standard_error,
     stream_losses,
     text_units,
@@ -163,53 +161,6 @@ def test_a_context_curve_has_the_models_losses_errors_and_recl() -> None:
     assert curve.nll[1] == pytest.approx(losses.mean())
     assert curve.standard_error[1] == pytest.approx(losses.std(ddof=1) / len(losses) ** 0.5)
     assert curve.recl[0.5].value in (2, 4, 6)
-
-
-N = 21
-
-
-def brute_force(model: nn.Module, window: int, stride: int) -> list[float]:
-    """-log P(x_t | x_first … x_{t-1}) where the model reads the window x_first … x_{end-1}, nothing before it."""
-    found = []
-    for t in range(1, N):
-        end = min((t - 1) // stride * stride + stride, N - 1)
-        first = max(0, end - window)
-        if isinstance(model, TransformerXL) and not model.config.kind.absolute:
-            found.append(token_by_token(model, STREAM[first : t + 1]))
-        else:
-            nll, _ = model.score(STREAM[None, first:end], STREAM[None, first + 1 : end + 1], None)
-            found.append(float(nll[0, t - first - 1]))
-    return found
-
-
-@pytest.mark.parametrize("kind", ["relative memory", "relative clamp", "absolute", "al_rfou", "lstm"])
-@torch.no_grad()
-def test_a_sliding_window_scores_every_token_once_as_if_its_window_were_alone(kind: str) -> None:
-    model = ALONE[kind][0]().eval()
-    for window, stride in ((5, 1), (5, 3), (4, 4)):
-        losses = sliding_losses(reader_of(model, 3 * window), TOKENS[:N], window, stride)
-        np.testing.assert_allclose(losses.nll, brute_force(model, window, stride), rtol=0, atol=1e-10)
-        assert losses.positions.tolist() == list(range(1, N))
-        assert losses.left_out == {"first_of_streams": 1, "trimmed": 0, "max_segments": 0}
-    part = sliding_losses(reader_of(model, 20), TOKENS[:N], 5, 3, max_windows=4)
-    np.testing.assert_allclose(part.nll, brute_force(model, 5, 3)[:12], rtol=0, atol=1e-10)
-    assert part.left_out["max_segments"] == N - 1 - 12
-
-
-@torch.no_grad()
-def test_a_sliding_window_is_capped_or_read_in_segments_where_positions_are_absolute() -> None:
-    reader = window_reader(attention("absolute", mem_len=0), TRAINED)
-    longer, longest = (sliding_losses(reader, TOKENS[:N], window, 2).nll for window in (20, TRAINED))
-    np.testing.assert_array_equal(longer, longest)
-    with pytest.raises(OptionError, match=f"stride={TRAINED + 1}: must be in 1 … {TRAINED}, the tokens"):
-        sliding_losses(reader, TOKENS, 20, TRAINED + 1)
-    model = attention("absolute", mem_len=8)
-    ours = sliding_losses(window_reader(model, TRAINED), TOKENS[:N], window=10, stride=8).nll
-    memory, parts = None, []
-    for start, stop in ((6, 10), (10, 16)):  # the second window: x_6 … x_15, scored on x_9 … x_16
-        nll, memory = model.score(STREAM[None, start:stop], STREAM[None, start + 1 : stop + 1], memory)
-        parts.append(nll)
-    np.testing.assert_allclose(ours[8:16], torch.cat(parts, 1)[0, -8:], rtol=0, atol=1e-10)
 
 
 def batches(model: Any, monkeypatch: pytest.MonkeyPatch, tokens: int, **options: Any) -> tuple[Any, list[int]]:

@@ -52,7 +52,6 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, 
         assert units["ppl"] == pytest.approx(math.exp(units["nll"]))
         assert units["bpt"] == pytest.approx(units["nll"] / math.log(2))
     assert (result["bytes"], "bpb" in result, "test/bpb" in metrics) == (None, False, False)  # not known
-    assert math.isfinite(evaluation(run, tmp_path, protocol="window", window=8, stride=4)["nll"])
 
 
 def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: 
 def test_ids_have_documents_and_no_lines(run: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "new.npy", IDS[:50])
     given = {"data_path": str(tmp_path / "new.npy")}
-    evaluation(run, tmp_path, **given, per="document", unit_memory="fresh")
+    evaluation(run, tmp_path, **given, per="document", batch_size=1)
     place, text, tokens, _ = (tmp_path / "documents_whole.tsv").read_text().splitlines()[1].split("\t")
     assert (place, text, tokens) == ("1", " ".join(f"n{number}" for number in IDS[:50]), "49")
     with pytest.raises(OptionError, match=r"per=line: .*ids have no lines"):
@@ -104,12 +103,8 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
     assert samples.tolist() == [sample["tokens"] for sample in by_ids["samples"]]
     assert by_ids["samples"][0]["text"] == " ".join(f"n{number}" for number in samples[0])
     assert generated(prompt="n1 n4 n9", n_samples=2)["samples"] == by_ids["samples"]
-    np.save(tmp_path / "prompts.npy", np.array([[1, 4, 9], [7, 7, 7]], np.uint16))
-    first, second = generated(prompt_ids=str(tmp_path / "prompts.npy"), n_samples=2)["prompts"]
-    assert (first["samples"], second["prompt"]["tokens"]) == (by_ids["samples"], [7, 7, 7])
-    np.save(tmp_path / "floats.npy", [0.5])
-    for wrong in ([60], [], [-1], "1 4 9", [1.0], str(tmp_path / "floats.npy"), "/nowhere.npy"):
-        with pytest.raises(OptionError, match=r"^prompt_ids=.*: (must (be|hold)|cannot be read)"):
+    for wrong in ([60], [], [-1]):
+        with pytest.raises(OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"):
             generated(prompt_ids=wrong)
     with pytest.raises(OptionError, match="'x' is not among the 60 symbols"):
         generated(prompt="n1 x")

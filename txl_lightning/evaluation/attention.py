@@ -38,7 +38,8 @@ from txl_lightning.evaluation.commands import (
 )
 from txl_lightning.evaluation.losses import Array
 from txl_lightning.evaluation.options import AttentionOptions
-from txl_lightning.evaluation.protocols import Carried, described
+from txl_lightning.evaluation.protocol import Protocol
+from txl_lightning.evaluation.scores import describe
 from txl_lightning.files import write_atomically, write_json
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
@@ -83,7 +84,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     require(fits, "checkpoint", options.checkpoint, allowed)
     chosen = {name: value for name in OF_RUN if (value := getattr(options, name)) is not None}
     evaluation = replace(trained.config.evaluation, **chosen)
-    carried = Carried(trained, evaluation, clamped=True, cached=False)
+    carried = Protocol(trained, evaluation, clamped=True, cached=False)
     model, lengths = carried.model(), carried.lengths
     corpus, split = corpus_and_split(trained, options, "valid")
 
@@ -146,7 +147,7 @@ def write_report(results: dict[str, Any], maps: dict[str, Array], text: TextAtte
     title = f"Heads with the largest mean distance, {len(farthest)} of {len(heads)}:"
     note = (
         f"Average over the {queries} of {where} that see all {last + 1} relative positions 0 … −{last}; 0 is the query "
-        f"itself, the last token read ({described(results['evaluation'])})."
+        f"itself, the last token read ({describe(results['evaluation'])})."
     )
     return write_markdown(None, title, rows, "", note)
 

@@ -78,7 +78,9 @@ def corpus_and_split(trained: TrainedModel, options: Any, default: str) -> tuple
         options: `checkpoint`, `data_path` and `split`.
         default: split of a corpus that is read if none is given; another text is read whole.
     """
-    split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else default)
+    split = options.split
+    if split is None:
+        split = WHOLE if is_other_text(options.data_path, [trained]) else default
     return checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE), split
 
 
@@ -89,7 +91,9 @@ def write_markdown(path: Path | None, *parts: Table | str) -> list[str]:
         if isinstance(part, str):
             lines.append(escape(part))
         else:
-            lines += markdown_table([*part[0]], [[*row.values()] for row in part]).splitlines()
+            header = list(part[0])
+            cells = [list(row.values()) for row in part]
+            lines += markdown_table(header, cells).splitlines()
     if path is not None:
         write_text(path, "\n".join(lines) + "\n")
     return lines
@@ -107,16 +111,17 @@ def log_results(
         directory: folder of the command.
         curves: by panel, x, named curves over it, the name of x and a title, to be logged as line series.
     """
-    if "wandb" in options.logger.names:
-        from txl_lightning.reporting.wandb_panels import log_file, log_line_series, start_run
+    if "wandb" not in options.logger.names:
+        return
+    from txl_lightning.reporting.wandb_panels import log_file, log_line_series, start_run
 
-        run = start_run(directory, options.logger, command, plain(options))
-        run.summary.update(results)
-        for panel, series in (curves or {}).items():
-            log_line_series(run, f"{command}/{panel}", *series)
-        config = directory / "config.yaml"  # older figures are of an earlier command in this folder
-        since = config.stat().st_mtime_ns if config.exists() else 0
-        for path in sorted(path for kind in ("png", "html") for path in directory.glob(f"*.{kind}")):
-            if path.stat().st_mtime_ns >= since:
-                log_file(run, f"{command}/{path.stem}", path)
-        run.finish()
+    run = start_run(directory, options.logger, command, plain(options))
+    run.summary.update(results)
+    for panel, series in (curves or {}).items():
+        log_line_series(run, f"{command}/{panel}", *series)
+    config = directory / "config.yaml"
+    since = config.stat().st_mtime_ns if config.exists() else 0  # older figures belong to an earlier command
+    for path in sorted([*directory.glob("*.png"), *directory.glob("*.html")]):
+        if path.stat().st_mtime_ns >= since:
+            log_file(run, f"{command}/{path.stem}", path)
+    run.finish()

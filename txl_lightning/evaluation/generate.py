@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from torch import Tensor
 
 from txl_lightning.config.lengths import training_lengths
 from txl_lightning.config.schemas import check_values
-from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
+from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.commands import corpus_and_split, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.options import GenerateOptions
-from txl_lightning.evaluation.protocols import Carried
-from txl_lightning.files import not_special, write_atomically, write_json
+from txl_lightning.evaluation.protocol import Protocol
+from txl_lightning.evaluation.texts import OpenDocument, document_pattern, encode_open, split_documents
+from txl_lightning.files import write_atomically, write_json
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -33,10 +33,9 @@ from txl_lightning.runs.trained import TrainedModel
 MOST_SHOWN = 40  # characters of a prompt in a message
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+NO_ID = -1  # in `samples.npy`
 
 Write = Callable[[str], None]
-Stops = list[int | str]
-NO_ID = -1  # of `samples.npy`
 
 
 def show(text: str) -> None:
@@ -62,139 +61,71 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     Raises:
         UserError: an option, the checkpoint or the prompt is not usable.
     """
-    _check_options(options)
+    check_options(options)
     trained = open_checkpoint(options)
-    device, precision = device_of(trained.model), chosen_precision(options.precision, options.accelerator)
-    prompts, vocabulary = read_prompts(options, trained), trained.vocabulary
-    stops = _stops(options.stop, vocabulary)
-    repeated = [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)]
-    sampling = {name: getattr(options, name) for name in ("n_tokens", "top_k", "top_p", "temperature")}
-    as_given = {name: getattr(options, name) for name in ("stop", "n_samples", "seed")}
-    seeds = [options.seed + sample for _ in prompts for sample in range(options.n_samples)]
-    resets = trained.config.memory.reset == "document" and vocabulary.starts_sentences
-    document_start = vocabulary.numbers[SENTENCE] if resets else None
-    reading: dict[str, Any] = {"document_start": document_start, "closed_documents": trained.closed_sentences}
-    reading["segment_len"] = trained.config.evaluation.segment_len
-    with autocast(precision, device):  # cached inference checks that it is used as it was set up
+    samples = []
+    for prompt in read_prompts(options, trained):
+        for number in range(options.n_samples):
+            samples.append(Sample(prompt, number + 1, Ending(options.stop, trained.vocabulary)))
+    precision = chosen_precision(options.precision, options.accelerator)
+    with autocast(precision, device_of(trained.model)):  # cached inference checks that autocast stays the same
         model, context = with_context(trained, options)
-        tokens = draw(model, repeated, **sampling, seed=seeds, **reading)
-        drawn, times = _write_samples(tokens, prompts, vocabulary, options.n_samples, stops, write)
-    samples, entries = iter(drawn), []
-    for prompt in prompts:
-        true = None if prompt.continuation is None else vocabulary.decode(prompt.continuation)
-        listed = [{"text": vocabulary.decode(one), "tokens": one} for one in islice(samples, options.n_samples)]
-        told = {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers}
-        entries.append({"prompt": told, "continuation": true, "samples": listed})
-    n_drawn, longest = sum(map(len, drawn)), max(map(len, drawn))
-    n_after_first = n_drawn - len(drawn)
-    speed = n_after_first / (times[-1] - times[1]) if n_after_first else None
-    several = options.prompts or options.prompt_file or len(prompts) > 1
-    results: dict[str, Any] = {"checkpoint": str(options.checkpoint), "step": trained.step}
-    results |= {"prompts": entries} if several else entries[0]
-    results |= {"options": {**sampling, **as_given, "precision": precision}, "context": context}
-    results |= {"prompt_seconds": round(times[1] - times[0], 4), "tokens_per_second": speed}
-    if vocabulary.level == "ids":
-        padded = [one + [NO_ID] * (longest - len(one)) for one in drawn]
-        write_atomically(directory / "samples.npy", lambda path: np.save(path, padded))
+        speed = write_samples(draw_tokens(model, trained, options, samples), samples, trained.vocabulary, write)
+    results = {
+        "checkpoint": str(options.checkpoint),
+        "step": trained.step,
+        **entries_of_prompts(samples, options, trained.vocabulary),
+        "options": sampling_facts(options, precision),
+        "context": context,
+        **speed,
+    }
+    if trained.vocabulary.level == "ids":
+        write_ids([sample.tokens for sample in samples], directory / "samples.npy")
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    write(f"{n_drawn:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
+    n_drawn = sum(len(sample.tokens) for sample in samples)
+    rate = ""
+    if speed["tokens_per_second"]:
+        rate = f", {speed['tokens_per_second']:,.0f} a second"
+    write(f"{n_drawn:,} tokens{rate}; {context}\n")
     return []
 
 
-def _check_options(options: GenerateOptions) -> None:
-    names = ("prompt", "prompts", "prompt_file", "prompt_ids", "context")
-    given = [name for name in names if getattr(options, name) is not None] or ["prompt"]
-    chosen = getattr(options, given[-1])
-    require(len(given) == 1 and chosen is not None, given[-1], chosen, f"one of {', '.join(names)} must be given")
+def check_options(options: GenerateOptions) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        OptionError: naming one of them.
+    """
+    names = ("prompt", "prompts", "prompt_ids", "context")
+    given = [name for name in names if getattr(options, name) is not None]
+    name = given[-1] if given else "prompt"
+    require(len(given) == 1, name, getattr(options, name), f"one of {', '.join(names)} must be given")
     check_values(options)
     check_sampling(options.top_k, options.top_p, options.temperature)
-    at_a_position = options.position is None or (options.context is not None and options.position >= 0)
-    require(at_a_position, "position", options.position, "must be an integer >= 0, with context=N")
+    position = options.position
+    fits = position is None or (options.context is not None and position >= 0)
+    require(fits, "position", position, "must be an integer >= 0, with context=N")
 
 
 def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
     """Return the model with the context of its samples, and a description of that context."""
-    model, config, mem_len = trained.model, trained.config, options.mem_len
+    model = trained.model
+    config = trained.config
     if not isinstance(model, TransformerXL):
-        require(mem_len is None, "mem_len", mem_len, f"must be null: {config.model.name} has no such length")
+        allowed = f"must be null: {config.model.name} has no such length"
+        require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
-    why = model.cannot.get("generation")
-    require(why is None, "checkpoint", options.checkpoint, f"cannot generate: {why}")
-    if config.memory.mem_len == 0 and mem_len is None:
+    reason = model.cannot.get("generation")
+    require(reason is None, "checkpoint", options.checkpoint, f"cannot generate: {reason}")
+    if config.memory.mem_len == 0 and options.mem_len is None:
         window = training_lengths(config).window
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
-    own = config.evaluation
-    evaluation = replace(own, mem_len=own.mem_len if mem_len is None else mem_len, ext_len=0)
-    carried = Carried(trained, evaluation, clamped=True)
-    memory, given = carried.lengths.memory, "must be given: the run was evaluated without memory"
-    require(bool(memory), "mem_len", memory, given)
-    return carried.model(), f"memory of {memory:,} tokens"
-
-
-def _write_samples(
-    tokens: Iterator[Tensor], prompts: list[Prompt], vocabulary: Vocabulary, n_samples: int, stops: Stops, write: Write
-) -> tuple[list[list[int]], list[float]]:
-    """Draw the samples and write them: the first while it is drawn, the others afterwards.
-
-    Returns:
-        Tokens of every sample, prompt by prompt; times, in seconds, before the first and after every token.
-    """
-    drawn: list[list[int]] = [[] for _ in range(len(prompts) * n_samples)]
-    times, ends = [time.perf_counter()], [Ending(vocabulary, stops) for _ in drawn]
-    for row, sample in enumerate(drawn):
-        prompt, number = prompts[row // n_samples], row % n_samples + 1
-        decoder = StreamDecoder(vocabulary)
-        before = f"--- {prompt.title}\n{visible(decoder.feed(prompt.numbers))}\n"
-        write(f"{before if number == 1 else ''}--- sample {number}\n")
-        if row > 0:
-            write(visible(decoder.feed(sample)))
-        for token_B in tokens:  # in the first row; it has ended in the others
-            times.append(time.perf_counter())
-            if not ends[row].reached:
-                write(visible(decoder.feed(token_B[:1].tolist())))
-            for of_row, end, token in zip(drawn, ends, token_B.tolist(), strict=True):
-                if not end.reached:
-                    of_row.append(token)
-                    end.feed(token)
-            if all(end.reached for end in ends):
-                break
-        write(f"{visible(decoder.finish())}\n")
-    write("---\n")
-    return drawn, times
-
-
-class Ending:
-    """Whether a sample has ended: with one of the ids, or with a token that completes one of the texts."""
-
-    def __init__(self, vocabulary: Vocabulary, stops: Stops) -> None:
-        self.stops, self.texts = stops, [stop for stop in stops if isinstance(stop, str)]
-        self.decoder, self.tail, self.reached = StreamDecoder(vocabulary), "", False
-
-    def feed(self, token: int) -> None:
-        """Read the next token."""
-        self.tail += self.decoder.feed([token]) if self.texts else ""
-        self.reached = token in self.stops or any(text in self.tail for text in self.texts)
-        self.tail = self.tail[-max(map(len, self.texts), default=0) :]
-
-
-def _stops(given: Any, vocabulary: Vocabulary) -> Stops:
-    """Return the ids and texts of `stop`.
-
-    Raises:
-        OptionError: it has something else.
-    """
-    stops: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
-    allowed = f"must be texts, or ids from 0 to {len(vocabulary) - 1}, or one of them"
-    for one in stops:
-        good = bool(one) if isinstance(one, str) else type(one) is int and 0 <= one < len(vocabulary)
-        require(good, "stop", given, allowed)
-    return stops
-
-
-def visible(text: str) -> str:
-    """Replace control characters."""
-    return text.translate(CONTROL)
+    mem_len = config.evaluation.mem_len if options.mem_len is None else options.mem_len
+    protocol = Protocol(trained, replace(config.evaluation, mem_len=mem_len, ext_len=0), clamped=True)
+    memory = protocol.lengths.memory
+    require(bool(memory), "mem_len", memory, "must be given: the run was evaluated without memory")
+    return protocol.model(), f"memory of {memory:,} tokens"
 
 
 @dataclass(frozen=True)
@@ -202,7 +133,7 @@ class Prompt:
     """Tokens to continue.
 
     Args:
-        tokens: tokens, at least one; marked where a document begins, for a run with `memory.reset=document`.
+        tokens: at least one; -1 - token where a document begins, for a run with `memory.reset=document`.
         title: description, for printing.
         source: origin of the tokens, as `generation.json` states it.
         continuation: tokens that follow in the corpus; None for a typed text.
@@ -223,89 +154,270 @@ def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt
     """Return the tokens to continue, of one prompt or several.
 
     Raises:
-        UserError: `prompt_file` cannot be read or has no prompt, a prompt has a symbol that is not in the vocabulary,
-            the corpus is not usable, or the position is not in it.
+        UserError: there is no prompt, one has a symbol that is not in the vocabulary, the corpus is not usable, or the
+            position is not in it.
     """
     if options.context is not None:
-        return [_context_prompt(options, trained)]
-    vocabulary, closed = trained.vocabulary, trained.closed_sentences
+        return [context_prompt(options, trained)]
     if options.prompt_ids is not None:
-        return _prompts_of_ids(options.prompt_ids, len(vocabulary))
+        return [prompt_of_ids(options.prompt_ids, len(trained.vocabulary))]
     if options.prompt is not None:
-        return [typed_prompt(options.prompt, vocabulary, closed=closed)]
-    option, texts = "prompts", options.prompts
-    if texts is None:
-        option, path = "prompt_file", str(options.prompt_file)
-        try:
-            texts = [line for line in not_special(path).read_text(encoding="utf-8-sig").split("\n") if line]
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise OptionError(option, path, f"cannot be read ({reason})") from error
-    require(bool(texts), option, getattr(options, option), "must have at least one prompt")
-    prompts = [typed_prompt(text, vocabulary, option, closed) for text in texts]
-    return [replace(prompt, title=f"{prompt.title}, {number}") for number, prompt in enumerate(prompts, 1)]
+        return [typed_prompt(options.prompt, trained)]
+    texts = options.prompts or []
+    require(bool(texts), "prompts", texts, "must have at least one prompt")
+    prompts = []
+    for number, text in enumerate(texts, 1):
+        prompt = typed_prompt(text, trained, "prompts")
+        prompts.append(replace(prompt, title=f"{prompt.title}, {number}"))
+    return prompts
 
 
-def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt", closed: bool = False) -> Prompt:
-    """Encode a text; words that are not in the vocabulary become `<unk>`.
+def typed_prompt(text: str, trained: TrainedModel, option: str = "prompt") -> Prompt:
+    """Encode a text as the corpus is; words that are not in the vocabulary become `<unk>`.
 
     Args:
         text: the prompt.
-        vocabulary: vocabulary of the checkpoint.
+        trained: contents of the checkpoint.
         option: option that gave it, for errors.
-        closed: put `<S>` at the ends of sentences too. The last one is continued, unless a line break ends it.
 
     Raises:
         OptionError: a byte or character is not in the vocabulary, or a word is not and there is no `<unk>`.
     """
+    vocabulary = replace(trained.vocabulary, lenient=False)
     shown = f"{text!r:.{MOST_SHOWN}}"
+    tokens: list[int] = []
     try:
-        tokens = replace(vocabulary, lenient=False).encode(text.encode())
+        for document in split_documents(text, document_pattern(trained)):
+            of_document = encode_open(vocabulary, document, trained.closed_sentences)
+            if tokens and of_document:
+                of_document[0] = -1 - of_document[0]
+            tokens += of_document
     except UserError as error:
         raise OptionError(option, shown, str(error)) from error
-    if closed:
-        tokens, _ = close_sentences(tokens, vocabulary.numbers[SENTENCE])
-    ended = closed or (vocabulary.level == "word" and not vocabulary.starts_sentences)
-    if ended and not text.endswith("\n"):
-        tokens = tokens[:-1]  # drop the end of the line, which the sample continues
-    require(len(tokens) >= 1, option, shown, "must have at least one token of the checkpoint's vocabulary")
-    words = dict.fromkeys(text.split()) if vocabulary.level == "word" else ()
-    unknown = [word for word in words if word not in vocabulary.numbers]
-    named = f" ({', '.join(map(repr, unknown))} read as {vocabulary.symbols[vocabulary.unknown]})" if unknown else ""
-    return Prompt(tokens.tolist(), f"prompt{named}", {"prompt": text, "unknown": unknown})
+    require(bool(tokens), option, shown, "must have at least one token of the checkpoint's vocabulary")
+    unknown: list[str] = []
+    if vocabulary.level == "word":
+        unknown = [word for word in dict.fromkeys(text.split()) if word not in vocabulary.numbers]
+    title = "prompt"
+    if unknown:
+        words = ", ".join(repr(word) for word in unknown)
+        title += f" ({words} read as {vocabulary.symbols[vocabulary.unknown]})"
+    return Prompt(tokens, title, {"prompt": text, "unknown": unknown})
 
 
-def _prompts_of_ids(given: Any, vocab_size: int) -> list[Prompt]:
-    """Return the ids of a list or of a `.npy` file: of one prompt, or of one in each row.
+def prompt_of_ids(ids: list[int], vocab_size: int) -> Prompt:
+    """Return the prompt of a list of ids.
 
     Raises:
-        OptionError: these are no ids of the vocabulary, or none at all.
+        OptionError: one is not in the vocabulary, or there is none.
     """
-    is_file = isinstance(given, str) and given.endswith(".npy")
-    try:
-        ids = np.load(not_special(given)).tolist() if is_file else given
-    except (OSError, ValueError, EOFError) as error:
-        raise OptionError("prompt_ids", given, f"cannot be read ({error})") from error
-    rows = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
-    for row in rows:
-        good = isinstance(row, list) and bool(row) and all(isinstance(n, int) and 0 <= n < vocab_size for n in row)
-        require(good, "prompt_ids", given, f"must be a list or a .npy file of ids from 0 to {vocab_size - 1}")
-    return [Prompt(row, f"prompt of {len(row)} ids, {i}", {"prompt_ids": given}) for i, row in enumerate(rows, 1)]
+    fits = bool(ids) and all(0 <= number < vocab_size for number in ids)
+    require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {vocab_size - 1}")
+    return Prompt(list(ids), f"prompt of {len(ids)} ids", {"prompt_ids": list(ids)})
 
 
-def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
+def context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     """Return `context` consecutive tokens of a split, and the tokens that follow."""
     corpus, split = corpus_and_split(trained, options, "test")
-    tokens, n = corpus.splits[split], options.context or 0
+    tokens = corpus.splits[split]
+    n_context = options.context or 0
+    last = len(tokens) - n_context
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
-    require(n <= len(tokens), "context", n, allowed)
-    last = len(tokens) - n
+    require(last >= 0, "context", n_context, allowed)
     position = options.position
     if position is None:
         # Leave room for the whole continuation if the split is long enough.
-        position = int(np.random.default_rng(options.seed).integers(max(last - options.n_tokens, 0) + 1))
-    require(position <= last, "position", position, f"must be in 0 … {last} with context={n}")
-    source = {"corpus": corpus.name, "sha256": corpus.checksum, "split": split, "position": position, "context": n}
-    title = f"context: {n} tokens of {corpus.name} ({split}) from token {position:,} on"
-    following = without_marks(tokens[position + n : position + n + options.n_tokens])
-    return Prompt(tokens[position : position + n].tolist(), title, source, following.tolist())
+        n_places = max(last - options.n_tokens, 0) + 1
+        position = int(np.random.default_rng(options.seed).integers(n_places))
+    require(position <= last, "position", position, f"must be in 0 … {last} with context={n_context}")
+    end = position + n_context
+    source = {
+        "corpus": corpus.name,
+        "sha256": corpus.checksum,
+        "split": split,
+        "position": position,
+        "context": n_context,
+    }
+    title = f"context: {n_context} tokens of {corpus.name} ({split}) from token {position:,} on"
+    following = without_marks(tokens[end : end + options.n_tokens])
+    return Prompt(tokens[position:end].tolist(), title, source, following.tolist())
+
+
+class Ending:
+    """Tells whether a sample has ended: with one of the ids, or with a token that completes one of the texts.
+
+    Args:
+        stop: texts or ids, or one of them; None for neither.
+        vocabulary: vocabulary of the tokens.
+
+    Raises:
+        OptionError: `stop` has something else.
+    """
+
+    def __init__(self, stop: Any, vocabulary: Vocabulary) -> None:
+        stops = stop if isinstance(stop, list) else [stop]
+        self.ids: list[int] = []
+        self.texts: list[str] = []
+        for one in stops:
+            if isinstance(one, str) and one:
+                self.texts.append(one)
+            elif type(one) is int and 0 <= one < len(vocabulary):
+                self.ids.append(one)
+            elif stop is not None:
+                allowed = f"must be texts, or ids from 0 to {len(vocabulary) - 1}, or one of them"
+                raise OptionError("stop", stop, allowed)
+        self.longest = max((len(text) for text in self.texts), default=0)
+        self.decoder = StreamDecoder(vocabulary)
+        self.text = ""
+
+    def after(self, token: int) -> bool:
+        """Return whether the sample ends with this token."""
+        if self.texts:
+            self.text = self.text[-self.longest :] + self.decoder.feed([token])
+        return token in self.ids or any(text in self.text for text in self.texts)
+
+
+@dataclass
+class Sample:
+    """Continuation of a prompt.
+
+    Args:
+        prompt: the prompt.
+        number: place among the samples of the prompt, from 1.
+        ending: tells where it ends.
+        tokens: drawn tokens.
+        ended: whether it has ended.
+    """
+
+    prompt: Prompt
+    number: int
+    ending: Ending
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def add(self, token: int) -> None:
+        """Add a drawn token, unless the sample has ended."""
+        if not self.ended:
+            self.tokens.append(token)
+            self.ended = self.ending.after(token)
+
+
+def draw_tokens(
+    model: GenerativeModel, trained: TrainedModel, options: GenerateOptions, samples: Sequence[Sample]
+) -> Iterator[Tensor]:
+    """Yield the next token of every sample, [S].
+
+    With `memory.reset=document` a sample that begins a document is continued from this document alone.
+    """
+    vocabulary = trained.vocabulary
+    reading: dict[str, Any] = {
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "temperature": options.temperature,
+        "seed": [torch.Generator().manual_seed(options.seed + sample.number - 1) for sample in samples],
+        "segment_len": trained.config.evaluation.segment_len,
+        "closed_documents": trained.closed_sentences,
+    }
+    if trained.config.memory.reset == "document" and vocabulary.starts_sentences:
+        reading["document_start"] = vocabulary.numbers[SENTENCE]
+    pattern = document_pattern(trained)
+    device = device_of(trained.model)
+    texts = [sample.prompt.tokens for sample in samples]
+    if pattern is None:
+        yield from draw(model, [torch.tensor(text, device=device) for text in texts], options.n_tokens, **reading)
+        return
+    documents = [OpenDocument(text, vocabulary, pattern) for text in texts]
+    n_left = options.n_tokens
+    while n_left > 0:
+        visible = [torch.tensor(document.tokens, device=device) for document in documents]
+        for token_S in draw(model, visible, n_left, **reading):
+            yield token_S
+            n_left -= 1
+            begun = [document.add(token) for document, token in zip(documents, token_S.tolist(), strict=True)]
+            if any(begun):
+                break
+
+
+def write_samples(
+    drawn: Iterator[Tensor], samples: list[Sample], vocabulary: Vocabulary, write: Write
+) -> dict[str, float | None]:
+    """Draw the samples and write them: the first while it is drawn, the others afterwards.
+
+    Returns:
+        `prompt_seconds`, until the first token, and `tokens_per_second` after it.
+    """
+    started = time.perf_counter()
+    ended_steps = []
+    first = samples[0]
+    decoder = write_start(first, vocabulary, write)
+    for token_S in drawn:
+        ended_steps.append(time.perf_counter())
+        if not first.ended:
+            write(visible(decoder.feed(token_S[:1].tolist())))
+        for sample, token in zip(samples, token_S.tolist(), strict=True):
+            sample.add(token)
+        if all(sample.ended for sample in samples):
+            break
+    write(f"{visible(decoder.finish())}\n")
+    for sample in samples[1:]:
+        decoder = write_start(sample, vocabulary, write)
+        write(f"{visible(decoder.feed(sample.tokens))}{visible(decoder.finish())}\n")
+    write("---\n")
+    n_after_first = sum(len(sample.tokens) for sample in samples) - len(samples)
+    tokens_per_second = None
+    if n_after_first:
+        tokens_per_second = n_after_first / (ended_steps[-1] - ended_steps[0])
+    return {"prompt_seconds": round(ended_steps[0] - started, 4), "tokens_per_second": tokens_per_second}
+
+
+def write_start(sample: Sample, vocabulary: Vocabulary, write: Write) -> StreamDecoder:
+    """Write what stands before a sample, the prompt before its first one; return the decoder after the prompt."""
+    decoder = StreamDecoder(vocabulary)
+    prompt = visible(decoder.feed(sample.prompt.numbers))
+    heading = ""
+    if sample.number == 1:
+        heading = f"--- {sample.prompt.title}\n{prompt}\n"
+    write(f"{heading}--- sample {sample.number}\n")
+    return decoder
+
+
+def visible(text: str) -> str:
+    """Replace control characters."""
+    return text.translate(CONTROL)
+
+
+def entries_of_prompts(samples: list[Sample], options: GenerateOptions, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the entries of `generation.json`: prompt, continuation and samples; of several prompts a list of these."""
+    entries = []
+    for first in range(0, len(samples), options.n_samples):
+        of_prompt = samples[first : first + options.n_samples]
+        prompt = of_prompt[0].prompt
+        continuation = None
+        if prompt.continuation is not None:
+            continuation = vocabulary.decode(prompt.continuation)
+        entry = {
+            "prompt": {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers},
+            "continuation": continuation,
+            "samples": [{"text": vocabulary.decode(one.tokens), "tokens": one.tokens} for one in of_prompt],
+        }
+        entries.append(entry)
+    if options.prompts is not None:
+        return {"prompts": entries}
+    return entries[0]
+
+
+def sampling_facts(options: GenerateOptions, precision: str) -> dict[str, Any]:
+    """Return the options of sampling as `generation.json` has them."""
+    names = ("n_tokens", "top_k", "top_p", "temperature", "stop", "n_samples", "seed")
+    facts = {name: getattr(options, name) for name in names}
+    facts["precision"] = precision
+    return facts
+
+
+def write_ids(samples: list[list[int]], path: Path) -> None:
+    """Write the ids of samples, [samples, n_tokens], as an array of numpy."""
+    longest = max(len(tokens) for tokens in samples)
+    ids = np.full((len(samples), longest), NO_ID)
+    for row, tokens in enumerate(samples):
+        ids[row, : len(tokens)] = tokens
+    write_atomically(path, lambda file: np.save(file, ids))

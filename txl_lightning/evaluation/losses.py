@@ -1,18 +1,18 @@
 """Losses of tokens: the state carried from segment to segment, or windows read from a fresh state.
 
-`stream_losses` is the protocol `carried`. `window_losses` gives every position exactly c tokens of context (appendix C)
-and `sliding_losses` every token of a split the context of a window. Shape letters: B streams or windows, T tokens,
-C contexts, P positions, N targets, W windows, U units.
+`stream_losses` carries the state from segment to segment. `window_losses` gives every position exactly c tokens of
+context (appendix C). Shape letters: B streams or windows, T tokens, C contexts, P positions, N targets, W windows,
+U units.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from txl_lightning.data.streams import Streams
+from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -37,7 +37,6 @@ NORMAL_95 = 1.96  # standard errors on either side of a mean
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
-BySegment = Callable[[LanguageModel, Streams, int | None], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -65,28 +64,49 @@ class TokenLosses:
 
 @torch.no_grad()
 def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Iterator[Tensor]:
-    """Yield the nll of every segment, [B, T], in nats.
+    """Yield the nll of every segment, [B, T], in nats, the state carried from one segment to the next.
 
     Without memory segments do not depend on each other: neighbours of equal shape are scored in one batch of about
     `SEGMENT_TOKENS` tokens.
     """
-    device, state, size = device_of(model), None, 0
-    independent = not getattr(getattr(model, "config", None), "is_recurrent", True)
-    segments = (streams[index] for index in range(min(len(streams), max_segments or len(streams))))
-    for shape, alike in groupby(segments, key=lambda segment: segment.tokens.shape):
-        at_once = max(1, SEGMENT_TOKENS // shape.numel()) if independent else 1
-        while group := [*islice(alike, at_once)]:
-            tokens = torch.cat([segment.tokens for segment in group]).to(device)
-            targets = torch.cat([segment.targets for segment in group]).to(device)
-            if independent and len(tokens) != size:  # otherwise the empty memory is passed on, to use its buffer again
-                state, size = None, len(tokens)
-            nll, state = model.score(tokens, targets, state)
-            yield from nll.chunk(len(group))
+    device = device_of(model)
+    is_recurrent = getattr(getattr(model, "config", None), "is_recurrent", True)
+    most_tokens = 0 if is_recurrent else SEGMENT_TOKENS
+    n_streams = 0
+    state = None
+    for group in _joined_segments(streams, number_of_segments(streams, max_segments), most_tokens):
+        tokens = torch.cat([segment.tokens for segment in group]).to(device)
+        targets = torch.cat([segment.targets for segment in group]).to(device)
+        if len(tokens) != n_streams:
+            state = None
+            n_streams = len(tokens)
+        nll, state = model.score(tokens, targets, state)
+        yield from nll.chunk(len(group))
 
 
-def stream_losses(
-    model: LanguageModel, streams: Streams, max_segments: int | None = None, by_segment: BySegment = segment_losses
-) -> TokenLosses:
+def number_of_segments(streams: Streams, max_segments: int | None) -> int:
+    """Return the number of segments to score; None is no limit."""
+    if max_segments is None:
+        return len(streams)
+    return min(len(streams), max_segments)
+
+
+def _joined_segments(streams: Streams, n_segments: int, most_tokens: int) -> Iterator[list[Batch]]:
+    """Yield lists of neighbouring segments of one shape, together at most `most_tokens` unless alone."""
+    group: list[Batch] = []
+    for index in range(n_segments):
+        segment = streams[index]
+        n_tokens = segment.tokens.numel()
+        fits = bool(group) and segment.tokens.shape == group[0].tokens.shape
+        if group and not (fits and (len(group) + 1) * n_tokens <= most_tokens):
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group
+
+
+def stream_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> TokenLosses:
     """Score streams from their start, the state carried from segment to segment, token by token in text order.
 
     The losses depend on the number of streams, since each starts without context: report both.
@@ -95,21 +115,39 @@ def stream_losses(
         model: scores the tokens, at its own lengths.
         streams: streams of the text.
         max_segments: stop after this many segments of each.
-        by_segment: yields the nll of every segment, [B, T], in nats.
+    """
+    return collect_losses(segment_losses(model, streams, max_segments), streams)
+
+
+def collect_losses(
+    nll_by_segment: Iterable[Tensor], streams: Streams, max_segments: int | None = None, title: str = ""
+) -> TokenLosses:
+    """Return the losses of segments in text order.
+
+    Args:
+        nll_by_segment: nll of every segment, [B, T], in nats.
+        streams: streams of the text.
+        max_segments: number of segments, for the progress bar; None for all.
+        title: name before the progress bar, which a terminal shows; without one there is no bar.
     """
     started = time.perf_counter()
-    segments = [*scored_segments(by_segment(model, streams, max_segments), streams)]
-    nll, positions = (np.concatenate(parts, axis=1).ravel() for parts in zip(*segments, strict=True))
-    if (np.diff(positions) < 0).any():  # streams of shuffled sentences
-        order = positions.argsort()
-        nll, positions = nll[order], positions[order]
-    left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll)}
-    return TokenLosses(nll, positions, left_out, time.perf_counter() - started)
-
-
-def scored_segments(nll: Iterable[Tensor], streams: Streams) -> Iterator[tuple[NDArray[np.floating], Integers]]:
-    """Yield the nll of every segment and the positions of its targets in the split, [B, T]."""
-    return ((nll_BT.cpu().numpy(), streams.positions(index)) for index, nll_BT in enumerate(nll))
+    losses: list[NDArray[np.floating]] = []
+    positions: list[Integers] = []
+    total = number_of_segments(streams, max_segments)
+    silent = None if title else True
+    bar = tqdm(nll_by_segment, desc=title, total=total, unit="segment", leave=False, disable=silent)
+    for index, nll_BT in enumerate(bar):
+        losses.append(nll_BT.cpu().numpy())
+        positions.append(streams.positions(index))
+    nll = np.concatenate(losses, axis=1).ravel()
+    places = np.concatenate(positions, axis=1).ravel()
+    if (np.diff(places) < 0).any():  # streams of shuffled sentences
+        order = places.argsort()
+        nll = nll[order]
+        places = places[order]
+    left_out = streams.left_out
+    left_out["max_segments"] = streams.n_targets - len(nll)
+    return TokenLosses(nll, places, left_out, time.perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -306,56 +344,6 @@ def window_losses(
     return losses.reshape(begins_CP.shape)
 
 
-def sliding_losses(
-    reader: WindowReader, tokens: np.ndarray, window: int, stride: int = 1, max_windows: int | None = None
-) -> TokenLosses:
-    """Score every token of a split but the first: nll_t = -log P(x_t | tokens before x_t in its window), in nats.
-
-    The split x_0 … x_{n-1} is one stream. Window k reads at most L tokens, from a fresh state,
-
-        x_{max(0, b-L)} … x_{b-1},        b = min((k+1) S, n - 1),
-
-    and is scored on the tokens x_{kS+1} … x_b: every token once. A token has L - S + 1 to L tokens of context, or
-    all tokens before it near the start of the stream. With S = 1 a token has exactly L, and the query before it
-    attends to L keys, its own included: the vanilla model of the paper (section 3.1, Table 9).
-
-    Args:
-        reader: reader of the model, from `window_reader`; its limit caps L.
-        tokens: the split, one-dimensional.
-        window: L, the attention length in tokens.
-        stride: S, tokens scored in each window.
-        max_windows: stop after this many windows.
-
-    Raises:
-        OptionError: a length is below 1, S is above L (or above the tokens of L that the model sees), or n is below 2.
-    """
-    started, n = time.perf_counter(), len(tokens)
-    longest, _ = visible_window(reader, window, stride)
-    require(n >= 2, "splits", f"{n} tokens", "needs at least 2")
-    targets = np.arange(1, n if max_windows is None else min(n, max_windows * stride + 1))
-    ends = np.minimum(-(-targets // stride) * stride, n - 1)
-    begins = np.maximum(0, ends - longest)
-    nll: NDArray[np.floating] = read_windows(reader, tokens, begins, targets, ends, progress=True)
-    if any(weight.dtype != torch.float64 for weight in getattr(reader.model, "parameters", list)()):
-        nll = nll.astype(np.float32)  # as the model computes them
-    left_out = {"first_of_streams": 1, "trimmed": 0, "max_segments": n - 1 - len(nll)}
-    return TokenLosses(nll, targets, left_out, time.perf_counter() - started)
-
-
-def visible_window(reader: WindowReader, window: int, stride: int | None) -> tuple[int, int]:
-    """Return the number of tokens of a window that the model sees, and the stride, by default half of them.
-
-    Raises:
-        OptionError: the window is below 1, or the stride is not in 1 … the tokens that the model sees.
-    """
-    require(window >= 1, "window", window, "must be an integer >= 1")
-    longest = reader.visible(window)
-    stride = max(1, longest // 2) if stride is None else stride
-    allowed = f"must be in 1 … {longest}, the tokens of a window that the model sees"
-    require(1 <= stride <= longest, "stride", stride, allowed)
-    return longest, stride
-
-
 def device_of(model: LanguageModel) -> torch.device:
     """Return the device of a model's parameters; the CPU for a model without any."""
     return next((p.device for p in getattr(model, "parameters", list)()), torch.device("cpu"))
@@ -392,11 +380,6 @@ def text_units(positions: Integers, sentences: Integers | None, block_len: int) 
 
 
 def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[float | None, int]:
-    """Return the standard error of the mean of P values, correlated within units, and the number of units (below)."""
-    return standard_error_of_sums(np.bincount(units_P, weights=values_P).astype(np.float64), np.bincount(units_P))
-
-
-def standard_error_of_sums(s_U: Array, n_U: Integers) -> tuple[float | None, int]:
     """Return the standard error of the mean of P values, correlated within units, and the number of units, U.
 
         m = Σ_u s_u / Σ_u n_u        Var m = U / (U - 1) · Σ_u (s_u - m n_u)² / P²
@@ -404,8 +387,12 @@ def standard_error_of_sums(s_U: Array, n_U: Integers) -> tuple[float | None, int
     s_u is the sum and n_u the number of the values of unit u: the linearised ratio estimator, for units of any
     length. The error of a single unit is None.
     """
-    U, P = int((n_U > 0).sum()), int(n_U.sum())
-    if U < 2:
-        return None, U
-    deviations = s_U - s_U.sum() / P * n_U
-    return math.sqrt(U / (U - 1) * float((deviations**2).sum())) / P, U
+    sums_U = np.bincount(units_P, weights=values_P).astype(np.float64)
+    counts_U = np.bincount(units_P)
+    n_units = int((counts_U > 0).sum())
+    if n_units < 2:
+        return None, n_units
+    mean = sums_U.sum() / counts_U.sum()
+    deviations_U = sums_U - mean * counts_U
+    variance = n_units / (n_units - 1) * float((deviations_U**2).sum())
+    return math.sqrt(variance) / len(values_P), n_units

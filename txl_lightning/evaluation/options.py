@@ -18,12 +18,6 @@ OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}
 LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
 
 
-def either(*choices: str, null: bool = False) -> Rule:
-    """Return the rule that a value is one of a few, in the words of a sentence; `null` names that one too."""
-    *named, last = (*["null"] * null, *choices)
-    return lambda x: x in choices, f"must be {', '.join(named)} or {last}"
-
-
 @dataclass(kw_only=True)
 class MachineOptions:
     """Options of every measurement.
@@ -83,8 +77,8 @@ class LengthOptions:
         mem_len: memory length in tokens.
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
             longest distance of training if you give longer lengths; -1 for no limit.
-        max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
-            without limit if it had none or with protocol=window.
+        max_segments: stop after this many segments; null for as many tokens as the run's own evaluation, without
+            limit if it had none.
     """
 
     batch_size: int | None = option(None, COUNT)
@@ -96,7 +90,7 @@ class LengthOptions:
 
 @dataclass
 class DynamicOptions:
-    """Dynamic evaluation (see `measure.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
+    """Dynamic evaluation (see `evaluation.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
 
     Args:
         lr: η, the learning rate; null for static evaluation alone.
@@ -115,47 +109,33 @@ class DynamicOptions:
 class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, CheckpointOptions):
     """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
 
-    Memory, segments and batch size are for protocol=carried, as `ext_len` and `same_length`.
-
     Args:
         splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
-        protocol: carried, the state from segment to segment; or window, recomputed for every few tokens.
-        ext_len: extended context in tokens (protocol=carried).
-        same_length: whether all queries attend to equally many keys (protocol=carried).
-        window: tokens in a window (protocol=window); null for the attention length of training.
-        stride: tokens scored in each window (protocol=window); null for half the window.
+        ext_len: extended context in tokens.
+        same_length: whether all queries attend to equally many keys.
         attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
         select_on: split that chooses the attention length, valid or train: the sweep runs on this split only, the
             others are scored at the lengths of training and at the chosen length; null for a sweep on every split.
         sweep_tokens: tokens of that split to use, from its start; null for all.
-        dynamic: dynamic evaluation as well (protocol=carried): the weights learn from every segment once it is scored.
+        dynamic: dynamic evaluation as well: the weights learn from every segment once it is scored.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
         per: write a table with the loss of every line, document or token of each split; null for none.
-        unit_memory: carried, for the losses of the scores above; or fresh: each line or document is scored as if it
-            were alone (protocol=carried), and these are the scores above.
-        unit_context: text, or a symbol of the vocabulary such as <eos>, read before every unit (unit_memory=fresh): the
-            first token of a unit is then scored too; null for none.
-        table: format of the table, tsv or parquet.
+        continuations: table (.tsv, .csv, .jsonl) with the columns context and continuation, scored in place of splits.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
     splits: list[str] = field(default_factory=list, metadata={"rules": (OF_SPLITS,)})
-    protocol: str = option("carried", either("carried", "window"))
     ext_len: int | None = None
     same_length: bool | None = None
-    window: int | None = option(None, COUNT)
-    stride: int | None = option(None, COUNT)
     attention_lengths: list[int] | None = field(default=None, metadata={"rules": (LENGTHS,)})
     select_on: str | None = None
     sweep_tokens: int | None = option(None, COUNT)
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
     block_len: int = option(1000, COUNT)
     losses: bool = False
-    per: str | None = option(None, either("line", "document", "token", null=True))
-    unit_memory: str = option("carried", either("carried", "fresh"))
-    unit_context: str | None = None
-    table: str = option("tsv", either("tsv", "parquet"))
+    per: str | None = option(None, one_of("line", "document", "token"))
+    continuations: str | None = None
     cached: bool = True
 
 
@@ -213,8 +193,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     Args:
         prompt: text to continue; null to continue tokens of a corpus.
         prompts: several texts to continue, of any lengths: each as it is continued alone; instead of `prompt`.
-        prompt_file: text file with a prompt on every line that is not empty; instead of `prompt`.
-        prompt_ids: token ids to continue, a list or a `.npy` file: one prompt, or one in each row; instead of `prompt`.
+        prompt_ids: list of token ids to continue; instead of `prompt`.
         context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
         position: position in the split of the first of these tokens; null for a random one.
         split: train, valid or test, for `context`; null for test, or for the whole of another text (`data_path`).
@@ -232,8 +211,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
 
     prompt: str | None = None
     prompts: list[str] | None = None
-    prompt_file: str | None = None
-    prompt_ids: Any = None
+    prompt_ids: list[int] | None = None
     context: int | None = option(None, COUNT)
     position: int | None = None
     split: str | None = option(None, one_of(*SPLITS))

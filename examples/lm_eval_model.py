@@ -1,0 +1,109 @@
+"""Checkpoints of `txl train` as a model of lm-evaluation-harness (`pip install lm-eval`).
+
+For any task of likelihoods or texts:
+
+    python examples/lm_eval_model.py checkpoint=runs/first/checkpoints/best.ckpt tasks=FOLDER:TASK
+
+The memory of the model carries the context, however long: nothing is cut to a window.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+
+from txl_lightning import generate
+from txl_lightning.data.vocabulary import END_OF_LINE
+from txl_lightning.evaluation.continuations import Continuation, encode_pair, score_continuations
+from txl_lightning.evaluation.options import EvaluateOptions
+from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
+from txl_lightning.evaluation.texts import encode_open
+from txl_lightning.runs.trained import load_trained
+
+
+class TransformerXLForHarness(LM):
+    """A checkpoint as a model of lm-evaluation-harness.
+
+    Args:
+        checkpoint: checkpoint of `txl train`.
+        n_generated: tokens to draw at most where a task does not say how many.
+        lengths: lengths of the evaluation, such as `mem_len=640`; those of the run by default.
+    """
+
+    def __init__(self, checkpoint: str, n_generated: int = 256, **lengths: Any) -> None:
+        super().__init__()
+        self.trained = load_trained(checkpoint)
+        self.protocol: Protocol = protocol_from_options(
+            self.trained, EvaluateOptions(checkpoint, **lengths), whole=True
+        )
+        self.n_generated = n_generated
+
+    @property
+    def start(self) -> list[int]:
+        """Token before the first one of a text: the end of a line, if the vocabulary has it."""
+        vocabulary = self.trained.vocabulary
+        if vocabulary.level == "word":
+            return [vocabulary.numbers[END_OF_LINE]]
+        return [int(token) for token in vocabulary.encode(b"\n")[:1]]
+
+    def with_start(self, continuation: Continuation) -> Continuation:
+        """Return a continuation whose first token can be scored."""
+        if continuation.n_context > 0:
+            return continuation
+        return Continuation([*self.start, *continuation.tokens], len(self.start))
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Return log P(continuation | context), and whether every token is the likeliest one."""
+        continuations = []
+        for request in requests:
+            context, continuation = request.args
+            pair = encode_pair(self.trained, context, continuation)
+            continuations.append(self.with_start(pair))
+        likelihoods = score_continuations(self.protocol, continuations)
+        return [(-likelihood.nats, likelihood.greedy) for likelihood in likelihoods]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return log P(text)."""
+        pairs = [Instance("loglikelihood", request.doc, ("", request.args[0]), 0) for request in requests]
+        return [log_likelihood for log_likelihood, _ in self.loglikelihood(pairs)]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return the likeliest continuation of every context, until one of the task's texts."""
+        import torch
+
+        texts = []
+        for request in requests:
+            context, options = request.args
+            tokens = encode_open(self.trained.vocabulary, context, self.trained.closed_sentences) or self.start
+            n_tokens = options.get("max_gen_toks", self.n_generated)
+            drawn: list[int] = []
+            text = ""
+            for token_1 in generate(self.protocol.model(), torch.tensor([tokens]), n_tokens, top_k=1):
+                drawn.append(int(token_1))
+                text = self.trained.vocabulary.decode(drawn)
+                ends = [text.find(end) for end in options.get("until", []) if end in text]
+                if ends:
+                    text = text[: min(ends)]
+                    break
+            texts.append(text)
+        return texts
+
+
+def main() -> None:
+    """Evaluate a checkpoint on tasks of a folder, and print their metrics as JSON."""
+    options = dict(word.split("=", 1) for word in sys.argv[1:])
+    folder, _, names = options["tasks"].rpartition(":")
+    tasks = TaskManager(include_path=str(Path(folder).resolve()) if folder else None)
+    found = simple_evaluate(TransformerXLForHarness(options["checkpoint"]), tasks=names.split(","), task_manager=tasks)
+    print(json.dumps(found["results"], indent=2, default=str))
+
+
+if __name__ == "__main__":
+    main()

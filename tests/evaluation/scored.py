@@ -1,0 +1,35 @@
+"""`txl evaluate` on a short run, in this process, and its values computed again from the losses of single tokens."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.evaluation.small_runs import SmallRuns
+from tests.training.small_run import evaluated
+
+BLOCK_LEN = 20
+
+
+def result(runs: SmallRuns, kind: str, directory: Path, **options: Any) -> dict[str, Any]:
+    """Return `evaluation.json`; scores the test split unless `options` has others."""
+    options = {"splits": ["test"], **options}
+    return evaluated(runs.checkpoint(kind), directory, block_len=BLOCK_LEN, **options)
+
+
+def losses(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return nll and positions of a file that `losses=true` wrote."""
+    with np.load(path) as file:
+        return file["nll"], file["positions"]
+
+
+def by_blocks(nll: np.ndarray, positions: np.ndarray, length: int = BLOCK_LEN) -> tuple[float, int]:
+    """Return the standard error of the mean over blocks of the text, and their number."""
+    blocks = positions // length
+    deviations_P = nll.astype(float) - nll.mean(dtype=float)
+    squares = []
+    for block in np.unique(blocks):
+        squares.append(float(deviations_P[blocks == block].sum()) ** 2)
+    U = len(squares)
+    return math.sqrt(U / (U - 1) * sum(squares)) / len(nll), U

@@ -1,0 +1,203 @@
+"""How a trained model reads the streams of a split: its lengths, its memory, its precision.
+
+The attention length A is the number of keys a query attends to, the query's own key included. It is set by
+
+    mem_len = A with same_length      models trained with memory: every query attends to A keys
+                                      (`same_length=false`: to A + 1 … A + segment_len)
+    ext_len = A - S                   models trained without memory: segments of S = max(1, A // 4) tokens after
+                                      their extended context, a window recomputed for every segment; every
+                                      query attends to A - S + 1 … A keys, also at the lengths of training
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from txl_lightning.config.lengths import (
+    Lengths,
+    clamp_untrained,
+    evaluation_lengths,
+    in_windows,
+    position_limit,
+    training_lengths,
+    with_segment_len,
+)
+from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
+from txl_lightning.data.corpus import Corpus
+from txl_lightning.data.streams import Streams, streams_of
+from txl_lightning.evaluation.losses import TokenLosses, collect_losses, device_of, segment_losses
+from txl_lightning.evaluation.options import EvaluateOptions
+from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.runs.hardware import autocast, chosen_precision
+from txl_lightning.runs.models import always_carries_state, carries_state, model_class
+from txl_lightning.runs.trained import TrainedModel
+
+LENGTHS = ("segment_len", "mem_len", "ext_len", "same_length", "clamp_len")
+LONGER = {"segment_len", "mem_len", "ext_len"}  # options that can bring attention beyond the trained distances
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Streams read in segments, the state carried from one to the next.
+
+    Args:
+        trained: model and config of its run.
+        evaluation: lengths and streams.
+        clamped: clamp attention beyond the longest trained distance (`trained_clamp`).
+        cached: keep keys and values as memory instead of hidden states, where the model has any: equal losses up to
+            rounding, faster.
+        precision: `32-true` or `bf16-mixed`.
+    """
+
+    trained: TrainedModel
+    evaluation: EvaluationConfig
+    clamped: bool = False
+    cached: bool = True
+    precision: str = "32-true"
+
+    @property
+    def lengths(self) -> Lengths:
+        """Lengths of the model.
+
+        Raises:
+            OptionError: a length is not allowed.
+        """
+        config = replace(self.trained.config, evaluation=self.evaluation)
+        lengths = evaluation_lengths(config)
+        if self.clamped:
+            return clamp_untrained(lengths, config)
+        return lengths
+
+    def model(self) -> Any:
+        """Return the model at these lengths."""
+        model: Any = self.trained.model.with_lengths(**self.lengths.keywords())
+        if self.cached and can_cache(model):
+            return CachedTransformerXL(model)
+        return model
+
+    def streams(self, corpus: Corpus, split: str) -> Streams:
+        """Return the streams of a split."""
+        return streams_of(corpus, split, self.evaluation, self.lengths.extended)
+
+    def losses(self, corpus: Corpus, split: str) -> TokenLosses:
+        """Score a split."""
+        streams = self.streams(corpus, split)
+        max_segments = self.evaluation.max_segments
+        with autocast(self.precision, device_of(self.trained.model)):
+            nll_by_segment = segment_losses(self.model(), streams, max_segments)
+            return collect_losses(nll_by_segment, streams, max_segments, title=split)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all lengths and the precision, as `evaluation.json` states them.
+
+        Raises:
+            OptionError: a length is not allowed.
+        """
+        config = self.trained.config
+        lengths = self.lengths
+        settings: dict[str, Any] = {"protocol": lengths.protocol_word(always_carries_state(config))}
+        variant = config.variant.get("name")
+        if variant:
+            settings["variant"] = variant
+        settings.update(lengths.keywords())
+        for name in ("segment_len", "batch_size", "max_segments"):
+            settings[name] = getattr(self.evaluation, name)
+        settings["cached"] = self.cached and can_cache(self.trained.model)
+        settings["precision"] = self.precision
+        return settings
+
+    @property
+    def length_option(self) -> str:
+        """Option that sets the attention length."""
+        if carries_state(self.trained.config):
+            return "mem_len"
+        return "ext_len"
+
+    @property
+    def limit(self) -> int | None:
+        """Longest attention that `length_option` can give to the model; None for no limit."""
+        if self.length_option == "ext_len":
+            return position_limit(self.trained.config)
+        return None
+
+    @property
+    def fixed(self) -> str | None:
+        """Reason why the attention length cannot be varied; None if it can."""
+        config = self.trained.config
+        if not isinstance(config.model, TransformerXLModelConfig):
+            return f"{config.model.name} has no attention"
+        reason: str | None = model_class(config).cannot.get("attention lengths")  # type: ignore[union-attr]
+        return reason
+
+    def at_attention_length(self, length: int) -> Protocol:
+        """Return a copy with another attention length, unless it is `fixed`."""
+        evaluation = self.evaluation
+        if self.length_option == "ext_len":
+            evaluation = with_segment_len(evaluation, max(1, length // 4))
+            ext_len = length - evaluation.segment_len
+            windows = replace(evaluation, mem_len=0, ext_len=ext_len, same_length=False)
+            return replace(self, evaluation=windows, clamped=True)
+        same_length = evaluation.same_length is None or evaluation.same_length
+        carried = replace(evaluation, mem_len=length, same_length=same_length)
+        if not self.trained.config.memory.mem_len:
+            carried.ext_len = 0
+        return replace(self, evaluation=carried, clamped=True)
+
+    def at_training_lengths(self) -> Protocol:
+        """Return a copy with segment, memory, extended context, mask and clamp of training: "PPL init" in Table 6.
+
+        For a model trained without memory a window of its attention length.
+        """
+        trained = training_lengths(self.trained.config)
+        if self.length_option == "ext_len":
+            window = self.at_attention_length(trained.attention_length)
+            return replace(window, evaluation=replace(window.evaluation, clamp_len=trained.clamp))
+        evaluation = with_segment_len(self.evaluation, trained.segment)
+        return replace(self, evaluation=replace(evaluation, **trained.keywords()), clamped=False)
+
+
+def protocol_from_options(trained: TrainedModel, options: EvaluateOptions, whole: bool) -> Protocol:
+    """Return the protocol at the given lengths; the others are those of the run's own evaluation.
+
+    Args:
+        trained: the model.
+        options: options of the command.
+        whole: read the whole of a text, also where the run's own evaluation stops after `max_segments`.
+    """
+    learns = options.dynamic.lr is not None
+    chosen = chosen_lengths(options)
+    if learns:
+        chosen.setdefault("batch_size", 1)
+    evaluation = trained.config.evaluation
+    if whole:
+        evaluation = replace(evaluation, max_segments=None)
+    evaluation = _with_as_many_tokens(evaluation, chosen)
+    config = replace(trained.config, evaluation=replace(evaluation, **chosen))
+    return Protocol(
+        trained,
+        in_windows(config).evaluation,
+        clamped=not LONGER.isdisjoint(chosen),
+        cached=options.cached and not learns,  # keys and values would belong to earlier weights
+        precision=chosen_precision(options.precision, options.accelerator),
+    )
+
+
+def chosen_lengths(options: EvaluateOptions) -> dict[str, Any]:
+    """Return the lengths and streams that are not null."""
+    chosen = {}
+    for name in (*LENGTHS, "batch_size", "max_segments"):
+        value = getattr(options, name)
+        if value is not None:
+            chosen[name] = value
+    return chosen
+
+
+def _with_as_many_tokens(evaluation: EvaluationConfig, chosen: dict[str, Any]) -> EvaluationConfig:
+    """Return the run's own evaluation, its limit covering as many tokens with other segments and streams."""
+    limited = with_segment_len(evaluation, chosen.get("segment_len", evaluation.segment_len))
+    if limited.max_segments is None:
+        return limited
+    n_streams = chosen.get("batch_size", evaluation.batch_size)
+    max_segments = -(-limited.max_segments * evaluation.batch_size // n_streams)
+    return replace(limited, max_segments=max_segments)
