@@ -39,7 +39,7 @@ def test_a_checkpoint_of_the_corpus_that_went_says_which_version_has_it(checkpoi
     contents = read_file(checkpoint)
     contents["txl_lightning"]["config"]["data"]["name"] = "python-3.11"
     write_checkpoint(contents, checkpoint)
-    with pytest.raises(UserError, match=f"corpus of {checkpoint}: data=python-3.11: is in version 0.3.0 only"):
+    with pytest.raises(UserError, match=f"corpus of {checkpoint}: data=python-3.11: must be one of"):
         checkpoint_corpus(load_trained(checkpoint), checkpoint)
     assert checkpoint_corpus(load_trained(checkpoint), checkpoint, str(tmp_path / "text.txt")).name == "text.txt"
 

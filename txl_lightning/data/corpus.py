@@ -39,9 +39,6 @@ from txl_lightning.data.vocabulary import (
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
-GONE = {
-    "python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"
-}
 SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
 LEVELS_OF_OPTIONS = {
     "vocab_size": ("bpe", "ids"),
@@ -224,7 +221,6 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     Raises:
         OptionError: an option of `config` is not allowed.
     """
-    require(config.name not in GONE, "data", config.name, GONE.get(config.name, ""))
     source_of = CORPORA.named(config.name)
     levels = LEVELS_OF[config.name]
     require(

@@ -37,8 +37,6 @@ KNOWN_HEADERS = {
     b"LITPKDS": "a PackedDataset of lit-gpt",
     b"\x89HDF": "HDF5",
     b"PK\x03\x04": "an archive",
-    b"TNTIDX": "an older index of fairseq",
-    b"PAR1": "Parquet",
 }
 PUNCTUATION = b" \t\r\n,;[]-"  # between numbers in a text
 IDS_AT_ONCE = 1 << 22
