@@ -368,7 +368,7 @@ class TransformerXL(ScoringModel, nn.Module):
         return super().losses(hidden_BTD, targets_BT, known_targets_BT)
 
 
-#  Methods that cached inference does not call: a variant that overrides one is run without the
+# Methods that cached inference does not call: a variant that overrides one is run without the
 # cache.
 REPLACED_BY_CACHE: dict[type, tuple[str, ...]] = {
     TransformerXL: (
