@@ -14,6 +14,7 @@ from txl_lightning import CachedTransformerXL
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*LeafSpec",
+    "ignore:Checkpoint directory .* exists",
     "ignore:The '.*_dataloader' does not have many workers",
 )
 PAGE = ROOT / "docs/training.md"

@@ -24,7 +24,7 @@ from txl_lightning.variants.memory_tokens import MemoryTokensConfig, MemoryToken
 
 TYPES = (torch.float32, torch.bfloat16)
 ADAM = OptimizerConfig(name="adam", lr=0.4)
-MUON = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1)
+MUON = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, weight_decay_on="all")
 SIZES = TransformerXLConfig(
     vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, dropout=0.0, mem_len=4, untie_biases=True
 )
@@ -133,3 +133,24 @@ def test_make_optimizer_hands_the_number_type_on() -> None:
         weights[ns_precision] = model.get_parameter("layers.0.attention.qkv.weight").detach()
     assert not torch.equal(*weights.values())
     torch.testing.assert_close(*weights.values(), atol=5e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("where", ["matrices", "all"])
+def test_weight_decay_is_of_the_matrices_alone_unless_asked(name: str, where: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS["txl"]()
+    config = OptimizerConfig(name=name, lr=0.1, weight_decay=0.5, weight_decay_on=where)
+    optimizer, _ = make_optimizer(model, config, 10, False)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    before = {}
+    for parameter_name, parameter in model.named_parameters():
+        with torch.no_grad():
+            parameter.fill_(1.0)
+        parameter.grad = torch.zeros_like(parameter)
+        before[parameter_name] = parameter
+    optimizer.step()
+    decayed = {name for name, parameter in before.items() if not torch.equal(parameter, torch.ones_like(parameter))}
+    matrices = {name for name, x in before.items() if name.startswith("layers.") and x.ndim == 2}
+    assert decayed == (set(before) if where == "all" else matrices)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import wandb
 
 from tests.fixtures import Patch
 from tests.in_process import success
+from tests.training.recorded_run import start
 from tests.training.small_run import TEXT, TINY, tiny_config
 from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.reporting import wandb_panels
+from txl_lightning.reporting.code import code_version
 from txl_lightning.reporting.wandb_panels import start_run
 from txl_lightning.runs.trained import Checkpoint, load_trained
+from txl_lightning.runs.trained import read_checkpoint as load_checkpoint
 from txl_lightning.training.loggers import run_name, start_wandb, upload_line
 from txl_lightning.training.run import train
 
@@ -173,3 +177,35 @@ def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with pytest.raises(OptionError, match=r"^logger.mode=online: Weights & Biases says: .*key.*$"):
         train(tiny_config(tmp_path, "logger=wandb", "logger.mode=online"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("devices", "number", "exit_code"), [(2, signal.SIGTERM, 143), (1, 0, 1)])
+def test_a_run_that_is_stopped_or_fails_in_a_child_process_is_complete(
+    tmp_path: Path, devices: int, number: int, exit_code: int
+) -> None:
+    """A child of multiprocessing leaves without W&B's own end of a run."""
+    event = {"at": 7, "rank": 0}
+    if number:
+        event["signal"] = number
+    words = ("logger=wandb", "trainer.log_every_n_steps=1", f"trainer.devices={devices}")
+    start(tmp_path, *words, **event).finish()
+    (file,) = run_files(tmp_path / "run")
+    (end,) = [record["exit"] for record in records(file) if record["type"] == "exit"]
+    assert end.get("exit_code", 0) == exit_code
+    steps = [row["trainer/global_step"] for row in history(file, "train/nll")]
+    assert steps == list(range(1, 8 if number else 7))
+
+
+def test_the_code_is_recorded(run: Path) -> None:
+    version = code_version()
+    config = summary(run)["config"]
+    metrics = json.loads((run.parents[2] / "metrics.json").read_text())
+    record = load_checkpoint(run.parents[2] / "checkpoints/best.ckpt").record
+    for place in (config, metrics, record):
+        assert (place["version"], place["commit"]) == (version["version"], version["commit"])
+    first_line = (run.parents[2] / "config.yaml").read_text().splitlines()[0]
+    assert first_line == f"# txl_lightning {version['version']}, commit {version['commit'] or 'unknown'}"
+
+
+def test_the_figure_of_the_context_curves_is_logged(run: Path) -> None:
+    assert list(run.parent.glob("files/media/images/context_curve_*.png"))

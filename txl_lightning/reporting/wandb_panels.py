@@ -13,6 +13,7 @@ from wandb.sdk.lib.runid import generate_id
 
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError, first_line, notice
+from txl_lightning.reporting.code import code_version
 
 
 def start_run(
@@ -49,7 +50,7 @@ def start_run(
             run_id = generate_id()
     if unused := os.environ.get("WANDB_DIR"):
         notice(f"WANDB_DIR={unused} has no effect: the files of W&B are in {directory}/wandb")
-    quiet = {"silent": True, "console": "off", "disable_git": True}
+    defaults = {"silent": True, "console": "off", "save_code": True}
     try:
         return wandb.init(
             dir=directory,
@@ -61,8 +62,8 @@ def start_run(
             mode=logger.mode,  # type: ignore[arg-type]
             id=run_id,
             resume=None if run_id is None else os.environ.get("WANDB_RESUME") or "allow",  # type: ignore[arg-type]
-            config=dict(config),
-            settings={name: quiet[name] for name in quiet if not os.environ.get(f"WANDB_{name.upper()}")},
+            config={**config, **code_version()},
+            settings={name: defaults[name] for name in defaults if not os.environ.get(f"WANDB_{name.upper()}")},
         )
     except wandb.errors.Error as error:
         option = "project" if "project name" in str(error) else "mode"

@@ -138,6 +138,9 @@ def _check_contents(contents: Any) -> dict[str, Any]:
     if "each" not in record["config"]["logger"]:  # an option since 0.5
         raise UserError(OLDER)
     _drop_options_of_other_corpora(record["config"]["data"])
+    optimizer = record["config"]["optimizer"]
+    if optimizer["weight_decay"] > 0:
+        optimizer.setdefault("weight_decay_on", "all")  # in version 0.5
     return record
 
 

@@ -510,7 +510,7 @@ class LanguageModelModule(L.LightningModule):
     on_test_epoch_start = on_validation_epoch_start
 
     @torch.no_grad()
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Score a segment of the validation or the test split."""
         batch = as_batch(batch, batch_idx)
         memory = self.evaluation_memory.before(batch)

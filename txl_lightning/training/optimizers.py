@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,8 +47,24 @@ def make_optimizer(
     if config.name == "muon":
         optimizer = MuonWithAdam(model, config, fused)
     else:
-        optimizer = ADAM[config.name](model.parameters(), **_adam_options(config, fused))
+        parameters = list(model.parameters())
+        optimizer = ADAM[config.name](_decayed(parameters, model, config), **_adam_options(config, fused))
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr)
+
+
+def _decayed(parameters: Sequence[Tensor], model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Return parameters as groups of an optimizer, so that weight decay is of matrices of the layers alone."""
+    if config.weight_decay == 0 or config.weight_decay_on == "all":
+        return [{"params": parameters}]
+    matrices = dict(matrices_of_layers(model))
+    with_decay = [parameter for parameter in parameters if parameter in matrices]
+    without = [parameter for parameter in parameters if parameter not in matrices]
+    groups: list[dict[str, Any]] = []
+    if with_decay:
+        groups.append({"params": with_decay})
+    if without:
+        groups.append({"params": without, "weight_decay": 0.0})
+    return groups
 
 
 def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
@@ -82,7 +98,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         self._ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
         self.n_matrices: dict[Tensor, int] = dict(matrices_of_layers(model))
         others = [parameter for parameter in model.parameters() if parameter not in self.n_matrices]
-        self._adam = torch.optim.AdamW(others, **_adam_options(config, fused))
+        self._adam = torch.optim.AdamW(_decayed(others, model, config), **_adam_options(config, fused))
         muon = {"params": list(self.n_matrices), "lr": config.lr, "weight_decay": config.weight_decay}
         super().__init__([muon, *self._adam.param_groups], {})
 
