@@ -64,7 +64,8 @@ def random_stream(n_streams: int, length: int, vocab_size: int = VOCABULARY) -> 
 def score_segments(model: Any, stream: Tensor, segments: list[int] | int, memory: Any = None) -> tuple[Tensor, Any]:
     """Losses of all targets of the stream, cut into segments of these lengths, and the last memory."""
     losses = []
-    for tokens, targets in zip(stream[:, :-1].split(segments, 1), stream[:, 1:].split(segments, 1), strict=True):
+    unmarked = torch.maximum(stream, ~stream)  # targets have no marks of documents
+    for tokens, targets in zip(stream[:, :-1].split(segments, 1), unmarked[:, 1:].split(segments, 1), strict=True):
         nll, memory = model.score(tokens, targets, memory)
         losses.append(nll)
     return torch.cat(losses, dim=1), memory

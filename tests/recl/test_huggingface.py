@@ -13,7 +13,7 @@ from tests.evaluation.small_runs import SmallRuns
 from tests.recl.small_recl import recl
 from tests.recl.tiny_huggingface import POSITIONS, TEXT, VOCABULARY, change, model_of, save_tiny, save_tokenizer
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.losses import WindowReader, window_losses
+from txl_lightning.evaluation.windows import WindowReader, window_losses
 from txl_lightning.recl.huggingface import HuggingFaceModel, load_huggingface
 from txl_lightning.recl.models import Member
 from txl_lightning.recl.positions import position_blocks

@@ -159,7 +159,8 @@ class Streams:
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
         window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap").astype(np.int64)
         window_BT, n_targets = torch.from_numpy(window), self.targets_per_stream - index * self.segment_len
-        return Batch(window_BT[:, :-1], window_BT[:, -min(self.segment_len, n_targets) :], index)
+        targets_BT = window_BT[:, -min(self.segment_len, n_targets) :]
+        return Batch(window_BT[:, :-1], torch.maximum(targets_BT, ~targets_BT), index)  # targets have no marks
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all segments of the epoch, or once those from a restored position on."""

@@ -264,15 +264,6 @@ class TransformerXL(ScoringModel, nn.Module):
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
         return self.dropout(hidden_BTD), self.next_memory(memory, inputs, own)
 
-    def losses(
-        self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"], known_targets_BT: Tensor | None = None
-    ) -> Float[Tensor, "B T"]:
-        """Return -log P(target | h) in nats, from the hidden states of `forward`."""
-        if self.config.memory_reset == "document":
-            targets_BT = without_marks(targets_BT)
-            known_targets_BT = None if known_targets_BT is None else without_marks(known_targets_BT)
-        return super().losses(hidden_BTD, targets_BT, known_targets_BT)
-
 
 M = TypeVar("M", bound=TransformerXL)
 VARIANTS: Guests[type[Any]] = Guests("variant", "txl_lightning.variants.{}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from txl_lightning.recl.effective_context import EffectiveContext, relative_effective_context_lengths
 
 if TYPE_CHECKING:
-    from txl_lightning.evaluation.losses import WindowReader, window_losses, window_reader
+    from txl_lightning.evaluation.windows import WindowReader, window_losses, window_reader
     from txl_lightning.recl.comparison import compare
     from txl_lightning.recl.loss_by_context import context_curve, context_gains
     from txl_lightning.recl.positions import position_blocks
