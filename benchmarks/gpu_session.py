@@ -95,7 +95,9 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
 
     kernels: dict[str, Callable[..., Tensor]] = {
         "as written": as_written,
-        "kernel": lambda *x: attention.attend_fused(attention.Operands(*x[:5], None, "abcd", x[5], visible)),
+        "kernel": lambda q, k, r, u, v, values: attention.attend_with_kernel(
+            attention.AttentionInputs(q, k, values, r, u, v, None, "abcd", visible), Dropout(0.0)
+        ),
     }
     if device == "cuda" or os.environ.get("TRITON_INTERPRET"):  # torch for the CPU comes without Triton
         from examples.kernels import relative

@@ -26,10 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def modules_with_checked_shapes() -> list[str]:
     """Return the modules of the model."""
     names = []
-    for path in sorted([*MODEL.glob("[!_]*"), *MODEL.glob("kernels/[!_]*")]):
-        module = path.relative_to(ROOT).with_suffix("")
-        if module.stem != "kernels":  # a name stands for all modules below it
-            names.append(".".join(module.parts))
+    for path in sorted(MODEL.glob("[!_]*")):  # a name stands for all modules below it
+        names.append(".".join(path.relative_to(ROOT).with_suffix("").parts))
     return names
 
 

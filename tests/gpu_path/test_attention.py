@@ -14,8 +14,9 @@ from tests.devices.arms import ARMS, make, tokens, unread_clusters
 from tests.gpu_path.counting import Launches
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning import TransformerXL, TransformerXLConfig
-from txl_lightning.model.attention import Operands, attend_fused
-from txl_lightning.model.kernels import fused
+from txl_lightning.model import gpu
+from txl_lightning.model.attention import AttentionInputs, attend_with_kernel
+from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.training.module import compiled
 
@@ -55,9 +56,10 @@ def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     shapes = [(H, B, T, E), (H, B, K, E), (H, K + 1, E), (H, E), (H, E), (H, B, K, E)]
     inputs = [torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
     mask = torch.empty((B, T, K) if documents else (T, K), device="meta", dtype=torch.bfloat16)
-    *of_scores, values_HBKE = inputs
-    operands = Operands(*of_scores, None, "abcd", values_HBKE, VisibleKeys(mask, sees_memory=True))  # type: ignore[arg-type]
-    heads_HBTE = attend_fused(operands, dropout)
+    q, k, r, u, v, values = inputs
+    visible = VisibleKeys(mask, sees_memory=True)
+    operands = AttentionInputs(q, k, values, r, u, v, None, "abcd", visible)
+    heads_HBTE = attend_with_kernel(operands, Dropout(dropout))
     assert heads_HBTE.shape == (H, B, T, E)
     heads_HBTE.backward(torch.empty_like(heads_HBTE))
 
@@ -81,7 +83,7 @@ def test_padded_products_change_no_loss_and_no_gradient(arm: str, monkeypatch: p
     model, window = make(arm).double().eval(), tokens()
     results = []
     for pads in (False, True):
-        monkeypatch.setattr(fused, "missing", lambda n, x, pads=pads: -n % 8 if pads else 0)
+        monkeypatch.setattr(gpu, "missing", lambda n, x, pads=pads: -n % 8 if pads else 0)
         model.zero_grad()
         nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
         nll_BT = nll_BT + model.score(window[:, :-1], window[:, 1:], memory)[0]  # type: ignore[arg-type]

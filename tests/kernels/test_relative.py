@@ -18,9 +18,10 @@ from torch import Tensor
 from benchmarks.gpu_session import attention_alone
 from tests.gpu_path.counting import Launches
 from tests.gpu_path.test_attention import SIZES
-from tests.model.kernels.test_kernels import DEVICE, NONE, PROBLEMS, Problem
+from tests.model.attention_problems import DEVICE, Problem, heads_and_gradients
+from tests.model.test_attention_routes import NO_DROPOUT, PROBLEMS
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.model.attention import Attention, Operands, attend_plainly, scores
+from txl_lightning.model.attention import Attention, AttentionInputs, attend_as_written, masked_scores
 from txl_lightning.model.layers import Dropout
 
 triton = pytest.importorskip("triton", reason="Triton has an environment of its own: make test-triton")
@@ -53,24 +54,26 @@ def _tiles_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(relative, "tile_of", lambda *_: 16)
 
 
-def plain(x: Operands) -> Tensor:
-    return attend_plainly(x, NONE)
+def plain(x: AttentionInputs) -> Tensor:
+    return attend_as_written(x, NO_DROPOUT)
 
 
-def kernel(x: Operands, p: float = 0.0) -> Tensor:
-    q, k, r, u, v, bias, terms, values, visible = x
+def kernel(x: AttentionInputs, p: float = 0.0) -> Tensor:
+    q, k, values, r, u, v, bias, terms, visible = x
     return relative.attend(q, k, r, u, v, values, visible, Dropout(p), bias, terms)
 
 
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_heads_and_all_gradients_are_those_of_the_scores(problem: Problem) -> None:
-    expected, found = problem.run(plain, torch.float64), problem.run(kernel, torch.float32)
+    expected = heads_and_gradients(problem, plain, torch.float64)
+    found = heads_and_gradients(problem, kernel, torch.float32)
     torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_sixteen_bits_are_as_near_as_the_scores_in_sixteen_bits() -> None:
     problem, half = Problem(T=20, filled=13, **SMALL), torch.bfloat16 if DEVICE == "cuda" else torch.float16
-    exact, ours, theirs = (problem.run(*way) for way in ((plain, torch.float64), (kernel, half), (plain, half)))
+    ways = ((plain, torch.float64), (kernel, half), (plain, half))
+    exact, ours, theirs = (heads_and_gradients(problem, *way) for way in ways)
     far, as_far = (torch.stack([(found[name] - x).norm() for name, x in exact.items()]) for found in (ours, theirs))
     assert (far <= 1.5 * as_far).all(), (far, as_far)  # a single gradient of one draw varies by a third
     assert far.norm() <= 1.1 * as_far.norm()
@@ -95,22 +98,25 @@ def test_dropout_is_a_function_of_seed_and_place_in_both_passes(terms: str) -> N
     assert abs(kept.mean().item() - (1 - p)) < 0.03
     assert not torch.equal(kept[0, 0], kept[0, 1])
 
-    def with_dropout(x: Operands) -> Tensor:
-        weights = (scores(*x.of_scores) + x.visible.mask_TK).softmax(-1)
+    def with_dropout(x: AttentionInputs) -> Tensor:
+        weights = masked_scores(x).softmax(-1)
         return (weights * kept.to(weights.dtype) / (1 - p)) @ x.values_HBKE
 
-    def seeded(x: Operands) -> Tensor:
+    def seeded(x: AttentionInputs) -> Tensor:
         torch.manual_seed(5)
         return kernel(x, p)
 
-    expected, found = problem.run(with_dropout, torch.float64), problem.run(seeded, torch.float32)
+    expected = heads_and_gradients(problem, with_dropout, torch.float64)
+    found = heads_and_gradients(problem, seeded, torch.float32)
     torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_queries_that_see_later_keys_are_refused() -> None:
     problem = Problem(**SMALL)
     with pytest.raises(ValueError, match="causal masks"):
-        problem.run(lambda x: kernel(x._replace(visible=x.visible._replace(causal=False))), torch.float32)
+        heads_and_gradients(
+            problem, lambda x: kernel(x._replace(visible=x.visible._replace(causal=False))), torch.float32
+        )
 
 
 @pytest.mark.parametrize("options", [{}, {"encoding": "shaw", "table_len": 5}, {"memory_reset": "document"}], ids=str)

@@ -17,7 +17,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 from tests.alone import printed
 from tests.docs.pages import ROOT
 from tests.training.small_run import TINY, tiny_config
-from txl_lightning.command_line.hydra_app import register
+from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.training.curves import run_name
 from txl_lightning.training.run import check_config

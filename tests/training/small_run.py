@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from tests.fixtures import Patch
-from txl_lightning.command_line.hydra_app import register
+from txl_lightning.application import register
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import (
     CONF,

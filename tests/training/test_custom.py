@@ -20,7 +20,6 @@ from lightning.pytorch.callbacks import Callback
 from tests.in_process import run_txl
 from tests.training.small_run import csv_rows, stored_memory, tiny_config, trained
 from tests.training.test_saving import VARYING
-from txl_lightning.command_line.hydra_app import literal
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.streams import Batch
 from txl_lightning.errors import Stopped, UserError
@@ -275,11 +274,3 @@ def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "logger=wandb", "logger.mode=disabled"), tmp_path / "run")
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 12
     assert not (tmp_path / "run/wandb").exists()
-
-
-def test_none_as_sweeps_write_it_is_null() -> None:
-    for word in ("data.path=[None, 2,None]", "logger.arguments={a:None}"):
-        assert literal(word, ("prompt",)) == word.replace("None", "null")
-    assert literal("prompt=None", ("prompt",)) == "prompt='None'"
-    for word in ("data.path=None.txt", "data.path='None'"):
-        assert literal(word, ("prompt",)) == word

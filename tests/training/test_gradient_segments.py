@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
+from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model, unmarked
 from tests.training.small_run import bare_module
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Batch
@@ -17,7 +17,7 @@ T = 3
 
 
 def batch_of(stream: Tensor, number: int = 0) -> Batch:
-    return Batch(stream[:, :-1], stream[:, 1:], number)
+    return Batch(stream[:, :-1], unmarked(stream)[:, 1:], number)
 
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
@@ -48,7 +48,7 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: st
     stream[0, 5] = ~stream[0, 5] if arm == "documents" else stream[0, 5]
     module = module_of(model, stream_groups=groups)
     module.add_gradients(batch_of(stream))
-    ours, loss = gradients(model), model.score(stream[:, :-1], stream[:, 1:])[0].mean()
+    ours, loss = gradients(model), model.score(stream[:, :-1], unmarked(stream)[:, 1:])[0].mean()
     loss.backward()
     assert float(module.loss) == pytest.approx(loss.item(), abs=1e-12)
     torch.testing.assert_close(ours, gradients(model), rtol=0, atol=1e-10)

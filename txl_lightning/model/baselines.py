@@ -23,18 +23,22 @@ class LSTMLayer(nn.Module):
         i, f, o = σ(W x_t + U h_{t-1} + b)      g = tanh(W x_t + U h_{t-1} + b)
         c_t = f ⊙ c_{t-1} + i ⊙ g               h_t = o ⊙ tanh(c_t)
 
-    In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens and
-    streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in ±1/sqrt(D).
+    In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens
+    and streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in
+    ±1/sqrt(D).
 
-    Under autocast it stays in single precision: on a GPU torch would compute it in float16 whatever type was asked for,
-    and without a scaled loss most of its gradients would be zero.
+    Under autocast it stays in single precision: on a GPU torch would compute it in float16 whatever
+    type was asked for, and without a scaled loss most of its gradients would be zero.
 
     Args:
         d_model: D, width of x and of h.
         weight_dropout: probability at the elements of U.
     """
 
-    stacked: ClassVar = {"lstm.weight_ih_l0": 4, "lstm.weight_hh_l0": 4}  # matrices in the rows, for Muon
+    stacked: ClassVar = {
+        "lstm.weight_ih_l0": 4,
+        "lstm.weight_hh_l0": 4,
+    }  # matrices in the rows, for Muon
 
     def __init__(self, d_model: int, weight_dropout: float = 0.0) -> None:
         super().__init__()
@@ -42,7 +46,10 @@ class LSTMLayer(nn.Module):
         self.weight_dropout = Dropout(weight_dropout)
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        previous_BD: Float[Tensor, "B D"],
+        cell_BD: Float[Tensor, "B D"],
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
         """Return h of every token, the last h and the last c; the next segment starts from these two.
 
@@ -56,7 +63,12 @@ class LSTMLayer(nn.Module):
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             if self.training and self.weight_dropout.p:
                 weight_hh = self.weight_dropout(self.lstm.weight_hh_l0)
-                weights = [self.lstm.weight_ih_l0, weight_hh, self.lstm.bias_ih_l0, self.lstm.bias_hh_l0]
+                weights = [
+                    self.lstm.weight_ih_l0,
+                    weight_hh,
+                    self.lstm.bias_ih_l0,
+                    self.lstm.bias_hh_l0,
+                ]
                 h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
             else:
                 h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
@@ -68,16 +80,25 @@ def lstm_with_weights(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Call `torch.lstm`, the undocumented function of nn.LSTM, for one batch-first layer in training.
 
-    Calling the module with other weights (functional_call) would lay out all its weights again on a GPU at
-    every segment, and keep the segment's graph alive.
+    Calling the module with other weights (functional_call) would lay out all its weights again on a
+    GPU at every segment, and keep the segment's graph alive.
 
     Args:
         x_BTD: inputs of T tokens.
         start: h and c before them, 1 × B × D.
         weights: input-to-hidden and hidden-to-hidden weights, then their biases.
     """
-    has_biases, n_layer, dropout, training, bidirectional, batch_first = True, 1, 0.0, True, False, True
-    return torch.lstm(x_BTD, start, weights, has_biases, n_layer, dropout, training, bidirectional, batch_first)
+    has_biases, n_layer, dropout, training, bidirectional, batch_first = (
+        True,
+        1,
+        0.0,
+        True,
+        False,
+        True,
+    )
+    return torch.lstm(
+        x_BTD, start, weights, has_biases, n_layer, dropout, training, bidirectional, batch_first
+    )
 
 
 class QRNNLayer(nn.Module):
@@ -86,9 +107,9 @@ class QRNNLayer(nn.Module):
         z_t = tanh(W_z x_t + V_z x_{t-1} + b_z)     f_t = σ(W_f x_t + …)     o_t = σ(W_o x_t + …)
         c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t       h_t = o_t ⊙ c_t
 
-    AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as in the
-    QRNN paper. In training elements of the weights are dropped with probability `weight_dropout`, one mask per
-    segment. Weights start as those of torch's linear layer.
+    AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as
+    in the QRNN paper. In training elements of the weights are dropped with probability
+    `weight_dropout`, one mask per segment. Weights start as those of torch's linear layer.
 
     Args:
         d_model: D, width of x and of h.
@@ -103,11 +124,15 @@ class QRNNLayer(nn.Module):
         self.weight_dropout = Dropout(weight_dropout)
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        previous_BD: Float[Tensor, "B D"],
+        cell_BD: Float[Tensor, "B D"],
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
         """Return h of every token, the last x and the last c; the next segment starts from these two.
 
-        The pooling is computed in the type of `cell_BD`, so that under autocast it stays in single precision.
+        The pooling is computed in the type of `cell_BD`, so that under autocast it stays in single
+        precision.
 
         Args:
             x_BTD: inputs of T consecutive tokens.
@@ -116,14 +141,18 @@ class QRNNLayer(nn.Module):
         """
         shifted_BTD = torch.cat([previous_BD[:, None].to(x_BTD.dtype), x_BTD[:, :-1]], dim=1)
         window = torch.cat([x_BTD, shifted_BTD], dim=-1)
-        gates = F.linear(window, self.weight_dropout(self.gates.weight), self.gates.bias).to(cell_BD.dtype)
+        gates = F.linear(window, self.weight_dropout(self.gates.weight), self.gates.bias).to(
+            cell_BD.dtype
+        )
         z_BTD, f_BTD, o_BTD = gates.chunk(3, dim=-1)
         c_BTD = forget_mult(f_BTD.sigmoid(), z_BTD.tanh(), cell_BD)
         return o_BTD.sigmoid() * c_BTD, x_BTD[:, -1], c_BTD[:, -1]
 
 
 def forget_mult(
-    forget_BTD: Float[Tensor, "B T D"], candidate_BTD: Float[Tensor, "B T D"], cell_BD: Float[Tensor, "B D"]
+    forget_BTD: Float[Tensor, "B T D"],
+    candidate_BTD: Float[Tensor, "B T D"],
+    cell_BD: Float[Tensor, "B D"],
 ) -> Float[Tensor, "B T D"]:
     """Compute c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t for t = 1 … T in log T steps (Bradbury et al. 2016, eq. 3).
 
@@ -158,16 +187,18 @@ class _LinearRecurrence(torch.autograd.Function):
 def _scan(f: Tensor, u: Tensor) -> Tensor:
     """Compute the recurrence by halving (Blelloch 1990): two neighbouring steps are merged into one.
 
-    y_{t+1} = (f_{t+1} f_t) y_{t-1} + (f_{t+1} u_t + u_{t+1}): every second y is a recurrence of half the
-    length, and the others follow from them in one step. There are O(T) products and no division, so gates
-    that are almost 0 or 1 lose no precision.
+    y_{t+1} = (f_{t+1} f_t) y_{t-1} + (f_{t+1} u_t + u_{t+1}): every second y is a recurrence of
+    half the length, and the others follow from them in one step. There are O(T) products and no
+    division, so gates that are almost 0 or 1 lose no precision.
     """
     T = u.shape[1]
     if T == 1:
         return u
     even = T - T % 2
     first, second = slice(0, even, 2), slice(1, even, 2)
-    every_second = _scan(f[:, second] * f[:, first], torch.addcmul(u[:, second], f[:, second], u[:, first]))
+    every_second = _scan(
+        f[:, second] * f[:, first], torch.addcmul(u[:, second], f[:, second], u[:, first])
+    )
     y = torch.empty_like(u)
     y[:, 0] = u[:, 0]
     y[:, 1::2] = every_second
@@ -201,8 +232,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
 
         nll, state = model.score(tokens, targets, state)
 
-    Backpropagation is truncated at the start of the segment: no gradient enters a carried state. Embedding
-    and softmax are initialized as in Transformer-XL, from N(0, 0.02²) with zero biases, the layers as in torch.
+    Backpropagation is truncated at the start of the segment: no gradient enters a carried state.
+    Embedding and softmax are initialized as in Transformer-XL, from N(0, 0.02²) with zero biases,
+    the layers as in torch.
 
     Args:
         config: architecture.
@@ -215,7 +247,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         self.softmax = make_softmax(config, self.embedding)
         self.dropout, self.hidden_dropout = Dropout(config.dropout), Dropout(config.hidden_dropout)
         layer = LAYERS[config.cell]
-        self.layers = nn.ModuleList(layer(config.d_model, config.weight_dropout) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(
+            layer(config.d_model, config.weight_dropout) for _ in range(config.n_layer)
+        )
         initialize(self.embedding)
         initialize(self.softmax)
 
@@ -233,7 +267,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
 
     def start_memory(self, batch_size: int, static: bool = False) -> RecurrentState:
         """Return zeros, the state before the first token of B streams; its shape never changes, `static` or not."""
-        zeros = next(self.parameters()).new_zeros(self.config.n_layer, batch_size, self.config.d_model)
+        zeros = next(self.parameters()).new_zeros(
+            self.config.n_layer, batch_size, self.config.d_model
+        )
         return RecurrentState(zeros, zeros)
 
     def forward(
@@ -250,7 +286,8 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         Args:
             tokens_BT: T consecutive tokens of B streams.
             state: returned for the previous segment; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None for all.
+            n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None
+                for all.
             inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
             lengths_B: None: it takes no streams of unequal length.
 
@@ -263,7 +300,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         if state is None:
             state = self.start_memory(B)
         if state.batch_size != B:
-            raise ValueError(f"state of {state.batch_size} streams given with tokens of {B} streams")
+            raise ValueError(
+                f"state of {state.batch_size} streams given with tokens of {B} streams"
+            )
         previous_NBD, cells_NBD = state.previous.detach(), state.cells.detach()
         carried: list[tuple[Tensor, Tensor]] = []
         for n, layer in enumerate(self.layers):
@@ -271,7 +310,9 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
             hidden_BTD, previous_BD, cell_BD = layer(input_BTD, previous_NBD[n], cells_NBD[n])
             carried.append((previous_BD, cell_BD))
         # Autocast computes the layers in another type; the state keeps the type of the weights.
-        previous, cells = (torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True))
+        previous, cells = (
+            torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True)
+        )
         hidden_BTD = self.dropout(hidden_BTD)
         n_first = 0 if n_last is None else hidden_BTD.shape[1] - n_last
         return hidden_BTD[:, n_first:], replace(state, previous=previous, cells=cells)

@@ -16,16 +16,17 @@ from torch.nn import functional as F
 
 from txl_lightning.config.architecture import Architecture
 from txl_lightning.errors import OptionError
-from txl_lightning.model.kernels.fused import aligned, aligned_product, is_eager_on_cpu
+from txl_lightning.model.gpu import aligned, aligned_product, is_eager_on_cpu
 from txl_lightning.model.layers import draw_normal
 
 
 class TokenEmbedding(nn.Module):
     """Embedding of tokens in D dimensions, times sqrt(D).
 
-    With `div_val` = 1 there is one table V × d_embed, with a projection to D if the widths differ. With
-    `div_val` > 1 cluster i (tokens between two cut-offs) has a table of width d_embed / div_val^i and a
-    projection; as in the paper's code cluster 0 has one even if the widths are equal.
+    With `div_val` = 1 there is one table V × d_embed, with a projection to D if the widths differ.
+    With `div_val` > 1 cluster i (tokens between two cut-offs) has a table of width d_embed /
+    div_val^i and a projection; as in the paper's code cluster 0 has one even if the widths are
+    equal.
 
     Args:
         config: V, D, and the widths and cut-offs of the clusters.
@@ -38,11 +39,15 @@ class TokenEmbedding(nn.Module):
         self.n_clusters, d_embed = len(config.cutoffs) + 1, config.d_embed or d_model
         sizes = [r - l for l, r in self.ranges()] if div_val > 1 else [self.edges[-1]]  # noqa: E741
         widths = [d_embed // div_val**i for i in range(len(sizes))]
-        self.tables = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
+        self.tables = nn.ParameterList(
+            torch.empty(n, width) for n, width in zip(sizes, widths, strict=True)
+        )
         for table in self.tables:
             draw_normal(table, 0.0, 1.0)  # as in torch.nn.Embedding; `initialize` replaces it
         projected = div_val > 1 or d_embed != d_model
-        self.projections = nn.ParameterList(torch.empty(d_model, width) for width in widths if projected)
+        self.projections = nn.ParameterList(
+            torch.empty(d_model, width) for width in widths if projected
+        )
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Iterate over the clusters: their first token, and the first token after them."""
@@ -70,15 +75,20 @@ class TokenEmbedding(nn.Module):
         if self.div_val == 1:
             embedded = F.embedding(tokens_BT, self.tables[0])
             if self.projections:
-                # Autocast projects in its own type; residual sums and norms stay in that of the weights.
+                #  Autocast projects in its own type; residual sums and norms stay in that of the
+                # weights.
                 embedded = F.linear(embedded, self.projections[0]).to(self.tables[0].dtype)
             return embedded * self.d_model**0.5
         tokens = tokens_BT.flatten()
         embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)
         for cluster, (first, end) in enumerate(self.ranges()):
-            # The clusters at both ends include the tokens outside the vocabulary, so that these raise.
-            inside = ((tokens >= first) | (cluster == 0)) & ((tokens < end) | (cluster == self.n_clusters - 1))
-            # All tokens pass every cluster, which is cheap: to select them, the CPU would wait for a GPU's counts.
+            #  The clusters at both ends include the tokens outside the vocabulary, so that these
+            # raise.
+            inside = ((tokens >= first) | (cluster == 0)) & (
+                (tokens < end) | (cluster == self.n_clusters - 1)
+            )
+            #  All tokens pass every cluster, which is cheap: to select them, the CPU would wait for
+            # a GPU's counts.
             rows = F.embedding(torch.where(inside, tokens - first, 0), self.tables[cluster])
             own = F.linear(rows, self.projections[cluster]).to(embedded.dtype)
             embedded = torch.where(inside[:, None], own, embedded)
@@ -88,13 +98,14 @@ class TokenEmbedding(nn.Module):
 class TokenSoftmax(nn.Module):
     """P(token | h), with the unscaled embedding as weight and a bias per token.
 
-    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster, in the
-    order of the clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i, h).
+    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster,
+    in the order of the clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i,
+    h).
 
     Args:
         embedding: shares its tables and, where tied, its projections.
-        tie_projections: clusters that project h with the projection of the embedding; the others have a
-            separate one. Without effect if the embedding has no projections.
+        tie_projections: clusters that project h with the projection of the embedding; the others
+            have a separate one. Without effect if the embedding has no projections.
     """
 
     def __init__(self, embedding: TokenEmbedding, tie_projections: str = "all_but_first") -> None:
@@ -120,11 +131,12 @@ class TokenSoftmax(nn.Module):
     ) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, in token order.
 
-        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None:
-        so an optimizer step does not depend on how streams are divided into processes and groups.
+        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of
+        None: so an optimizer step does not depend on how streams are divided into processes and
+        groups.
 
-        With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU once in every
-        call, unless `known_targets_BT` are the targets in its own memory.
+        With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU
+        once in every call, unless `known_targets_BT` are the targets in its own memory.
         """
         hidden, targets, rows = hidden_BTD.flatten(0, 1), targets_BT.flatten(), embedding.rows()
         hidden = hidden if embedding.projections else aligned(hidden)  # once for all clusters
@@ -152,7 +164,9 @@ class TokenSoftmax(nn.Module):
             counted = embedding.cluster_of(known_targets_BT)
         places = cluster_of.argsort(stable=True).split(cluster_sizes(counted, embedding.n_clusters))
         for cluster, members in enumerate(places[1:], 1):
-            logits = self._logits(hidden.index_select(0, members), cluster, embedding, rows[cluster])
+            logits = self._logits(
+                hidden.index_select(0, members), cluster, embedding, rows[cluster]
+            )
             own = targets[members] - embedding.edges[cluster]
             nll = nll.index_add(0, members, negative_log_likelihood(logits, own))
         return nll
@@ -162,11 +176,15 @@ class TokenSoftmax(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """Return log P(token | h) of every token of the vocabulary, in float32 or float64."""
         hidden, rows = hidden_BTD.flatten(0, 1), embedding.rows()
-        head = _log_softmax(self._head(hidden, embedding, rows[0]))  # on a GPU with more columns, of probability 0
+        head = _log_softmax(
+            self._head(hidden, embedding, rows[0])
+        )  # on a GPU with more columns, of probability 0
         parts = [head[:, : embedding.edges[1]]]
         for cluster in range(1, embedding.n_clusters):
             column = embedding.edges[1] + cluster - 1
-            inside = _log_softmax(self._logits(hidden, cluster, embedding, rows[cluster]))[:, : len(rows[cluster])]
+            inside = _log_softmax(self._logits(hidden, cluster, embedding, rows[cluster]))[
+                :, : len(rows[cluster])
+            ]
             parts.append(head[:, column : column + 1] + inside)
         return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
 
@@ -175,7 +193,9 @@ class TokenSoftmax(nn.Module):
         projection = self.projections[str(cluster)] if untied else embedding.projection(cluster)
         return hidden if projection is None else hidden @ projection
 
-    def _logits(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding, rows: Tensor) -> Tensor:
+    def _logits(
+        self, hidden: Tensor, cluster: int, embedding: TokenEmbedding, rows: Tensor
+    ) -> Tensor:
         bias = self.bias[embedding.edges[cluster] : embedding.edges[cluster + 1]]
         return aligned_product(self._project(hidden, cluster, embedding), rows, bias, -math.inf)
 
@@ -192,7 +212,9 @@ class NoVocabulary(nn.Module):
 
     def forward(self, *_: object) -> Tensor:
         """Raise `OptionError`."""
-        raise OptionError("vocab_size", None, "must be given for tokens and losses; without it give inputs_BTD")
+        raise OptionError(
+            "vocab_size", None, "must be given for tokens and losses; without it give inputs_BTD"
+        )
 
     log_probabilities = forward
 
@@ -207,17 +229,21 @@ def make_softmax(config: Architecture, embedding: Any) -> Any:
     return TokenSoftmax(embedding, config.tie_projections) if config.vocab_size else NoVocabulary()
 
 
-def negative_log_likelihood(logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+def negative_log_likelihood(
+    logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
     """Return -log softmax(logits)_target in nats, in float32 or float64.
 
-    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the logits.
+    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the
+    logits.
 
     Args:
         logits_NV: logits of N tokens.
         targets_N: their targets.
 
     Raises:
-        RuntimeError: in a backward pass with create_graph=True, because there is no second derivative.
+        RuntimeError: in a backward pass with create_graph=True, because there is no second
+            derivative.
     """
     nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N)
     return nll
@@ -234,17 +260,27 @@ class _NegativeLogLikelihood(torch.autograd.Function):
         if log_probabilities_NV.dtype == logits_NV.dtype or is_eager_on_cpu(logits_NV):
             ctx.save_for_backward(log_probabilities_NV, targets_N, None)
         else:  # logits of half the size are stored anyway: with log Σ exp(logits) they give the probabilities again
-            ctx.save_for_backward(logits_NV, targets_N, nll_N1 + logits_NV.gather(1, targets_N[:, None]))
+            ctx.save_for_backward(
+                logits_NV, targets_N, nll_N1 + logits_NV.gather(1, targets_N[:, None])
+            )
         return nll_N1.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        if torch.is_grad_enabled():  # create_graph=True: the log-probabilities are not linked to the logits
-            raise RuntimeError("the losses have no second derivative: differentiate F.cross_entropy")
+        if (
+            torch.is_grad_enabled()
+        ):  # create_graph=True: the log-probabilities are not linked to the logits
+            raise RuntimeError(
+                "the losses have no second derivative: differentiate F.cross_entropy"
+            )
         (gradient_N,) = gradients
         log_probabilities_NV, targets_N, normalizer_N1 = ctx.saved_tensors
         of_logits = normalizer_N1 is not None
-        P_NV = (log_probabilities_NV - normalizer_N1).exp_() if of_logits else log_probabilities_NV.exp()
+        P_NV = (
+            (log_probabilities_NV - normalizer_N1).exp_()
+            if of_logits
+            else log_probabilities_NV.exp()
+        )
         P_NV.scatter_add_(1, targets_N[:, None], P_NV.new_full((len(targets_N), 1), -1.0))
         # Into another type at once is one pass over a GPU's memory, and slow on a CPU.
         out_NV = P_NV if is_eager_on_cpu(P_NV) else P_NV.new_empty(P_NV.shape, dtype=ctx.dtype)
@@ -253,7 +289,9 @@ class _NegativeLogLikelihood(torch.autograd.Function):
 
 def cluster_sizes(cluster_of: Int[Tensor, "*n"], n_clusters: int) -> list[int]:
     """Return the number of targets in each cluster; on a GPU the CPU waits for it."""
-    sizes: list[int] = torch.stack([(cluster_of == cluster).sum() for cluster in range(n_clusters)]).tolist()
+    sizes: list[int] = torch.stack(
+        [(cluster_of == cluster).sum() for cluster in range(n_clusters)]
+    ).tolist()
     return sizes
 
 

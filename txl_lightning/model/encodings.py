@@ -1,16 +1,16 @@
 """Position encodings: the four of the ablation (paper Table 6) and later ones; `register_encoding` adds another.
 
-    relative   terms (a)-(d) with the sinusoid of the distance                       (section 3.3; attn_type 0)
-    shaw       a trained table of distances per layer, no extrapolation              (Shaw et al. 2018; attn_type 1)
-    absolute   the sinusoid of the position, added to the embedding                  (Vaswani et al. 2017; attn_type 2)
-    al_rfou    a trained table of positions per layer, added to each layer's input   (Al-Rfou et al. 2018; attn_type 3)
-    rope       queries and keys rotated by their positions                           (Su et al. 2021)
-    alibi      a fixed penalty that grows with the distance, as term (d)             (Press et al. 2022)
-    none       no positions, only the causal mask                                    (Kazemnejad et al. 2023)
+    relative terms (a)-(d) with the sinusoid of the distance (section 3.3; attn_type 0) shaw a
+    trained table of distances per layer, no extrapolation (Shaw et al. 2018; attn_type 1) absolute
+    the sinusoid of the position, added to the embedding (Vaswani et al. 2017; attn_type 2) al_rfou
+    a trained table of positions per layer, added to each layer's input (Al-Rfou et al. 2018;
+    attn_type 3) rope queries and keys rotated by their positions (Su et al. 2021) alibi a fixed
+    penalty that grows with the distance, as term (d) (Press et al. 2022) none no positions, only
+    the causal mask (Kazemnejad et al. 2023)
 
-Absolute positions are counted from the end of the segment: its last token has index 0. With memory every
-segment uses the same positions; the memory keeps each layer's input as it was computed, so positions are
-never added to it a second time (section 3.3).
+Absolute positions are counted from the end of the segment: its last token has index 0. With memory
+every segment uses the same positions; the memory keeps each layer's input as it was computed, so
+positions are never added to it a second time (section 3.3).
 """
 
 from __future__ import annotations
@@ -25,20 +25,27 @@ from torch import Tensor, nn
 from txl_lightning.config.architecture import KINDS, EncodingKind, TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.positions import OwnKeys, distances_of_keys, rotation, shift, sinusoids_of_distances
+from txl_lightning.model.positions import (
+    StreamBounds,
+    distances_of_keys,
+    roll_streams,
+    rotation,
+    sinusoids_of_distances,
+)
 from txl_lightning.registry import Guests
 
 
 class LayerPositions(NamedTuple):
-    """Position information of one layer's attention; None for a part that its encoding or terms lack.
+    """Position information of one layer's attention; None for a part that the encoding lacks.
 
     Args:
         u_HE: content bias u, term (c).
         v_HE: position bias v, term (d).
-        sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
-        table_HSE: vectors r of the distances K, …, 0: trained, or W_{k,R} R that cached inference has computed before.
+        sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its
+            W_{k,R}.
+        table_HSE: vectors r of the distances K, …, 0: trained, or W_{k,R} R from cached inference.
         bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
-        rotation_2SE: `positions.rotation` of the distances K, …, 0, which rotates queries and keys.
+        rotation_2SE: `positions.rotation` of the distances K, …, 0, for queries and keys.
     """
 
     u_HE: Tensor | None = None
@@ -49,28 +56,31 @@ class LayerPositions(NamedTuple):
     rotation_2SE: Tensor | None = None
 
     def of_terms(self, terms: str) -> LayerPositions:
-        """Keep only what these terms of the logits need."""
-        r_needed = bool(set("bd") & set(terms))
-        return LayerPositions(
-            u_HE=self.u_HE if "c" in terms else None,
-            v_HE=self.v_HE if "d" in terms else None,
-            sinusoids_SD=self.sinusoids_SD if r_needed else None,
-            table_HSE=self.table_HSE if r_needed else None,
-            bias_HS=self.bias_HS if "d" in terms else None,
-            rotation_2SE=self.rotation_2SE,
-        )
+        """Keep only what these terms of the score need."""
+        positions = self
+        if "c" not in terms:
+            positions = positions._replace(u_HE=None)
+        if "d" not in terms:
+            positions = positions._replace(v_HE=None, bias_HS=None)
+        if "b" not in terms and "d" not in terms:
+            positions = positions._replace(sinusoids_SD=None, table_HSE=None)
+        return positions
 
     def up_to(self, n_keys: int) -> LayerPositions:
         """Keep the distances K, …, 0 with K = `n_keys`, of all but the sinusoids."""
-        by_distance = {"table_HSE": self.table_HSE, "bias_HS": self.bias_HS, "rotation_2SE": self.rotation_2SE}
-        return self._replace(**{name: x if x is None else x[:, -n_keys - 1 :] for name, x in by_distance.items()})
+        kept: dict[str, Tensor] = {}
+        for name in ("table_HSE", "bias_HS", "rotation_2SE"):
+            by_distance = getattr(self, name)
+            if by_distance is not None:
+                kept[name] = by_distance[:, -n_keys - 1 :]
+        return self._replace(**kept)
 
 
 class Encoding(nn.Module):
     """Base class of encodings: adds no positional information.
 
-    A subclass overrides `forward` to change the logits by distance, `angles` to rotate queries and keys, or `embed`
-    and `layer_input` to change the inputs; `register_encoding` makes it available.
+    A subclass overrides `forward` to change the score by distance, `angles` to rotate queries and
+    keys, or `embed` and `layer_input` to change the inputs; `register_encoding` makes it available.
 
     Args:
         config: sizes and terms.
@@ -78,11 +88,14 @@ class Encoding(nn.Module):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
-        self.n_layer, self.n_head, self.d_head = config.n_layer, config.n_head, config.d_head
-        self.terms, self.absolute = config.active_terms, config.kind.absolute
+        self.n_layer = config.n_layer
+        self.n_head = config.n_head
+        self.d_head = config.d_head
+        self.terms = config.active_terms
+        self.absolute = config.kind.absolute
 
     def initialize(self) -> None:
-        """Set parameters that should not keep their usual start: N(0, init_std²), or zero if named `…bias`."""
+        """Set parameters that should not start as N(0, init_std²), or as zero if named `…bias`."""
 
     def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
         """Return the input of the first layer, before dropout, from the scaled embedding."""
@@ -102,42 +115,61 @@ class Encoding(nn.Module):
         """
         return [LayerPositions()] * self.n_layer
 
-    def at_start(self, hidden_BTD: Tensor, clamp_len: int, own: OwnKeys | None) -> Float[Tensor, "B T D"]:
-        """Return `embed` with positions from the end of each stream, before its padding."""
-        late_B = own.padding_B if own and self.absolute else None
-        return shift(self.embed(shift(hidden_BTD, late_B), clamp_len), None if late_B is None else -late_B)
-
-    def at_layer(self, n: int, hidden_BTD: Tensor, own: OwnKeys | None) -> Float[Tensor, "B T D"]:
-        """Return `layer_input` with positions from the end of each stream, before its padding."""
-        late_B = own.padding_B if own and self.absolute else None
-        return shift(self.layer_input(n, shift(hidden_BTD, late_B)), None if late_B is None else -late_B)
-
     def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
-        """Return the F = E/2 angles that rotate queries and keys at these distances from the newest token.
+        """Return the F = E/2 angles that rotate queries and keys at these distances.
 
-        They must be linear in the distance: q_i·k_j then depends on i - j only.
+        Distances are counted from the newest token. Angles must be linear in them: q_i·k_j then
+        depends on i - j only.
 
         Raises:
             NotImplementedError: the encoding rotates nothing.
         """
         raise NotImplementedError
 
+    def embed_streams(
+        self, hidden_BTD: Tensor, clamp_len: int, bounds: StreamBounds | None
+    ) -> Float[Tensor, "B T D"]:
+        """Return `embed` with positions from the end of each stream, before its padding."""
+        padding_B = self._padding(bounds)
+        if padding_B is None:
+            return self.embed(hidden_BTD, clamp_len)
+        embedded_BTD = self.embed(roll_streams(hidden_BTD, padding_B), clamp_len)
+        return roll_streams(embedded_BTD, -padding_B)
+
+    def layer_input_of_streams(
+        self, n: int, hidden_BTD: Tensor, bounds: StreamBounds | None
+    ) -> Float[Tensor, "B T D"]:
+        """Return `layer_input` with positions from the end of each stream, before its padding."""
+        padding_B = self._padding(bounds)
+        if padding_B is None:
+            return self.layer_input(n, hidden_BTD)
+        input_BTD = self.layer_input(n, roll_streams(hidden_BTD, padding_B))
+        return roll_streams(input_BTD, -padding_B)
+
+    def _padding(self, bounds: StreamBounds | None) -> Tensor | None:
+        if bounds is None or not self.absolute:
+            return None
+        return bounds.padding_B
+
     def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
         """Return the positions of `forward` without the terms that are off, and the rotation.
 
-        Distances are counted from the newest token, so angles do not grow with the stream. They are computed in
-        float64 and rounded once.
+        Distances are counted from the newest token, so angles do not grow with the stream. They are
+        computed in float64 and rounded once.
 
         Args:
             n_keys: K.
             clamp_len: see `forward`.
             like: see `forward`.
         """
-        of_layers = [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
-        if not rotates(type(self)):
-            return of_layers
-        rotation_2SE = rotation(self.angles(distances_of_keys(n_keys, -1, like)), like)
-        return [of_layer._replace(rotation_2SE=rotation_2SE) for of_layer in of_layers]
+        rotation_2SE = None
+        if rotates(type(self)):
+            angles_SF = self.angles(distances_of_keys(n_keys, -1, like))
+            rotation_2SE = rotation(angles_SF, like)
+        layers = []
+        for positions in self(n_keys, clamp_len, like):
+            layers.append(positions.of_terms(self.terms)._replace(rotation_2SE=rotation_2SE))
+        return layers
 
 
 def rotates(encoding: type[Encoding]) -> bool:
@@ -148,12 +180,15 @@ def rotates(encoding: type[Encoding]) -> bool:
 ENCODINGS: Guests[type[Encoding]] = Guests("encoding")  # filled by register_encoding
 
 
-def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callable[[type[Encoding]], type[Encoding]]:
-    """Return a decorator that registers a subclass of `Encoding` under the name of a config's `encoding`.
+def register_encoding(
+    name: str, terms: str = "a", **properties: Any
+) -> Callable[[type[Encoding]], type[Encoding]]:
+    """Return a decorator that registers a subclass of `Encoding` under the name of `encoding=`.
 
-    `table_HSE` or `sinusoids_SD` enter term (b) of the logits, and (d) if there is a `v_HE`; `bias_HS` enters (d). All
-    are added before the division by sqrt(E). `sinusoids_SD` needs the property `projects`. A checkpoint holds only the
-    name, so the class must be registered before one is loaded.
+    `table_HSE` or `sinusoids_SD` enter term (b) of the score, and (d) if there is a `v_HE`;
+    `bias_HS` enters (d). All are added before the division by sqrt(E). `sinusoids_SD` needs the
+    property `projects`. A checkpoint holds only the name, so the class must be registered before
+    one is loaded.
 
     Args:
         name: letters, digits and underscores.
@@ -164,15 +199,17 @@ def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callabl
         OptionError: another class has the name, or a value is not allowed.
     """
     require(name.isidentifier(), "name", name, "must be letters, digits and underscores")
-    good_terms = set(terms) <= set("abcd") and len(set(terms)) == len(terms)
-    require(good_terms, "terms", terms, "must be letters of abcd, each at most once")
+    are_terms = set(terms) <= set("abcd") and len(set(terms)) == len(terms)
+    require(are_terms, "terms", terms, "must be letters of abcd, each at most once")
 
     def register(encoding: type[Encoding]) -> type[Encoding]:
-        # (b) and (c) would depend on the place of a query or key in its stream, not on their distance alone.
-        fits = not (rotates(encoding) and set("bc") & set(terms))
+        rotated = rotates(encoding)
+        # (b) and (c) would depend on a token's place in its stream, not on the distance alone.
+        fits = not (rotated and set("bc") & set(terms))
         require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
-        kind = EncodingKind("".join(sorted(terms)), rotates=rotates(encoding), **properties)
-        ENCODINGS.add(name, encoding, {"defaults": ["table_schema" if kind.table else "schema", "_self_"]})
+        kind = EncodingKind("".join(sorted(terms)), rotates=rotated, **properties)
+        schema = "table_schema" if kind.table else "schema"
+        ENCODINGS.add(name, encoding, {"defaults": [schema, "_self_"]})
         KINDS[name] = kind
         return encoding
 
@@ -181,63 +218,77 @@ def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callabl
 
 @register_encoding("relative", "abcd", projects=True)
 class RelativeEncoding(Encoding):
-    """Sinusoids of distances; content bias u and position bias v of all layers, or of each one (`untie_biases`)."""
+    """Sinusoids of distances; u and v of all layers, or of each one (`untie_biases`)."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        shape = (config.n_layer if config.untie_biases else 1, config.n_head, config.d_head)
-        self.u = nn.Parameter(torch.empty(shape)) if "c" in config.active_terms else None
-        self.v = nn.Parameter(torch.empty(shape)) if "d" in config.active_terms else None
-        self.d_model, self.has_positions = config.d_model, bool(set("bd") & set(config.active_terms))
+        n_biases = config.n_layer if config.untie_biases else 1
+        shape = (n_biases, config.n_head, config.d_head)
+        self.u = nn.Parameter(torch.empty(shape)) if "c" in self.terms else None
+        self.v = nn.Parameter(torch.empty(shape)) if "d" in self.terms else None
+        self.d_model = config.d_model
+        self.has_positions = "b" in self.terms or "d" in self.terms
         self.dropout = Dropout(config.dropout)
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Return u, v and the sinusoids of the distances K, …, 0, in training with dropout, one mask for all layers."""
-        sinusoids = None
+        """Return u, v and the sinusoids; in training with dropout, one mask for all layers."""
+        sinusoids_SD = None
         if self.has_positions:
-            sinusoids = self.dropout(sinusoids_of_distances(n_keys, self.d_model, clamp_len, like))
-        return [
-            LayerPositions(_of_layer(self.u, n), _of_layer(self.v, n), sinusoids_SD=sinusoids)
-            for n in range(self.n_layer)
-        ]
+            sinusoids_SD = sinusoids_of_distances(n_keys, self.d_model, clamp_len, like)
+            sinusoids_SD = self.dropout(sinusoids_SD)
+        layers = []
+        for n in range(self.n_layer):
+            u_HE = _bias_of_layer(self.u, n)
+            v_HE = _bias_of_layer(self.v, n)
+            layers.append(LayerPositions(u_HE, v_HE, sinusoids_SD=sinusoids_SD))
+        return layers
 
 
-def _of_layer(bias: Tensor | None, n: int) -> Tensor | None:
+def _bias_of_layer(bias: Tensor | None, n: int) -> Tensor | None:
     """Return the u or v of layer n, or the shared one."""
-    return None if bias is None else bias[n if len(bias) > 1 else 0]
+    if bias is None:
+        return None
+    is_shared = len(bias) == 1
+    return bias[0 if is_shared else n]
 
 
 @register_encoding("shaw", "abcd", table="distances")
 class ShawEncoding(Encoding):
-    """Trained vector (b) and bias (d) of every distance below `table_len`, and u (c), for every layer.
+    """For every layer: a trained vector (b) and bias (d) of each distance below `table_len`, and u (c).
 
-    The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and (b):
-    `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` is the number of rows used, one
-    more than the largest distance.
+    The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and
+    (b): `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` is the
+    number of rows used, one more than the largest distance.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         assert config.table_len is not None
-        self.table_len, terms = config.table_len, config.active_terms
-        table = (config.n_layer, self.table_len, config.n_head, config.d_head)
-        self.u = nn.Parameter(torch.empty(config.n_layer, *table[2:])) if "c" in terms else None
-        self.table = nn.Parameter(torch.empty(table)) if "b" in terms else None
-        self.distance_bias = nn.Parameter(torch.empty(table[:3])) if "d" in terms else None
+        N, H, E = config.n_layer, config.n_head, config.d_head
+        rows = config.table_len
+        self.table_len = rows
+        self.u = nn.Parameter(torch.empty(N, H, E)) if "c" in self.terms else None
+        self.table = nn.Parameter(torch.empty(N, rows, H, E)) if "b" in self.terms else None
+        self.distance_bias = nn.Parameter(torch.empty(N, rows, H)) if "d" in self.terms else None
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
         """Return u and the table's rows and biases of the distances K, …, 0."""
-        farthest = min(self.table_len, clamp_len) - 1 if clamp_len > 0 else self.table_len - 1
-        distances = torch.arange(n_keys, -1, -1, device=like.device).clamp(max=farthest)
-        rows = self.table_len - 1 - distances
-        return [
-            LayerPositions(
-                u_HE=None if self.u is None else self.u[n],
-                table_HSE=None if self.table is None else self.table[n][rows].transpose(0, 1),
-                bias_HS=None if self.distance_bias is None else self.distance_bias[n][rows].T,
-            )
-            for n in range(self.n_layer)
-        ]
+        n_rows = self.table_len
+        if clamp_len > 0:
+            n_rows = min(n_rows, clamp_len)
+        distances_S = torch.arange(n_keys, -1, -1, device=like.device).clamp(max=n_rows - 1)
+        rows_S = self.table_len - 1 - distances_S
+        layers = []
+        for n in range(self.n_layer):
+            positions = LayerPositions()
+            if self.u is not None:
+                positions = positions._replace(u_HE=self.u[n])
+            if self.table is not None:
+                positions = positions._replace(table_HSE=self.table[n][rows_S].transpose(0, 1))
+            if self.distance_bias is not None:
+                positions = positions._replace(bias_HS=self.distance_bias[n][rows_S].T)
+            layers.append(positions)
+        return layers
 
 
 @register_encoding("absolute", absolute=True)
@@ -247,12 +298,13 @@ class AbsoluteEncoding(Encoding):
     def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
         """Add U_{T-1}, …, U_0 to the T tokens."""
         T, D = hidden_BTD.shape[1:]
-        return hidden_BTD + sinusoids_of_distances(T, D, clamp_len, hidden_BTD)[1:]
+        sinusoids_SD = sinusoids_of_distances(T, D, clamp_len, hidden_BTD)
+        return hidden_BTD + sinusoids_SD[1:]
 
 
 @register_encoding("al_rfou", absolute=True, table="positions")
 class AlRfouEncoding(Encoding):
-    """Trained vector of every position, counted from the end of the segment, added to every layer's input.
+    """Trained vector of every position from the segment's end, added to every layer's input.
 
     Positions beyond the table use its farthest row (row 0).
     """
@@ -260,27 +312,30 @@ class AlRfouEncoding(Encoding):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         assert config.table_len is not None
-        self.table = nn.Parameter(torch.empty(config.n_layer, config.table_len, config.d_model))
+        shape = (config.n_layer, config.table_len, config.d_model)
+        self.table = nn.Parameter(torch.empty(shape))
 
     def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Add the rows of layer n."""
-        n_rows, T = self.table.shape[1], hidden_BTD.shape[1]
-        rows = torch.arange(n_rows - T, n_rows, device=hidden_BTD.device).clamp(min=0)
-        return hidden_BTD + self.table[n][rows]
+        n_rows = self.table.shape[1]
+        T = hidden_BTD.shape[1]
+        rows_T = torch.arange(n_rows - T, n_rows, device=hidden_BTD.device).clamp(min=0)
+        return hidden_BTD + self.table[n][rows_T]
 
 
 @register_encoding("rope")
 class RotaryEncoding(Encoding):
-    """A_ij = (R_i q_i)·(R_j k_j) / sqrt(E): R_p rotates the pair (x_f, x_{f+E/2}) by p·10000^(-2f/E).
+    """A_ij = (R_i q_i)·(R_j k_j) / sqrt(E): R_p rotates (x_f, x_{f+E/2}) by p·10000^(-2f/E).
 
-    Memory keeps hidden states and cached inference unrotated keys. Both are rotated when they are read, by their
-    distance to the newest token.
+    Memory keeps hidden states and cached inference unrotated keys. Both are rotated when they are
+    read, by their distance to the newest token.
     """
 
     def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
         """Return p·10000^(-2f/E) for the positions p = -distance."""
-        exponents = torch.arange(0, self.d_head, 2, dtype=distances_S.dtype, device=distances_S.device) / self.d_head
-        return -distances_S[:, None] * 10000.0**-exponents
+        even = torch.arange(0, self.d_head, 2, dtype=distances_S.dtype, device=distances_S.device)
+        frequencies_F = 10000.0 ** -(even / self.d_head)
+        return -distances_S[:, None] * frequencies_F
 
 
 @register_encoding("alibi", "ad", extrapolates=True)
@@ -290,22 +345,24 @@ class AlibiEncoding(Encoding):
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
         """Return the biases of the distances K, …, 0, the same in all layers."""
         distances_S = distances_of_keys(n_keys, clamp_len, like)
-        scale = self.d_head**0.5  # attention divides all logits by sqrt(E)
-        bias_HS = slopes(self.n_head, distances_S)[:, None] * (-scale * distances_S)
+        scale = self.d_head**0.5  # attention divides all scores by sqrt(E)
+        bias_HS = -scale * slopes(self.n_head, distances_S)[:, None] * distances_S
         return [LayerPositions(bias_HS=bias_HS.to(like.dtype))] * self.n_layer
 
 
 def slopes(n_head: int, like: Tensor) -> Float[Tensor, " H"]:
     """Return m_h = 2^(-8h/H), h = 1, …, H, for H a power of two.
 
-    For other H: the slopes of the power of two below H, then every second slope of the power of two above H.
+    For other H: the slopes of the power of two below H, then every second slope of the power of two
+    above H.
     """
     power = 1 << (n_head.bit_length() - 1)
     heads = torch.arange(n_head, dtype=like.dtype, device=like.device)
-    shares = torch.cat([(heads[:power] + 1) / power, (heads[: n_head - power] * 2 + 1) / (2 * power)])
-    return 2.0 ** (-8 * shares)
+    below = (heads[:power] + 1) / power
+    above = (heads[: n_head - power] * 2 + 1) / (2 * power)
+    return 2.0 ** (-8 * torch.cat([below, above]))
 
 
 @register_encoding("none", extrapolates=True)
 class NoEncoding(Encoding):
-    """A_ij = q_i·k_j / sqrt(E). Only the causal mask tells a token how many tokens stand before it."""
+    """A_ij = q_i·k_j / sqrt(E). Only the causal mask tells a token how many tokens precede it."""

@@ -18,7 +18,9 @@ NO_LENGTHS = "must be None: this model needs streams of one length"
 class LanguageModel(Protocol):
     """A model that scores tokens, given the state that it returned for the tokens before them."""
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, memory: Any = None, /) -> tuple[Tensor, Any]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, memory: Any = None, /
+    ) -> tuple[Tensor, Any]:
         """Return the loss in nats of every target in token order, and the state after the last token."""
         ...
 
@@ -36,7 +38,9 @@ class ScoringModel:
     """Inputs, and losses and distributions from hidden states, by a model's `embedding` and `softmax`."""
 
     takes_lengths = False  # whether a call takes `lengths_B`
-    _fabric: Any = None  # set by Lightning Fabric, whose precision covers calls only and not other methods
+    _fabric: Any = (
+        None  # set by Lightning Fabric, whose precision covers calls only and not other methods
+    )
 
     def embed(
         self: Any,
@@ -47,17 +51,23 @@ class ScoringModel:
         """Return the scaled embeddings of the tokens, or the inputs that take their place.
 
         Raises:
-            OptionError: tokens are given to a model without a vocabulary, or lengths to one that takes none.
-            ValueError: both or none of them are given, the inputs are not of width D, or the lengths do not fit.
+            OptionError: tokens are given to a model without a vocabulary, or lengths to one that
+                takes none.
+            ValueError: both or none of them are given, the inputs are not of width D, or the
+                lengths do not fit.
         """
         if (tokens_BT is None) == (inputs_BTD is None):
             raise ValueError("give either tokens or inputs_BTD")
         if inputs_BTD is not None and inputs_BTD.shape[2:] != (self.config.d_model,):
-            raise ValueError(f"inputs_BTD of shape {tuple(inputs_BTD.shape)}: D must be d_model={self.config.d_model}")
+            raise ValueError(
+                f"inputs_BTD of shape {tuple(inputs_BTD.shape)}: D must be d_model={self.config.d_model}"
+            )
         x: Any = tokens_BT if inputs_BTD is None else inputs_BTD
         if lengths_B is not None:
             require(self.takes_lengths, "lengths_B", lengths_B.tolist(), NO_LENGTHS)
-            x = x.masked_fill(padding(lengths_B, *x.shape[:2]).view(*x.shape[:2], *[1] * (x.ndim - 2)), 0)
+            x = x.masked_fill(
+                padding(lengths_B, *x.shape[:2]).view(*x.shape[:2], *[1] * (x.ndim - 2)), 0
+            )
         embedded_BTD: Tensor = self.embedding(x) if inputs_BTD is None else x
         return embedded_BTD
 
@@ -72,18 +82,21 @@ class ScoringModel:
         """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
 
         Args:
-            tokens_BT: may be longer than the targets; the first tokens are then context without a loss, such as
-                extended context. A recurrent model needs none: its state has read all tokens.
+            tokens_BT: may be longer than the targets; the first tokens are then context without a
+                loss, such as extended context. A recurrent model needs none: its state has read all
+                tokens.
             targets_BT: the token after each of the last T_targets tokens.
             memory: returned for the previous segment; None for the start of the streams.
-            lengths_B: number of each stream's tokens, from 0 to T; what follows them, and its targets, is padding. Its
-                loss is 0, and the new memory of a stream ends with the stream's own last token. None without padding.
-            known_targets_BT: the targets on the CPU. A model with cut-offs on a GPU then waits for no count of them.
+            lengths_B: number of each stream's tokens, from 0 to T; what follows them, and its
+                targets, is padding. Its loss is 0, and the new memory of a stream ends with the
+                stream's own last token. None without padding.
+            known_targets_BT: the targets on the CPU. A model with cut-offs on a GPU then waits for
+                no count of them.
 
         Raises:
             OptionError: lengths are given to a model that takes none.
-            ValueError: there are fewer tokens than targets, the memory is of another number of streams, or the lengths
-                do not fit.
+            ValueError: there are fewer tokens than targets, the memory is of another number of
+                streams, or the lengths do not fit.
         """
         T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
         if T_targets > T:
@@ -96,7 +109,9 @@ class ScoringModel:
             if lengths_B is None:
                 return self.losses(hidden_BTD, targets_BT, known_targets_BT), memory
             padding_BT = padding(lengths_B, *tokens_BT.shape)[:, T - T_targets :]
-            return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(padding_BT, 0.0), memory
+            return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(
+                padding_BT, 0.0
+            ), memory
 
     def losses(
         self: Any,
@@ -123,5 +138,7 @@ def padding(lengths_B: Int[Tensor, " B"], batch_size: int, n_tokens: int) -> Boo
         ValueError: there is not one length for each stream, or one is not in 0 … T.
     """
     if lengths_B.shape != (batch_size,) or not 0 <= lengths_B.min() <= lengths_B.max() <= n_tokens:
-        raise ValueError(f"lengths_B={lengths_B.tolist()}: must be {batch_size} lengths from 0 to {n_tokens}")
+        raise ValueError(
+            f"lengths_B={lengths_B.tolist()}: must be {batch_size} lengths from 0 to {n_tokens}"
+        )
     return torch.arange(n_tokens, device=lengths_B.device) >= lengths_B[:, None]

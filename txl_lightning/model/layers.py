@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.model.kernels.fused import Linear, is_eager_on_cpu
+from txl_lightning.model.gpu import Linear, is_eager_on_cpu
 
 LEVELS = 1 << 16  # of a random number of dropout
 WEIGHT_STD = 0.02
@@ -17,9 +17,10 @@ PROJECTION_STD = 0.01
 class Dropout(nn.Module):
     """Inverted dropout: each element is zeroed with probability p, the others are divided by 1 - p.
 
-    On CPU torch draws one random number per element, which can cost more than the matrix products of a layer.
-    Here one 64-bit draw of the same generator decides four elements, so p is rounded to a multiple of 2^-16
-    (0.1 becomes 0.100006, and the scale follows). On other devices, and when compiled, it is torch's dropout.
+    On CPU torch draws one random number per element, which can cost more than the matrix products
+    of a layer. Here one 64-bit draw of the same generator decides four elements, so p is rounded to
+    a multiple of 2^-16 (0.1 becomes 0.100006, and the scale follows). On other devices, and when
+    compiled, it is torch's dropout.
 
     Args:
         p: probability of zero, in [0, 1).
@@ -47,7 +48,9 @@ class Dropout(nn.Module):
         """Draw 0 or the scale for every element of `x`."""
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
         levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        keep = torch.ge(levels, self._dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False))
+        keep = torch.ge(
+            levels, self._dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False)
+        )
         return keep.mul_(self._scale)
 
     def extra_repr(self) -> str:
@@ -77,8 +80,8 @@ def draw_normal(tensor: Tensor, mean: float, std: float) -> None:
 def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
     """Draw the parameters of a model in place, then call the method `initialize` of each module that has one.
 
-    Weights, embeddings, tables, u and v are from N(0, std²), projections of embedding and softmax from
-    N(0, 0.01²), gains of norms from N(1, std²); biases, those of distances included, are zero.
+    Weights, embeddings, tables, u and v are from N(0, std²), projections of embedding and softmax
+    from N(0, 0.01²), gains of norms from N(1, std²); biases, those of distances included, are zero.
 
     Args:
         model: any model of this package.

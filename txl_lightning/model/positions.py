@@ -12,25 +12,31 @@ from torch import Tensor
 def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S D"]:
     """Return R_s = [sin(s·f_0), …, sin(s·f_{D/2-1}), cos(s·f_0), …] with f_k = 10000^(-2k/D).
 
-    This is Vaswani et al. 2017, §3.5, with sines first, then cosines, not interleaved, as in the paper's code.
+    This is Vaswani et al. 2017, §3.5, with sines first, then cosines, not interleaved, as in the
+    paper's code.
     """
-    exponents = torch.arange(0, d_model, 2, dtype=positions_S.dtype, device=positions_S.device) / d_model
-    angles = positions_S[:, None] * 10000.0**-exponents
+    even = torch.arange(0, d_model, 2, dtype=positions_S.dtype, device=positions_S.device)
+    frequencies = 10000.0 ** -(even / d_model)
+    angles = positions_S[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Float[Tensor, " S"]:
-    """Return the distances K, K-1, …, 0 (S = K + 1), clamped, in float64 where the device of `like` has it."""
+    """Return the distances K, K-1, …, 0 (S = K + 1), clamped, in float64 if the device has it."""
     precise = torch.float32 if like.device.type == "mps" else torch.float64
     distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
-    return distances.clamp(max=clamp_len) if clamp_len > 0 else distances
+    if clamp_len > 0:
+        return distances.clamp(max=clamp_len)
+    return distances
 
 
-def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Float[Tensor, "S D"]:
-    """Return the sinusoids of distances K, K-1, …, 0 (S = K + 1).
+def sinusoids_of_distances(
+    n_keys: int, d_model: int, clamp_len: int, like: Tensor
+) -> Float[Tensor, "S D"]:
+    """Return the sinusoids of the distances K, K-1, …, 0 (S = K + 1).
 
-    Distance K belongs to no key: its row lets `relative_shift` be a view. Angles are computed in float64 and
-    rounded once.
+    Distance K belongs to no key: its row lets `relative_shift` be a view. Angles are computed in
+    float64 and rounded once.
 
     Args:
         n_keys: K.
@@ -42,61 +48,75 @@ def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tens
 
 
 def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 S E"]:
-    """Return (cos, cos) and (-sin, sin) of the angles, E = 2F, in the type of `like`, but at least in float32."""
-    cos, sin = angles_SF.cos(), angles_SF.sin()
-    both = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
-    return both.to(torch.promote_types(like.dtype, torch.float32))
+    """Return (cos, cos) and (-sin, sin) of the angles, E = 2F, in the type of `like` or float32."""
+    cos = angles_SF.cos()
+    sin = angles_SF.sin()
+    cos_SE = torch.cat([cos, cos], dim=-1)
+    sin_SE = torch.cat([-sin, sin], dim=-1)
+    precise = torch.promote_types(like.dtype, torch.float32)
+    return torch.stack([cos_SE, sin_SE]).to(precise)
 
 
-def rotate(x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]) -> Float[Tensor, "H B T E"]:
-    """Rotate the pairs (x_f, x_{f+F}), F = E/2, of the newest T tokens by the angles of their distances T-1, …, 0.
+def rotate(
+    x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]
+) -> Float[Tensor, "H B T E"]:
+    """Rotate the pairs (x_f, x_{f+F}), F = E/2, of the newest T tokens by their angles.
 
-    The halves of a vector are paired ("rotate_half", as in Llama of `transformers`), not neighbouring components.
+    The halves of a vector are paired ("rotate_half", as in Llama of `transformers`), not
+    neighbouring components.
 
     Args:
         x_HBTE: queries or keys.
         rotation_2SE: from `rotation`, of the distances S-1, …, 0 from the newest token.
     """
-    cos_TE, sin_TE = rotation_2SE[:, -x_HBTE.shape[2] :].unbind()
+    T, E = x_HBTE.shape[2:]
+    cos_TE, sin_TE = rotation_2SE[:, -T:].unbind()
     x = x_HBTE.to(cos_TE.dtype)
-    return (x * cos_TE).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin_TE).to(x_HBTE.dtype)
+    partner = x.roll(E // 2, dims=-1)
+    return (x * cos_TE).addcmul_(partner, sin_TE).to(x_HBTE.dtype)
 
 
-def relative_shift(by_distance_XTS: Float[Tensor, "X T S"], n_keys: int | None = None) -> Float[Tensor, "X T K"]:
+def relative_shift(
+    by_distance_XTS: Float[Tensor, "X T S"], n_keys: int | None = None
+) -> Float[Tensor, "X T K"]:
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
-    Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has at column j
-    the value for distance K - T + i - j. In a line of T·S numbers, S = K + 1, the first key of row i is number
-    T + i·(S-1), so the result is a view that starts at number T. Entries of keys after query i belong to the next row;
-    the causal mask must hide them.
+    Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has
+    at column j the value for distance K - T + i - j. In a line of T·S numbers, S = K + 1, the first
+    key of row i is number T + i·(S-1), so the result is a view that starts at number T. Entries of
+    keys after query i belong to the next row; the causal mask must hide them.
 
     Args:
         by_distance_XTS: values; columns after the first K + 1 are padding.
         n_keys: K; None for S - 1, without padding.
     """
-    shifted: Tensor = _RelativeShift.apply(by_distance_XTS, by_distance_XTS.shape[2] - 1 if n_keys is None else n_keys)
+    if n_keys is None:
+        n_keys = by_distance_XTS.shape[2] - 1
+    shifted: Tensor = _RelativeShift.apply(by_distance_XTS, n_keys)
     return shifted
 
 
 class _RelativeShift(torch.autograd.Function):
-    """Forward: the view. Backward: the copy alone, where a slice would first fill the whole gradient with zeros."""
+    """Forward: the view. Backward: the copy alone; a slice would first fill the gradient with zeros."""
 
     @staticmethod
     def forward(ctx: Any, by_distance_XTS: Tensor, n_keys: int) -> Tensor:
         X, T, S = by_distance_XTS.shape
         ctx.n_distances = S
-        return by_distance_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)[..., :n_keys]
+        line = by_distance_XTS.view(X, T * S)
+        return line[:, T:].view(X, T, S - 1)[..., :n_keys]
 
     @staticmethod
     def backward(ctx: Any, grad_XTK: Tensor) -> tuple[Tensor, None]:
-        (X, T, K), S = grad_XTK.shape, ctx.n_distances
-        grad = grad_XTK.new_empty(X, T * S)
-        grad[:, :T].zero_()
-        shifted = grad[:, T:].view(X, T, S - 1)
+        X, T, K = grad_XTK.shape
+        S = ctx.n_distances
+        line = grad_XTK.new_empty(X, T * S)
+        line[:, :T].zero_()
+        shifted = line[:, T:].view(X, T, S - 1)
         shifted[..., :K].copy_(grad_XTK)
         if S - 1 > K:
             shifted[..., K:].zero_()
-        return grad.view(X, T, S), None
+        return line.view(X, T, S), None
 
 
 class VisibleKeys(NamedTuple):
@@ -104,9 +124,12 @@ class VisibleKeys(NamedTuple):
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
-        sees_memory: whether a causal mask [T, K] hides no key before the first query's own, so that it is not read.
-        causal: whether queries see no keys after their own: only then a block of queries needs no later keys.
-        places: the only queries whose output is read, if they are few; the others may give anything.
+        sees_memory: whether a causal mask [T, K] hides no key before the first query's own, so that
+            it is not read.
+        causal: whether queries see no keys after their own: only then a block of queries needs no
+            later keys.
+        places: the only queries whose output is read, if they are few; the others may give
+            anything.
     """
 
     mask_TK: Tensor
@@ -114,15 +137,17 @@ class VisibleKeys(NamedTuple):
     causal: bool = True
     places: tuple[int, ...] = ()
 
-    def part(self, queries: slice, n_keys: int) -> VisibleKeys:
-        """Keep the mask of some queries, and of the first keys, up to that of the last of these queries."""
-        return self._replace(mask_TK=self.mask_TK[..., queries, :n_keys])
+    def block(self, first: int, end: int, n_keys: int) -> VisibleKeys:
+        """Keep the mask of the queries `first` to `end` and of the first keys."""
+        return self._replace(mask_TK=self.mask_TK[..., first:end, :n_keys])
 
     @property
     def first_hidden(self) -> int:
-        """First key that a mask [T, K] may hide from a query; all queries see the keys before it."""
+        """First key that a mask [T, K] may hide; all queries see the keys before it."""
+        if not (self.causal and self.sees_memory):
+            return 0
         T, K = self.mask_TK.shape[-2:]
-        return K - T if self.causal and self.sees_memory else 0
+        return K - T
 
 
 def attention_mask(
@@ -130,8 +155,9 @@ def attention_mask(
 ) -> Float[Tensor, "T K"]:
     """Return 0 where query i may attend to key j and -inf elsewhere, for K = M + T keys.
 
-    The distance is M + i - j. Hidden are keys in the future (distance < 0), memory that was not written, and,
-    with `same_length`, distances of `attention_len` or more.
+    The distance is M + i - j. Three kinds of keys are hidden: those in the future (distance < 0),
+    memory that was not written, and with `same_length` those at a distance of `attention_len` or
+    more.
 
     Args:
         n_queries: T.
@@ -140,26 +166,28 @@ def attention_mask(
         attention_len: number of keys that a query sees, itself included; None for all.
         like: tensor with the type and device of the result.
     """
-    mask_TK = like.new_full((n_queries, n_memory + n_queries), float("-inf")).triu_(n_memory + 1)
+    all_hidden_TK = like.new_full((n_queries, n_memory + n_queries), float("-inf"))
+    mask_TK = all_hidden_TK.triu(n_memory + 1)
     mask_TK[:, : n_memory - filled] = float("-inf")
     if attention_len is not None:
-        mask_TK += torch.full_like(mask_TK, float("-inf")).tril_(n_memory - attention_len)
+        mask_TK += all_hidden_TK.tril(n_memory - attention_len)
     return mask_TK
 
 
 def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Return the numbers of tokens of which some are marked: -1 - token is a token that begins a document.
+    """Return the numbers of tokens: a token that begins a document is marked as -1 - token.
 
-    The mark stays with its token wherever streams are cut into segments, windows and extended context.
+    The mark stays with its token wherever streams are cut into segments, windows and extended
+    context.
     """
     return torch.maximum(tokens_BT, ~tokens_BT)
 
 
-class OwnKeys(NamedTuple):
-    """Where streams begin and end within K = M + T keys: their documents or episodes, and padding after their tokens.
+class StreamBounds(NamedTuple):
+    """Where each stream's documents begin, and where its tokens end, within K = M + T keys.
 
     Args:
-        first_BT: first key of each token's document.
+        first_BT: first key of each token's document or episode.
         padding_B: number of places at the end of each stream that are padding; None for none.
     """
 
@@ -167,31 +195,43 @@ class OwnKeys(NamedTuple):
     padding_B: Int[Tensor, " B"] | None = None
 
     @classmethod
-    def of(
-        cls, marked_BT: Tensor | None, lengths_B: Tensor | None, n_tokens: int, n_memory: int, in_document_B: Tensor
-    ) -> OwnKeys:
-        """Return those of a segment.
+    def of_segment(
+        cls,
+        marked_BT: Tensor | None,
+        lengths_B: Tensor | None,
+        n_tokens: int,
+        n_memory: int,
+        in_document_B: Tensor,
+    ) -> StreamBounds:
+        """Return the bounds of a segment.
 
         Args:
             marked_BT: tokens, marked where a document begins; None if none begins among them.
             lengths_B: number of each stream's tokens; None if all have T.
             n_tokens: T.
             n_memory: M.
-            in_document_B: number of states of the memory, counted from the newest, of the document before the tokens.
+            in_document_B: number of states of the memory, counted from the newest, that belong to
+                the document before the tokens.
         """
         first_BT = (n_memory - in_document_B[:, None]).expand(-1, n_tokens)
         if marked_BT is not None:
-            places_T = torch.arange(n_memory, n_memory + n_tokens, device=marked_BT.device)
-            first_BT = torch.where(marked_BT < 0, places_T, first_BT).cummax(dim=1).values
-        return cls(first_BT, None if lengths_B is None else n_tokens - lengths_B.long())
+            keys_T = torch.arange(n_memory, n_memory + n_tokens, device=marked_BT.device)
+            begins_BT = torch.where(marked_BT < 0, keys_T, first_BT)
+            first_BT = begins_BT.cummax(dim=1).values
+        padding_B = None
+        if lengths_B is not None:
+            padding_B = n_tokens - lengths_B.long()
+        return cls(first_BT, padding_B)
 
-    def hide_others(self, mask_TK: Float[Tensor, "T K"]) -> Float[Tensor, "B T K"]:
+    def hide_other_documents(self, mask_TK: Float[Tensor, "T K"]) -> Float[Tensor, "B T K"]:
         """Return the mask of every stream: -inf also at the keys before each query's document."""
         keys_K = torch.arange(mask_TK.shape[1], device=mask_TK.device)
         return mask_TK.masked_fill(keys_K < self.first_BT[:, :, None], float("-inf"))
 
-    def states(self, n_memory: int, appended: int, mem_len: int, in_document_B: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Return how many states of the next memory, counted from the newest, belong to the document of its last token.
+    def states_in_document(
+        self, n_memory: int, appended: int, mem_len: int, in_document_B: Int[Tensor, " B"]
+    ) -> Int[Tensor, " B"]:
+        """Return how many of the newest states of the next memory belong to its last token's document.
 
         Args:
             n_memory: M of the memory before the tokens.
@@ -199,16 +239,24 @@ class OwnKeys(NamedTuple):
             mem_len: longest memory.
             in_document_B: this number for the memory before the tokens.
         """
-        own_B = torch.full_like(in_document_B, appended)
-        own_B = own_B if self.padding_B is None else (own_B - self.padding_B).clamp(min=0)
-        first_B = self.first_BT.gather(1, (own_B[:, None] - 1).clamp(min=0))[:, 0]
-        return torch.where(own_B > 0, (n_memory + own_B - first_B).clamp(max=mem_len), in_document_B)
+        n_tokens_B = torch.full_like(in_document_B, appended)
+        if self.padding_B is not None:
+            n_tokens_B = (n_tokens_B - self.padding_B).clamp(min=0)
+        last_B1 = (n_tokens_B[:, None] - 1).clamp(min=0)
+        first_B = self.first_BT.gather(1, last_B1)[:, 0]
+        n_states_B = (n_memory + n_tokens_B - first_B).clamp(max=mem_len)
+        return torch.where(n_tokens_B > 0, n_states_B, in_document_B)
 
 
-def shift(x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None) -> Float[Tensor, "*_ B K D"]:
-    """Move the K entries of every stream by its number of places towards the end, and the last ones to the start."""
+def roll_streams(
+    x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None
+) -> Float[Tensor, "*_ B K D"]:
+    """Move the K entries of every stream by its number of places to the end, the last ones to the start."""
     if by_B is None:
         return x_BKD
     K = x_BKD.shape[-2]
-    places_BK = (torch.arange(K, device=by_B.device) - by_B[:, None]) % K
-    return x_BKD.take_along_dim(places_BK.view(*[1] * (x_BKD.ndim - 3), *places_BK.shape, 1), dim=-2)
+    places_BK1 = (torch.arange(K, device=by_B.device) - by_B[:, None])[:, :, None] % K
+    n_leading = x_BKD.ndim - places_BK1.ndim
+    for _ in range(n_leading):
+        places_BK1 = places_BK1[None]
+    return x_BKD.take_along_dim(places_BK1, dim=-2)

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al. 2019): from tokens and a memory to losses or hidden states and the next memory."""
+"""Transformer-XL (Dai et al. 2019): tokens and a memory to losses or hidden states and a new memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, FeedForward, initialize
 from txl_lightning.model.memory import Memory, states_of_document
-from txl_lightning.model.positions import OwnKeys, VisibleKeys, attention_mask, without_marks
+from txl_lightning.model.positions import (
+    StreamBounds,
+    VisibleKeys,
+    attention_mask,
+    without_marks,
+)
 from txl_lightning.registry import Guests
 
 Inference = Literal["cached inference", "one-pass windows", "generation", "attention lengths"]
-Ability = Literal[Inference, "documents", "unequal lengths", "extended context", "gradient segments"]
+Ability = Literal[
+    Inference, "documents", "unequal lengths", "extended context", "gradient segments"
+]
 FEWER_PLACES = 8  # a query alone takes as long as about so many in a block
 
 
@@ -68,15 +75,19 @@ class TransformerXLLayer(nn.Module):
             visible: keys that the queries may attend to.
             places_Q: places of the tokens whose output is returned; None for all.
         """
-        segment_BTD, past_BMD = self.attention_input(hidden_BTD), self.attention_input(memory_BMD)
+        segment_BTD = self.attention_input(hidden_BTD)
+        past_BMD = self.attention_input(memory_BMD)
         attended_BTD = self.attention(segment_BTD, past_BMD, positions, visible)
         if places_Q is not None:
-            hidden_BTD, attended_BTD = hidden_BTD[:, places_Q], attended_BTD[:, places_Q]
+            hidden_BTD = hidden_BTD[:, places_Q]
+            attended_BTD = attended_BTD[:, places_Q]
         return self.after_attention(hidden_BTD, attended_BTD)
 
     def attention_input(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Return what attention projects of the layer's inputs: LN h of a pre-norm layer, else h."""
-        return self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD
+        if self.pre_norm:
+            return self.attention_norm(hidden_BTD)
+        return hidden_BTD
 
     def after_attention(
         self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
@@ -107,7 +118,8 @@ class TransformerXL(ScoringModel, nn.Module):
         config_class: class of `config`; a variant with further options has its own.
         layer_class: class of the layers.
         state_class: class of its memory.
-        cannot: what a variant of the model cannot do, with the reason in words.
+        cannot: abilities that a variant of the model lacks, each with the reason. A variant also
+            lacks "cached inference" if it overrides a method of `REPLACED_BY_CACHE`.
     """
 
     config_class: ClassVar[type[TransformerXLConfig]] = TransformerXLConfig
@@ -116,11 +128,19 @@ class TransformerXL(ScoringModel, nn.Module):
     cannot: ClassVar[Mapping[Ability, str]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Validate `cannot`, and add that of the classes that this one is a variant of."""
+        """Validate `cannot`, and add the entries of the classes that this one is a variant of."""
         super().__init_subclass__()
-        cls.cannot = {name: why for kind in cls.__mro__[::-1] for name, why in vars(kind).get("cannot", {}).items()}
-        for name in cls.cannot:
-            require(name in get_args(Ability), "cannot", name, f"must be one of {', '.join(get_args(Ability))}")
+        cannot: dict[Ability, str] = {}
+        for kind in reversed(cls.__mro__):
+            cannot.update(vars(kind).get("cannot", {}))
+        for ability in cannot:
+            allowed = f"must be one of {', '.join(get_args(Ability))}"
+            require(ability in get_args(Ability), "cannot", ability, allowed)
+        overridden = overridden_method(cls)
+        if overridden is not None:
+            reason = f"it overrides {overridden}, which cached inference does not call"
+            cannot.setdefault("cached inference", reason)
+        cls.cannot = cannot
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
@@ -128,8 +148,9 @@ class TransformerXL(ScoringModel, nn.Module):
         self.encoding = ENCODINGS[config.encoding](config)
         self.embedding = make_embedding(config)
         self.dropout = Dropout(config.dropout)
-        layers = [self.layer_class(config) for _ in range(config.n_layer)]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList()
+        for _ in range(config.n_layer):
+            self.layers.append(self.layer_class(config))
         self.softmax = make_softmax(config, self.embedding)
         initialize(self, config.init_std)
 
@@ -152,7 +173,8 @@ class TransformerXL(ScoringModel, nn.Module):
         """
         unknown = set(lengths) - LENGTHS
         if unknown:
-            raise TypeError(f"with_lengths() got {sorted(unknown)}, which would change the weights")
+            names = sorted(unknown)
+            raise TypeError(f"with_lengths() got {names}, which would change the weights")
         view = copy.copy(self)
         view.config = replace(self.config, **lengths)
         return view
@@ -160,33 +182,40 @@ class TransformerXL(ScoringModel, nn.Module):
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
         """Return the memory before the first token of B streams.
 
-        It is empty, or has `mem_len` zero states that queries attend to if `config.memory_start` is `zeros`.
+        It is empty, or has `mem_len` zero states that queries attend to if `config.memory_start` is
+        `zeros`.
 
         Args:
             batch_size: B.
-            static: give an empty memory the shape of a full one, none of it filled, so that shapes never change.
+            static: give an empty memory the shape of a full one, none of it filled, so that shapes
+                never change.
         """
-        config, zeros = self.config, self.config.memory_start == "zeros"
-        length = config.memory_slots if zeros or static else 0
-        states = next(self.parameters()).new_zeros(config.n_layer, batch_size, length, config.d_model)
-        resets = config.memory_reset == "document"
-        none_B = torch.zeros(batch_size, dtype=torch.int64, device=states.device) if resets else None
-        return self.state_class(states, length if zeros else 0, in_document_B=none_B)
+        config = self.config
+        filled = config.memory_slots if config.memory_start == "zeros" else 0
+        length = config.memory_slots if static else filled
+        shape = (config.n_layer, batch_size, length, config.d_model)
+        states = next(self.parameters()).new_zeros(shape)
+        in_document_B = None
+        if config.memory_reset == "document":
+            in_document_B = torch.zeros(batch_size, dtype=torch.int64, device=states.device)
+        return self.state_class(states, filled, in_document_B=in_document_B)
 
     def checked(self, memory: Memory, batch_size: int) -> Memory:
-        """Validate the memory before a segment of B streams; with `memory_start=zeros`, reset streams get zero states.
+        """Validate the memory before a segment; with `memory_start=zeros`, reset streams get zeros.
 
         Raises:
             ValueError: it is of another number of streams, or of another kind.
         """
         if memory.batch_size != batch_size:
-            raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {batch_size} streams")
+            streams = f"{memory.batch_size} streams given with tokens of {batch_size} streams"
+            raise ValueError(f"memory of {streams}")
         if type(memory) is not self.state_class:
             raise ValueError(f"{type(memory).__name__} given to a {type(self).__name__}")
         if memory.in_document_B is None or self.config.memory_start != "zeros":
             return memory
         begins_B11 = memory.in_document_B[:, None, None] < 0
-        return replace(memory, states=memory.states.masked_fill(begins_B11, 0.0), in_document_B=None)
+        states = memory.states.masked_fill(begins_B11, 0.0)
+        return replace(memory, states=states, in_document_B=None)
 
     def positions(self, n_keys: int, like: Tensor) -> list[LayerPositions]:
         """Return u, v and the encoding of the distances K, …, 0 for every layer.
@@ -201,13 +230,39 @@ class TransformerXL(ScoringModel, nn.Module):
         """Return the keys that T tokens after a memory may attend to."""
         attention_len = self.config.attention_len
         mask_TK = attention_mask(n_tokens, memory.length, memory.filled, attention_len, like)
-        return VisibleKeys(mask_TK, sees_memory=memory.filled == memory.length and attention_len is None)
+        is_full = memory.filled == memory.length
+        return VisibleKeys(mask_TK, sees_memory=is_full and attention_len is None)
 
     def next_memory(
-        self, memory: Memory, inputs: Sequence[Float[Tensor, "B T D"]], own: OwnKeys | None = None
+        self,
+        memory: Memory,
+        inputs: Sequence[Float[Tensor, "B T D"]],
+        bounds: StreamBounds | None = None,
     ) -> Memory:
         """Return the memory after a segment, from the inputs of the layers (`Memory.update`)."""
-        return memory.update(inputs, self.config.mem_len, self.config.ext_len, own)
+        return memory.update(inputs, self.config.mem_len, self.config.ext_len, bounds)
+
+    def embed(
+        self,
+        tokens_BT: Int[Tensor, "B T"] | None,
+        inputs_BTD: Float[Tensor, "B T D"] | None,
+        lengths_B: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Return the scaled embeddings of the tokens, marked or not, or the inputs in their place."""
+        if tokens_BT is not None and self.config.memory_reset == "document":
+            tokens_BT = without_marks(tokens_BT)
+        return super().embed(tokens_BT, inputs_BTD, lengths_B)
+
+    def stream_bounds(
+        self, tokens_BT: Tensor | None, lengths_B: Tensor | None, memory: Any, hidden_BTD: Tensor
+    ) -> StreamBounds | None:
+        """Return where documents begin and streams end in a segment; None if all have one document."""
+        marked_BT = tokens_BT if self.config.memory_reset == "document" else None
+        if marked_BT is None and lengths_B is None and memory.in_document_B is None:
+            return None
+        in_document_B = states_of_document(memory, hidden_BTD.device)
+        T = hidden_BTD.shape[1]
+        return StreamBounds.of_segment(marked_BT, lengths_B, T, memory.length, in_document_B)
 
     def forward(
         self,
@@ -219,50 +274,113 @@ class TransformerXL(ScoringModel, nn.Module):
         inputs_BTD: Float[Tensor, "B T D"] | None = None,
         lengths_B: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], Memory]:
-        """Return the hidden states of the last layer, after dropout, and the memory for the next segment.
+        """Return the hidden states of the last layer, after dropout, and the memory after the segment.
 
-        All T tokens are processed, extended context included. The last layer has queries of the last Q tokens only; at
-        `places_Q` only these tokens pass its feed-forward; where they are few, on a CPU they are its only queries.
+        All T tokens are processed, extended context included. The last layer computes only the
+        requested tokens.
 
         Args:
-            tokens_BT: T consecutive tokens of B streams; with `memory_reset=document`, -1 - token begins a document.
+            tokens_BT: T consecutive tokens of B streams; with `memory_reset=document`, -1 - token
+                begins a document.
             memory: returned for the previous segment; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
-            places_Q: places from 0 of the tokens whose states are returned, instead of `n_last`; None for all.
-            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens; it gets the gradient.
-            lengths_B: number of each stream's tokens, from 0 to T; padding, of any content, follows them. Its states
-                have no meaning, and the memory of a stream ends with the stream's own last token. None without padding.
+            n_last: Q, the number of tokens, counted from the last, whose states are returned; None
+                for all.
+            places_Q: places from 0 of the tokens whose states are returned, instead of `n_last`;
+                None for all.
+            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens; it gets
+                the gradient.
+            lengths_B: number of each stream's tokens, from 0 to T; padding, of any content, follows
+                them. Its states have no meaning, and the memory of a stream ends with the stream's
+                own last token. None without padding.
 
         Raises:
-            OptionError: tokens are given to a model without a vocabulary, lengths to one that does not take them
-                (`takes_lengths`), or the memory was reset and cannot be.
-            ValueError: the memory is of another number of streams, or of another kind; see also `embed`.
+            OptionError: tokens are given to a model without a vocabulary, lengths to one that does
+                not take them (`takes_lengths`), or the memory was reset and cannot be.
+            ValueError: the memory is of another number of streams, or of another kind; see also
+                `embed`.
         """
-        marked_BT = tokens_BT if self.config.memory_reset == "document" else None
-        hidden_BTD = self.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD, lengths_B)
+        hidden_BTD = self.embed(tokens_BT, inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
-        memory = self.checked(self.start_memory(B) if memory is None else memory, B)
-        own = None
-        if marked_BT is not None or memory.in_document_B is not None or lengths_B is not None:
-            own = OwnKeys.of(marked_BT, lengths_B, T, memory.length, states_of_document(memory, hidden_BTD.device))
-        hidden_BTD = self.dropout(self.encoding.at_start(hidden_BTD, self.config.clamp_len, own))
-        positions, visible = self.positions(memory.length + T, hidden_BTD), self.visible(memory, T, hidden_BTD)
-        visible = visible if own is None else visible._replace(mask_TK=own.hide_others(visible.mask_TK))
+        if memory is None:
+            memory = self.start_memory(B)
+        memory = self.checked(memory, B)
+        bounds = self.stream_bounds(tokens_BT, lengths_B, memory, hidden_BTD)
+        embedded_BTD = self.encoding.embed_streams(hidden_BTD, self.config.clamp_len, bounds)
+        hidden_BTD = self.dropout(embedded_BTD)
+        positions = self.positions(memory.length + T, hidden_BTD)
+        visible = self.visible(memory, T, hidden_BTD)
+        if bounds is not None:
+            visible = visible._replace(mask_TK=bounds.hide_other_documents(visible.mask_TK))
 
         inputs: list[Tensor] = []
-        memory_N = memory.states.unbind()  # the gradient of an index would be as large as all states, in every layer
+        states = memory.states.unbind()  # an index would have a gradient as large as all states
         for n, layer in enumerate(self.layers):
-            inputs.append(self.encoding.at_layer(n, hidden_BTD, own))
-            queries_BTD, states_BMD, places = inputs[n], memory_N[n], None
-            if n == self.config.n_layer - 1:  # of which no later layer reads all states
-                places, n_queries = places_Q, T if n_last is None else n_last
-                if places is not None and visible.causal and FEWER_PLACES * len(places) <= T:
-                    n_queries = T - int(places.min())
-                    places = places - (T - n_queries)
-                    visible = visible._replace(places=tuple(places.tolist()))
-                queries_BTD, states_BMD, visible = last_queries(n_queries, queries_BTD, states_BMD, visible)
-            hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
-        return self.dropout(hidden_BTD), self.next_memory(memory, inputs, own)
+            input_BTD = self.encoding.layer_input_of_streams(n, hidden_BTD, bounds)
+            inputs.append(input_BTD)
+            if n < self.config.n_layer - 1:
+                hidden_BTD = layer(input_BTD, states[n], positions[n], visible)
+        hidden_BTD = self._last_layer(
+            inputs[-1], states[-1], positions[-1], visible, n_last, places_Q
+        )
+        return self.dropout(hidden_BTD), self.next_memory(memory, inputs, bounds)
+
+    def _last_layer(
+        self,
+        input_BTD: Tensor,
+        states_BMD: Tensor,
+        positions: LayerPositions,
+        visible: VisibleKeys,
+        n_last: int | None,
+        places_Q: Tensor | None,
+    ) -> Float[Tensor, "B Q D"]:
+        """Compute the last layer for the requested tokens; those before them are keys only.
+
+        Few places, on a CPU, are queries one by one.
+        """
+        T = input_BTD.shape[1]
+        n_queries = T if n_last is None else n_last
+        if places_Q is not None and visible.causal and FEWER_PLACES * len(places_Q) <= T:
+            first = int(places_Q.min())
+            n_queries = T - first
+            places_Q = places_Q - first
+            visible = visible._replace(places=tuple(places_Q.tolist()))
+        n_before = max(0, T - n_queries)
+        if n_before > 0:
+            before_BTD, input_BTD = input_BTD.split([n_before, n_queries], dim=1)
+            states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
+            visible = visible._replace(mask_TK=visible.mask_TK[..., n_before:, :])
+        output_BQD: Tensor = self.layers[-1](
+            input_BTD, states_BMD, positions, visible, places_Q=places_Q
+        )
+        return output_BQD
+
+
+#  Methods that cached inference does not call: a variant that overrides one is run without the
+# cache.
+REPLACED_BY_CACHE: dict[type, tuple[str, ...]] = {
+    TransformerXL: (
+        "forward",
+        "score",
+        "state_class",
+        "start_memory",
+        "next_memory",
+        "checked",
+        "visible",
+    ),
+    TransformerXLLayer: ("forward",),
+    Attention: ("forward", "heads"),
+}
+
+
+def overridden_method(variant: type[TransformerXL]) -> str | None:
+    """Return a method of `REPLACED_BY_CACHE` that a variant overrides; None for none."""
+    layer = variant.layer_class
+    kinds = (variant, layer, layer.attention_class)
+    for kind, (core, names) in zip(kinds, REPLACED_BY_CACHE.items(), strict=True):
+        for name in names:
+            if getattr(kind, name) is not getattr(core, name):
+                return f"{core.__name__}.{name}"
+    return None
 
 
 M = TypeVar("M", bound=TransformerXL)
@@ -270,10 +388,11 @@ VARIANTS: Guests[type[Any]] = Guests("variant", "txl_lightning.variants.{}")
 
 
 def register_variant(name: str) -> Callable[[type[M]], type[M]]:
-    """Return a decorator that registers a subclass of `TransformerXL`: `txl train variant=NAME variant.option=value`.
+    """Return a decorator that registers a subclass of `TransformerXL` for `txl train variant=NAME`.
 
-    The fields that its `config_class` has beside those of `TransformerXLConfig` are its options. A checkpoint holds
-    only the name and the options, so the class must be registered before one is loaded.
+    The fields that its `config_class` has beside those of `TransformerXLConfig` are its options:
+    `variant.OPTION=VALUE`. A checkpoint holds only the name and the options, so the class must be
+    registered before one is loaded.
 
     Raises:
         OptionError: another class has the name, or the core has that of an option.
@@ -288,15 +407,3 @@ def register_variant(name: str) -> Callable[[type[M]], type[M]]:
         return variant
 
     return register
-
-
-def last_queries(
-    n: int, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"], visible: VisibleKeys
-) -> tuple[Float[Tensor, "B Q D"], Float[Tensor, "B N D"], VisibleKeys]:
-    """Keep the last n tokens as queries: those before them only give keys and values, as the memory does."""
-    before = max(0, hidden_BTD.shape[1] - n)
-    if not before:
-        return hidden_BTD, memory_BMD, visible
-    before_BTD, queries_BTD = hidden_BTD.split([before, n], dim=1)
-    visible = visible._replace(mask_TK=visible.mask_TK[..., before:, :])
-    return queries_BTD, torch.cat([memory_BMD, before_BTD], dim=1), visible

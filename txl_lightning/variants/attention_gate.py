@@ -36,7 +36,9 @@ class GatedAttention(Attention):
     def __init__(self, config: AttentionGateConfig) -> None:
         super().__init__(config)
         self.gate = nn.Linear(
-            config.d_model, config.n_head * (config.d_head if config.gates == "element" else 1), False
+            config.d_model,
+            config.n_head * (config.d_head if config.gates == "element" else 1),
+            False,
         )
 
     def heads(
@@ -47,7 +49,9 @@ class GatedAttention(Attention):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         gates_BTHE = self.gate(hidden_BTD).sigmoid().unflatten(-1, (self.n_head, -1))
-        return super().heads(hidden_BTD, memory_BMD, positions, visible) * gates_BTHE.permute(2, 0, 1, 3)
+        return super().heads(hidden_BTD, memory_BMD, positions, visible) * gates_BTHE.permute(
+            2, 0, 1, 3
+        )
 
 
 class AttentionGateLayer(TransformerXLLayer):
@@ -62,4 +66,6 @@ class AttentionGateTransformerXL(TransformerXL):
 
     config_class = AttentionGateConfig
     layer_class = AttentionGateLayer
-    cannot: ClassVar = {"cached inference": "gates read the input of a layer, which cached inference does not keep"}
+    cannot: ClassVar = {
+        "cached inference": "gates read the input of a layer, which cached inference does not keep"
+    }

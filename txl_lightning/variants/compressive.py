@@ -19,7 +19,7 @@ from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import OwnKeys
+from txl_lightning.model.positions import StreamBounds
 from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
@@ -30,7 +30,8 @@ class CompressiveConfig(TransformerXLConfig):
     Args:
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones.
         rate: states that become one compressed state.
-        compression: function that compresses: max, mean, or conv, a convolution that `reconstruction_loss` trains.
+        compression: function that compresses: max, mean, or conv, a convolution that
+            `reconstruction_loss` trains.
     """
 
     compressed_len: int = 512
@@ -46,8 +47,16 @@ class CompressiveConfig(TransformerXLConfig):
         super().__post_init__()
         blind = self.compression == "conv" and "a" not in self.active_terms
         for name, wrong, allowed in (
-            ("encoding", self.kind.absolute, "must have distances: compressed states have no position"),
-            ("compression", blind, f"compares attention by content, term (a), which terms={self.terms} lack"),
+            (
+                "encoding",
+                self.kind.absolute,
+                "must have distances: compressed states have no position",
+            ),
+            (
+                "compression",
+                blind,
+                f"compares attention by content, term (a), which terms={self.terms} lack",
+            ),
             ("mem_len", 0 < self.mem_len < self.rate, f"must be 0 or at least rate={self.rate}"),
         ):
             require(not wrong, name, getattr(self, name), allowed)
@@ -66,16 +75,18 @@ class CompressiveConfig(TransformerXLConfig):
 class CompressiveMemory(Memory):
     """Compressed states of the far past, then the layers' inputs of the near past (Rae et al. 2019, §3).
 
-    All states are slots of one row, oldest first: `states` is [compressed | ordinary], and `length` and `filled`
-    count the slots of both.
+    All states are slots of one row, oldest first: `states` is [compressed | ordinary], and `length`
+    and `filled` count the slots of both.
 
-    A key's distance is counted in slots of the row [compressed | ordinary | segment], one for each compressed state:
-    the paper applies Transformer-XL's relative encoding to the concatenated memories and names no other positions.
+    A key's distance is counted in slots of the row [compressed | ordinary | segment], one for each
+    compressed state: the paper applies Transformer-XL's relative encoding to the concatenated
+    memories and names no other positions.
 
     Args:
         n_compressed: number of slots, counted from the oldest, that belong to the compressed part.
-        compression_loss: loss of the compression that made this memory, with gradients for the compressor only;
-            None without gradients. Not part of `state_dict`. `score` takes it out, since it keeps a graph alive.
+        compression_loss: loss of the compression that made this memory, with gradients for the
+            compressor only; None without gradients. Not part of `state_dict`. `score` takes it out,
+            since it keeps a graph alive.
     """
 
     n_compressed: int = 0
@@ -103,7 +114,8 @@ class Pooling(nn.Module):
 class Convolution(nn.Conv1d):
     """Convolution over time with kernel and stride `rate`, without bias: rate·D² parameters.
 
-    On CPU forward and backward of one product of all taps take half to three quarters of the time of `conv1d`.
+    On CPU forward and backward of one product of all taps take half to three quarters of the time
+    of `conv1d`.
 
     Args:
         d_model: D.
@@ -121,14 +133,17 @@ class Convolution(nn.Conv1d):
     @torch.no_grad()
     def initialize(self) -> None:
         """Add I / rate to the matrix of each tap: training starts near the mean of the states."""
-        self.weight += torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
+        self.weight += (
+            torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
+        )
 
 
 class Compressor(nn.Module):
     """Compression of the states that fall out of the memory, one function per layer.
 
-    Only the compression loss trains the parameters: compressed states enter the memory without gradient, as all
-    states do. The loss in turn gives the transformer no gradient: its states and weights are detached.
+    Only the compression loss trains the parameters: compressed states enter the memory without
+    gradient, as all states do. The loss in turn gives the transformer no gradient: its states and
+    weights are detached.
 
     Args:
         config: function and rate.
@@ -137,10 +152,14 @@ class Compressor(nn.Module):
 
     def __init__(self, config: CompressiveConfig, layers: Iterable[nn.Module]) -> None:
         super().__init__()
-        # A tuple, because the layers are the model's: they must not be registered here a second time.
+        #  A tuple, because the layers are the model's: they must not be registered here a second
+        # time.
         self._attention = tuple(ContentAttention(layer) for layer in layers)
         D, self.rate, kind = config.d_model, config.rate, config.compression
-        makers = (Convolution(D, self.rate) if kind == "conv" else Pooling(kind, self.rate) for _ in self._attention)
+        makers = (
+            Convolution(D, self.rate) if kind == "conv" else Pooling(kind, self.rate)
+            for _ in self._attention
+        )
         self.functions = nn.ModuleList(makers)
         initialize(self, config.init_std)
 
@@ -156,8 +175,9 @@ class Compressor(nn.Module):
             compressed' = last compressed_len of [compressed ∘ f(first G·rate states of m)]
             ordinary' = the other states of m
 
-        Up to rate - 1 states more than mem_len stay in the memory until their group of `rate` is complete. So a
-        group is the same tokens however the stream is cut into segments, and no state is dropped uncompressed.
+        Up to rate - 1 states more than mem_len stay in the memory until their group of `rate` is
+        complete. So a group is the same tokens however the stream is cut into segments, and no
+        state is dropped uncompressed.
 
         Args:
             memory: memory that the segment attended to.
@@ -167,17 +187,27 @@ class Compressor(nn.Module):
         C, appended = memory.n_compressed, max(0, inputs[0].shape[1] - config.ext_len)
         n_ordinary = memory.length - C + appended
         evicted = max(0, n_ordinary - config.mem_len) // self.rate * self.rate
-        states, losses, trained = [], [], torch.is_grad_enabled() and len(list(self.parameters())) > 0
+        states, losses, trained = (
+            [],
+            [],
+            torch.is_grad_enabled() and len(list(self.parameters())) > 0,
+        )
         for n, input_BTD in enumerate(inputs):
             hidden_BTD = input_BTD.detach()
-            row_BSD = torch.cat([memory.states[n].to(hidden_BTD.dtype), hidden_BTD[:, :appended]], dim=1)
+            row_BSD = torch.cat(
+                [memory.states[n].to(hidden_BTD.dtype), hidden_BTD[:, :appended]], dim=1
+            )
             compressed_BCD, ordinary_BMD = row_BSD.split([C, n_ordinary], dim=1)
             if evicted:
                 old_BSD = ordinary_BMD[:, :evicted]
                 new_BGD = self.functions[n](old_BSD)
                 if trained:
-                    losses.append(reconstruction_loss(self._attention[n], hidden_BTD, old_BSD, new_BGD))
-                compressed_BCD = torch.cat([compressed_BCD, new_BGD.detach().to(row_BSD.dtype)], dim=1)
+                    losses.append(
+                        reconstruction_loss(self._attention[n], hidden_BTD, old_BSD, new_BGD)
+                    )
+                compressed_BCD = torch.cat(
+                    [compressed_BCD, new_BGD.detach().to(row_BSD.dtype)], dim=1
+                )
             kept_BCD = compressed_BCD[:, -config.compressed_len :]
             states.append(torch.cat([kept_BCD, ordinary_BMD[:, evicted:]], dim=1))
         loss = None
@@ -186,11 +216,15 @@ class Compressor(nn.Module):
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = states[0].shape[1]
         first = memory.first_column
-        return CompressiveMemory(torch.stack(states), filled, None, n_compressed, loss, first_column=first)
+        return CompressiveMemory(
+            torch.stack(states), filled, None, n_compressed, loss, first_column=first
+        )
 
     def zero_loss(self) -> Tensor:
         """Return zero with gradients of zero while nothing is compressed: DDP waits for one of every parameter."""
-        return torch.stack([parameter.sum() * 0.0 for parameter in self.parameters()] or [torch.zeros(())]).sum()
+        return torch.stack(
+            [parameter.sum() * 0.0 for parameter in self.parameters()] or [torch.zeros(())]
+        ).sum()
 
 
 def reconstruction_loss(
@@ -201,10 +235,10 @@ def reconstruction_loss(
 ) -> Float[Tensor, ""]:
     """Return the mean squared difference of attention to states and to their compression (Rae et al. 2019, alg. 2).
 
-        attn(h, m) = softmax((h Q)(m K)ᵀ / sqrt(E)) (m V)        L = mean (attn(h, old) - attn(h, new))²
+        attn(h, m) = softmax((h Q)(m K)ᵀ / sqrt(E)) (m V) L = mean (attn(h, old) - attn(h, new))²
 
-    Attention is by content alone: no positions, u, gates, dropout or output projection. The layer's weights are
-    detached.
+    Attention is by content alone: no positions, u, gates, dropout or output projection. The layer's
+    weights are detached.
 
     Args:
         attention: of the layer.
@@ -231,11 +265,17 @@ class ContentAttention(nn.Module):
     def forward(self, hidden_BTD: Tensor, *memories: Tensor) -> list[Tensor]:
         """Return attn(h, m) of all heads, [H, B, T, E], for each of the memories."""
         layer: Any = self.layer
-        q_HBTE = layer.attention.project(layer.attention_input(hidden_BTD))[0] * layer.attention.d_head**-0.5
+        q_HBTE = (
+            layer.attention.project(layer.attention_input(hidden_BTD))[0]
+            * layer.attention.d_head**-0.5
+        )
         outputs = []
         for memory_BSD in memories:
-            # One after the other: joined to states with a gradient, those without one would get one as well.
-            _, (k_HBSE, v_HBSE) = layer.attention.project(layer.attention_input(memory_BSD.to(hidden_BTD.dtype)))
+            #  One after the other: joined to states with a gradient, those without one would get
+            # one as well.
+            _, (k_HBSE, v_HBSE) = layer.attention.project(
+                layer.attention_input(memory_BSD.to(hidden_BTD.dtype))
+            )
             # Torch's fused attention is slow here: on CPU its backward pass took 40 % of a step.
             outputs.append((q_HBTE @ k_HBSE.mT).softmax(dim=-1) @ v_HBSE)
         return outputs
@@ -245,7 +285,8 @@ class ContentAttention(nn.Module):
 class CompressiveTransformerXL(TransformerXL):
     """Transformer-XL whose memory has a compressed part.
 
-    `score` adds the gradient of the compression loss, not its value: the reported losses are those of the tokens.
+    `score` adds the gradient of the compression loss, not its value: the reported losses are those
+    of the tokens.
     """
 
     config: CompressiveConfig
@@ -263,7 +304,9 @@ class CompressiveTransformerXL(TransformerXL):
     def __init__(self, config: CompressiveConfig) -> None:
         super().__init__(config)
         layers: Any = self.layers
-        self.compressor = Compressor(config, layers)  # last, so that all other parameters are drawn as without it
+        self.compressor = Compressor(
+            config, layers
+        )  # last, so that all other parameters are drawn as without it
 
     def start_memory(self, batch_size: int, static: bool = False) -> CompressiveMemory:
         """Return the memory before the first token of B streams.
@@ -273,8 +316,13 @@ class CompressiveTransformerXL(TransformerXL):
         memory: Any = super().start_memory(batch_size)
         return replace(memory, n_compressed=max(0, memory.length - self.config.mem_len))
 
-    def next_memory(self, memory: Any, inputs: Sequence[Float[Tensor, "B T D"]], own: OwnKeys | None = None) -> Any:
-        require(own is None, "reset", True, f"is not possible: {self.cannot['documents']}")
+    def next_memory(
+        self,
+        memory: Any,
+        inputs: Sequence[Float[Tensor, "B T D"]],
+        bounds: StreamBounds | None = None,
+    ) -> Any:
+        require(bounds is None, "reset", True, f"is not possible: {self.cannot['documents']}")
         if not self.config.compresses:
             return super().next_memory(memory, inputs)
         return self.compressor.next_memory(memory, inputs, self.config)

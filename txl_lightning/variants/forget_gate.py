@@ -1,10 +1,10 @@
 """Forgetting attention (FoX; Lin et al. 2025, arXiv:2503.02130): gates of later tokens let keys be forgotten.
 
-    f_t = σ(w·x_t + b)        A_ij gains D_ij = Σ_{j<l≤i} log f_l = c_i - c_j,    c_t = Σ_{l≤t} log f_l
+    f_t = σ(w·x_t + b) A_ij gains D_ij = Σ_{j<l≤i} log f_l = c_i - c_j, c_t = Σ_{l≤t} log f_l
 
-x_t is a token's input of the layer, and every head has its own gates. c_i shifts all logits of query i alike, so it
-cancels in the softmax. What is left depends on the key alone, as u·k_j does: a part of term (c) that reads the text,
-computed from one running sum per segment.
+x_t is a token's input of the layer, and every head has its own gates. c_i shifts all logits of
+query i alike, so it cancels in the softmax. What is left depends on the key alone, as u·k_j does: a
+part of term (c) that reads the text, computed from one running sum per segment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import LENGTH, TransformerXLConfig
-from txl_lightning.model.attention import Attention
+from txl_lightning.model.attention import Attention, masked_scores
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
@@ -30,8 +30,8 @@ class ForgetGateConfig(TransformerXLConfig):
     """Options of `variant=forget_gate`.
 
     Args:
-        forget_len: most tokens over which a head forgets before training; heads begin with 1 to `forget_len` of them,
-            in geometric steps. 0 begins with gates of 1/2.
+        forget_len: most tokens over which a head forgets before training; heads begin with 1 to
+            `forget_len` of them, in geometric steps. 0 begins with gates of 1/2.
     """
 
     forget_len: int = 0
@@ -50,7 +50,9 @@ class ForgettingAttention(Attention):
     def initialize(self) -> None:
         """Set the biases b of the gates, for `forget_len` > 0."""
         if self.forget_len:
-            log_t_H = torch.linspace(0.0, math.log(self.forget_len), self.n_head, dtype=torch.float64)
+            log_t_H = torch.linspace(
+                0.0, math.log(self.forget_len), self.n_head, dtype=torch.float64
+            )
             with torch.no_grad():
                 self.forget.bias.copy_(-(-log_t_H).exp().expm1().log())
 
@@ -62,9 +64,9 @@ class ForgettingAttention(Attention):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
-        parts = kv_PHBKE.unbind()
-        scores_HBTK = self.masked_scores(q_HBTE, parts[0], positions, visible) + self.forgotten(hidden_BTD, memory_BMD)
-        return self.dropout(scores_HBTK.softmax(-1)).to(parts[-1].dtype) @ parts[-1]
+        x = self.inputs(q_HBTE, kv_PHBKE, positions, visible)
+        scores_HBTK = masked_scores(x) + self.forgotten(hidden_BTD, memory_BMD)
+        return self.dropout(scores_HBTK.softmax(-1)).to(x.values_HBKE.dtype) @ x.values_HBKE
 
     def logits(
         self,
@@ -76,7 +78,11 @@ class ForgettingAttention(Attention):
     ) -> Float[Tensor, "H B T K"]:
         """Return A_ij with forgetting, or single terms of A_ij without it."""
         logits_HBTK = super().logits(hidden_BTD, memory_BMD, positions, visible, terms)
-        return logits_HBTK if terms is not None else logits_HBTK + self.forgotten(hidden_BTD, memory_BMD)
+        return (
+            logits_HBTK
+            if terms is not None
+            else logits_HBTK + self.forgotten(hidden_BTD, memory_BMD)
+        )
 
     def forgotten(
         self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"]
@@ -89,8 +95,8 @@ class ForgettingAttention(Attention):
 def forgetting(logits_HBK: Float[Tensor, "H B K"]) -> Float[Tensor, "H B K"]:
     """Return c_K - c_j = Σ_{j<l≤K} log σ(logit_l) for every key j: D_ij without the part that query i alone decides.
 
-    Summed from the newest token, so that near keys keep their precision and nothing depends on what came before a key;
-    at least in float32, because the differences of long sums are what counts.
+    Summed from the newest token, so that near keys keep their precision and nothing depends on what
+    came before a key; at least in float32, because the differences of long sums are what counts.
     """
     precise = torch.promote_types(logits_HBK.dtype, torch.float32)
     after_HBK = F.pad(F.logsigmoid(logits_HBK[..., 1:].to(precise)), (0, 1))
@@ -107,9 +113,9 @@ class ForgetGateLayer(TransformerXLLayer):
 class ForgetGateTransformerXL(TransformerXL):
     """Transformer-XL with `ForgettingAttention`.
 
-    With `forget_len` > 0 the gates' biases start at b = -log(exp(1 / t) - 1), so that σ(b)^t = 1/e, with lengths t of
-    1, …, `forget_len` in geometric steps: the start that the paper gives gates of a bias alone. Gates that read the
-    text begin in its code with b = 0, as `forget_len=0` does.
+    With `forget_len` > 0 the gates' biases start at b = -log(exp(1 / t) - 1), so that σ(b)^t = 1/e,
+    with lengths t of 1, …, `forget_len` in geometric steps: the start that the paper gives gates of
+    a bias alone. Gates that read the text begin in its code with b = 0, as `forget_len=0` does.
     """
 
     config_class = ForgetGateConfig

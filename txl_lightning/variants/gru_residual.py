@@ -28,16 +28,20 @@ class GRUGate(nn.Module):
     """GRU gate of the input x of a sublayer and its output y, with a ReLU on y.
 
         y' = relu(y)
-        r = σ(W_r y' + U_r x)        z = σ(W_z y' + U_z x - b_g)        h = tanh(W_g y' + U_g (r ⊙ x))
-        out = (1 - z) ⊙ x + z ⊙ h
+        r = σ(W_r y' + U_r x) z = σ(W_z y' + U_z x - b_g) h = tanh(W_g y' + U_g (r ⊙ x)) out = (1 -
+        z) ⊙ x + z ⊙ h
 
-    b_g is trained and starts at 2, so that a new layer nearly returns its input x. 6·D² + D parameters.
+    b_g is trained and starts at 2, so that a new layer nearly returns its input x. 6·D² + D
+    parameters.
 
     Args:
         d_model: D.
     """
 
-    stacked: ClassVar = {"gates.weight": 3, "input_gates.weight": 2}  # matrices in the rows, for Muon
+    stacked: ClassVar = {
+        "gates.weight": 3,
+        "input_gates.weight": 2,
+    }  # matrices in the rows, for Muon
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -50,7 +54,9 @@ class GRUGate(nn.Module):
         """Set b_g."""
         nn.init.constant_(self.b_g, UPDATE_BIAS)
 
-    def forward(self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]
+    ) -> Float[Tensor, "B T D"]:
         """Return the gated mean of x and a candidate made of x and y."""
         r, z, h = self.gates(F.relu(y_BTD)).chunk(3, dim=-1)
         of_r, of_z = self.input_gates(x_BTD).chunk(2, dim=-1)
@@ -65,13 +71,18 @@ class GRUResidualLayer(TransformerXLLayer):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         self.pre_norm = True
-        self.attention_residual, self.feed_forward_residual = GRUGate(config.d_model), GRUGate(config.d_model)
+        self.attention_residual, self.feed_forward_residual = (
+            GRUGate(config.d_model),
+            GRUGate(config.d_model),
+        )
 
     def after_attention(
         self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
         hidden_BTD = self.attention_residual(hidden_BTD, self.dropout(attended_BTD))
-        return self.feed_forward_residual(hidden_BTD, self.feed_forward(self.feed_forward_norm(hidden_BTD)))
+        return self.feed_forward_residual(
+            hidden_BTD, self.feed_forward(self.feed_forward_norm(hidden_BTD))
+        )
 
 
 @register_variant("gru_residual")

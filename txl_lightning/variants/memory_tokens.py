@@ -1,10 +1,10 @@
 """Recurrent Memory Transformer (Bulatov et al. 2022, arXiv:2207.06881, §3.2): memory tokens around every segment.
 
     row of a segment     [z ∘ tokens ∘ z]           z: n memory tokens, beside the scaled embeddings
-    next z               outputs of the last layer, after norm and dropout, at the places after the segment
+    next z outputs of the last layer, after norm and dropout, at the places after the segment
 
-Memory tokens pass all layers as tokens do: positions count them, and their states enter the memory of states.
-`from_original` reads the authors' fork of Transformer-XL's code.
+Memory tokens pass all layers as tokens do: positions count them, and their states enter the memory
+of states. `from_original` reads the authors' fork of Transformer-XL's code.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class MemoryTokensConfig(TransformerXLConfig):
 
     Args:
         n_tokens: n, memory tokens that are read before every segment and written after it.
-        write_tokens: whether memory tokens are written at places of their own after the segment (`mem_at_end` in the
-            authors' code). Otherwise the row is [z ∘ tokens], and the next z are the outputs at its first places.
-        tokens_see_states: whether memory tokens attend to the states of the memory (`read_mem_from_cache`).
+        write_tokens: whether memory tokens are written at places of their own after the segment
+            (`mem_at_end` in the authors' code). Otherwise the row is [z ∘ tokens], and the next z
+            are the outputs at its first places.
+        tokens_see_states: whether memory tokens attend to the states of the memory
+            (`read_mem_from_cache`).
     """
 
     n_tokens: int = 10
@@ -62,7 +64,8 @@ class TokenMemory(Memory):
 class InitialTokens(nn.Module):
     """Memory tokens before a stream, drawn from N(0, 1), the scale of LayerNorm's outputs.
 
-    The authors' code draws one and repeats it; an encoding without positions could never tell them apart.
+    The authors' code draws one and repeats it; an encoding without positions could never tell them
+    apart.
     """
 
     def __init__(self, config: MemoryTokensConfig) -> None:
@@ -77,12 +80,13 @@ class MemoryTokensTransformerXL(TransformerXL):
         read       attend to all read places
         written    attend to read places, segment, and all written places
 
-    Both attend to the memory of states only with `tokens_see_states`. With `same_length` there are no such rules: each
-    place sees the nearest keys, as in the authors' code.
+    Both attend to the memory of states only with `tokens_see_states`. With `same_length` there are
+    no such rules: each place sees the nearest keys, as in the authors' code.
 
-    A memory token may see later keys, for which there is no distance. As in the authors' code, terms (b) and (d) are
-    then the entries that `relative_shift` leaves there: 0 for the next key, and (q_{i+1} + v)·r_{K-d} for the d-th key
-    after that, with K keys in all. With n ≥ 3 memory tokens they depend on the number of keys.
+    A memory token may see later keys, for which there is no distance. As in the authors' code,
+    terms (b) and (d) are then the entries that `relative_shift` leaves there: 0 for the next key,
+    and (q_{i+1} + v)·r_{K-d} for the d-th key after that, with K keys in all. With n ≥ 3 memory
+    tokens they depend on the number of keys.
     """
 
     config: MemoryTokensConfig
@@ -99,7 +103,9 @@ class MemoryTokensTransformerXL(TransformerXL):
 
     def __init__(self, config: MemoryTokensConfig) -> None:
         super().__init__(config)
-        self.memory_tokens = InitialTokens(config)  # last, so that all other parameters are drawn as without it
+        self.memory_tokens = InitialTokens(
+            config
+        )  # last, so that all other parameters are drawn as without it
 
     def start_memory(self, batch_size: int, static: bool = False) -> TokenMemory:
         """Return the memory before the first token of B streams, with the trained initial tokens."""
@@ -121,12 +127,17 @@ class MemoryTokensTransformerXL(TransformerXL):
         memory = self.checked(self.start_memory(B) if memory is None else memory, B)
         z_nBD = memory.tokens_nBD
         if memory.in_document_B is not None:  # streams that were reset
-            z_nBD = torch.where(memory.in_document_B[:, None] < 0, self.memory_tokens.initial[:, None], z_nBD)
-        # DDP waits for a gradient of every parameter; after the first segment that of `initial` is zero.
+            z_nBD = torch.where(
+                memory.in_document_B[:, None] < 0, self.memory_tokens.initial[:, None], z_nBD
+            )
+        #  DDP waits for a gradient of every parameter; after the first segment that of `initial` is
+        # zero.
         z_BnD = z_nBD.transpose(0, 1) + 0.0 * self.memory_tokens.initial
         row_BQD = torch.cat([z_BnD, embedded_BTD, *([z_BnD] if writes else [])], dim=1)
         n_returned = T if n_last is None else n_last
-        last = (n_returned if writes else T) + n  # places that hold the returned tokens and all that is written
+        last = (
+            n_returned if writes else T
+        ) + n  # places that hold the returned tokens and all that is written
         hidden_BQD, after = super().forward(memory=memory, n_last=last, inputs_BTD=row_BQD)
         written_BnD = hidden_BQD[:, -n:] if writes else hidden_BQD[:, :n]
         # A copy: a checkpoint would hold all places of a view.
@@ -159,12 +170,17 @@ def without_distance_k(positions: LayerPositions) -> LayerPositions:
     `relative_shift` gives these entries to the key after each query.
     """
     by_distance = {"table_HSE": positions.table_HSE, "sinusoids_SD": positions.sinusoids_SD}
-    padded = {name: x if x is None else F.pad(x[..., 1:, :], (0, 0, 1, 0)) for name, x in by_distance.items()}
+    padded = {
+        name: x if x is None else F.pad(x[..., 1:, :], (0, 0, 1, 0))
+        for name, x in by_distance.items()
+    }
     bias_HS = None if positions.bias_HS is None else F.pad(positions.bias_HS[:, 1:], (1, 0))
     return positions._replace(**padded, bias_HS=bias_HS)
 
 
-def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> MemoryTokensTransformerXL:
+def from_original(
+    weights: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> MemoryTokensTransformerXL:
     """Build a model with the weights of the authors' code, a fork of the paper's.
 
     Args:
@@ -174,14 +190,18 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> M
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
     """
-    core = checkpoints.from_original({name: x for name, x in weights.items() if name != "mem_tokens"}, config)
+    core = checkpoints.from_original(
+        {name: x for name, x in weights.items() if name != "mem_tokens"}, config
+    )
     options = {f.name: getattr(core.config, f.name) for f in fields(core.config)}
     own = {
         "n_tokens": config.get("num_mem_tokens", 0),
         "write_tokens": bool(config.get("mem_at_end", True)),
         "tokens_see_states": bool(config.get("read_mem_from_cache", False)),
     }
-    model = MemoryTokensTransformerXL(MemoryTokensConfig(**options, **own)).to(next(core.parameters()).dtype)
+    model = MemoryTokensTransformerXL(MemoryTokensConfig(**options, **own)).to(
+        next(core.parameters()).dtype
+    )
     given = weights.get("mem_tokens", torch.empty(0))
     check({"mem_tokens": given}, {"mem_tokens": model.memory_tokens.initial[:, None]})
     model.load_state_dict({**core.state_dict(), "memory_tokens.initial": given[:, 0]})

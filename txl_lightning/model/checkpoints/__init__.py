@@ -4,8 +4,8 @@
     Hugging Face  `TransfoXLLMHeadModel`: the relative encoding, under a `transformer.` prefix
     TensorFlow    the paper's TensorFlow code, of the published models; read only
 
-`named_views` is the one table of weights: views of ours in the shapes of the others, with their names there. Reading
-copies into the views, writing returns them.
+`named_views` is the one table of weights: views of ours in the shapes of the others, with their
+names there. Reading copies into the views, writing returns them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ IN_EVERY_LAYER = (  # here, in both PyTorch codes, in the TensorFlow one, whose 
     ("feed_forward_norm.weight", "pos_ff.layer_norm.weight", "ff/LayerNorm/gamma"),
     ("feed_forward_norm.bias", "pos_ff.layer_norm.bias", "ff/LayerNorm/beta"),
 )
-IN_ENCODING = (("u", "r_w_bias"), ("v", "r_r_bias"), ("table", "r_emb"), ("distance_bias", "r_bias"))
+IN_ENCODING = (
+    ("u", "r_w_bias"),
+    ("v", "r_r_bias"),
+    ("table", "r_emb"),
+    ("distance_bias", "r_bias"),
+)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPUTED = "pos_emb.inv_freq"  # stored by the PyTorch codes, computed here
 
@@ -56,8 +61,8 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
 
     Args:
         weights: tensors under the names of that code.
-        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start`, `extra_key` and
-            `layer_norm_epsilon` may be added.
+        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start`,
+            `extra_key` and `layer_norm_epsilon` may be added.
 
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
@@ -88,29 +93,40 @@ def _of_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
     return _config_from({**start, **config}, "all_but_first" if shared else "none")
 
 
-def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[str, Any]) -> TransformerXL:
+def from_tensorflow(
+    weights: Mapping[str, Tensor | np.ndarray], config: Mapping[str, Any]
+) -> TransformerXL:
     """Build a model with the weights of the paper's TensorFlow code, which starts from attended zeros.
 
     With its `same_length` a query sees mem_len + 1 keys (`extra_key`).
 
     Args:
-        weights: tensors by variable name; float16 and bfloat16 become float32. Those of an optimizer are ignored.
-        config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`, `dropatt` and
-            `init_std`. Those of the architecture (`n_token`, `n_layer`, `cutoffs`, `untie_r`, …) are read from the
-            variables.
+        weights: tensors by variable name; float16 and bfloat16 become float32. Those of an
+            optimizer are ignored.
+        config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`,
+            `dropatt` and `init_std`. Those of the architecture (`n_token`, `n_layer`, `cutoffs`,
+            `untie_r`, …) are read from the variables.
 
     Raises:
         CheckpointError: names or shapes do not match, or `mem_len` is missing.
     """
-    variables = {name: torch.as_tensor(weights[name]) for name in tensorflow.model_variables(weights)}
-    variables = {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in variables.items()}
+    variables = {
+        name: torch.as_tensor(weights[name]) for name in tensorflow.model_variables(weights)
+    }
+    variables = {
+        name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in variables.items()
+    }
     found = tensorflow.architecture(variables)
     try:
         tie_projections = _tie_projections(found["tie_projs"])
     except CheckpointError:  # another pattern: every cluster gets a copy
         tie_projections = "none"
     start = {"layer_norm_epsilon": 1e-12, "memory_start": "zeros", "extra_key": True}
-    options = {**start, **{name: value for name, value in config.items() if value is not None}, **found}
+    options = {
+        **start,
+        **{name: value for name, value in config.items() if value is not None},
+        **found,
+    }
     full = tensorflow.with_all_projections(variables, found)
     return _build(_config_from(options, tie_projections), full, "TensorFlow")
 
@@ -118,17 +134,21 @@ def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return weights and config for the paper's PyTorch code, the inverse of `from_original`.
 
-    The config has further entries (`untie_r`, `memory_start`, `extra_key`), so that nothing is lost on the way
-    back; the paper's code ignores them.
+    The config has further entries (`untie_r`, `memory_start`, `extra_key`), so that nothing is lost
+    on the way back; the paper's code ignores them.
 
     Raises:
         CheckpointError: that code has no such encoding, or the model has terms switched off.
     """
     config, who = model.config, "the paper's code"
     if config.encoding not in ATTENTION_TYPES:
-        raise CheckpointError(f"encoding={config.encoding}: {who} has only {', '.join(ATTENTION_TYPES)}")
+        raise CheckpointError(
+            f"encoding={config.encoding}: {who} has only {', '.join(ATTENTION_TYPES)}"
+        )
     if config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model:
-        raise CheckpointError(f"d_head={config.d_head}: {who} has only n_head·d_head = d_model for al_rfou")
+        raise CheckpointError(
+            f"d_head={config.d_head}: {who} has only n_head·d_head = d_model for al_rfou"
+        )
     n_clusters = len(config.cutoffs) + 1
     tied = {"none": [False] * n_clusters, "all": [True] * n_clusters}
     options = {
@@ -136,7 +156,10 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
         "attn_type": ATTENTION_TYPES.index(config.encoding),
         "tie_weight": True,
         "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
-        **{name: getattr(config, name) for name in ("ext_len", "extra_key", "memory_start", "table_len")},
+        **{
+            name: getattr(config, name)
+            for name in ("ext_len", "extra_key", "memory_start", "table_len")
+        },
     }
     _check_kept(model, _config_from(options, config.tie_projections), who)
     return _weights(model, "original"), options
@@ -169,7 +192,13 @@ def _check_kept(model: TransformerXL, kept: TransformerXLConfig, who: str) -> No
         no_memory = {} if config.mem_len else {"memory_start": "empty"}
         d_embed = None if config.d_embed == config.d_model else config.d_embed
         extra_key = config.same_length and config.extra_key
-        return {**vars(config), "terms": config.active_terms, "d_embed": d_embed, "extra_key": extra_key, **no_memory}
+        return {
+            **vars(config),
+            "terms": config.active_terms,
+            "d_embed": d_embed,
+            "extra_key": extra_key,
+            **no_memory,
+        }
 
     ours, theirs = effective(model.config), effective(kept)
     # The encoding first: others may differ because of it.
@@ -183,18 +212,26 @@ def named_views(
 ) -> Iterator[tuple[list[str], Tensor]]:
     """Iterate over the weights of a model as views in the shapes of another implementation, with their names there.
 
-    Several names are those of one tied tensor. Cluster i's column is number `-i` in the original, which flips its
-    cluster columns, and `shortlist + i - 1` in the other two.
+    Several names are those of one tied tensor. Cluster i's column is number `-i` in the original,
+    which flips its cluster columns, and `shortlist + i - 1` in the other two.
 
     Args:
         state: `TransformerXL.state_dict()`.
         config: its architecture.
         family: other implementation.
     """
-    prefix, in_tensorflow, width = PREFIXES[family], family == "TensorFlow", config.n_head * config.d_head
+    prefix, in_tensorflow, width = (
+        PREFIXES[family],
+        family == "TensorFlow",
+        config.n_head * config.d_head,
+    )
     for n in range(config.n_layer):
         for ours, pytorch, variable in IN_EVERY_LAYER:
-            name = f"{prefix}layer_{n}/{variable}" if in_tensorflow else f"{prefix}layers.{n}.{pytorch}"
+            name = (
+                f"{prefix}layer_{n}/{variable}"
+                if in_tensorflow
+                else f"{prefix}layers.{n}.{pytorch}"
+            )
             tensor = state.get(f"layers.{n}.{ours}")
             if tensor is None:  # only the relative encoding projects positions
                 continue
@@ -206,13 +243,17 @@ def named_views(
     for ours, theirs in IN_ENCODING:
         tensor = state.get(f"encoding.{ours}")
         in_layers = [f"{prefix}layers.{n}.dec_attn.{theirs}" for n in range(config.n_layer)]
-        in_layers = in_layers if family == "Hugging Face" else []  # which has u and v in every layer, also if tied
+        in_layers = (
+            in_layers if family == "Hugging Face" else []
+        )  # which has u and v in every layer, also if tied
         if tensor is None:
             continue
         if config.encoding == "relative" and not config.untie_biases:
             yield [prefix + theirs, *in_layers], tensor[0]
         elif in_layers:
-            yield from (([name], of_layer) for name, of_layer in zip(in_layers, tensor, strict=True))
+            yield from (
+                ([name], of_layer) for name, of_layer in zip(in_layers, tensor, strict=True)
+            )
         elif config.encoding == "al_rfou":  # the original shapes a row of D numbers as H × E
             yield [theirs], tensor.unflatten(-1, (config.n_head, config.d_head))
         else:
@@ -223,16 +264,33 @@ def named_views(
 def _embedding_and_softmax(
     state: Mapping[str, Tensor], config: TransformerXLConfig, family: Family
 ) -> Iterator[tuple[list[str], Tensor]]:
-    edges, clustered, prefix = (0, *config.cutoffs, config.vocab_size or 0), config.div_val > 1, PREFIXES[family]
+    edges, clustered, prefix = (
+        (0, *config.cutoffs, config.vocab_size or 0),
+        config.div_val > 1,
+        PREFIXES[family],
+    )
     clusters, in_tensorflow = range(len(edges) - 1), family == "TensorFlow"
-    tables, sizes = clusters if clustered else range(1), [end - first for first, end in pairwise(edges)]
+    tables, sizes = (
+        clusters if clustered else range(1),
+        [end - first for first, end in pairwise(edges)],
+    )
     if in_tensorflow:
         scope = f"{EMBEDDING}cutoff_{{}}/" if clustered else EMBEDDING
-        table, projection, own = scope + "lookup_table", scope + "proj_W", SOFTMAX + "cutoff_{}/proj"
+        table, projection, own = (
+            scope + "lookup_table",
+            scope + "proj_W",
+            SOFTMAX + "cutoff_{}/proj",
+        )
         bias = SOFTMAX + ("cutoff_{}/b" if config.cutoffs else "bias")
-        columns = {"cluster_weight": f"{SOFTMAX}cutoff_0/cluster_W", "cluster_bias": f"{SOFTMAX}cutoff_0/cluster_b"}
+        columns = {
+            "cluster_weight": f"{SOFTMAX}cutoff_0/cluster_W",
+            "cluster_bias": f"{SOFTMAX}cutoff_0/cluster_b",
+        }
     else:
-        table, projection = prefix + "word_emb.emb_layers.{}.weight", prefix + "word_emb.emb_projs.{}"
+        table, projection = (
+            prefix + "word_emb.emb_layers.{}.weight",
+            prefix + "word_emb.emb_projs.{}",
+        )
         own, bias = "crit.out_projs.{}", "crit.out_layers.{}.bias"
         columns = {name: f"crit.{name}" for name in ("cluster_weight", "cluster_bias")}
     for i in tables:
@@ -243,8 +301,12 @@ def _embedding_and_softmax(
         yield [bias.format(i)], view
     for ours, theirs in columns.items() if config.cutoffs else ():
         yield [theirs], state[f"softmax.{ours}"]
-    shared: dict[str, list[str]] = {  # the softmax' own projections, and those of the embedding with what they share
-        f"embedding.projections.{i}": [projection.format(i)] for i in tables if f"embedding.projections.{i}" in state
+    shared: dict[
+        str, list[str]
+    ] = {  # the softmax' own projections, and those of the embedding with what they share
+        f"embedding.projections.{i}": [projection.format(i)]
+        for i in tables
+        if f"embedding.projections.{i}" in state
     }
     for i in clusters if shared else ():
         ours = f"softmax.projections.{i}"
@@ -254,29 +316,43 @@ def _embedding_and_softmax(
         yield names, state[ours].T if in_tensorflow else state[ours]
 
 
-def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
-    given = {name: tensor for name, tensor in weights.items() if name != PREFIXES[family] + COMPUTED}
+def _build(
+    config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family
+) -> TransformerXL:
+    given = {
+        name: tensor for name, tensor in weights.items() if name != PREFIXES[family] + COMPUTED
+    }
     if config.n_layer > len(given):
-        raise CheckpointError(f"n_layer={config.n_layer}: the checkpoint has {len(given)} weights in all")
+        raise CheckpointError(
+            f"n_layer={config.n_layer}: the checkpoint has {len(given)} weights in all"
+        )
     expected = list(named_views(shapes_of(lambda: TransformerXL(config)), config, family))
     for names, _ in expected:
         if not any(name in given for name in names):
-            raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {names[0]!r}")
+            raise CheckpointError(
+                f"not a checkpoint of the {family} Transformer-XL: it has no {names[0]!r}"
+            )
     check(given, {name: view for names, view in expected for name in names if name in given})
     given = _flipped(given, family)
-    model = TransformerXL(config).to(given[next(name for name in expected[0][0] if name in given)].dtype)
+    model = TransformerXL(config).to(
+        given[next(name for name in expected[0][0] if name in given)].dtype
+    )
     for names, view in named_views(model.state_dict(), config, family):
         first, *tied = [name for name in names if name in given]
         view.copy_(given[first])
         for name in tied:
             if not torch.equal(given[name], given[first]):
-                raise CheckpointError(f"{name} is not tied to {first} in this checkpoint; here it always is")
+                raise CheckpointError(
+                    f"{name} is not tied to {first} in this checkpoint; here it always is"
+                )
     return model
 
 
 def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
     state, d_model = model.state_dict(), model.config.d_model
-    weights = {name: view for names, view in named_views(state, model.config, family) for name in names}
+    weights = {
+        name: view for names, view in named_views(state, model.config, family) for name in names
+    }
     if model.config.kind.table is None:
         exponents = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model
         weights[PREFIXES[family] + COMPUTED] = (10000.0**-exponents).to(state["softmax.bias"].dtype)
@@ -285,7 +361,9 @@ def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
 
 def _flipped(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
     """Reverse the order of the cluster columns of the original."""
-    columns = [name for name in weights if name.startswith("crit.cluster_") and family == "original"]
+    columns = [
+        name for name in weights if name.startswith("crit.cluster_") and family == "original"
+    ]
     return {**weights, **{name: weights[name].flip(0) for name in columns}}
 
 
@@ -297,7 +375,9 @@ def _config_from(options: Mapping[str, Any], tie_projections: str) -> Transforme
     attention_type = options.get("attn_type", 0)
     if attention_type not in range(len(ATTENTION_TYPES)):
         raise CheckpointError(f"attn_type={attention_type}: must be 0, 1, 2 or 3")
-    given = {name: options[name] for name in (*SAME_OPTIONS, "ext_len", "table_len") if name in options}
+    given = {
+        name: options[name] for name in (*SAME_OPTIONS, "ext_len", "table_len") if name in options
+    }
     given |= {ours: options[theirs] for ours, theirs in RENAMED.items() if theirs in options}
     return TransformerXLConfig(
         **{"dropout": 0.0, **given},
@@ -333,7 +413,9 @@ def _tie_projections(tied: list[bool]) -> str:
         return "all_but_first"
     if all(tied) or not any(tied):
         return "all" if tied[0] else "none"
-    raise CheckpointError(f"tie_projs={tied}: must be true for all clusters, none, or all but the first")
+    raise CheckpointError(
+        f"tie_projs={tied}: must be true for all clusters, none, or all but the first"
+    )
 
 
 def check(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
@@ -346,11 +428,17 @@ def check(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
         if name not in like:
             raise CheckpointError(f"has {name}, which does not belong there")
         if tensor.dtype not in FLOATS:
-            raise CheckpointError(f"{name} has numbers of type {tensor.dtype}, not {like[name].dtype}")
+            raise CheckpointError(
+                f"{name} has numbers of type {tensor.dtype}, not {like[name].dtype}"
+            )
         if tensor.shape != like[name].shape:
-            raise CheckpointError(f"{name} has shape {list(tensor.shape)}, the config says {list(like[name].shape)}")
+            raise CheckpointError(
+                f"{name} has shape {list(tensor.shape)}, the config says {list(like[name].shape)}"
+            )
         if not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(f"has weights that are not finite ({name}): its training diverged")
+            raise CheckpointError(
+                f"has weights that are not finite ({name}): its training diverged"
+            )
 
 
 def shapes_of(build: Callable[[], nn.Module]) -> dict[str, Tensor]:

@@ -2,11 +2,12 @@
 
 A checkpoint (V2, "tensor bundle") has these files:
 
-    PREFIX.index                  sorted table of LevelDB: "" -> header, name of a variable -> its place
-    PREFIX.data-00000-of-00001    raw little-endian numbers; large checkpoints have several such shards
+    PREFIX.index sorted table of LevelDB: "" -> header, name of a variable -> its place
+    PREFIX.data-00000-of-00001 raw little-endian numbers; large checkpoints have several such shards
 
-The values of the table are messages of Protocol Buffers, of which the needed fields are read: `BundleHeaderProto` and
-`BundleEntryProto` of TensorFlow's `tensor_bundle.proto`. Checksums are not compared.
+The values of the table are messages of Protocol Buffers, of which the needed fields are read:
+`BundleHeaderProto` and `BundleEntryProto` of TensorFlow's `tensor_bundle.proto`. Checksums are not
+compared.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ def model_variables(names: Iterable[str]) -> list[str]:
     """Return the variables of the model: in its scope, and not below another one, as `…/Adam` is."""
     known = set(names)
     return [
-        name for name in known if name.startswith(SCOPE) and not any(name.startswith(f"{other}/") for other in known)
+        name
+        for name in known
+        if name.startswith(SCOPE) and not any(name.startswith(f"{other}/") for other in known)
     ]
 
 
 def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the options that names and shapes determine: sizes, cut-offs, `div_val`, `untie_r` and `tie_projs`.
 
-    Where the softmax of a cluster has no projection of its own, `tie_projs` says that it shares the embedding's.
+    Where the softmax of a cluster has no projection of its own, `tie_projs` says that it shares the
+    embedding's.
 
     Raises:
         CheckpointError: a variable is missing, or has too few or too many axes.
@@ -54,10 +58,14 @@ def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
 
     def shape(name: str, *n_axes: int) -> tuple[int, ...]:
         if name not in variables:
-            raise CheckpointError(f"not a checkpoint of the TensorFlow Transformer-XL: it has no {name!r}")
+            raise CheckpointError(
+                f"not a checkpoint of the TensorFlow Transformer-XL: it has no {name!r}"
+            )
         found = tuple(variables[name].shape)
         if len(found) not in n_axes:
-            raise CheckpointError(f"{name} has shape {list(found)}, which is not that of a Transformer-XL")
+            raise CheckpointError(
+                f"{name} has shape {list(found)}, which is not that of a Transformer-XL"
+            )
         return found
 
     def found(pattern: str) -> list[str]:
@@ -65,7 +73,9 @@ def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
 
     biases = shape(f"{SCOPE}r_w_bias", 2, 3)
     tables = found(f"{EMBEDDING}cutoff_{{}}/lookup_table")
-    sizes, widths = zip(*(shape(name, 2) for name in tables or [f"{EMBEDDING}lookup_table"]), strict=True)
+    sizes, widths = zip(
+        *(shape(name, 2) for name in tables or [f"{EMBEDDING}lookup_table"]), strict=True
+    )
     ends = [*accumulate(shape(name, 1)[0] for name in found(f"{SOFTMAX}cutoff_{{}}/b"))]
     d_model, _ = shape(f"{SCOPE}layer_0/rel_attn/qkv/kernel", 2)
     has_projections = len(tables) > 1 or widths[0] != d_model
@@ -85,11 +95,14 @@ def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def with_all_projections(variables: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Tensor]:
+def with_all_projections(
+    variables: Mapping[str, Tensor], options: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Add the projections that this project's model has and the TensorFlow one leaves out.
 
-    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity. Clusters whose softmax
-    shares the embedding's projection get a copy, for a model that ties in another pattern.
+    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity.
+    Clusters whose softmax shares the embedding's projection get a copy, for a model that ties in
+    another pattern.
     """
     full, div_val, width = dict(variables), options["div_val"], options["d_embed"]
     for i, is_shared in enumerate(options["tie_projs"]):
@@ -108,7 +121,8 @@ def read_variables(prefix: Path) -> dict[str, np.ndarray]:
         prefix: path of the checkpoint without `.index`.
 
     Raises:
-        UserError: a file is missing, cut short, not of a TensorFlow checkpoint, or a type is not supported.
+        UserError: a file is missing, cut short, not of a TensorFlow checkpoint, or a type is not
+            supported.
     """
     path = prefix.with_name(f"{prefix.name}{INDEX}")
     variables = {}
@@ -119,17 +133,28 @@ def read_variables(prefix: Path) -> dict[str, np.ndarray]:
             entry = entries[name]
             kind, size = _number(entry, DTYPE), _number(entry, SIZE)
             if kind not in TYPES:
-                raise UserError(f"{path}: {name} is of a type that is not supported (DataType {kind})")
-            path = prefix.with_name(f"{prefix.name}.data-{_number(entry, SHARD):05d}-of-{n_shards:05d}")
+                raise UserError(
+                    f"{path}: {name} is of a type that is not supported (DataType {kind})"
+                )
+            path = prefix.with_name(
+                f"{prefix.name}.data-{_number(entry, SHARD):05d}-of-{n_shards:05d}"
+            )
             values = np.fromfile(
-                path, TYPES[kind], size // np.dtype(TYPES[kind]).itemsize, offset=_number(entry, OFFSET)
+                path,
+                TYPES[kind],
+                size // np.dtype(TYPES[kind]).itemsize,
+                offset=_number(entry, OFFSET),
             )
             if values.nbytes < size:
                 raise UserError(f"{path}: {name} was cut off: the file is too short")
             if kind == BFLOAT16:
                 values = (values.astype(np.uint32) << 16).view(np.float32)
-            shape = [_number(_fields(axis), 1) for axes in entry[SHAPE] for axis in _fields(axes)[2]]
-            variables[name] = values.astype(values.dtype.newbyteorder("="), copy=False).reshape(shape)
+            shape = [
+                _number(_fields(axis), 1) for axes in entry[SHAPE] for axis in _fields(axes)[2]
+            ]
+            variables[name] = values.astype(values.dtype.newbyteorder("="), copy=False).reshape(
+                shape
+            )
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError) as error:

@@ -1,10 +1,10 @@
-"""Cached inference: the memory holds keys and values instead of the hidden states that they are projected from.
+"""Cached inference: the memory holds keys and values instead of the hidden states they come from.
 
-With hidden states as memory every segment projects all of them to keys and values again (paper §3.2), because
-training changes the weights. In evaluation they stay as they are: the projections are kept, and W_{k,R} R of
-every distance is computed once. A token costs its own projections and the products of the attention. Keys are kept
-unrotated: an encoding that rotates them does so when they are read, by their distance then, which is exact in a stream
-of any length.
+With hidden states as memory every segment projects all of them to keys and values again (paper
+§3.2), because training changes the weights. In evaluation the weights stay as they are: the
+projections are kept, and W_{k,R} R of every distance is computed once. A token costs its own
+projections and the products of the attention. Keys are kept unrotated: an encoding that rotates
+them does so when they are read, by their distance then, which is exact in a stream of any length.
 """
 
 from __future__ import annotations
@@ -19,34 +19,25 @@ from torch import Tensor, nn
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.errors import require
-from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.memory import after_reset, states_of_document
-from txl_lightning.model.positions import OwnKeys, VisibleKeys, attention_mask, shift, without_marks
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+from txl_lightning.model.memory import after_reset
+from txl_lightning.model.positions import (
+    StreamBounds,
+    VisibleKeys,
+    attention_mask,
+    roll_streams,
+)
+from txl_lightning.model.transformer_xl import TransformerXL
 
 GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
-NOT_CALLED: dict[type, tuple[str, ...]] = {
-    TransformerXL: ("forward", "score", "state_class", "start_memory", "next_memory", "checked", "visible"),
-    TransformerXLLayer: ("forward",),
-    Attention: ("forward", "heads"),
-}
 REUSE = 1.2  # a buffer of at least this relative length is kept, and its window moved to the front
 
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
-    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL that does not say that it `cannot`.
-
-    It does not call what `NOT_CALLED` names, so a model that overrides one of these is none either.
-    """
-    if not isinstance(model, TransformerXL) or "cached inference" in model.cannot:
-        return False
-    layer: Any = model.layers[0]
-    kinds: dict[type, type] = {TransformerXL: type(model), TransformerXLLayer: type(layer)}
-    kinds[Attention] = type(layer.attention)
-    return all(getattr(kinds[of], name) is getattr(of, name) for of, names in NOT_CALLED.items() for name in names)
+    """Return whether `CachedTransformerXL` takes a model (`TransformerXL.cannot`)."""
+    return isinstance(model, TransformerXL) and "cached inference" not in model.cannot
 
 
 @dataclass
@@ -56,16 +47,17 @@ class KeyValueMemory:
         buffer   [ forgotten | filled: the memory | space for a segment |         ]
                               ^ begin
 
-    What a segment's states are projected to is written after the memory, so that attention reads both as one view;
-    then the window moves. At the end of the buffer the memory is moved to its front. Moves are so rare
-    that their cost per token is negligible.
+    The keys and values of a segment are written after the memory, so that attention reads both as
+    one view; then the window moves. At the end of the buffer the memory is moved to its front.
+    Moves are so rare that their cost per token is negligible.
 
-    Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the memory that it
-    returns. A memory can therefore be given to a model once; a second use raises, and `copy` avoids it.
+    Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the
+    memory that it returns. A memory can therefore be given to a model once; a second use raises,
+    and `copy` avoids it.
 
     Args:
-        buffer_NPXCE: keys and values (P = 2) or values alone of N layers, X = H·B heads of streams and C
-            places; None once the memory was given to a model.
+        buffer_NPXCE: keys and values (P = 2) or values alone of N layers, X = H·B heads of streams
+            and C places; None once the memory was given to a model.
         batch_size: B, streams.
         made_by: object whose memory this is.
         begin: first place of the window.
@@ -80,6 +72,11 @@ class KeyValueMemory:
     filled: int = 0
     in_document_B: Int[Tensor, " B"] | None = None
 
+    @property
+    def length(self) -> int:
+        """M, states per layer."""
+        return self.filled
+
     def spend(self) -> KeyValueMemory:
         """Move the buffer to a new memory; this one cannot be used again.
 
@@ -92,7 +89,7 @@ class KeyValueMemory:
         return successor
 
     def reset(self, done_B: Bool[Tensor, " B"]) -> KeyValueMemory:
-        """Let some streams start from scratch (`CarriedState.reset`); this memory cannot be used again."""
+        """Let some streams start from scratch (`CarriedState.reset`); this memory is spent."""
         memory = self.spend()
         memory.in_document_B = after_reset(self, done_B, memory._buffer().device)
         return memory
@@ -102,93 +99,114 @@ class KeyValueMemory:
         return self.select(range(self.batch_size))
 
     def select(self, indices: Int[Tensor, " S"] | Sequence[int]) -> KeyValueMemory:
-        """Return a memory of the streams with these indices, as `CarriedState.select`; this one is not spent.
+        """Return a memory of the streams with these indices (`CarriedState.select`); this one stays.
 
         Raises:
             ValueError: the memory was spent before.
         """
         indices_S = torch.as_tensor(indices, device=self._buffer().device)
-        buffer = self._window(self._buffer()).index_select(-3, indices_S).flatten(-4, -3)
-        in_document_B = None if self.in_document_B is None else self.in_document_B[indices_S]
-        return replace(self, buffer_NPXCE=buffer, begin=0, batch_size=len(indices_S), in_document_B=in_document_B)
+        window_NPHBKE = self._window(self._buffer())
+        buffer_NPXKE = window_NPHBKE.index_select(-3, indices_S).flatten(-4, -3)
+        in_document_B = self.in_document_B
+        if in_document_B is not None:
+            in_document_B = in_document_B[indices_S]
+        return replace(
+            self,
+            buffer_NPXCE=buffer_NPXKE,
+            begin=0,
+            batch_size=len(indices_S),
+            in_document_B=in_document_B,
+        )
 
     def restart(self, start: KeyValueMemory) -> None:
-        """Give the streams that were reset the memory before a first token, of one stream and the same length."""
+        """Give the streams that were reset the memory before a first token, of one stream."""
         assert self.in_document_B is not None
-        self._window(self._buffer())[..., self.in_document_B < 0, :, :] = start._window(start._buffer())
+        is_new_B = self.in_document_B < 0
+        self._window(self._buffer())[..., is_new_B, :, :] = start._window(start._buffer())
         self.in_document_B = None
 
     def _window(self, buffer: Tensor, T: int = 0) -> Float[Tensor, "*_ H B K E"]:
         """Return the memory, and T places after it, as a view with heads and streams apart."""
-        return buffer[..., self.begin : self.begin + self.filled + T, :].unflatten(-3, (-1, self.batch_size))
+        end = self.begin + self.filled + T
+        return buffer[..., self.begin : end, :].unflatten(-3, (-1, self.batch_size))
 
     @torch.no_grad()
     def make_room(self, T: int) -> None:
         """Ensure that T places follow the memory: move it to the front, or into a longer buffer."""
-        buffer, needed = self._buffer(), self.filled + T
+        buffer = self._buffer()
         capacity = buffer.shape[3]
+        needed = self.filled + T
         if self.begin + needed <= capacity:
             return
-        length = int(GROWTH * needed) if capacity < REUSE * needed else capacity
-        self.buffer_NPXCE, self.begin = self._moved(buffer, length), 0
+        if capacity < REUSE * needed:
+            capacity = int(GROWTH * needed)
+        self.buffer_NPXCE = self._moved(buffer, capacity)
+        self.begin = 0
 
     def _moved(self, buffer: Tensor, length: int) -> Tensor:
         """Return a buffer of this length, the same one if it has it, with the memory at its front."""
+        is_same = buffer.shape[-2] == length
         moved = buffer
-        if buffer.shape[-2] != length:
+        if not is_same:
             moved = buffer.new_empty((*buffer.shape[:-2], length, buffer.shape[-1]))
-        for old, new in zip(buffer, moved, strict=True):
-            window = old[..., self.begin : self.begin + self.filled, :]
-            new[..., : self.filled, :] = window.clone() if moved is buffer else window  # source and target may overlap
+        for old_PXCE, new_PXCE in zip(buffer, moved, strict=True):
+            window = old_PXCE[..., self.begin : self.begin + self.filled, :]
+            if is_same:
+                window = window.clone()  # source and target may overlap
+            new_PXCE[..., : self.filled, :] = window
         return moved
 
     @torch.no_grad()
     def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> Float[Tensor, "P H B K E"]:
-        """Write a segment's projections of layer n after the memory; return those of all K = M + T as views.
+        """Write a segment's projections of layer n after the memory; return all K = M + T as views.
 
         Raises:
             ValueError: they have another type than the memory.
         """
-        buffer, (P, H, B, T, E) = self._buffer(), kv_PHBTE.shape
+        buffer = self._buffer()
         if kv_PHBTE.dtype != buffer.dtype:
-            raise ValueError(f"keys and values of {kv_PHBTE.dtype} given to a memory of {buffer.dtype}")
-        window = slice(self.begin, self.begin + self.filled + T)
-        kv_PHBKE = buffer[n, :, :, window].view(P, H, B, self.filled + T, E)
+            types = f"{kv_PHBTE.dtype} given to a memory of {buffer.dtype}"
+            raise ValueError(f"keys and values of {types}")
+        kv_PHBKE = self._window(buffer[n], kv_PHBTE.shape[3])
         kv_PHBKE[:, :, :, self.filled :] = kv_PHBTE
         return kv_PHBKE
 
     @torch.no_grad()
-    def advance(self, T: int, config: TransformerXLConfig, own: OwnKeys | None = None) -> None:
+    def advance(self, T: int, config: TransformerXLConfig, bounds: StreamBounds | None) -> None:
         """Add the T written tokens but the last `ext_len`; keep the last `mem_len` tokens.
 
         The padding of a stream is not added: its tokens are moved over it.
         """
         appended = max(0, T - config.ext_len)
-        if own is not None and own.padding_B is not None:
-            for of_layer in self._buffer():
-                window = self._window(of_layer, appended)
-                window.copy_(shift(window, own.padding_B.clamp(max=appended)))
-        if own is not None and self.in_document_B is not None:
-            self.in_document_B = own.states(self.filled, appended, config.mem_len, self.in_document_B)
+        if bounds is not None and bounds.padding_B is not None:
+            padding_B = bounds.padding_B.clamp(max=appended)
+            for layer_PXCE in self._buffer():
+                window = self._window(layer_PXCE, appended)
+                window.copy_(roll_streams(window, padding_B))
+        if bounds is not None and self.in_document_B is not None:
+            self.in_document_B = bounds.states_in_document(
+                self.filled, appended, config.mem_len, self.in_document_B
+            )
         end = self.filled + appended
         self.filled = min(config.mem_len, end)
         self.begin += end - self.filled
 
     def _buffer(self) -> Tensor:
         if self.buffer_NPXCE is None:
-            raise ValueError("this memory is spent: pass the one that the model returned for it, or copy() it before")
+            advice = "pass the one that the model returned for it, or copy() it before"
+            raise ValueError(f"this memory is spent: {advice}")
         return self.buffer_NPXCE
 
 
 class CachedTransformerXL(ScoringModel):
-    """Model with its present weights, for evaluation and generation; computes the same function as the model.
+    """Model with its present weights, for evaluation and generation; it computes the same function.
 
         cached = CachedTransformerXL(model, mem_len=3800)
         nll, memory = cached.score(tokens, targets, memory)
 
-    Make a new one for every evaluation: it raises if the weights, their device or autocast changed after it was
-    made. `weights_of` lists the changes that it cannot detect, such as a step of a fused optimizer. Each
-    memory can be given to a call once (`KeyValueMemory`).
+    Make a new one for every evaluation: it raises if the weights, their device or autocast changed
+    after it was made. `weights_of` lists the changes that it cannot detect, such as a step of a
+    fused optimizer. Each memory can be given to a call once (`KeyValueMemory`).
 
     Args:
         model: model whose weights are used; it is not changed.
@@ -200,52 +218,70 @@ class CachedTransformerXL(ScoringModel):
     """
 
     def __init__(self, model: TransformerXL, **lengths: Any) -> None:
-        name, why = type(model).__name__, model.cannot.get("cached inference", "it has no keys and values to keep")
-        require(can_cache(model), "model", name, f"cannot be cached, use the model itself: {why}")
+        reason = model.cannot.get("cached inference", "it has no keys and values to keep")
+        allowed = f"cannot be cached, use the model itself: {reason}"
+        require(can_cache(model), "model", type(model).__name__, allowed)
         self.model = model.with_lengths(**lengths)
         self.config = self.model.config
         self.takes_lengths = self.model.takes_lengths
-        self.losses, self.log_probabilities = self.model.losses, self.model.log_probabilities  # type: ignore[method-assign]
+        self.losses = self.model.losses  # type: ignore[method-assign]
+        self.log_probabilities = self.model.log_probabilities  # type: ignore[method-assign]
         self._device = next(model.parameters()).device.type
-        self._tables = [module._parameters for module in model.modules() if module._parameters]
+        self._tables: list[dict[str, Any]] = []
+        self._dropouts: list[Dropout] = []
+        for module in model.modules():
+            if module._parameters:
+                self._tables.append(module._parameters)
+            if isinstance(module, Dropout) and module.p:
+                self._dropouts.append(module)
         self._weights = weights_of(self._tables, self._device)
         self._distances = _Distances(self.model)
-        self._dropouts = [module for module in model.modules() if isinstance(module, Dropout) and module.p]
 
     def _check_weights(self) -> None:
         """Raise `RuntimeError` if a parameter or autocast changed."""
-        found, before = weights_of(self._tables, self._device), self._weights
-        if found != before:
-            changed = "the weights" if found[0] == before[0] else f"autocast ({before[0]} to {found[0]})"
-            raise RuntimeError(f"{changed} changed after cached inference was set up; make a new CachedTransformerXL")
+        weights = weights_of(self._tables, self._device)
+        if weights == self._weights:
+            return
+        before, now = self._weights[0], weights[0]
+        changed = "the weights"
+        if now != before:
+            changed = f"autocast ({before} to {now})"
+        advice = "make a new CachedTransformerXL"
+        raise RuntimeError(f"{changed} changed after cached inference was set up; {advice}")
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the parameters of the model."""
         return self.model.parameters()
 
     def with_lengths(self, **lengths: Any) -> CachedTransformerXL:
-        """Return a new one on the model's present weights with other lengths (`TransformerXL.with_lengths`)."""
+        """Return a new one on the model's present weights with other lengths."""
         return CachedTransformerXL(self.model, **lengths)
 
     @torch.no_grad()
     def start_memory(self, batch_size: int) -> KeyValueMemory:
-        """Return the memory before the first token of B streams: empty, or projections of `mem_len` zero states.
+        """Return the memory before the first token: empty, or projections of `mem_len` zero states.
 
         Raises:
             RuntimeError: the weights changed.
         """
         self._check_weights()
         zero_11D = next(self.parameters()).new_zeros(1, 1, self.config.d_model)
-        layers: Any = self.model.layers
-        inputs = [(layer.attention, layer.attention_input(zero_11D)) for layer in layers]
-        kv_NPHE = torch.stack([attention.project(input_11D)[1][:, :, 0, 0] for attention, input_11D in inputs])
+        projected: list[Tensor] = []
+        for layer in self._layers():
+            _, kv_PH11E = layer.attention.project(layer.attention_input(zero_11D))
+            projected.append(kv_PH11E)
+        kv_NPH11E = torch.stack(projected)
+        N, P, H, _, _, E = kv_NPH11E.shape
         length = self.config.mem_len if self.config.memory_start == "zeros" else 0
-        N, P, H, E = kv_NPHE.shape
-        buffer = kv_NPHE[:, :, :, None, None].expand(N, P, H, batch_size, length, E).flatten(2, 3)
-        memory = KeyValueMemory(buffer.contiguous(), batch_size, made_by=self, filled=length)
+        buffer_NPXCE = kv_NPH11E.expand(N, P, H, batch_size, length, E).flatten(2, 3).contiguous()
+        memory = KeyValueMemory(buffer_NPXCE, batch_size, made_by=self, filled=length)
         if self.config.memory_reset == "document":
-            memory.in_document_B = torch.zeros(batch_size, dtype=torch.int64, device=buffer.device)
+            device = buffer_NPXCE.device
+            memory.in_document_B = torch.zeros(batch_size, dtype=torch.int64, device=device)
         return memory
+
+    def _layers(self) -> Any:
+        return self.model.layers
 
     def __call__(
         self,
@@ -261,7 +297,8 @@ class CachedTransformerXL(ScoringModel):
         Args:
             tokens_BT: T consecutive tokens of B streams, extended context included.
             memory: returned by the previous call; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
+            n_last: Q, the number of tokens, counted from the last, whose states are returned; None
+                for all.
             inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
             lengths_B: as for the model.
 
@@ -270,46 +307,58 @@ class CachedTransformerXL(ScoringModel):
             ValueError: the memory was given before, has other streams, or is another object's.
         """
         if torch.is_grad_enabled():
-            raise RuntimeError("cached inference has no gradients; call it under torch.no_grad() or train the model")
+            advice = "call it under torch.no_grad() or train the model"
+            raise RuntimeError(f"cached inference has no gradients; {advice}")
         if any(dropout.training for dropout in self._dropouts):
             raise RuntimeError("cached inference has no dropout; call eval() on the model")
         self._check_weights()
-        model, config = self.model, self.config
-        marked_BT = tokens_BT if config.memory_reset == "document" else None
-        hidden_BTD = model.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD, lengths_B)
+        model = self.model
+        hidden_BTD = model.embed(tokens_BT, inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
+        memory = self._memory_before(memory, B, T, lengths_B)
+        bounds = model.stream_bounds(tokens_BT, lengths_B, memory, hidden_BTD)
+        hidden_BTD = model.encoding.embed_streams(hidden_BTD, self.config.clamp_len, bounds)
+        positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
+        if bounds is not None:
+            mask_TK = bounds.hide_other_documents(mask_TK)
+        visible = VisibleKeys(mask_TK, sees_memory=self.config.attention_len is None)
+        for n, layer in enumerate(self._layers()):
+            input_BTD = model.encoding.layer_input_of_streams(n, hidden_BTD, bounds)
+            # In the last layer, compute only the requested tokens.
+            Q = T
+            if n_last is not None and n == self.config.n_layer - 1:
+                Q = n_last
+            before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
+            visible_Q = visible._replace(mask_TK=mask_TK[..., T - Q :, :])
+            q_HBQE, kv_PHBTE = layer.attention.project(
+                layer.attention_input(queries_BTD), layer.attention_input(before_BTD)
+            )
+            kv_PHBKE = memory.write(n, kv_PHBTE)
+            heads_HBQE = layer.attention.attend(q_HBQE, kv_PHBKE, positions[n], visible_Q)
+            attended_BQD = layer.attention.combine_heads(heads_HBQE)
+            hidden_BTD = layer.after_attention(queries_BTD, attended_BQD)
+        memory.advance(T, self.config, bounds)
+        return hidden_BTD, memory
+
+    def _memory_before(
+        self, memory: KeyValueMemory | None, B: int, T: int, lengths_B: Tensor | None
+    ) -> KeyValueMemory:
+        """Return the memory that a segment of B streams and T tokens reads, with room for the tokens."""
         if memory is None:
             memory = self.start_memory(B)
         if memory.batch_size != B:
-            raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
+            streams = f"{memory.batch_size} streams given with tokens of {B} streams"
+            raise ValueError(f"memory of {streams}")
         if memory.made_by is not self:
             raise ValueError("the memory was made by another CachedTransformerXL")
         if lengths_B is not None:
-            memory = memory.reset(torch.zeros_like(lengths_B, dtype=torch.bool))  # counts the states of each stream
+            # With a reset of no stream it counts the states of each.
+            memory = memory.reset(torch.zeros_like(lengths_B, dtype=torch.bool))
         memory = memory.spend()
         memory.make_room(T)
-        if memory.in_document_B is not None and config.memory_start == "zeros":
+        if memory.in_document_B is not None and self.config.memory_start == "zeros":
             memory.restart(self.start_memory(1))
-        own = None
-        if memory.in_document_B is not None or lengths_B is not None:
-            own = OwnKeys.of(marked_BT, lengths_B, T, memory.filled, states_of_document(memory, hidden_BTD.device))
-        layers: Any = model.layers
-        hidden_BTD = model.encoding.at_start(hidden_BTD, config.clamp_len, own)
-        positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
-        mask_TK = mask_TK if own is None else own.hide_others(mask_TK)
-        visible = VisibleKeys(mask_TK, sees_memory=config.attention_len is None)
-        for n, layer in enumerate(layers):
-            input_BTD = model.encoding.at_layer(n, hidden_BTD, own)
-            # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
-            Q = T if n_last is None or n < config.n_layer - 1 else n_last
-            before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
-            attention, of_queries = layer.attention, visible._replace(mask_TK=mask_TK[..., T - Q :, :])
-            segment_BTD, past_BTD = layer.attention_input(queries_BTD), layer.attention_input(before_BTD)
-            q_HBTE, kv_PHBTE = attention.project(segment_BTD, past_BTD)
-            heads_HBTE = attention.attend(q_HBTE, memory.write(n, kv_PHBTE), positions[n], of_queries)
-            hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE))
-        memory.advance(T, config, own)
-        return hidden_BTD, memory
+        return memory
 
 
 class _Distances:
@@ -324,36 +373,58 @@ class _Distances:
         self.n_keys = -1
         self.mask_TK: Tensor | None = None
 
-    def of_segment(self, T: int, M: int, like: Tensor) -> tuple[list[LayerPositions], Float[Tensor, "T K"]]:
+    def of_segment(
+        self, T: int, M: int, like: Tensor
+    ) -> tuple[list[LayerPositions], Float[Tensor, "T K"]]:
         """Return positions for every layer, and the mask, of T tokens after a memory of M."""
-        config, K = self.model.config, M + T
-        full = config.memory_slots <= M  # K stays the same from now on: a table of its own is read faster than a view
-        if self.n_keys < K or (full and self.n_keys != K):
-            self.n_keys, self.mask_TK = K if full else max(K, min(2 * K, config.memory_slots + T)), None
-            positions = self.model.positions(self.n_keys, like)
-            layers: Any = self.model.layers
-            self.positions = []
-            for layer, of_layer in zip(layers, positions, strict=True):
-                r_HSE = layer.attention.distance_vectors(of_layer)
-                r_HSE = None if r_HSE is None else r_HSE.contiguous()
-                self.positions.append(of_layer._replace(sinusoids_SD=None, table_HSE=r_HSE))
+        slots = self.model.config.memory_slots
+        K = M + T
+        # From a full memory on, K stays the same: a table of its own is read faster than a view.
+        if slots <= M and self.n_keys != K:
+            self._project(K, like)
+        elif self.n_keys < K:
+            self._project(max(K, min(2 * K, slots + T)), like)
         if self.mask_TK is None or len(self.mask_TK) != T:
-            longest = self.n_keys - T
-            self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
-        return [positions.up_to(K) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
+            n_memory = self.n_keys - T
+            attention_len = self.model.config.attention_len
+            self.mask_TK = attention_mask(T, n_memory, n_memory, attention_len, like)
+        positions = [layer_positions.up_to(K) for layer_positions in self.positions]
+        return positions, self.mask_TK[:, self.n_keys - K :]
+
+    def _project(self, n_keys: int, like: Tensor) -> None:
+        """Compute the positions of `n_keys` keys, with W_{k,R} R of every layer."""
+        self.n_keys = n_keys
+        self.mask_TK = None
+        self.positions = []
+        layers: Any = self.model.layers
+        for layer, positions in zip(layers, self.model.positions(n_keys, like), strict=True):
+            r_HSE = layer.attention.distance_vectors(positions)
+            if r_HSE is not None:
+                r_HSE = r_HSE.contiguous()
+            self.positions.append(positions._replace(sinusoids_SD=None, table_HSE=r_HSE))
 
 
-def weights_of(tables: list[dict[str, Any]], device: str) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
-    """Return the type of autocast, and the address and the number of changes in place of every parameter.
+def weights_of(
+    tables: list[dict[str, Any]], device: str
+) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
+    """Return the type of autocast, and each parameter's address and number of changes in place.
 
-    Seen are an optimizer step, `load_state_dict`, replaced parameters, another device or type. Not seen, because torch
-    does not count them: the step of an optimizer with `fused=True`, and writes through `parameter.data`.
+    Detected are an optimizer step, `load_state_dict`, replaced parameters, another device or type.
+    Not
+    detected, because torch does not count them: the step of an optimizer with `fused=True`, and
+    writes through `parameter.data`.
 
     Args:
         tables: torch's own tables of parameters, `module._parameters`, which show a replaced one.
         device: type of the device.
     """
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    parameters = (p for table in tables for p in table.values() if p is not None)
-    weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
-    return torch.get_autocast_dtype(device) if on else None, weights
+    dtype = None
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    weights = []
+    for table in tables:
+        for parameter in table.values():
+            if parameter is not None:
+                n_changes = 0 if parameter.is_inference() else parameter._version
+                weights.append((parameter.data_ptr(), n_changes))
+    return dtype, weights

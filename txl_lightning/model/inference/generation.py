@@ -50,37 +50,39 @@ def generate(
 
         for token_B in generate(model, prompt_BT, 500): ...
 
-    A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), restricted to the likeliest
-    tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens from the top 40, after a
-    context of up to 512 tokens. The prompt is read in segments, and every drawn token is a segment of one
-    token: the context is the memory, `mem_len` tokens in every layer, and absolute encodings give every drawn
-    token the position of a segment's end. A TransformerXL is run with cached keys and values,
-    where `can_cache` allows it.
+    A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), restricted to
+    the likeliest tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens
+    from the top 40, after a context of up to 512 tokens. The prompt is read in segments, and every
+    drawn token is a segment of one
+    token: the context is the memory, `mem_len` tokens in every layer, and absolute encodings give
+    every drawn token the position of a segment's end. A TransformerXL is run with cached keys and
+    values, where `can_cache` allows it.
 
-    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others, such as a sliding
-    window, read a batch for each length. Either way a prompt gets the tokens that it gets alone, if it is given a seed
-    of its own.
+    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others,
+    such as a sliding window, read a batch for each length. Either way a prompt gets the tokens that
+    it gets alone, if it is given a seed of its own.
 
     Args:
         model: with dropout off (`eval()`); for other lengths use `with_lengths`.
-        prompt_BT: at least one token each, on the model's device; the drawn tokens are there too. Prompts of different
-            lengths are a list of B tensors.
+        prompt_BT: at least one token each, on the model's device; the drawn tokens are there too.
+            Prompts of different lengths are a list of B tensors.
         n_tokens: number of tokens to draw.
         top_k: draw from this many of the likeliest tokens; None for all.
-        top_p: draw from the fewest of the likeliest tokens whose probabilities add up to this (nucleus
-            sampling, Holtzman et al. 2020); applied after `top_k`. 1 for all.
+        top_p: draw from the fewest of the likeliest tokens whose probabilities add up to this
+            (nucleus sampling, Holtzman et al. 2020); applied after `top_k`. 1 for all.
         temperature: below 1 favours the likelier tokens, above 1 flattens the distribution.
-        seed: seed of all draws, which are made on CPU for every device, or a CPU generator; or a list of these, one for
-            each prompt.
+        seed: seed of all draws, which are made on CPU for every device, or a CPU generator; or a
+            list of these, one for each prompt.
         segment_len: tokens of the prompt that are read at once.
-        document_start: a token that begins a document, in prompts and among drawn tokens, for a model with
-            `memory_reset=document`. Without it all that is drawn belongs to the last document of the prompt.
-        closed_documents: whether `document_start` also ends a document (`<S>` at both ends of a sentence). Then it
-            begins one only directly after the one that ends the document before.
+        document_start: a token that begins a document, in prompts and among drawn tokens, for a
+            model with `memory_reset=document`. Without it all that is drawn belongs to the last
+            document of the prompt.
+        closed_documents: whether `document_start` also ends a document (`<S>` at both ends of a
+            sentence). Then it begins one only directly after the one that ends the document before.
 
     Raises:
-        OptionError: an option is not allowed, a prompt is empty, or the model has no memory (`mem_len=0`), or
-            cannot generate.
+        OptionError: an option is not allowed, a prompt is empty, or the model has no memory
+            (`mem_len=0`), or cannot generate.
         RuntimeError: the model is in training mode.
     """
     lengths = [len(prompt) for prompt in prompt_BT]
@@ -93,14 +95,18 @@ def generate(
     why = getattr(model, "cannot", {}).get("generation")
     require(why is None, "model", type(model).__name__, f"cannot generate: {why}")
     if isinstance(model, CachedTransformerXL | TransformerXL):
-        no_memory = "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
+        no_memory = (
+            "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
+        )
         require(model.config.mem_len >= 1, "mem_len", model.config.mem_len, no_memory)
     if getattr(model, "training", False):
         raise RuntimeError("the model is in training mode, with dropout on; call eval() on it")
     seeds = seed if isinstance(seed, Sequence) else [seed]
     allowed = f"must be one, or one for each of the {len(prompt_BT)} prompts"
     require(not isinstance(seed, Sequence) or len(seeds) == len(prompt_BT), "seed", seed, allowed)
-    generators = [s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds]
+    generators = [
+        s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds
+    ]
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     together, groups = getattr(model, "takes_lengths", False), []
     for length in [None] if together else dict.fromkeys(lengths):
@@ -136,7 +142,9 @@ class _Group:
     document_start: int | None = None
     closed_documents: bool = False
     memory: Any = None
-    segments: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # to read; how many tokens of each row
+    segments: list[tuple[Tensor, Tensor | None]] = field(
+        default_factory=list
+    )  # to read; how many tokens of each row
     last_G1: Tensor | None = None  # last tokens, with their marks
 
     def begin(self, prompts: Sequence[Tensor], segment_len: int) -> None:
@@ -145,11 +153,15 @@ class _Group:
         self.last_G1 = torch.stack([prompt[-1:] for prompt in prompts])
         counts = [math.ceil(len(prompt) / segment_len) for prompt in prompts]
         for left in range(counts[0], 0, -1):
-            begun = [(prompt, n - left) for prompt, n in zip(prompts, counts, strict=True) if n >= left]
+            begun = [
+                (prompt, n - left) for prompt, n in zip(prompts, counts, strict=True) if n >= left
+            ]
             parts = [prompt[n * segment_len :][:segment_len] for prompt, n in begun]
             lengths_G = torch.tensor([len(part) for part in parts], device=parts[0].device)
             is_ragged = len({*map(len, parts)}) > 1
-            self.segments.append((pad_sequence(parts, batch_first=True), lengths_G if is_ragged else None))
+            self.segments.append(
+                (pad_sequence(parts, batch_first=True), lengths_G if is_ragged else None)
+            )
 
     def add(self, token_G1: Tensor) -> None:
         """Add a drawn token of every row to what is to be read."""
@@ -162,7 +174,9 @@ class _Group:
         for tokens_GT, lengths_G in self.segments:
             if len(tokens_GT) > n_begun:  # others begin: any stream's memory, reset
                 rows_G = torch.arange(len(tokens_GT), device=tokens_GT.device)
-                self.memory = self.memory.select(rows_G.clamp(max=n_begun - 1)).reset(rows_G >= n_begun)
+                self.memory = self.memory.select(rows_G.clamp(max=n_begun - 1)).reset(
+                    rows_G >= n_begun
+                )
                 n_begun = len(tokens_GT)
             options = {} if lengths_G is None else {"lengths_B": lengths_G}
             hidden_GTD, self.memory = self.model(tokens_GT, self.memory, **options)
@@ -187,7 +201,10 @@ class _Group:
 
 
 def _draw(
-    groups: list[_Group], n_tokens: int, sampling: tuple[int | None, float, float], generators: list[torch.Generator]
+    groups: list[_Group],
+    n_tokens: int,
+    sampling: tuple[int | None, float, float],
+    generators: list[torch.Generator],
 ) -> Iterator[Tensor]:
     rows = [row for group in groups for row in group.rows]
     places_B = torch.tensor(rows).argsort() if rows != sorted(rows) else slice(None)
@@ -207,7 +224,12 @@ def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:
     Raises:
         OptionError: one is not allowed; the message names it.
     """
-    require(top_k is None or top_k >= 1, "top_k", top_k, "must be an integer >= 1, or null for all tokens")
+    require(
+        top_k is None or top_k >= 1,
+        "top_k",
+        top_k,
+        "must be an integer >= 1, or null for all tokens",
+    )
     require(0.0 < top_p <= 1.0, "top_p", top_p, "must be in (0, 1]; 1 keeps all tokens")
     allowed = f"must be a number >= {MIN_TEMPERATURE:g}; top_k=1 takes the likeliest token"
     require(MIN_TEMPERATURE <= temperature < math.inf, "temperature", temperature, allowed)
@@ -218,8 +240,9 @@ def candidates(
 ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
     """Return the tokens that may be drawn, likeliest first, and their normalised probabilities.
 
-    In this order: p^(1/temperature); the `top_k` likeliest, normalised; of these, every token whose likelier
-    tokens add up to less than `top_p`. The likeliest token is always kept; tokens cut off by `top_p` have 0.
+    In this order: p^(1/temperature); the `top_k` likeliest, normalised; of these, every token whose
+    likelier tokens add up to less than `top_p`. The likeliest token is always kept; tokens cut off
+    by `top_p` have 0.
     """
     k = min(top_k or log_probabilities_BV.shape[1], log_probabilities_BV.shape[1])
     likeliest, tokens_Bk = log_probabilities_BV.float().topk(k, dim=-1)
@@ -227,7 +250,9 @@ def candidates(
     probabilities = ((likeliest - likeliest[:, :1]) / temperature).softmax(dim=-1)
     if top_p < 1.0:
         before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities.where(before < max(top_p, torch.finfo(before.dtype).tiny), 0.0)
+        probabilities = probabilities.where(
+            before < max(top_p, torch.finfo(before.dtype).tiny), 0.0
+        )
     return probabilities / probabilities.sum(dim=-1, keepdim=True), tokens_Bk
 
 
@@ -241,5 +266,8 @@ def _sample(
     """Draw one of the candidates for every stream, with one generator for all or one for each."""
     probabilities_Bk, tokens_Bk = candidates(log_probabilities_BV, top_k, top_p, temperature)
     parts = probabilities_Bk.cpu().chunk(len(generators))
-    drawn = [torch.multinomial(part, 1, generator=own) for part, own in zip(parts, generators, strict=True)]
+    drawn = [
+        torch.multinomial(part, 1, generator=own)
+        for part, own in zip(parts, generators, strict=True)
+    ]
     return tokens_Bk.gather(1, torch.cat(drawn).to(tokens_Bk.device))[:, 0]

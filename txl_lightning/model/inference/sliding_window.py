@@ -13,13 +13,16 @@ from txl_lightning.model.transformer_xl import TransformerXL
 class SlidingWindow:
     """A model without recurrence that sees L tokens for every prediction (paper §1, Figure 1b, and Table 9).
 
-        P(x_{t+1} | x_{t-L+1}, …, x_t), each from a separate forward pass over the L tokens up to x_t
+        P(x_{t+1} | x_{t-L+1}, …, x_t), each from a separate forward pass over the L tokens up to
+        x_t
 
-    Every token is predicted with the whole attention length, at L times the work of a token. The interface is
+    Every token is predicted with the whole attention length, at L times the work of a token. The
+    interface is
     that of a language model: the state is the last L tokens. There are no gradients.
 
     Args:
-        model: model whose weights are used, in evaluation mode; its memory and extended context are not used.
+        model: model whose weights are used, in evaluation mode; its memory and extended context are
+            not used.
         attention_len: L, tokens of a window, the one before the prediction included.
 
     Raises:
@@ -49,7 +52,8 @@ class SlidingWindow:
     ) -> tuple[Float[Tensor, "B T_targets"], Int[Tensor, "B L"]]:
         """Return nll_t = -log P(target_t | its window) in nats, by a forward pass for each target.
 
-        `tokens_BT` may be longer than `targets_BT`; the first tokens are then context without a loss.
+        `tokens_BT` may be longer than `targets_BT`; the first tokens are then context without a
+        loss.
 
         Raises:
             ValueError: there are fewer tokens than targets, or no target.

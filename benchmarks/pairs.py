@@ -1,0 +1,162 @@
+"""Compare the speed of two checkouts in alternating pairs, by CPU time of one thread.
+
+    python -m benchmarks.pairs OTHER_CHECKOUT [--cases small words …] [--pairs 200]
+
+Each checkout has a worker process that keeps its model. A pair is a turn of both, in alternating order.
+The result is the median of the ratios of the pairs (other / this: above 1 this checkout is faster), with
+its 95 % interval. CPU time makes it usable beside other work; run it again on a quiet machine before
+a number is quoted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("laptop", "small", "medium", "words", "base", "evaluation", "evaluation-10", "token", "generation")
+
+
+def turn_of(name: str) -> Callable[[], Any]:
+    """Return a function that does one turn of a case."""
+    import torch
+
+    from benchmarks.bench import CASES, LONG, Case, ours
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    cases = {
+        **CASES,
+        "laptop": Case(n_layer=3, d_model=96, n_head=6, batch_size=16, segment=64, memory=64),
+        "evaluation-10": replace(LONG, segment=80, memory=2100, batch_size=10, steps=1),
+    }
+    if name == "generation":
+        return generation_turn()
+    case = cases[name]
+    model, step = ours(case)
+    window = torch.randint(case.vocab_size, (case.batch_size, case.segment + 1))
+    memory: Any = None
+    if case.work != "training":
+        model.eval()
+        with torch.no_grad():
+            for _ in range(3):
+                _, memory = step(window, memory)
+
+        def evaluate() -> None:
+            nonlocal memory
+            with torch.no_grad():
+                _, memory = step(window, memory)
+
+        return evaluate
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+
+    def train() -> None:
+        nonlocal memory
+        optimizer.zero_grad()
+        loss, memory = step(window, memory)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
+
+    return train
+
+
+def generation_turn() -> Callable[[], Any]:
+    """Return a function that draws 20 tokens for 4 prompts."""
+    import torch
+
+    from txl_lightning import TransformerXL, TransformerXLConfig, generate
+
+    sizes: dict[str, Any] = {"n_layer": 4, "d_model": 128, "n_head": 8, "d_head": 16, "d_inner": 512}
+    model = TransformerXL(TransformerXLConfig(vocab_size=256, mem_len=256, **sizes)).eval()
+    prompt_BT = torch.randint(256, (4, 64))
+    return lambda: list(generate(model, prompt_BT, 20))
+
+
+def work(name: str) -> None:
+    """Do a turn for every line of the input and print its CPU seconds."""
+    turn = turn_of(name)
+    turn()
+    for _ in sys.stdin:
+        begun = time.process_time()
+        turn()
+        print(time.process_time() - begun, flush=True)
+
+
+class Worker:
+    """Process that does turns of one case in one checkout."""
+
+    def __init__(self, checkout: Path, name: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+        code = f"import runpy, sys; sys.argv = ['pairs', '--worker', {name!r}]; "
+        code += f"runpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')"
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", code]
+        self.process = subprocess.Popen(command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def seconds(self) -> float:
+        """Do one turn and return its CPU seconds."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("turn\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+
+def compare(other: Path, name: str, n_pairs: int) -> dict[str, float]:
+    """Return the median seconds of both checkouts, and of the pairs' ratios with its interval."""
+    workers = (Worker(ROOT, name), Worker(other, name))
+    ours, theirs, ratios = [], [], []
+    for number in range(n_pairs):
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        seconds = {which: workers[which].seconds() for which in order}
+        ours.append(seconds[0])
+        theirs.append(seconds[1])
+        ratios.append(seconds[1] / seconds[0])
+    for worker in workers:
+        worker.close()
+    ratios.sort()
+    spread = round(0.98 * n_pairs**0.5)  # ranks of a median's 95 % interval around the middle one
+    low = ratios[max(0, n_pairs // 2 - spread)]
+    high = ratios[min(n_pairs - 1, n_pairs // 2 + spread)]
+    return {
+        "this_s": median(ours),
+        "other_s": median(theirs),
+        "other/this": median(ratios),
+        "low": low,
+        "high": high,
+    }
+
+
+def main() -> None:
+    """Print a line of JSON for every case."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("other", type=Path, nargs="?", help="checkout to compare with")
+    parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker)
+        return
+    for name in options.cases:
+        result = compare(options.other.resolve(), name, options.pairs)
+        rounded = {key: round(value, 5) for key, value in result.items()}
+        print(json.dumps({"case": name, "pairs": options.pairs, **rounded}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

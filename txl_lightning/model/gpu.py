@@ -1,0 +1,82 @@
+"""Rows that a GPU reads fast: widths that are no multiple of 8 are padded with zeros, on a CPU not."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ALIGNED = 8  # numbers of 16 bits: rows that begin at a multiple of 16 bytes are read fast
+
+
+def is_eager_on_cpu(tensor: Tensor) -> bool:
+    """Return whether operations on a tensor run one by one on the CPU, outside a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def missing(n: int, x: Tensor) -> int:
+    """Return how many numbers a row of n lacks to a multiple of `ALIGNED`; 0 on a CPU."""
+    if x.device.type == "cpu":
+        return 0
+    return -n % ALIGNED
+
+
+def aligned(x: Float[Tensor, "*n width"]) -> Float[Tensor, "*n padded"]:
+    """Return x with its last axis padded with zeros to a multiple of `ALIGNED`."""
+    n_zeros = missing(x.shape[-1], x)
+    if n_zeros == 0:
+        return x
+    return F.pad(x, (0, n_zeros))
+
+
+def aligned_matrix(
+    x: Float[Tensor, "*n rows width"], pads_rows: bool
+) -> Float[Tensor, "*n more padded"]:
+    """Return x with its last axis, and with `pads_rows` its rows, padded to multiples of `ALIGNED`."""
+    n_zeros = missing(x.shape[-1], x)
+    n_rows = 0
+    if pads_rows:
+        n_rows = missing(x.shape[-2], x)
+    if n_zeros == 0 and n_rows == 0:
+        return x
+    return F.pad(x, (0, n_zeros, 0, n_rows))
+
+
+def aligned_product(
+    x: Float[Tensor, "*n width"],
+    weight: Float[Tensor, "out D"],
+    bias: Tensor | None = None,
+    filling: float = 0.0,
+) -> Float[Tensor, "*n padded"]:
+    """Return x W^T + b with a padded number of columns.
+
+    Args:
+        x: may be padded already.
+        weight: W; its columns may be padded already.
+        bias: b.
+        filling: value of the additional columns of the result.
+    """
+    x = aligned(x)
+    columns = missing(len(weight), x)
+    rows = x.shape[-1] - weight.shape[1]
+    if columns > 0 or rows > 0:
+        weight = F.pad(weight, (0, rows, 0, columns))
+    if bias is not None and columns > 0:
+        bias = F.pad(bias, (0, columns), value=filling)
+    return F.linear(x, weight, bias)
+
+
+def linear(
+    x: Float[Tensor, "*n width"], weight: Float[Tensor, "out D"], bias: Tensor | None = None
+) -> Float[Tensor, "*n out"]:
+    """Return x W^T + b by `aligned_product`."""
+    return aligned_product(x, weight, bias)[..., : len(weight)]
+
+
+class Linear(nn.Linear):
+    """torch.nn.Linear by `linear`."""
+
+    def forward(self, input: Float[Tensor, "*n width"]) -> Float[Tensor, "*n out"]:
+        """Return x W^T + b."""
+        return linear(input, self.weight, self.bias)
