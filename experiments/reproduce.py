@@ -32,7 +32,7 @@ from txl_lightning.application import one_line
 from txl_lightning.errors import UserError
 from txl_lightning.files import locked
 from txl_lightning.job_folder import JobFolder
-from txl_lightning.training.run import check_config
+from txl_lightning.training.checks import check_config
 
 MODULES = (main_results, table_6, table_7, table_8, table_9, table_10, figures_5_to_7)
 SECTIONS: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in MODULES}

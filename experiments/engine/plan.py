@@ -26,7 +26,7 @@ from txl_lightning.job_folder import RECORD, JobFolder
 from txl_lightning.jobs import Ended, Jobs, Process
 from txl_lightning.reporting import markdown_table
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.checkpointing import last_good
+from txl_lightning.training.start import last_good
 
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")

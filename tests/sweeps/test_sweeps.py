@@ -19,8 +19,8 @@ from tests.docs.pages import ROOT
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF, Config, typed
-from txl_lightning.training.curves import run_name
-from txl_lightning.training.run import check_config
+from txl_lightning.training.checks import check_config
+from txl_lightning.training.loggers import run_name
 
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
 README = (ROOT / "sweeps/README.md").read_text()

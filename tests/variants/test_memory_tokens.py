@@ -16,7 +16,8 @@ from tests.model.test_reference import Reference, assert_gradients, learned_alon
 from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model import CachedTransformerXL, attention, generate_all
-from txl_lightning.model.checkpoints import CheckpointError, named_views, to_original
+from txl_lightning.model.checkpoints import CheckpointError, to_original
+from txl_lightning.model.checkpoints.names import named_views
 from txl_lightning.model.positions import sinusoid
 from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL, TokenMemory, from_original
 

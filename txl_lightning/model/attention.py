@@ -406,7 +406,7 @@ class Attention(nn.Module):
         terms: str | None = None,
     ) -> AttentionInputs:
         """Return what `scores` reads, with queries and keys rotated if the encoding rotates them."""
-        #  Not indices: the gradient of each would be as large as both. P = 1: no term reads the
+        # Not indices: the gradient of each would be as large as both. P = 1: no term reads the
         # keys.
         keys_and_values = kv_PHBKE.unbind()
         k_HBKE = keys_and_values[0]
@@ -434,7 +434,7 @@ class Attention(nn.Module):
 
     def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
         """Concatenate the heads of every token and project them to the output."""
-        #  Always a copy: an exported program must not depend on the order that a kernel gives the
+        # Always a copy: an exported program must not depend on the order that a kernel gives the
         # axes.
         heads_BTHE = heads_HBTE.permute(1, 2, 0, 3).clone(memory_format=torch.contiguous_format)
         output_BTD: Tensor = self.output(heads_BTHE.flatten(2))

@@ -1,4 +1,4 @@
-"""Token embedding, and the softmax that is tied to it: of one table, or adaptive with narrower tables for rarer words.
+"""Token embedding and the softmax tied to it: one table, or narrower tables for rarer words.
 
 Adaptive input: Baevski & Auli 2019; adaptive softmax: Grave et al. 2017.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,10 +24,9 @@ from txl_lightning.model.layers import draw_normal
 class TokenEmbedding(nn.Module):
     """Embedding of tokens in D dimensions, times sqrt(D).
 
-    With `div_val` = 1 there is one table V × d_embed, with a projection to D if the widths differ.
-    With `div_val` > 1 cluster i (tokens between two cut-offs) has a table of width d_embed /
-    div_val^i and a projection; as in the paper's code cluster 0 has one even if the widths are
-    equal.
+    With `div_val` = 1 there is one table V × d_embed, with a projection to D if the widths differ. With `div_val` > 1
+    cluster i (tokens between two cut-offs) has a table of width d_embed / div_val^i and a projection; as in the
+    paper's code cluster 0 has one even if the widths are equal.
 
     Args:
         config: V, D, and the widths and cut-offs of the clusters.
@@ -34,35 +34,44 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, config: Architecture) -> None:
         super().__init__()
-        self.d_model, self.div_val = d_model, div_val = config.d_model, config.div_val
+        self.d_model = config.d_model
+        self.div_val = config.div_val
         self.edges = (0, *config.cutoffs, config.vocab_size or 0)
-        self.n_clusters, d_embed = len(config.cutoffs) + 1, config.d_embed or d_model
-        sizes = [r - l for l, r in self.ranges()] if div_val > 1 else [self.edges[-1]]  # noqa: E741
-        widths = [d_embed // div_val**i for i in range(len(sizes))]
-        self.tables = nn.ParameterList(
-            torch.empty(n, width) for n, width in zip(sizes, widths, strict=True)
-        )
+        self.n_clusters = len(config.cutoffs) + 1
+        d_embed = config.d_embed or config.d_model
+        sizes = [self.edges[-1]]
+        if config.div_val > 1:
+            sizes = self.cluster_sizes()
+        has_projections = config.div_val > 1 or d_embed != config.d_model
+        self.tables = nn.ParameterList()
+        self.projections = nn.ParameterList()
+        for i, size in enumerate(sizes):
+            width = d_embed // config.div_val**i
+            self.tables.append(torch.empty(size, width))
+            if has_projections:
+                self.projections.append(torch.empty(config.d_model, width))
         for table in self.tables:
             draw_normal(table, 0.0, 1.0)  # as in torch.nn.Embedding; `initialize` replaces it
-        projected = div_val > 1 or d_embed != d_model
-        self.projections = nn.ParameterList(
-            torch.empty(d_model, width) for width in widths if projected
-        )
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Iterate over the clusters: their first token, and the first token after them."""
-        return zip(self.edges[:-1], self.edges[1:], strict=True)
+        return pairwise(self.edges)
+
+    def cluster_sizes(self) -> list[int]:
+        """Return the number of tokens of each cluster."""
+        return [end - first for first, end in self.ranges()]
 
     def cluster_of(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """Return the number of each token's cluster."""
-        return torch.stack([tokens >= first for first in self.edges[1:-1]]).sum(0)
+        is_after = [tokens >= first for first in self.edges[1:-1]]
+        return torch.stack(is_after).sum(0)
 
     def rows(self) -> tuple[Float[Tensor, "n width"], ...]:
-        """Return the unscaled embeddings of each cluster's tokens, which the softmax shares, for its products."""
+        """Return the unscaled embeddings of each cluster's tokens, for the products of the softmax."""
         if len(self.tables) == self.n_clusters:
             return tuple(self.tables)
         # Not a slice for each cluster: the gradient of each would be as large as the whole table.
-        return aligned(self.tables[0]).split([end - first for first, end in self.ranges()])
+        return aligned(self.tables[0]).split(self.cluster_sizes())
 
     def projection(self, cluster: int) -> Float[Tensor, "D width"] | None:
         """Return the projection of a cluster's embeddings to D, or None if there is none."""
@@ -72,55 +81,61 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Return sqrt(D) · P_i E_i[token] for tokens of cluster i."""
-        if self.div_val == 1:
-            embedded = F.embedding(tokens_BT, self.tables[0])
-            if self.projections:
-                #  Autocast projects in its own type; residual sums and norms stay in that of the
-                # weights.
-                embedded = F.linear(embedded, self.projections[0]).to(self.tables[0].dtype)
-            return embedded * self.d_model**0.5
-        tokens = tokens_BT.flatten()
-        embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)
+        if self.div_val > 1:
+            return self._embed_by_cluster(tokens_BT) * self.d_model**0.5
+        embedded_BTD = F.embedding(tokens_BT, self.tables[0])
+        if self.projections:
+            # Autocast projects in its own type; residual sums and norms stay in the weights' type.
+            embedded_BTD = F.linear(embedded_BTD, self.projections[0]).to(self.tables[0].dtype)
+        return embedded_BTD * self.d_model**0.5
+
+    def _embed_by_cluster(self, tokens_BT: Tensor) -> Tensor:
+        """Embed all tokens in every cluster, which is cheap: to select them, the CPU would wait for a GPU."""
+        embedded_BTD = self.tables[0].new_zeros(*tokens_BT.shape, self.d_model)
+        last = self.n_clusters - 1
         for cluster, (first, end) in enumerate(self.ranges()):
-            #  The clusters at both ends include the tokens outside the vocabulary, so that these
-            # raise.
-            inside = ((tokens >= first) | (cluster == 0)) & (
-                (tokens < end) | (cluster == self.n_clusters - 1)
+            # The clusters at both ends include the tokens outside the vocabulary, so that these raise.
+            is_inside = torch.ones_like(tokens_BT, dtype=torch.bool)
+            if cluster > 0:
+                is_inside = tokens_BT >= first
+            if cluster < last:
+                is_inside = is_inside & (tokens_BT < end)
+            rows_BTE = F.embedding(
+                torch.where(is_inside, tokens_BT - first, 0), self.tables[cluster]
             )
-            #  All tokens pass every cluster, which is cheap: to select them, the CPU would wait for
-            # a GPU's counts.
-            rows = F.embedding(torch.where(inside, tokens - first, 0), self.tables[cluster])
-            own = F.linear(rows, self.projections[cluster]).to(embedded.dtype)
-            embedded = torch.where(inside[:, None], own, embedded)
-        return embedded.view(*tokens_BT.shape, self.d_model) * self.d_model**0.5
+            projected_BTD = F.linear(rows_BTE, self.projections[cluster]).to(embedded_BTD.dtype)
+            embedded_BTD = torch.where(is_inside[..., None], projected_BTD, embedded_BTD)
+        return embedded_BTD
 
 
 class TokenSoftmax(nn.Module):
     """P(token | h), with the unscaled embedding as weight and a bias per token.
 
-    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster,
-    in the order of the clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i,
-    h).
+    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster, in the order of the
+    clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i, h).
 
     Args:
         embedding: shares its tables and, where tied, its projections.
-        tie_projections: clusters that project h with the projection of the embedding; the others
-            have a separate one. Without effect if the embedding has no projections.
+        tie_projections: clusters that project h with the projection of the embedding; the others have a separate one.
+            Without effect if the embedding has no projections.
     """
 
     def __init__(self, embedding: TokenEmbedding, tie_projections: str = "all_but_first") -> None:
         super().__init__()
-        n_further, width = embedding.n_clusters - 1, embedding.tables[0].shape[1]
+        n_further = embedding.n_clusters - 1
         self.bias = nn.Parameter(torch.empty(embedding.edges[-1]))
-        self.cluster_weight = nn.Parameter(torch.empty(n_further, width)) if n_further else None
-        self.cluster_bias = nn.Parameter(torch.empty(n_further)) if n_further else None
-        untied = {
-            str(i): nn.Parameter(torch.empty_like(shared))
-            for i in range(embedding.n_clusters)
-            if (shared := embedding.projection(i)) is not None
-            and (tie_projections == "none" or (tie_projections == "all_but_first" and i == 0))
-        }
-        self.projections = nn.ParameterDict(untied)
+        self.cluster_weight = None
+        self.cluster_bias = None
+        if n_further:
+            width = embedding.tables[0].shape[1]
+            self.cluster_weight = nn.Parameter(torch.empty(n_further, width))
+            self.cluster_bias = nn.Parameter(torch.empty(n_further))
+        self.projections = nn.ParameterDict()
+        for cluster in range(embedding.n_clusters):
+            shared = embedding.projection(cluster)
+            is_first_alone = tie_projections == "all_but_first" and cluster == 0
+            if shared is not None and (tie_projections == "none" or is_first_alone):
+                self.projections[str(cluster)] = nn.Parameter(torch.empty_like(shared))
 
     def forward(
         self,
@@ -131,20 +146,23 @@ class TokenSoftmax(nn.Module):
     ) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, in token order.
 
-        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of
-        None: so an optimizer step does not depend on how streams are divided into processes and
-        groups.
+        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None: so an
+        optimizer step does not depend on how streams are divided into processes and groups.
 
-        With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU
-        once in every call, unless `known_targets_BT` are the targets in its own memory.
+        With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU once in every
+        call, unless `known_targets_BT` are the targets in its own memory.
         """
-        hidden, targets, rows = hidden_BTD.flatten(0, 1), targets_BT.flatten(), embedding.rows()
-        hidden = hidden if embedding.projections else aligned(hidden)  # once for all clusters
+        hidden = hidden_BTD.flatten(0, 1)
+        if not embedding.projections:
+            hidden = aligned(hidden)  # once for all clusters
+        targets = targets_BT.flatten()
+        rows = embedding.rows()
         if embedding.n_clusters == 1:
             nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), targets)
             return nll.view_as(targets_BT).to(self.bias.dtype)
         cluster_of = embedding.cluster_of(targets)
-        head_targets = torch.where(cluster_of > 0, embedding.edges[1] + cluster_of - 1, targets)
+        column = embedding.edges[1] + cluster_of - 1
+        head_targets = torch.where(cluster_of > 0, column, targets)
         nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), head_targets)
         nll = self._add_tails(nll, hidden, targets, embedding, rows, known_targets_BT)
         return nll.view_as(targets_BT).to(self.bias.dtype)
@@ -158,40 +176,46 @@ class TokenSoftmax(nn.Module):
         rows: tuple[Tensor, ...],
         known_targets_BT: Tensor | None,
     ) -> Tensor:
-        """Add the losses within the further clusters to those of the head."""
-        cluster_of = counted = embedding.cluster_of(targets)
+        """Add the losses within the further clusters to the losses of the head."""
+        cluster_of = embedding.cluster_of(targets)
+        counted = cluster_of
         if known_targets_BT is not None:
             counted = embedding.cluster_of(known_targets_BT)
-        places = cluster_of.argsort(stable=True).split(cluster_sizes(counted, embedding.n_clusters))
-        for cluster, members in enumerate(places[1:], 1):
-            logits = self._logits(
-                hidden.index_select(0, members), cluster, embedding, rows[cluster]
-            )
-            own = targets[members] - embedding.edges[cluster]
-            nll = nll.index_add(0, members, negative_log_likelihood(logits, own))
+        sizes = cluster_sizes(counted, embedding.n_clusters)
+        places = cluster_of.argsort(stable=True).split(sizes)
+        for cluster in range(1, embedding.n_clusters):
+            members = places[cluster]
+            chosen = hidden.index_select(0, members)
+            logits = self._logits(chosen, cluster, embedding, rows[cluster])
+            targets_inside = targets[members] - embedding.edges[cluster]
+            nll_inside = negative_log_likelihood(logits, targets_inside)
+            nll = nll.index_add(0, members, nll_inside)
         return nll
 
     def log_probabilities(
         self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding
     ) -> Float[Tensor, "B T V"]:
         """Return log P(token | h) of every token of the vocabulary, in float32 or float64."""
-        hidden, rows = hidden_BTD.flatten(0, 1), embedding.rows()
-        head = _log_softmax(
-            self._head(hidden, embedding, rows[0])
-        )  # on a GPU with more columns, of probability 0
-        parts = [head[:, : embedding.edges[1]]]
+        hidden = hidden_BTD.flatten(0, 1)
+        rows = embedding.rows()
+        # On a GPU with more columns, of probability 0.
+        head = _log_softmax(self._head(hidden, embedding, rows[0]))
+        shortlist = embedding.edges[1]
+        parts = [head[:, :shortlist]]
         for cluster in range(1, embedding.n_clusters):
-            column = embedding.edges[1] + cluster - 1
-            inside = _log_softmax(self._logits(hidden, cluster, embedding, rows[cluster]))[
-                :, : len(rows[cluster])
-            ]
+            column = shortlist + cluster - 1
+            logits = self._logits(hidden, cluster, embedding, rows[cluster])
+            inside = _log_softmax(logits)[:, : len(rows[cluster])]
             parts.append(head[:, column : column + 1] + inside)
         return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
 
     def _project(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding) -> Tensor:
-        untied = str(cluster) in self.projections
-        projection = self.projections[str(cluster)] if untied else embedding.projection(cluster)
-        return hidden if projection is None else hidden @ projection
+        projection = embedding.projection(cluster)
+        if str(cluster) in self.projections:
+            projection = self.projections[str(cluster)]
+        if projection is None:
+            return hidden
+        return hidden @ projection
 
     def _logits(
         self, hidden: Tensor, cluster: int, embedding: TokenEmbedding, rows: Tensor
@@ -208,13 +232,12 @@ class TokenSoftmax(nn.Module):
 
 
 class NoVocabulary(nn.Module):
-    """Embedding and softmax of a model with `vocab_size=None`: refuses tokens, losses and distributions."""
+    """Embedding and softmax of a model with `vocab_size=None`: refuses tokens and losses."""
 
     def forward(self, *_: object) -> Tensor:
         """Raise `OptionError`."""
-        raise OptionError(
-            "vocab_size", None, "must be given for tokens and losses; without it give inputs_BTD"
-        )
+        needed = "must be given for tokens and losses; without it give inputs_BTD"
+        raise OptionError("vocab_size", None, needed)
 
     log_probabilities = forward
 
@@ -234,16 +257,14 @@ def negative_log_likelihood(
 ) -> Float[Tensor, " N"]:
     """Return -log softmax(logits)_target in nats, in float32 or float64.
 
-    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the
-    logits.
+    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the logits.
 
     Args:
         logits_NV: logits of N tokens.
         targets_N: their targets.
 
     Raises:
-        RuntimeError: in a backward pass with create_graph=True, because there is no second
-            derivative.
+        RuntimeError: in a backward pass with create_graph=True, because there is no second derivative.
     """
     nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N)
     return nll
@@ -255,43 +276,42 @@ class _NegativeLogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
         log_probabilities_NV = _log_softmax(logits_NV)
-        nll_N1 = -log_probabilities_NV.gather(1, targets_N[:, None])
+        targets_N1 = targets_N[:, None]
+        nll_N1 = -log_probabilities_NV.gather(1, targets_N1)
         ctx.dtype = logits_NV.dtype
         if log_probabilities_NV.dtype == logits_NV.dtype or is_eager_on_cpu(logits_NV):
             ctx.save_for_backward(log_probabilities_NV, targets_N, None)
-        else:  # logits of half the size are stored anyway: with log Σ exp(logits) they give the probabilities again
-            ctx.save_for_backward(
-                logits_NV, targets_N, nll_N1 + logits_NV.gather(1, targets_N[:, None])
-            )
+        else:
+            # Logits of half the size are stored anyway: log Σ exp(logits) makes probabilities of them.
+            normalizer_N1 = nll_N1 + logits_NV.gather(1, targets_N1)
+            ctx.save_for_backward(logits_NV, targets_N, normalizer_N1)
         return nll_N1.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        if (
-            torch.is_grad_enabled()
-        ):  # create_graph=True: the log-probabilities are not linked to the logits
+        if torch.is_grad_enabled():  # create_graph=True: log-probabilities are not linked to logits
             raise RuntimeError(
                 "the losses have no second derivative: differentiate F.cross_entropy"
             )
         (gradient_N,) = gradients
-        log_probabilities_NV, targets_N, normalizer_N1 = ctx.saved_tensors
-        of_logits = normalizer_N1 is not None
-        P_NV = (
-            (log_probabilities_NV - normalizer_N1).exp_()
-            if of_logits
-            else log_probabilities_NV.exp()
-        )
-        P_NV.scatter_add_(1, targets_N[:, None], P_NV.new_full((len(targets_N), 1), -1.0))
-        # Into another type at once is one pass over a GPU's memory, and slow on a CPU.
-        out_NV = P_NV if is_eager_on_cpu(P_NV) else P_NV.new_empty(P_NV.shape, dtype=ctx.dtype)
+        stored_NV, targets_N, normalizer_N1 = ctx.saved_tensors
+        if normalizer_N1 is None:  # noqa: SIM108
+            P_NV = stored_NV.exp()
+        else:
+            P_NV = (stored_NV - normalizer_N1).exp_()
+        minus_one_N1 = P_NV.new_full((len(targets_N), 1), -1.0)
+        P_NV.scatter_add_(1, targets_N[:, None], minus_one_N1)
+        out_NV = P_NV
+        if not is_eager_on_cpu(P_NV):
+            # Into another type at once is one pass over a GPU's memory, and slow on a CPU.
+            out_NV = P_NV.new_empty(P_NV.shape, dtype=ctx.dtype)
         return torch.mul(P_NV, gradient_N[:, None], out=out_NV).to(ctx.dtype), None
 
 
 def cluster_sizes(cluster_of: Int[Tensor, "*n"], n_clusters: int) -> list[int]:
     """Return the number of targets in each cluster; on a GPU the CPU waits for it."""
-    sizes: list[int] = torch.stack(
-        [(cluster_of == cluster).sum() for cluster in range(n_clusters)]
-    ).tolist()
+    counts = [(cluster_of == cluster).sum() for cluster in range(n_clusters)]
+    sizes: list[int] = torch.stack(counts).tolist()
     return sizes
 
 

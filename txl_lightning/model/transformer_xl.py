@@ -355,7 +355,7 @@ class TransformerXL(ScoringModel, nn.Module):
         return output_BQD
 
 
-#  Methods that cached inference does not call: a variant that overrides one is run without the
+# Methods that cached inference does not call: a variant that overrides one is run without the
 # cache.
 REPLACED_BY_CACHE: dict[type, tuple[str, ...]] = {
     TransformerXL: (

@@ -193,11 +193,11 @@ def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
     path = options.vocabulary
     if path is None and options.source_format != "original":
         path = _vocabulary_beside(Path(options.source))
-    if path in (None, OF_CORPUS):
+    if path is None or path == OF_CORPUS:
         return None
-    level, allowed = options.data.level, f"must be one of {', '.join(SYMBOL_LEVELS)}"
-    require(level in SYMBOL_LEVELS, "data.level", level, allowed)
-    return read_vocabulary(path, level)
+    allowed = f"must be one of {', '.join(SYMBOL_LEVELS)}"
+    require(options.data.level in SYMBOL_LEVELS, "data.level", options.data.level, allowed)
+    return read_vocabulary(path, options.data.level)
 
 
 def _vocabulary_beside(source: Path) -> str | None:
@@ -207,22 +207,29 @@ def _vocabulary_beside(source: Path) -> str | None:
         OptionError: they are only in a pickle, which is never opened.
     """
     folder = source if source.is_dir() else source.parent
+    folders = (folder, folder / "data", folder.absolute().parent / "data")
+    path = _first_file(folders, VOCABULARIES)
+    if path is not None:
+        return str(path)
+    pickled = _first_file(folders, PICKLED_VOCABULARIES)
+    reason = "is never unpickled, since that runs code of the file (docs/models.md)"
+    require(pickled is None, "vocabulary", None, f"must be given: {pickled} {reason}")
+    return None
 
-    def find(names: tuple[str, ...]) -> Path | None:
-        folders = (folder, folder / "data", folder.absolute().parent / "data")
-        return next((place / name for place in folders for name in names if (place / name).is_file()), None)
 
-    found, pickled = find(VOCABULARIES), find(PICKLED_VOCABULARIES)
-    allowed = f"must be given: {pickled} is never unpickled, since that runs code of the file (docs/models.md)"
-    require(found is not None or pickled is None, "vocabulary", None, allowed)
-    return None if found is None else str(found)
+def _first_file(folders: tuple[Path, ...], names: tuple[str, ...]) -> Path | None:
+    for folder in folders:
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    return None
 
 
 def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
-    """Read symbols in the order of their numbers: the first word of every line, each symbol once.
+    """Read symbols in the order of their numbers.
 
-    Bytes are written as numbers and the space as `_`, as the paper's code prepares enwik8 and text8. A file of JSON is
-    a dictionary from symbols to numbers (`_symbols_of_json`).
+    A `.json` file is a dictionary from symbols to numbers. Any other file has a symbol on each line, its first word;
+    there bytes are written as numbers and the space as `_`, as the paper's code prepares enwik8 and text8.
 
     Raises:
         OptionError: the file cannot be read, or a line is not a symbol of the level.
@@ -231,19 +238,40 @@ def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError("vocabulary", path, f"cannot be read as UTF-8 text ({error})") from error
-    lines = _symbols_of_json(text, path) if Path(path).suffix == ".json" else text.split("\n")
+    is_json = Path(path).suffix == ".json"
+    written = _symbols_of_json(text, path) if is_json else _symbols_of_lines(text, level)
     symbols: dict[str, None] = {}
-    for number, line in enumerate(lines, start=1):
-        symbol = line if level == "char" and len(line) == 1 else FIRST_WORD.findall(line)[0]
-        is_byte = symbol.isascii() and symbol.isdigit() and int(symbol) < 256
-        fits = {"byte": is_byte, "char": len(symbol) == 1 or symbol == UNKNOWN}.get(level, True)
-        require(fits or not symbol, "vocabulary", path, f"line {number}: {symbol!r} is not a {level} (data.level)")
-        if symbol:
-            symbols[chr(int(symbol)) if level == "byte" else symbol] = None
+    are_bytes = all(_is_byte(symbol) for symbol in written if symbol)
+    for number, symbol in enumerate(written, start=1):
+        if not symbol:
+            continue
+        fits = True
+        if level == "char":
+            fits = len(symbol) == 1 or symbol == UNKNOWN
+        elif level == "byte":
+            is_character = is_json and not are_bytes and len(symbol) == 1 and ord(symbol) < 256
+            fits = is_character or _is_byte(symbol)
+            if fits and not is_character:
+                symbol = chr(int(symbol))
+        allowed = f"line {number}: {symbol!r} is not a {level} (data.level)"
+        require(fits, "vocabulary", path, allowed)
+        symbols[symbol] = None
     require(bool(symbols), "vocabulary", path, "has no symbols")
     if level == "char" and " " not in symbols:
-        return Vocabulary(level, tuple(" " if symbol == "_" else symbol for symbol in symbols))
+        symbols = {" " if symbol == "_" else symbol: None for symbol in symbols}
     return Vocabulary(level, tuple(symbols))
+
+
+def _is_byte(symbol: str) -> bool:
+    return symbol.isascii() and symbol.isdigit() and int(symbol) < 256
+
+
+def _symbols_of_lines(text: str, level: str) -> list[str]:
+    symbols = []
+    for line in text.split("\n"):
+        is_character = level == "char" and len(line) == 1
+        symbols.append(line if is_character else FIRST_WORD.findall(line)[0])
+    return symbols
 
 
 def _symbols_of_json(text: str, path: str | Path) -> list[str]:
@@ -257,13 +285,14 @@ def _symbols_of_json(text: str, path: str | Path) -> list[str]:
     """
     try:
         numbers = json.loads(text)
-        valid = sorted(numbers.values()) == list(range(len(numbers)))
+        is_vocabulary = sorted(numbers.values()) == list(range(len(numbers)))
     except (ValueError, TypeError, AttributeError, RecursionError):
-        valid = False
-    require(valid, "vocabulary", path, "must be a dictionary from symbols to their numbers, 0 … n - 1, in JSON")
+        is_vocabulary = False
+    allowed = "must be a dictionary from symbols to their numbers, 0 … n - 1, in JSON"
+    require(is_vocabulary, "vocabulary", path, allowed)
     symbols = sorted(numbers, key=numbers.__getitem__)
     try:
-        return "\n".join(symbols).encode("latin-1").decode().split("\n")
+        return [symbol.encode("latin-1").decode() for symbol in symbols]
     except UnicodeError:
         return symbols
 

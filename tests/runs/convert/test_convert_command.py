@@ -145,3 +145,18 @@ def test_the_vocabulary_lies_beside_the_model(vocabulary: Vocabulary, files: dic
     command._write_vocabulary(vocabulary, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(files)
     assert all(text in (tmp_path / name).read_text() for name, text in files.items())
+
+
+@pytest.mark.parametrize(
+    ("level", "symbols"),
+    [
+        ("char", ("\n", " ", "a", "b", "é", "_", "7")),
+        ("byte", ("\n", " ", "a", "\xe9", "7")),
+        ("word", ("<eos>", "the", "b", "12")),
+    ],
+)
+def test_symbols_survive_huggingfaces_layout(tmp_path: Path, level: str, symbols: tuple[str, ...]) -> None:
+    """A line break is a symbol like any other: symbols were once joined by line breaks."""
+    vocabulary = Vocabulary(level, symbols)  # type: ignore[arg-type]
+    command._write_vocabulary(vocabulary, tmp_path)
+    assert command.read_vocabulary(tmp_path / "vocab.json", level) == vocabulary

@@ -89,31 +89,56 @@ def generate(
     require(min(lengths, default=0) > 0, "prompt", lengths, "must have at least one token")
     require(n_tokens >= 0, "n_tokens", n_tokens, "must be an integer >= 0")
     require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
-    check_sampling(top_k, top_p, temperature)
+    sampling = Sampling(top_k, top_p, temperature)
+    sampling.check()
+    generators = _generators(seed, len(lengths))
+    model = _generating(model)
+    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    rows_of_groups = [longest_first]
+    if not getattr(model, "takes_lengths", False):
+        rows_of_groups = []
+        for length in dict.fromkeys(lengths):
+            rows_of_groups.append([row for row in longest_first if lengths[row] == length])
+    groups = []
+    for rows in rows_of_groups:
+        group = _Group(model, rows, document_start, closed_documents)
+        group.begin([prompt_BT[row] for row in rows], segment_len)
+        groups.append(group)
+    return _draw(groups, n_tokens, sampling, generators)
+
+
+def _generating(model: Any) -> Any:
+    """Return the model that generates, cached where that is possible.
+
+    Raises:
+        OptionError: the model has no memory, or cannot generate.
+        RuntimeError: it is in training mode.
+    """
     if can_cache(model):
         model = CachedTransformerXL(model)
-    why = getattr(model, "cannot", {}).get("generation")
-    require(why is None, "model", type(model).__name__, f"cannot generate: {why}")
+    reason = getattr(model, "cannot", {}).get("generation")
+    require(reason is None, "model", type(model).__name__, f"cannot generate: {reason}")
     if isinstance(model, CachedTransformerXL | TransformerXL):
-        no_memory = (
-            "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
-        )
-        require(model.config.mem_len >= 1, "mem_len", model.config.mem_len, no_memory)
+        mem_len = model.config.mem_len
+        needed = "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
+        require(mem_len >= 1, "mem_len", mem_len, needed)
     if getattr(model, "training", False):
         raise RuntimeError("the model is in training mode, with dropout on; call eval() on it")
-    seeds = seed if isinstance(seed, Sequence) else [seed]
-    allowed = f"must be one, or one for each of the {len(prompt_BT)} prompts"
-    require(not isinstance(seed, Sequence) or len(seeds) == len(prompt_BT), "seed", seed, allowed)
-    generators = [
-        s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds
-    ]
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    together, groups = getattr(model, "takes_lengths", False), []
-    for length in [None] if together else dict.fromkeys(lengths):
-        rows = [row for row in order if length in (None, lengths[row])]
-        groups.append(_Group(model, rows, document_start, closed_documents))
-        groups[-1].begin([prompt_BT[row] for row in rows], segment_len)
-    return _draw(groups, n_tokens, (top_k, top_p, temperature), generators)
+    return model
+
+
+def _generators(seed: Seed | Sequence[Seed], n_prompts: int) -> list[torch.Generator]:
+    """Return one generator for all prompts, or one for each."""
+    seeds: list[Seed] = list(seed) if isinstance(seed, Sequence) else [seed]
+    if isinstance(seed, Sequence):
+        allowed = f"must be one, or one for each of the {n_prompts} prompts"
+        require(len(seeds) == n_prompts, "seed", seed, allowed)
+    generators = []
+    for value in seeds:
+        if not isinstance(value, torch.Generator):
+            value = torch.Generator().manual_seed(value)
+        generators.append(value)
+    return generators
 
 
 def generate_all(
@@ -127,6 +152,30 @@ def generate_all(
     return torch.cat([prompt_BT[0].new_empty(len(prompt_BT), 0), *tokens], dim=1)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn; see `generate`."""
+
+    top_k: int | None
+    top_p: float
+    temperature: float
+
+    def check(self) -> None:
+        """Validate the options.
+
+        Raises:
+            OptionError: one is not allowed; the message names it.
+        """
+        allowed = "must be an integer >= 1, or null for all tokens"
+        require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, allowed)
+        require(
+            0.0 < self.top_p <= 1.0, "top_p", self.top_p, "must be in (0, 1]; 1 keeps all tokens"
+        )
+        allowed = f"must be a number >= {MIN_TEMPERATURE:g}; top_k=1 takes the likeliest token"
+        fits = MIN_TEMPERATURE <= self.temperature < math.inf
+        require(fits, "temperature", self.temperature, allowed)
+
+
 @dataclass
 class _Group:
     """Prompts that the model reads as a batch, and their memory.
@@ -135,6 +184,8 @@ class _Group:
         model: model; it takes lengths, or all prompts have one length.
         rows: their places among all prompts.
         document_start, closed_documents: as for `generate`.
+        segments: what is to be read, and how many tokens of each row, None for all.
+        last_G1: last tokens, with their marks.
     """
 
     model: GenerativeModel
@@ -142,26 +193,26 @@ class _Group:
     document_start: int | None = None
     closed_documents: bool = False
     memory: Any = None
-    segments: list[tuple[Tensor, Tensor | None]] = field(
-        default_factory=list
-    )  # to read; how many tokens of each row
-    last_G1: Tensor | None = None  # last tokens, with their marks
+    segments: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    last_G1: Tensor | None = None
 
     def begin(self, prompts: Sequence[Tensor], segment_len: int) -> None:
-        """Cut prompts, the longest first, into segments. All end in the last one: the shorter begin later."""
-        prompts = [self._with_starts(prompt[None], None)[0] for prompt in prompts]
-        self.last_G1 = torch.stack([prompt[-1:] for prompt in prompts])
-        counts = [math.ceil(len(prompt) / segment_len) for prompt in prompts]
-        for left in range(counts[0], 0, -1):
-            begun = [
-                (prompt, n - left) for prompt, n in zip(prompts, counts, strict=True) if n >= left
-            ]
-            parts = [prompt[n * segment_len :][:segment_len] for prompt, n in begun]
-            lengths_G = torch.tensor([len(part) for part in parts], device=parts[0].device)
-            is_ragged = len({*map(len, parts)}) > 1
-            self.segments.append(
-                (pad_sequence(parts, batch_first=True), lengths_G if is_ragged else None)
-            )
+        """Cut prompts, the longest first, into segments.
+
+        All end in the last one: the shorter begin later.
+        """
+        pieces = []
+        for prompt in prompts:
+            marked = self._with_starts(prompt[None], None)[0]
+            pieces.append(marked.split(segment_len))
+        self.last_G1 = torch.stack([parts[-1][-1:] for parts in pieces])
+        for n_left in range(len(pieces[0]), 0, -1):
+            begun = [parts[-n_left] for parts in pieces if len(parts) >= n_left]
+            lengths = [len(part) for part in begun]
+            lengths_G = None
+            if len(set(lengths)) > 1:
+                lengths_G = torch.tensor(lengths, device=begun[0].device)
+            self.segments.append((pad_sequence(begun, batch_first=True), lengths_G))
 
     def add(self, token_G1: Tensor) -> None:
         """Add a drawn token of every row to what is to be read."""
@@ -172,50 +223,61 @@ class _Group:
         """Read the segments that are left and return the log-probabilities of the next tokens."""
         n_begun = len(self.segments[0][0])
         for tokens_GT, lengths_G in self.segments:
-            if len(tokens_GT) > n_begun:  # others begin: any stream's memory, reset
+            if len(tokens_GT) > n_begun:
+                # Others begin: with the memory of any stream, reset.
                 rows_G = torch.arange(len(tokens_GT), device=tokens_GT.device)
-                self.memory = self.memory.select(rows_G.clamp(max=n_begun - 1)).reset(
-                    rows_G >= n_begun
-                )
+                memory = self.memory.select(rows_G.clamp(max=n_begun - 1))
+                self.memory = memory.reset(rows_G >= n_begun)
                 n_begun = len(tokens_GT)
-            options = {} if lengths_G is None else {"lengths_B": lengths_G}
-            hidden_GTD, self.memory = self.model(tokens_GT, self.memory, **options)
-        if lengths_G is not None:
-            hidden_GTD = hidden_GTD.take_along_dim(lengths_G[:, None, None] - 1, dim=1)
-        return self.model.log_probabilities(hidden_GTD[:, -1:])[:, 0]
+            if lengths_G is None:
+                hidden_GTD, self.memory = self.model(tokens_GT, self.memory)
+                last_G1D = hidden_GTD[:, -1:]
+            else:
+                model: Any = self.model
+                hidden_GTD, self.memory = model(tokens_GT, self.memory, lengths_B=lengths_G)
+                last_G1D = hidden_GTD.take_along_dim(lengths_G[:, None, None] - 1, dim=1)
+        return self.model.log_probabilities(last_G1D)[:, 0]
 
     def _with_starts(self, tokens_GT: Tensor, last_G1: Tensor | None) -> Tensor:
         """Return the tokens with the first one of every document marked.
 
         Args:
             tokens_GT: tokens.
-            last_G1: those before them; None for none.
+            last_G1: tokens before them; None for none.
         """
         if self.document_start is None:
             return tokens_GT
         begins_GT = tokens_GT == self.document_start
         if self.closed_documents:
-            last_G1 = tokens_GT.new_full((len(tokens_GT), 1), -1) if last_G1 is None else last_G1
-            begins_GT &= torch.cat([last_G1, tokens_GT[:, :-1]], dim=1) == self.document_start
+            if last_G1 is None:
+                last_G1 = tokens_GT.new_full((len(tokens_GT), 1), -1)
+            before_GT = torch.cat([last_G1, tokens_GT[:, :-1]], dim=1)
+            begins_GT = begins_GT & (before_GT == self.document_start)
         return torch.where(begins_GT, ~tokens_GT, tokens_GT)
 
 
 def _draw(
-    groups: list[_Group],
-    n_tokens: int,
-    sampling: tuple[int | None, float, float],
-    generators: list[torch.Generator],
+    groups: list[_Group], n_tokens: int, sampling: Sampling, generators: list[torch.Generator]
 ) -> Iterator[Tensor]:
-    rows = [row for group in groups for row in group.rows]
-    places_B = torch.tensor(rows).argsort() if rows != sorted(rows) else slice(None)
+    """Yield a token per prompt, in the order of the prompts."""
+    rows: list[int] = []
+    for group in groups:
+        rows.extend(group.rows)
+    in_order = rows == sorted(rows)
+    places_B = torch.tensor(rows).argsort()
     for _ in range(n_tokens):
         with torch.no_grad():  # ends before the yield, or the caller would have no gradients either
-            found = [group.read() for group in groups]
-            log_probabilities_BV = (found[0] if len(found) == 1 else torch.cat(found))[places_B]
-            token_B = _sample(log_probabilities_BV, *sampling, generators=generators)
+            log_probabilities = [group.read() for group in groups]
+            log_probabilities_BV = log_probabilities[0]
+            if len(groups) > 1:
+                log_probabilities_BV = torch.cat(log_probabilities)
+            if not in_order:
+                log_probabilities_BV = log_probabilities_BV[places_B]
+            token_B = _sample(log_probabilities_BV, sampling, generators)
         yield token_B
         for group in groups:
-            group.add(token_B[group.rows if len(rows) > 1 else slice(None), None])
+            token_G = token_B if len(rows) == 1 else token_B[group.rows]
+            group.add(token_G[:, None])
 
 
 def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:
@@ -224,15 +286,7 @@ def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:
     Raises:
         OptionError: one is not allowed; the message names it.
     """
-    require(
-        top_k is None or top_k >= 1,
-        "top_k",
-        top_k,
-        "must be an integer >= 1, or null for all tokens",
-    )
-    require(0.0 < top_p <= 1.0, "top_p", top_p, "must be in (0, 1]; 1 keeps all tokens")
-    allowed = f"must be a number >= {MIN_TEMPERATURE:g}; top_k=1 takes the likeliest token"
-    require(MIN_TEMPERATURE <= temperature < math.inf, "temperature", temperature, allowed)
+    Sampling(top_k, top_p, temperature).check()
 
 
 def candidates(
@@ -258,16 +312,16 @@ def candidates(
 
 def _sample(
     log_probabilities_BV: Float[Tensor, "B V"],
-    top_k: int | None,
-    top_p: float,
-    temperature: float,
+    sampling: Sampling,
     generators: list[torch.Generator],
 ) -> Int[Tensor, " B"]:
     """Draw one of the candidates for every stream, with one generator for all or one for each."""
-    probabilities_Bk, tokens_Bk = candidates(log_probabilities_BV, top_k, top_p, temperature)
+    probabilities_Bk, tokens_Bk = candidates(
+        log_probabilities_BV, sampling.top_k, sampling.top_p, sampling.temperature
+    )
+    drawn = []
     parts = probabilities_Bk.cpu().chunk(len(generators))
-    drawn = [
-        torch.multinomial(part, 1, generator=own)
-        for part, own in zip(parts, generators, strict=True)
-    ]
-    return tokens_Bk.gather(1, torch.cat(drawn).to(tokens_Bk.device))[:, 0]
+    for part, generator in zip(parts, generators, strict=True):
+        drawn.append(torch.multinomial(part, 1, generator=generator))
+    chosen_B1 = torch.cat(drawn).to(tokens_Bk.device)
+    return tokens_Bk.gather(1, chosen_B1)[:, 0]
