@@ -6,13 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
 from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model, unmarked
-from tests.training.small_run import bare_module
-=======
-from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
 from tests.training.small_run import add_gradients, bare_module
->>>>>>> main
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Batch
 from txl_lightning.training.module import LanguageModelModule, scored_positions
@@ -50,15 +45,9 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: st
     model = tiny_model(**{"mem_len": 50, **ARMS[arm]})
     stream = random_stream(2, 4 * T + 1)
     stream[0, 5] = ~stream[0, 5] if arm == "documents" else stream[0, 5]
-<<<<<<< HEAD
-    module = module_of(model, stream_groups=groups)
-    module.add_gradients(batch_of(stream))
-    ours, loss = gradients(model), model.score(stream[:, :-1], unmarked(stream)[:, 1:])[0].mean()
-=======
     ours = add_gradients(module_of(model), batch_of(stream), groups)
     found = gradients(model)
-    loss = model.score(stream[:, :-1], stream[:, 1:])[0].mean()
->>>>>>> main
+    loss = model.score(stream[:, :-1], unmarked(stream)[:, 1:])[0].mean()
     loss.backward()
     assert float(ours) == pytest.approx(loss.item(), abs=1e-12)
     torch.testing.assert_close(found, gradients(model), rtol=0, atol=1e-10)
