@@ -147,6 +147,7 @@ $(CROSSINGS)/.ready: $(READY)
 	$(CROSSINGS)/bin/python $(PIP) --no-deps aim==3.29.1 aimrecords==0.0.7 aimrocks==0.5.2 boto3==1.44.8 botocore==1.44.8 s3transfer==0.19.3 \
 		jmespath==1.1.0 cachetools==8.0.2 cffi==2.1.1 cryptography==50.0.2 RestrictedPython==9.0 aiofiles==25.1.0 fastapi==0.165.0 \
 		starlette==1.10.0 pytz==2026.6 uvicorn==0.54.0 watchdog==7.1.0 websockets==17.4
+	$(CROSSINGS)/bin/python $(PIP) --constraint constraints.txt lm-eval==0.4.13
 	touch $@
 
 # Known vulnerabilities of the pinned versions, from PyPI. Not in the tests: it needs the network.

@@ -13,13 +13,8 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.streams import Streams
-from txl_lightning.evaluation.attention import (
-    attention_maps,
-    farthest_heads,
-    most_attended,
-    run,
-    text_attention,
-)
+from txl_lightning.evaluation.attention import attention_maps, farthest_heads, run, text_attention
+from txl_lightning.evaluation.attention_figures import most_attended
 from txl_lightning.evaluation.options import AttentionOptions
 from txl_lightning.runs.trained import load_trained
 
@@ -93,7 +88,7 @@ def test_the_farthest_heads_are_those_of_the_first_the_middle_and_the_last_layer
     distances = np.zeros((16, 10))
     distances[[0, 7, 15, 3], [7, 7, 7, 1]] = 1
     for n_layer, expected in ((16, ["1:8", "8:8", "16:8"]), (2, ["1:8", "2:1"]), (1, ["1:8"])):
-        assert farthest_heads(distances[:n_layer]) == expected
+        assert farthest_heads(distances[:n_layer].ravel(), 10) == expected
 
 
 def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model, unmarked
 from txl_lightning.model import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
@@ -36,7 +36,7 @@ def scored(model: Any, stream: Tensor, start: int = 0, memory: Any = None) -> tu
     cuts, losses = [start, *(cut for cut in range(T, L, T) if cut > start), L - 1], []
     for first, stop in pairwise(cuts):
         tokens = stream[:, max(start, first - model.config.ext_len) : stop]
-        nll, memory = model.score(tokens, stream[:, first + 1 : stop + 1], memory)
+        nll, memory = model.score(tokens, unmarked(stream)[:, first + 1 : stop + 1], memory)
         losses.append(nll)
     return torch.cat(losses, dim=1), memory
 
@@ -73,8 +73,8 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         for text in (stream, other):
             tokens = marked(text, [[1300]])
-            _, memory = model.score(tokens[:, :1280], tokens[:, 1:1281])
-            losses.append(model.score(tokens[:, 1280:-1], tokens[:, 1281:], memory)[0])
+            _, memory = model.score(tokens[:, :1280], unmarked(tokens)[:, 1:1281])
+            losses.append(model.score(tokens[:, 1280:-1], unmarked(tokens)[:, 1281:], memory)[0])
     assert torch.equal(losses[0][:, 20:], losses[1][:, 20:])
     assert not torch.equal(losses[0], losses[1])
 
@@ -91,10 +91,10 @@ def test_a_memory_of_an_unmarked_stream_is_one_document():
 def test_a_sliding_window_ends_at_the_start_of_its_document():
     model, stream = documents_model(mem_len=0), marked(random_stream(1, L), [[7]])
     with torch.no_grad():
-        nll, _ = SlidingWindow(model, 5).score(stream[:, :-1], stream[:, 1:])
+        nll, _ = SlidingWindow(model, 5).score(stream[:, :-1], unmarked(stream)[:, 1:])
         for i in range(L - 1):
             first = max(0, i - 4, 7 if i >= 7 else 0)
-            alone, _ = model.score(stream[:, first : i + 1], stream[:, i + 1 : i + 2])
+            alone, _ = model.score(stream[:, first : i + 1], unmarked(stream)[:, i + 1 : i + 2])
             torch.testing.assert_close(nll[:, i : i + 1], alone, **EXACT)
 
 

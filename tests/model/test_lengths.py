@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import CACHEABLE, STATEFUL, random_stream, tiny_model
+from tests.model.tiny_model import CACHEABLE, STATEFUL, random_stream, tiny_model, unmarked
 from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import can_cache
@@ -50,7 +50,7 @@ def ragged(model: Any, stream: Tensor, padding: int, row: int | None = None) -> 
         tokens, targets = torch.full((2, B, overlap + T), padding)
         for b, (first, n, before) in enumerate(zip(starts, lengths, context, strict=True)):
             tokens[b, : n + before] = stream[b, first - before : first + n]
-            targets[b, : n + before] = stream[b, first - before + 1 : first + n + 1]
+            targets[b, : n + before] = unmarked(stream)[b, first - before + 1 : first + n + 1]
         whole, alone = lengths + context, slice(None) if row is None else slice(row, row + 1)
         if row is None:
             nll, memory = model.score(tokens, targets, memory, whole)
@@ -71,7 +71,7 @@ def test_padding_never_enters_the_memory_of_a_stream(arm: str, mode: str) -> Non
     stream = stream_of(model, B, int(LENGTHS.sum(dim=0).max()) + T + 1)
     with torch.set_grad_enabled(mode == "gradients"):
         together, memory = ragged(scorer, stream, padding=-100)
-        following, _ = scorer.score(stream[:, :T], stream[:, 1 : T + 1], memory)
+        following, _ = scorer.score(stream[:, :T], unmarked(stream)[:, 1 : T + 1], memory)
         gradients = []
         if mode == "gradients":
             torch.cat([*together, following.flatten()]).sum().backward()
@@ -81,7 +81,7 @@ def test_padding_never_enters_the_memory_of_a_stream(arm: str, mode: str) -> Non
             alone, own = ragged(model, stream, -100, row)
             torch.testing.assert_close(together[row], alone[row], **EXACT)
             tokens = stream[row : row + 1]
-            follows, _ = model.score(tokens[:, :T], tokens[:, 1 : T + 1], own)
+            follows, _ = model.score(tokens[:, :T], unmarked(tokens)[:, 1 : T + 1], own)
             torch.testing.assert_close(following[row], follows[0], **EXACT)
             if mode == "gradients":
                 torch.cat([alone[row], follows[0]]).sum().backward()

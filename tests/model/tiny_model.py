@@ -61,10 +61,16 @@ def random_stream(n_streams: int, length: int, vocab_size: int = VOCABULARY) -> 
     return torch.randint(vocab_size, (n_streams, length), generator=torch.Generator().manual_seed(1))
 
 
+def unmarked(stream: Tensor) -> Tensor:
+    """Return a stream without marks of documents, which targets do not have."""
+    return torch.maximum(stream, ~stream)
+
+
 def score_segments(model: Any, stream: Tensor, segments: list[int] | int, memory: Any = None) -> tuple[Tensor, Any]:
     """Losses of all targets of the stream, cut into segments of these lengths, and the last memory."""
     losses = []
-    for tokens, targets in zip(stream[:, :-1].split(segments, 1), stream[:, 1:].split(segments, 1), strict=True):
+    targets_of_stream = unmarked(stream)[:, 1:].split(segments, 1)
+    for tokens, targets in zip(stream[:, :-1].split(segments, 1), targets_of_stream, strict=True):
         nll, memory = model.score(tokens, targets, memory)
         losses.append(nll)
     return torch.cat(losses, dim=1), memory

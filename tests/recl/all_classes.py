@@ -15,7 +15,7 @@ import torch
 
 from tests.recl.tiny_huggingface import randomize
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.losses import WindowReader, window_losses
+from txl_lightning.evaluation.windows import WindowReader, window_losses
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import HuggingFaceModel, position_table
 from txl_lightning.recl.models import Member, TokenizedText

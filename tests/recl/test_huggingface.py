@@ -21,7 +21,7 @@ from tests.recl.tiny_huggingface import (
     save_tokenizer,
 )
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.losses import WindowReader, window_losses
+from txl_lightning.evaluation.windows import WindowReader, window_losses
 from txl_lightning.recl.huggingface import HuggingFaceModel, load_huggingface
 from txl_lightning.recl.models import Member
 from txl_lightning.recl.positions import position_blocks

@@ -12,7 +12,7 @@ import torch
 from tests.recl.small_recl import recl
 from tests.recl.test_huggingface import pytestmark, transformers  # noqa: F401
 from tests.recl.tiny_huggingface import TEXT, VOCABULARY, save_tiny
-from txl_lightning.evaluation.losses import window_losses
+from txl_lightning.evaluation.windows import window_losses
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import load_huggingface
 from txl_lightning.recl.models import Member, TokenizedText

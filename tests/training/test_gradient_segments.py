@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
+from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model, unmarked
 from tests.training.small_run import add_gradients, bare_module
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Batch
@@ -16,7 +16,7 @@ T = 3
 
 
 def batch_of(stream: Tensor, number: int = 0) -> Batch:
-    return Batch(stream[:, :-1], stream[:, 1:], number)
+    return Batch(stream[:, :-1], unmarked(stream)[:, 1:], number)
 
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
@@ -47,7 +47,7 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: st
     stream[0, 5] = ~stream[0, 5] if arm == "documents" else stream[0, 5]
     ours = add_gradients(module_of(model), batch_of(stream), groups)
     found = gradients(model)
-    loss = model.score(stream[:, :-1], stream[:, 1:])[0].mean()
+    loss = model.score(stream[:, :-1], unmarked(stream)[:, 1:])[0].mean()
     loss.backward()
     assert float(ours) == pytest.approx(loss.item(), abs=1e-12)
     torch.testing.assert_close(found, gradients(model), rtol=0, atol=1e-10)

@@ -174,14 +174,12 @@ class Streams:
 
     def __getitem__(self, index: int) -> Batch:
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
-        window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap").astype(
-            np.int64
-        )
-        window_BT, n_targets = (
-            torch.from_numpy(window),
-            self.targets_per_stream - index * self.segment_len,
-        )
-        return Batch(window_BT[:, :-1], window_BT[:, -min(self.segment_len, n_targets) :], index)
+        window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap")
+        window_BT = torch.from_numpy(window.astype(np.int64))
+        n_targets = self.targets_per_stream - index * self.segment_len
+        targets_BT = window_BT[:, -min(self.segment_len, n_targets) :]
+        targets_BT = torch.maximum(targets_BT, ~targets_BT)  # targets have no marks of documents
+        return Batch(window_BT[:, :-1], targets_BT, index)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all segments of the epoch, or once those from a restored position on."""

@@ -354,19 +354,6 @@ class TransformerXL(ScoringModel, nn.Module):
         )
         return output_BQD
 
-    def losses(
-        self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        targets_BT: Int[Tensor, "B T"],
-        known_targets_BT: Tensor | None = None,
-    ) -> Float[Tensor, "B T"]:
-        """Return -log P(target | h) in nats, from the hidden states of `forward`."""
-        if self.config.memory_reset == "document":
-            targets_BT = without_marks(targets_BT)
-            if known_targets_BT is not None:
-                known_targets_BT = without_marks(known_targets_BT)
-        return super().losses(hidden_BTD, targets_BT, known_targets_BT)
-
 
 # Methods that cached inference does not call: a variant that overrides one is run without the
 # cache.

@@ -15,7 +15,7 @@ from txl_lightning.recl.effective_context import (
 )
 
 if TYPE_CHECKING:
-    from txl_lightning.evaluation.losses import WindowReader, window_losses, window_reader
+    from txl_lightning.evaluation.windows import WindowReader, window_losses, window_reader
     from txl_lightning.recl.comparison import compare
     from txl_lightning.recl.loss_by_context import context_curve, context_gains
     from txl_lightning.recl.positions import position_blocks

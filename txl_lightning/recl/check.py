@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.evaluation.losses import WindowReader, device_of, read_windows
+from txl_lightning.evaluation.losses import device_of
+from txl_lightning.evaluation.windows import WindowReader, read_windows
 from txl_lightning.recl.effective_context import Array, Integers
 from txl_lightning.recl.models import Member, TokenizedText, foreign_errors
 

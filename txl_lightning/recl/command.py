@@ -15,7 +15,8 @@ from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import MOST, notice, require
 from txl_lightning.evaluation.commands import check_common_options, log_results
-from txl_lightning.evaluation.losses import device_of, window_losses
+from txl_lightning.evaluation.losses import device_of
+from txl_lightning.evaluation.windows import window_losses
 from txl_lightning.files import write_atomically, write_json, write_text
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.effective_context import Array, Integers, check_definition

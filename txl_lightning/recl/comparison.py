@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.evaluation.losses import window_losses, window_reader
+from txl_lightning.evaluation.windows import window_losses, window_reader
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.recl.page import page
 from txl_lightning.recl.positions import position_blocks

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.losses import WindowReader
+from txl_lightning.evaluation.windows import WindowReader
 from txl_lightning.recl.models import HUGGING_FACE, OPTION, Member, TokenizedText, foreign_errors
 
 MOST_RESERVED = 8  # rows of a table of positions

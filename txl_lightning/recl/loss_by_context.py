@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.evaluation.losses import NORMAL_95, standard_error, window_losses, window_reader
+from txl_lightning.evaluation.losses import NORMAL_95, standard_error
+from txl_lightning.evaluation.windows import window_losses, window_reader
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.recl.effective_context import (
     Array,
