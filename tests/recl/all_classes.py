@@ -86,6 +86,7 @@ def outcome(model_type: str) -> str:
     """Read a type, and compare its losses with fresh windows; return what happened."""
     try:
         small = small_model(model_type)
+        small.config.use_cache = False
         model = HuggingFaceModel(small)
     except Exception as error:  # of a config that cannot be so small
         return f"not built: {type(error).__name__}"

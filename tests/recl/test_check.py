@@ -3,7 +3,6 @@
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -145,9 +144,3 @@ def test_a_character_cut_at_either_end_is_left_out() -> None:
     assert whole_characters(content[2:-1]) == "a"
     with pytest.raises(UserError, match=r"is not UTF-8 text \(character 3\)"):
         whole_characters(b"abc\xffabc")
-
-
-def test_documents_begin_where_the_token_before_a_position_is() -> None:
-    text = with_vocabulary(Vocabulary("byte"), b"abcdef")
-    positions = np.array([1, 3, 4, 5])
-    assert text.document_begins(positions).tolist() == [0, 0, 0, 0]
