@@ -47,7 +47,7 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting import processor
 from txl_lightning.runs.models import make_model
 from txl_lightning.training.module import compiled as compile_score
-from txl_lightning.training.optimization import make_optimizer
+from txl_lightning.training.optimizers import make_optimizer
 
 GRACE_SECONDS = 30  # for a stopped part to save and end
 TINY = ("profile=smoke", "data=python-stdlib", "trainer.num_threads=1", "trainer.val_max_segments=5")

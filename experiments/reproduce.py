@@ -28,13 +28,11 @@ from experiments.engine.progress import Progress
 from experiments.report.pages import assemble, write_report
 from experiments.sections import Section
 from experiments.tables import figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
-from txl_lightning.command_line import usable_caches
-from txl_lightning.command_line.messages import one_line
-from txl_lightning.config.schemas import Config
+from txl_lightning.application import one_line
 from txl_lightning.errors import UserError
 from txl_lightning.files import locked
-from txl_lightning.jobs import JobFolder
-from txl_lightning.training.run import check_config
+from txl_lightning.job_folder import JobFolder
+from txl_lightning.training.checks import check_config
 
 MODULES = (main_results, table_6, table_7, table_8, table_9, table_10, figures_5_to_7)
 SECTIONS: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in MODULES}
@@ -53,10 +51,9 @@ def main(words: list[str] | None = None, started: float | None = None) -> int:
         started = time.monotonic()
     setup = parse(words)
     try:
-        with usable_caches():
-            reproduce(setup, started)
+        reproduce(setup, started)
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
-        print(f"reproduce: {one_line(error, Config)}", file=sys.stderr)
+        print(f"reproduce: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"reproduce: stopped; the same command continues from here: {setup.command}", file=sys.stderr)

@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from txl_lightning.distributed.processes import STOP_SIGNALS
+from txl_lightning.jobs import STOP_SIGNALS
 
 PRELOADED = ["tests.training.recorded_run", "txl_lightning.cli", "wandb"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from txl_lightning.cli import COMMANDS
+from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import KINDS
 from txl_lightning.config.schemas import OWN_OPTIONS
 from txl_lightning.data import corpus  # noqa: F401 - registers the corpora

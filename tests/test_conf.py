@@ -11,9 +11,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import MISSING, OmegaConf
 
 from txl_lightning import TransformerXL
-from txl_lightning.cli import COMMANDS
-from txl_lightning.command_line.hydra_app import compose as compose_train
-from txl_lightning.command_line.hydra_app import register
+from txl_lightning.application import compose as compose_train
+from txl_lightning.application import register
+from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import CONF, Config, MemoryConfig, TableEncodingConfig
 from txl_lightning.runs.models import Model, make_model

@@ -1,4 +1,4 @@
-"""examples/: every command uses a custom encoding, without a change of the package."""
+"""A custom encoding in every command, without a change of the package: examples/t5.py and encodings of the tests."""
 
 import json
 import math
@@ -34,47 +34,60 @@ pytestmark = pytest.mark.usefixtures("no_guests")
 
 
 @pytest.fixture
-def t5(monkeypatch: pytest.MonkeyPatch) -> None:
+def t5(no_guests: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Register the example as a user does."""
     monkeypatch.setenv("TXL_GUESTS", str(ROOT / "examples/t5.py"))
     kind_named("t5")
 
 
 def bucket_of_t5(distance: int) -> int:
-    """Bucket of a distance in `T5Attention._relative_position_bucket`, unidirectional, with its default sizes."""
+    """Return the bucket of a distance in `T5Attention._relative_position_bucket`, unidirectional."""
     if distance < 16:
         return distance
-    return min(31, 16 + int(math.log(distance / 16) / math.log(128 / 16) * 16))
+    logarithm = math.log(distance / 16) / math.log(128 / 16)
+    return min(31, 16 + int(logarithm * 16))
 
 
 @pytest.mark.parametrize("clamp_len", [-1, 30])
-def test_the_bias_is_that_of_t5(t5: None, clamp_len: int) -> None:
+@pytest.mark.usefixtures("t5")
+def test_the_bias_is_that_of_t5(clamp_len: int) -> None:
     model = tiny_model(encoding="t5", clamp_len=clamp_len)
-    (bias_HS,) = {of_layer.bias_HS for of_layer in model.encoding(200, clamp_len, torch.zeros(1))}
+    positions = model.encoding(200, clamp_len, torch.zeros(1))
+    bias_HS = positions[0].bias_HS
     for distance in range(201):
-        counted = min(distance, clamp_len) if clamp_len > 0 else distance
-        assert torch.equal(bias_HS[:, 200 - distance], model.encoding.bias[:, bucket_of_t5(counted)]), distance
+        clamped = min(distance, clamp_len) if clamp_len > 0 else distance
+        expected_H = model.encoding.bias[:, bucket_of_t5(clamped)]
+        assert torch.equal(bias_HS[:, 200 - distance], expected_H), distance
 
 
-def test_every_command_has_it(t5: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("t5")
+def test_every_command_has_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for steps in (2, 4):
         words = ("encoding.name=t5", f"trainer.max_steps={steps}", "data.level=char", "resume=auto")
         assert train(tiny_config(tmp_path, *words), run)["steps"] == steps
+
     path = str(run / "checkpoints/best.ckpt")
-    assert evaluated(path, tmp_path, splits=["test"], mem_len=32, same_length=True)["evaluation"]["mem_len"] == 32
+    evaluation = evaluated(path, tmp_path, splits=["test"], mem_len=32, same_length=True)
+    assert evaluation["evaluation"]["mem_len"] == 32
     assert recl(tmp_path, path)["models"]
     assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=LoggerConfig("none")), tmp_path)
     generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path, write=lambda _: None)
     assert len(json.loads((tmp_path / "generation.json").read_text())["samples"]) == 1
-    for convert in (to_original, to_huggingface):
-        with pytest.raises(CheckpointError, match="encoding=t5"):
-            convert(load_trained(path).model)
 
 
-def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t5: None) -> None:
+@pytest.mark.parametrize("convert", [to_original, to_huggingface])
+@pytest.mark.usefixtures("t5")
+def test_other_formats_cannot_hold_it(convert: object) -> None:
+    with pytest.raises(CheckpointError, match="encoding=t5"):
+        convert(tiny_model(encoding="t5"))  # type: ignore[operator]
+
+
+@pytest.mark.usefixtures("t5")
+def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny_config(tmp_path, "encoding.name=t5", "trainer.max_steps=1"), tmp_path / "run")
-    del KINDS["t5"], ENCODINGS["t5"]
+    del KINDS["t5"]
+    del ENCODINGS["t5"]
     monkeypatch.delenv("TXL_GUESTS")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "t5.py").write_text("raise SystemExit('imported without being asked for')\n")
@@ -93,7 +106,7 @@ def test_a_custom_encoding_can_be_absolute_with_a_table_and_initialize_itself(tm
     assert isinstance(sizes, TransformerXLConfig)
     model = TransformerXL(sizes)
     assert isinstance(model.encoding, Own)
-    assert bool((model.encoding.table == 7).all())
+    assert torch.all(model.encoding.table == 7)
     assert model.encoding.table.shape[1] == position_limit(config) == 10
     assert window_reader(model, trained_len=10).limit == 10
 
@@ -104,16 +117,18 @@ def test_a_bias_by_distance_is_added_to_the_paper_s_terms_cached_or_not(terms: s
     class Biased(RelativeEncoding):
         def forward(self, n_keys: int, clamp_len: int, like: torch.Tensor) -> list[LayerPositions]:
             bias_HS = -distances_of_keys(n_keys, clamp_len, like).expand(self.n_head, -1)
-            return [of_layer._replace(bias_HS=bias_HS) for of_layer in super().forward(n_keys, clamp_len, like)]
+            positions = super().forward(n_keys, clamp_len, like)
+            return [of_layer._replace(bias_HS=bias_HS) for of_layer in positions]
 
-    model, plain = tiny_model(encoding="biased", terms=terms), tiny_model(terms=terms)
+    model = tiny_model(encoding="biased", terms=terms)
+    plain = tiny_model(terms=terms)
     stream = random_stream(2, 13)
     with torch.no_grad():
         hidden, _ = score_segments(model, stream, [3, 1, 8])
         cached, _ = score_segments(CachedTransformerXL(model), stream, [3, 1, 8])
-        without, _ = score_segments(plain, stream, [3, 1, 8])
+        unbiased, _ = score_segments(plain, stream, [3, 1, 8])
     torch.testing.assert_close(cached, hidden, **EXACT)
-    assert torch.allclose(hidden, without, **EXACT) == ("d" not in terms)
+    assert torch.allclose(hidden, unbiased, **EXACT) == ("d" not in terms)
 
 
 def test_a_class_that_is_registered_again_replaces_the_first() -> None:
@@ -124,7 +139,13 @@ def test_a_class_that_is_registered_again_replaces_the_first() -> None:
             pass
 
     assert ENCODINGS["own"] is Own
+
+
+def test_a_name_of_an_encoding_is_a_word() -> None:
     with pytest.raises(OptionError, match="name=a-b: must be letters"):
         register_encoding("a-b")
+
+
+def test_terms_are_those_of_the_paper() -> None:
     with pytest.raises(OptionError, match="terms=ae: must be letters of abcd"):
         register_encoding("own", "ae")

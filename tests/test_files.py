@@ -9,10 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.fixtures import Output, Patch
+from tests.fixtures import Patch
 from txl_lightning import files
-from txl_lightning.command_line import usable_caches
-from txl_lightning.errors import UserError, notice
+from txl_lightning.errors import UserError
 
 
 def names(folder: Path) -> list[str]:
@@ -95,27 +94,6 @@ def test_caches_are_where_the_variables_say(
     if xdg_cache_home is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", xdg_cache_home)
     assert str(files.expand(path)) == expanded
-
-
-@pytest.mark.parametrize("home", ["/proc", "/dev/null", None])
-def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: Patch, capfd: Output, home: str | None) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("MPLCONFIGDIR", raising=False)
-    monkeypatch.delenv("HOME")
-    if home is None:  # nor an account
-        monkeypatch.setattr("pwd.getpwuid", dict[int, object]().__getitem__)
-    else:
-        monkeypatch.setenv("HOME", home)
-    notice.cache_clear()
-    before = dict(os.environ)
-    with usable_caches():
-        folder = Path(os.environ["XDG_CACHE_HOME"])
-        files.expand("~/.cache/txl_lightning").mkdir()
-        assert [path.name for path in folder.iterdir()] == ["txl_lightning"]
-        assert os.environ["MPLCONFIGDIR"] == str(folder / "matplotlib")
-    assert (folder.exists(), dict(os.environ)) == (False, before)
-    said = f"{home or '/dev/null/home'}/.cache cannot be written: caches last as long as this command; XDG_CACHE_HOME="
-    assert capfd.readouterr().err == f"{said}FOLDER keeps them\n"
 
 
 @pytest.mark.parametrize("wait", [False, True])

@@ -19,7 +19,7 @@ from tests.fixtures import Patch
 from tests.in_process import refusal, success
 from tests.own_guests import forget_guests, no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TEXT, TINY
-from txl_lightning.command_line.hydra_app import compose
+from txl_lightning.application import compose
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError

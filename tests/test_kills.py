@@ -19,13 +19,14 @@ import pytest
 import torch
 
 from tests.forked import ForkedCommand, start_module
-from tests.test_resumed_multirun import words, written
+from tests.small_multirun import words, written
 from tests.training.small_run import TEXT
 from txl_lightning.runs.storage import read_file
 
 KILLS = int(os.environ.get("TXL_KILLS", "5"))
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 RANKS = {"run": 1, "two ranks": 2}
+# Numbers that differ between two runs of one command.
 VARYING = ("seconds", "peak_memory_bytes", "prompt_seconds", "tokens_per_second", "checkpoint")
 STEPS = ("trainer.max_steps=24", "trainer.val_every_n_steps=8", "checkpoint.every_n_steps=2", "model.dropout=0.2")
 
@@ -34,10 +35,7 @@ def start(folder: Path, kind: str) -> ForkedCommand:
     """Start a command, or start it again."""
     folder.mkdir(exist_ok=True)
     if kind == "reproduction":
-        (folder.parent / "text.txt").write_text(TEXT * 20)
-        given = ["--profile=smoke", "--only=table_7", "--logger=none", f"--directory={folder / 'report'}", *STEPS]
-        given += ["data=file", "data.level=byte", f"data.path={folder.parent / 'text.txt'}"]
-        return start_module(folder, "experiments.reproduce", *given, f"data.cache_dir={folder.parent / 'cache'}")
+        return start_reproduction(folder)
     command = words(folder, *STEPS)
     if kind == "multirun":
         command += ["trainer.devices=1,2", "hydra.launcher.max_parallel=2"]
@@ -47,10 +45,22 @@ def start(folder: Path, kind: str) -> ForkedCommand:
     return start_module(folder, "txl_lightning.cli", *command)
 
 
-def still_runs(command: ForkedCommand, seconds: float) -> bool:
-    """Return whether the command still runs after this time."""
-    command.process.join(seconds)
-    return command.poll() is None
+def start_reproduction(folder: Path) -> ForkedCommand:
+    """Start Table 7 at smoke size, or start it again."""
+    text = folder.parent / "text.txt"
+    text.write_text(TEXT * 20)
+    arguments = [
+        "--profile=smoke",
+        "--only=table_7",
+        "--logger=none",
+        f"--directory={folder / 'report'}",
+        *STEPS,
+        "data=file",
+        "data.level=byte",
+        f"data.path={text}",
+        f"data.cache_dir={folder.parent / 'cache'}",
+    ]
+    return start_module(folder, "experiments.reproduce", *arguments)
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -59,11 +69,9 @@ def results(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.name in ("metrics.json", "generation.json"):
-            content = json.loads(path.read_text())
-            found[name] = {key: value for key, value in content.items() if key not in VARYING}
+            found[name] = without_varying(path.read_text())
         elif path.name == "validation.jsonl":
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
-            found[name] = [{key: value for key, value in row.items() if key not in VARYING} for row in rows]
+            found[name] = [without_varying(line) for line in path.read_text().splitlines()]
         elif path.name in ("last.ckpt", "best.ckpt"):
             found[name] = read_file(path)["state_dict"]
         elif path.name in ("multirun.json", "multirun.md"):
@@ -71,15 +79,41 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
-def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Return the names of the files that differ, or that only one of the two has; weights are compared bit by bit."""
+def without_varying(text: str) -> dict[str, Any]:
+    """Return a JSON dictionary without the numbers that differ between two runs."""
+    return {name: value for name, value in json.loads(text).items() if name not in VARYING}
 
-    def same(name: str) -> bool:
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare results file by file; weights bit by bit."""
+    assert found.keys() == expected.keys()
+    for name, content in expected.items():
         if not name.endswith(".ckpt"):
-            return bool(found[name] == expected[name])
-        return all(torch.equal(found[name][key], tensor) for key, tensor in expected[name].items())
+            assert found[name] == content, name
+            continue
+        for weight, tensor in content.items():
+            assert torch.equal(found[name][weight], tensor), f"{name}: {weight}"
 
-    return [name for name in found.keys() | expected.keys() if not (name in found and name in expected and same(name))]
+
+def run_once(folder: Path, kind: str, signal_number: int | None, moment: float) -> tuple[int, bool]:
+    """Run a command, and send it a signal if it still runs at a moment; return its status and whether it was killed."""
+    command = start(folder, kind)
+    processes: list[psutil.Process] = []
+    killed = False
+    if signal_number is not None:
+        command.process.join(moment)
+        killed = command.poll() is None
+    if killed:
+        processes = psutil.Process(command.pid).children(recursive=True)
+        command.send_signal(signal_number)
+    done = command.finish()
+    # A rank that starts at the moment of a kill may find the semaphores of multiprocessing gone, and say so.
+    own_frames = re.search(r"File \"[^\"]*/(txl_lightning|experiments|hydra_plugins)/", done.stderr)
+    assert not own_frames, done.stderr
+    allowed = (0, -signal_number, 128 + signal_number, 130) if killed else (0,)
+    assert done.returncode in allowed, done.stderr
+    wait_for(processes)
+    return done.returncode, killed
 
 
 @pytest.mark.full
@@ -88,34 +122,30 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 def test_what_was_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path, kind: str) -> None:
     began = time.monotonic()
     start(tmp_path / "whole", kind).succeed()
-    seconds, whole = time.monotonic() - began, results(tmp_path / "whole")
+    seconds = time.monotonic() - began
+    whole = results(tmp_path / "whole")
     assert whole
-    chance, n_killed, n_rounds = random.Random(kind), 0, 0
+    chance = random.Random(kind)
+    n_killed = 0
+    n_rounds = 0
     while n_killed < KILLS:
         n_rounds += 1
-        folder, done_before = tmp_path / f"cut{n_rounds}", dict[str, int]()
+        folder = tmp_path / f"cut{n_rounds}"
+        finished_jobs: dict[str, int] = {}
         status = -1
         while status != 0:
-            command, processes = start(folder, kind), list[psutil.Process]()
-            number, moment = chance.choice(SIGNALS), chance.uniform(0.05, 1.0) * seconds
-            if killed := n_killed < KILLS and still_runs(command, moment):
-                processes = psutil.Process(command.pid).children(recursive=True)
-                command.send_signal(number)
-                n_killed += 1
-            done = command.finish()
-            status, said = done.returncode, done.stderr
-            # A rank that starts at the moment of a kill may find the semaphores of multiprocessing gone, and say so.
-            assert not re.search(r"File \"[^\"]*/(txl_lightning|experiments|hydra_plugins)/", said), said
-            assert status in ((0, -number, 128 + number, 130) if killed else (0,)), (status, number, said)
-            assert done_before.items() <= written(folder).items()  # no job ran to its end a second time
-            done_before = written(folder)
-            wait_for(processes)
-        assert differences(results(folder), whole) == []
+            signal_number = chance.choice(SIGNALS) if n_killed < KILLS else None
+            status, killed = run_once(folder, kind, signal_number, chance.uniform(0.05, 1.0) * seconds)
+            n_killed += killed
+            assert finished_jobs.items() <= written(folder).items()  # no job ran to its end a second time
+            finished_jobs = written(folder)
+        assert_same(results(folder), whole)
 
 
 def wait_for(processes: list[psutil.Process], seconds: float = 20) -> None:
     """Wait until no process runs."""
     deadline = time.monotonic() + seconds
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
-        assert time.monotonic() < deadline, processes
-        time.sleep(0.05)
+    for process in processes:
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, process
+            time.sleep(0.05)

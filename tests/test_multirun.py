@@ -1,133 +1,163 @@
-"""Multiruns as a user starts them: their training, files and messages."""
+"""The results of a multirun, and what a search refuses before its first job."""
+
+from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import time
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
-from unittest.mock import Mock
+from typing import Any
 
-import psutil
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from hydra_plugins.txl_process_launcher import ProcessLauncher
-from tests import wandb_files
-from tests.forked import ForkedCommand, start_module
-from tests.training.small_run import TEXT, TINY
-from txl_lightning.command_line import CALL, Call, current
-from txl_lightning.command_line.hydra_app import register
-from txl_lightning.command_line.messages import one_line
-from txl_lightning.command_line.multirun import multirun_name, report_failed_jobs
-from txl_lightning.config.schemas import CONF, Config
-
-FILES = ("multirun.json", "multirun.md", "multirun.yaml")
+from tests.in_process import refusal
+from tests.small_multirun import words
+from txl_lightning.application import composition, register
+from txl_lightning.config.schemas import CONF
+from txl_lightning.job_folder import JobFolder
+from txl_lightning.multirun import multirun_name, objective, shared_precision, write_results
+from txl_lightning.runs import hardware
 
 
-def start(directory: Path, *arguments: str) -> ForkedCommand:
-    """Start `txl train -m` on a small text; its folder is `sweep`."""
-    (directory / "text.txt").write_text(TEXT)
-    paths = ("data.path=text.txt", "data.cache_dir=cache", "hydra.sweep.dir=sweep")
-    return start_module(directory, "txl_lightning.cli", "train", "-m", *TINY, *paths, *arguments)
+def finished(root: Path, number: int, overrides: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Write the folder of a finished job."""
+    job = JobFolder(root / str(number))
+    options = {"data.level": "bpe", "data.vocab_size": 300, "seed": 1}
+    options.update(overrides)
+    job.begin([f"{name}={value}" for name, value in overrides.items()], options)
+    (job.path / "metrics.json").write_text(json.dumps(metrics))
 
 
-def test_a_failed_job_does_not_stop_the_others_and_the_exit_status_counts_it(tmp_path: Path) -> None:
-    done = start(tmp_path, "memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2").finish()
-    assert done.returncode == 1
-    job, summary = done.stderr.splitlines()
-    of_job_1 = r"txl train: job 1 \(.*memory\.mem_len=-1.*\): memory\.mem_len=-1: must be an integer >= 0 "
-    assert re.fullmatch(of_job_1 + r"\(sweep/1/error\.txt\)", job)
-    assert summary == "txl train: 1 of 3 jobs failed"
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == [".lock", "0", "1", "2", *FILES]
-    assert not (tmp_path / "sweep/1/metrics.json").exists()
-    for i, mem_len in ((0, 8), (2, 0)):  # each is one run of the multirun's group
-        assert json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text())["evaluation"]["mem_len"] == mem_len
-        assert OmegaConf.load(tmp_path / f"sweep/{i}/config.yaml").logger.group == "sweep"
-        (run,) = wandb_files.run_files(tmp_path / f"sweep/{i}")
-        (record,) = [text for text in map(json.dumps, wandb_files.records(run)) if '"run_group"' in text]
-        assert '"sweep"' in record
+def lines(root: Path) -> list[str]:
+    table = write_results(root)
+    assert table is not None
+    return table.read_text().splitlines()
 
 
-def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
-    """Return the processes of the running jobs, which have sessions of their own."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in below if os.getsid(child.pid) == child.pid]
+def test_jobs_are_ordered_by_loss_and_have_the_overrides_that_differ(tmp_path: Path) -> None:
+    for number, (lr, nll) in enumerate(((0.1, 3.0), (0.2, 1.0), (0.3, 2.0))):
+        overrides = {"optimizer.lr": lr, "model.n_layer": 2}
+        finished(tmp_path, number, overrides, {"val/nll": nll, "val/ppl": nll, "steps": 6})
+    assert lines(tmp_path) == [
+        "| job | optimizer.lr | val ppl | state |",
+        "| ---: | ---: | ---: | --- |",
+        "| 1 | 0.2 | 1.0000 | finished |",
+        "| 2 | 0.3 | 2.0000 | finished |",
+        "| 0 | 0.1 | 3.0000 | finished |",
+    ]
+    found = json.loads((tmp_path / "multirun.json").read_text())
+    assert found["objective"] == "val/nll"
+    assert found["seeds"] == []
+    assert found["jobs"][0] == {
+        "job": "1",
+        "overrides": {"optimizer.lr": "0.2"},
+        "state": "finished",
+        "objective": 1.0,
+        "metrics": {"steps": 6, "val/nll": 1.0, "val/ppl": 1.0},
+    }
 
 
-@pytest.mark.full
-def test_optuna_minimises_the_validation_loss_and_continues_with_a_seed(tmp_path: Path) -> None:
-    search = ["hydra/sweeper=optuna", "hydra.sweeper.sampler.seed=1", "optimizer.lr=tag(log, interval(1e-4, 1e-2))"]
-    ended = []
-    for n_trials in (2, 4):
-        more = (f"hydra.sweeper.n_trials={n_trials}", "trainer.devices=2", "hydra.launcher.max_parallel=2")
-        start(tmp_path, *search, *more).succeed()
-        ended.append({path: path.stat().st_mtime_ns for path in tmp_path.glob("sweep/*/metrics.json")})
-    assert len(ended[0]) == 2
-    assert ended[0].items() <= ended[1].items()  # no trial ran twice
-    losses = [json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text())["val/nll"] for i in range(4)]
-    rates = [OmegaConf.load(tmp_path / f"sweep/{i}/config.yaml").optimizer.lr for i in range(4)]
-    best = OmegaConf.load(tmp_path / "sweep/optimization_results.yaml")
-    assert (best.best_value, best.best_params["optimizer.lr"]) == min(zip(losses, rates, strict=True))
+def test_jobs_with_different_tokens_are_ordered_by_bits_per_byte(tmp_path: Path) -> None:
+    """The loss per token is lowest with 258 tokens, which are bytes; 300 tokens need fewer bits for the text."""
+    for number, (size, nll, bpb) in enumerate(((258, 2.59, 3.41), (280, 2.7, 2.1), (300, 2.8, 1.68))):
+        finished(tmp_path, number, {"data.vocab_size": size}, {"val/nll": nll, "val/bpb": bpb})
+    order = [line.split(" | ")[1] for line in lines(tmp_path)[2:]]
+    assert order == ["300", "280", "258"]
+    assert json.loads((tmp_path / "multirun.json").read_text())["objective"] == "val/bpb"
+
+
+def test_jobs_with_different_tokens_and_unknown_bytes_have_no_order(tmp_path: Path) -> None:
+    finished(tmp_path, 0, {"data.level": "word"}, {"val/nll": 4.0, "val/ppl": 54.6})
+    finished(tmp_path, 1, {"data.level": "byte"}, {"val/nll": 2.0, "val/bpb": 2.9})
+    table = "\n".join(lines(tmp_path))
+    assert "their losses cannot be compared, and the table has no order" in table
+    assert table.index("word") < table.index("byte")
+    found = json.loads((tmp_path / "multirun.json").read_text())
+    assert (found["objective"], found["jobs"][0]["objective"]) == (None, None)
+
+
+def test_jobs_that_differ_in_the_seed_alone_have_a_mean_and_a_spread(tmp_path: Path) -> None:
+    number = 0
+    for lr, losses in ((0.1, (1.0, 3.0)), (0.2, (4.0, 4.0))):
+        for seed, nll in enumerate(losses):
+            overrides = {"optimizer.lr": lr, "seed": seed, "data.seed": seed}
+            finished(tmp_path, number, overrides, {"val/nll": nll, "val/bpb": nll})
+            number += 1
+    assert lines(tmp_path)[-4:] == [
+        "| optimizer.lr | seeds | val bpb |",
+        "| ---: | ---: | ---: |",
+        "| 0.1 | 2 | 2.0000 ± 1.4142 |",
+        "| 0.2 | 2 | 4.0000 ± 0.0000 |",
+    ]
+    found = json.loads((tmp_path / "multirun.json").read_text())
+    assert found["seeds"][0]["metrics"]["val/nll"] == {"mean": 2.0, "std": pytest.approx(2**0.5)}
+
+
+def test_failed_and_stopped_jobs_are_in_the_table(tmp_path: Path) -> None:
+    finished(tmp_path, 0, {"seed": 1}, {"val/nll": 1.0, "val/bpb": 1.0, "steps": 3, "ended_by": "Timer"})
+    failed = JobFolder(tmp_path / "1")
+    failed.begin(["seed=-1"], {"seed": -1})
+    failed.add_error("seed=-1: must be an integer >= 0")
+    JobFolder(tmp_path / "2").begin(["seed=2"], {"seed": 2})
+    assert lines(tmp_path)[2:] == [
+        "| 0 | 1 | 1.0000 | finished at step 3 by Timer |",
+        "| 1 | -1 | – | failed |",
+        "| 2 | 2 | – | stopped |",
+    ]
+    jobs = json.loads((tmp_path / "multirun.json").read_text())["jobs"]
+    assert jobs[1]["error"] == "seed=-1: must be an integer >= 0"
+
+
+def test_a_folder_without_jobs_has_no_table(tmp_path: Path) -> None:
+    assert write_results(tmp_path) is None
 
 
 @pytest.mark.parametrize(
-    "number", [SIGTERM, SIGKILL, *(pytest.param(n, marks=pytest.mark.full) for n in (SIGINT, SIGHUP))]
+    ("arguments", "said"),
+    [
+        (["hydra.sweeper.direction=[minimize,maximize]"], "hydra.sweeper.direction=['minimize', 'maximize']: must be"),
+        (
+            ["hydra/sweeper/sampler=grid", "optimizer.lr=interval(1e-4, 1e-2)"],
+            "optimizer.lr=interval(1e-4, 1e-2): a grid needs values: choice(…) or range(…)",
+        ),
+    ],
 )
-def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
-    process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
-    curves = [tmp_path / f"sweep/{i}/validation.jsonl" for i in (0, 1)]
-    while process.poll() is None and not all(curve.exists() for curve in curves):
-        time.sleep(0.1)
-    jobs = jobs_of(process)
-    assert len(jobs) == 2
-    process.send_signal(number)
-    done = process.finish(timeout=30)
-    if number == SIGKILL:
-        assert psutil.wait_procs(jobs, timeout=20)[1] == []
-        return
-    assert done.stderr == "txl train: interrupted; to continue, repeat the command with hydra.sweep.dir=sweep\n"
-    assert done.returncode == 128 + number
-    assert not [job for job in jobs if job.is_running()]
-    assert all((tmp_path / f"sweep/{i}/checkpoints/last.ckpt").exists() for i in (0, 1))
-    assert not (tmp_path / "sweep/2").exists()
+def test_a_search_whose_jobs_would_all_fail_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+    assert said in refusal(*words(tmp_path, "hydra/sweeper=optuna", *arguments), directory=tmp_path)
+    assert not list(tmp_path.glob("sweep/*/*"))
 
 
-def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Mock()
-    monkeypatch.setattr("txl_lightning.command_line.multirun.JobProcess", made)
-    monkeypatch.setattr("txl_lightning.command_line.multirun.pickle", Mock())
-    monkeypatch.setenv("OMP_NUM_THREADS", "6")
-    job = Mock(directory=tmp_path / "0", overrides=("seed=1",), number=0)
-    job.config.hydra.job.env_set = {"A": "1"}
-    for at_once, threads, expected in ((1, None, {}), (2, None, "3"), (2, 5, "5")):
-        launcher = ProcessLauncher(at_once, threads, 1)
-        launcher.task = Mock()
-        launcher._start(job, 0)
-        counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), expected) if expected else {}
-        assert made.call_args.kwargs["variables"] == {**counts, "A": "1"}
-        assert made.call_args.kwargs["log"] == (tmp_path / "0/log.txt" if at_once > 1 else None)
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["optimizer.lr=1e-3,2e-3"], "val/nll"),
+        (["data.vocab_size=300", "data.batch_size=4,8"], "val/nll"),
+        (["data.vocab_size=258,300"], "val/bpb"),
+        (["data=enwik8,text8"], "val/bpb"),
+        (["hydra/sweeper=optuna", "+hydra.sweeper.params={data.vocab_size:'range(258,400)'}"], "val/bpb"),
+    ],
+)
+def test_a_search_over_tokens_minimizes_bits_per_byte(words: list[str], expected: str) -> None:
+    params = [word for word in words if "params" in word]
+    task = [word for word in words if "hydra" not in word]
+    sweeper = {"params": {"data.vocab_size": "range(258,400)"} if params else None}
+    config = OmegaConf.create({"hydra": {"overrides": {"task": task}, "sweeper": sweeper}})
+    assert objective(config, "val/nll") == expected
 
 
-def test_a_call_keeps_its_multirun_for_itself() -> None:
-    call = Call()
-    token = CALL.set(call)
-    assert current() is call
-    CALL.reset(token)
-    assert current() is not current()
-
-
-def test_slurm_gives_every_device_a_task() -> None:
+def test_auto_precision_is_measured_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register()
-    words = ["hydra/launcher=slurm", "trainer.devices=4", "hydra.launcher.partition=gpu", "hydra.job.name=cli"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=[*words, "hydra.sweep.dir=sweep"], return_hydra_config=True)
-    launcher = config.hydra.launcher
-    assert (launcher.tasks_per_node, launcher.gpus_per_node, launcher.partition) == (4, 4, "gpu")
-    assert launcher.submitit_folder == "sweep/.submitit/%j"
+    answers = iter(["bf16-mixed", "32-true"])
+    monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator: next(answers))
+    config = composition("config", ["trainer.precision=auto"])
+    assert [shared_precision(tmp_path, config) for _ in range(2)] == ["bf16-mixed"] * 2
+    assert shared_precision(tmp_path, composition("config", ["trainer.precision=32-true"])) is None
+
+
+def test_the_search_for_recipes_is_decided_by_the_whole_validation_split() -> None:
+    register()
+    config = composition("config", ["experiment=laptop_search"])
+    assert config.evaluation.max_segments is None
+    assert config.trainer.val_max_segments is None
 
 
 def test_a_multirun_is_named_after_its_folder() -> None:
@@ -135,15 +165,13 @@ def test_a_multirun_is_named_after_its_folder() -> None:
     assert multirun_name("/" + "x" * 200) == "x" * 128
 
 
-def test_more_failures_than_an_exit_status_can_say(capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes = [*(f"job {i} (seed={i}): was killed by SIGKILL" for i in range(300)), None]
-    assert report_failed_jobs("train", outcomes) == 100
-    assert capsys.readouterr().err.splitlines()[-1] == "txl train: 300 of 301 jobs failed"
+def test_slurm_gives_every_device_a_task() -> None:
+    from hydra import compose, initialize_config_dir
 
-
-def test_lines_of_errors_of_others() -> None:
-    """A defect has its type, a choice of an extra that is not installed the extra."""
-    assert one_line(ZeroDivisionError("division by zero\nsomewhere"), Config) == "ZeroDivisionError: division by zero"
-    assert one_line(RuntimeError(), Config) == "RuntimeError: RuntimeError"
-    error = MissingConfigException("Could not find it", "hydra/sweeper/optuna", ["basic"])
-    assert one_line(error, Config) == "hydra/sweeper=optuna: needs pip install 'txl_lightning[sweep]'"
+    register()
+    overrides = ["hydra/launcher=slurm", "trainer.devices=4", "hydra.launcher.partition=gpu", "hydra.job.name=cli"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=[*overrides, "hydra.sweep.dir=sweep"], return_hydra_config=True)
+    launcher = config.hydra.launcher
+    assert (launcher.tasks_per_node, launcher.gpus_per_node, launcher.partition) == (4, 4, "gpu")
+    assert launcher.submitit_folder == "sweep/.submitit/%j"

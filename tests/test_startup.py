@@ -33,7 +33,7 @@ for words in json.loads(sys.argv[1]):
 ABSENT = {  # after an import in a fresh process
     "import txl_lightning": {"torch", "lightning", "hydra"},
     "import txl_lightning.cli": {"torch", "hydra", "omegaconf", "numpy"},
-    "import txl_lightning.command_line.hydra_app": {"torch", "lightning", "matplotlib", "wandb", "optuna"},
+    "import txl_lightning.application": {"torch", "lightning", "matplotlib", "wandb", "optuna"},
     "from txl_lightning import load_trained": {"lightning", "torch._dynamo"},
 }
 

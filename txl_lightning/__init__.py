@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txl_lightning.command_line.hydra_app import compose
+    from txl_lightning.application import compose
     from txl_lightning.model import (
         CachedTransformerXL,
         Encoding,
@@ -42,7 +42,7 @@ __all__ = [
     "train",
 ]
 OUTSIDE_THE_MODEL = {
-    "compose": "command_line.hydra_app",
+    "compose": "application",
     "load_trained": "runs.trained",
     "LanguageModelModule": "training.module",
     "train": "training.run",

@@ -1,227 +1,154 @@
-"""Jobs of multiruns and of the reproduction: what a job is, what it left, and how many run side by side.
+"""Jobs side by side: every job is a command in a process group of its own.
 
-A job has an identity, which is all that its numbers depend on, and a folder with a lock, the record `job.json` with
-the identity under `options`, and a result, which is written last. Whoever starts jobs again compares identities and
-runs only what is missing.
-
-    multirun       the resolved options (`identity`); finished once `metrics.json` has the `objective`
-    reproduction   these, code, text and the jobs that it needs; finished once `done`
+`Jobs` runs them after the jobs that they need, passes signals on and ends whole groups. Multiruns and the reproduction
+of the paper use it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
+import ctypes
+import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from txl_lightning.errors import UserError
 
-from txl_lightning.config.schemas import flat, typed
-from txl_lightning.distributed.processes import POLL_SECONDS, Ended, JobProcess, handled_signals
-from txl_lightning.errors import OptionError, UserError
-from txl_lightning.files import LOCK, write_json
-
-RECORD, STARTED = "job.json", "config.yaml"
-FIELDS: dict[str, Any] = {
-    "objective": str,
-    "overrides": list,
-    "options": (dict, str),
-    "error": str,
-}  # of the record of a job
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SLURM sends SIGUSR1
+POLL_SECONDS = 0.1
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
-
-# Options that say how and where a job runs and what it leaves, and change no number.
-WITHOUT_INFLUENCE = (
-    *("logger", "resume", "checkpoint.every_n_steps", "data.root", "data.cache_dir"),
-    *("trainer.progress_bar", "trainer.log_every_n_steps"),
-)
-NOT_OF_THE_TEXT = ("data.batch_size", "data.segment_len", "data.seed", "data.random_start")  # among options of `data`
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
-class JobFolder:
-    """Folder of one job, or of another command that writes there.
+class Ended:
+    """End of a process.
 
-    Args:
-        path: the folder.
-        record_file: name of the record.
-        result_file: name of the file that the job writes last.
+    Attributes:
+        status: exit status, negative for a signal; None for a process that could not start.
+        seconds: wall-clock time.
+        error: why it could not start.
     """
 
-    path: Path
-    record_file: str = RECORD
-    result_file: str = "metrics.json"
+    status: int | None
+    seconds: float = 0.0
+    error: Exception | None = None
 
     @property
-    def record(self) -> dict[str, Any]:
-        """Content of the record, {} without one: `options` (the identity); of a multirun overrides, objective, error.
-
-        One that was changed after `write` is none; files that this class did not write have no checksum to compare.
-        """
-        found = self._content(self.record_file) or {}
-        written = found.pop("sha256", None)
-        fields = FIELDS if self.record_file == RECORD else {}
-        fits = all(isinstance(found[name], kind) for name, kind in fields.items() if name in found)
-        return found if fits and written in (None, checksum(found)) else {}
-
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """Content of the result; None before the job has finished, or if a full disk has cut it off."""
-        return self._content(self.result_file)
-
-    def _content(self, name: str) -> dict[str, Any] | None:
-        with suppress(OSError, ValueError, RecursionError):
-            found = json.loads((self.path / name).read_text())
-            return found if isinstance(found, dict) else None
-        return None
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Write the record, with its checksum."""
-        write_json(self.path / self.record_file, {**record, "sha256": checksum(record)})
-
-    def clear(self) -> None:
-        """Delete everything but the lock, which this process holds."""
-        for path in self.path.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
-                path.unlink()
+    def problem(self) -> str:
+        """How the process ended, such as `was killed by SIGKILL`."""
+        if self.status is None:
+            return f"could not start: {self.error}"
+        if self.status in (-signal.SIGINT, 128 + signal.SIGINT):
+            return "was interrupted"
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"ended with exit status {self.status}"
 
     @property
-    def value(self) -> float | None:
-        """Objective of a finished job of a multirun; None for any other."""
-        value = (self.result or {}).get(self.record.get("objective", ""))
-        return value if isinstance(value, (float, int)) else None
-
-    @property
-    def started(self) -> bool:
-        """Whether a training began here. It writes this file after all of its processes have met."""
-        return (self.path / STARTED).exists()
-
-    def begin(self, record: Mapping[str, Any]) -> None:
-        """Write the record of a multirun's job before it starts; one that starts again keeps its overrides.
-
-        Args:
-            record: `objective`, the key of the result; `overrides` as typed; `options`, the job's `identity`.
-
-        Raises:
-            UserError: the folder holds another job.
-        """
-        before, options = self.record, record["options"]
-        if not before and self.started:
-            raise UserError(f"{self.path} holds a run that is no job of this multirun: choose another hydra.sweep.dir")
-        if before and (found := before.get("options", {})) != options:
-            other = difference(options, found)
-            raise UserError(f"{self.path} holds another job ({other}): choose another hydra.sweep.dir")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write({**record, "overrides": before.get("overrides", record["overrides"])})
-
-    def add_error(self, error: str) -> None:
-        """Add the error that ended a job, in one line, to its record."""
-        with suppress(OSError):  # a full disk
-            self.write({**self.record, "error": error})
+    def is_stopped(self) -> bool:
+        """Whether a signal ended the process: with the signal itself, or with 128 + its number after saving."""
+        return self.status is not None and (self.status < 0 or self.status > 128)
 
 
-def checksum(record: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a record, or of an identity, as JSON."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def job_folders(directory: Path) -> list[JobFolder]:
-    """Return the folders of all jobs of a multirun, in order of their numbers."""
-
-    def found(folder: Path) -> Iterator[JobFolder]:
-        for path in folder.iterdir():
-            if path.is_dir():
-                yield from (JobFolder(path),) if (path / RECORD).is_file() else found(path)
-
-    folders = found(directory) if directory.is_dir() else ()
-    return sorted(folders, key=lambda job: (not job.path.name.isdigit(), job.path.name.zfill(9)))
-
-
-def refuse_another_text(directory: Path, config: DictConfig) -> None:
-    """Refuse a job whose text has changed since other jobs, or the job itself, ended in the folder of its multirun.
+class Process:
+    """A command in a session of its own: signals of the terminal do not reach it, its children end with it.
 
     Args:
-        directory: folder of the multirun.
-        config: of the job.
+        words: the command.
+        variables: environment variables in addition to those of this process.
+        log: file to which the output is appended; None for the output of this process.
 
-    Raises:
-        UserError: a table would have losses of two texts.
+    Attributes:
+        started: time of `time.monotonic`.
     """
-    text = of_text(identity(config))
-    ended = [job for job in job_folders(directory) if of_text(job.record.get("options", {})) == text]
-    corpora = {job.path: (job.result or {}).get("corpus") for job in ended}
-    if results := {path: corpus for path, corpus in corpora.items() if isinstance(corpus, dict)}:
-        from txl_lightning.data.corpus import corpus_source  # imports numpy
 
-        with suppress(OptionError):  # a corpus that cannot be read: a job that needs it says so
-            _, checksum = corpus_source(typed(config.data))
-            for path, corpus in results.items():
-                if corpus.get("sha256") != checksum:
-                    other = f"{path} is of another text than data={config.data.name} is now"
-                    raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
+    def __init__(self, words: Sequence[str], variables: Mapping[str, str], log: Path | None) -> None:
+        environment = dict(os.environ)
+        environment.update(variables)
+        output = None
+        if log is not None:
+            output = log.open("ab")
+        try:
+            self._process = subprocess.Popen(
+                words,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        finally:
+            if output is not None:
+                output.close()
+        self.pid = self._process.pid
+        self.started = time.monotonic()
 
+    def poll(self) -> Ended | None:
+        """Return the end of the process; None before. Processes that it left behind are killed."""
+        status = self._process.poll()
+        if status is None:
+            return None
+        self.end(signal.SIGKILL)
+        return Ended(status, time.monotonic() - self.started)
 
-def choose_folders(directory: Path, jobs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[Path]:
-    """Choose the folder of each job of a multirun: the one that it ran in before, or a free one.
+    def interrupt(self, number: int) -> None:
+        """Send a signal to the process alone, which saves and stops its children."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
-    Args:
-        directory: folder of the multirun.
-        jobs: folder by its number, and `identity`, of each job.
-    """
-    known = {job.path: job.record.get("options") for job in job_folders(directory)}
-    chosen: list[Path] = []
-    for wanted, options in jobs:
-        own = [path for path, of in known.items() if of == options and path not in chosen]
-        place = wanted if wanted in own or not own else own[0]
-        if not own and (place in chosen or place in known) and place.parent == directory:
-            # After the numbers of all jobs.
-            numbered = (directory / str(number) for number in count(len(jobs)))
-            place = next(path for path in numbered if not path.exists() and path not in chosen)
-        chosen.append(place)
-    return chosen
-
-
-def identity(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a job as JSON values by dotted name, without those of `WITHOUT_INFLUENCE`.
-
-    Args:
-        options: nested, or a config that Hydra composed, which is resolved.
-    """
-    if isinstance(options, DictConfig):
-        own = OmegaConf.masked_copy(options, [str(name) for name in options if name != "hydra"])
-        options = cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
-    values = json.loads(json.dumps(flat(dict(options))))
-    return {name: value for name, value in values.items() if not _is_in(name, WITHOUT_INFLUENCE)}
+    def end(self, number: int) -> None:
+        """Send a signal to the whole group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
 
 
-def of_text(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options in an identity that name the text of a job."""
-    return {k: v for k, v in options.items() if k.startswith("data.") and not _is_in(k, NOT_OF_THE_TEXT)}
+def _end_with_parent() -> None:
+    """Let the kernel stop this process with SIGTERM when its parent is gone, so that it can save."""
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """Return the first option that differs, such as `seed=1, not 2`; others may follow it, as `data.seed` does."""
-    names = sorted((*now, *before), key=lambda name: name.count("."))
-    name = next(name for name in names if now.get(name) != before.get(name))
-    return f"{name}={before.get(name)}, not {now.get(name)}"
+@contextmanager
+def remembered_signals() -> Iterator[list[int]]:
+    """Collect the signals that stop a run in a list, but for those that are ignored, as by nohup."""
+    received: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            _detach_from_closed_terminal()
+        received.append(number)
+
+    before = {}
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, remember)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _is_in(name: str, groups: Iterable[str]) -> bool:
-    return any(f"{name}.".startswith(f"{group}.") for group in groups)
+def _detach_from_closed_terminal() -> None:
+    """Send output nowhere if the terminal is gone: every message would be an error."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 class Runnable(Protocol):
-    """Something to run."""
+    """A job."""
 
     @property
     def name(self) -> str:
@@ -240,8 +167,17 @@ J = TypeVar("J", bound=Runnable)
 
 
 @dataclass
+class Running(Generic[J]):
+    """A job that runs, in a slot."""
+
+    job: J
+    process: Process
+    slot: int
+
+
+@dataclass
 class Jobs(Generic[J]):
-    """Jobs that run, those that wait and those that have ended.
+    """Jobs that run, jobs that wait and jobs that have ended.
 
     Args:
         waiting: jobs to run; those that run alone come last.
@@ -253,7 +189,7 @@ class Jobs(Generic[J]):
         show: called after every change and ten times a second.
 
     Attributes:
-        running: jobs with their process and their slot.
+        running: jobs that run now.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
         seconds: time of each job that ended, by name.
@@ -261,13 +197,13 @@ class Jobs(Generic[J]):
     """
 
     waiting: list[J]
-    start: Callable[[J, int], JobProcess]
+    start: Callable[[J, int], Process]
     end: Callable[[J, Ended], str | None]
     n_slots: int = 1
     grace_seconds: float = 60.0
     first_signal: signal.Signals = signal.SIGINT
     show: Callable[[], object] = lambda: None
-    running: list[tuple[J, JobProcess, int]] = field(default_factory=list)
+    running: list[Running[J]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -276,42 +212,51 @@ class Jobs(Generic[J]):
     def run(self) -> None:
         """Run all jobs and wait for them.
 
-        At the first signal of `STOP_SIGNALS` the running jobs are asked to end and no further job starts.
-        Jobs that still run after `grace_seconds`, or at a second signal, are terminated, then killed.
+        At the first signal of `STOP_SIGNALS` the running jobs are asked to end and no further job starts. Jobs that
+        still run after `grace_seconds`, or at a second signal, are terminated, then killed.
 
         Raises:
             KeyboardInterrupt: after a signal, its argument, once all processes have ended.
         """
         self.waiting.sort(key=lambda job: job.alone)
-        stops, received = list[tuple[float, Callable[[JobProcess], None]]](), list[int]()
         # A list instead of an exception, which would be raised between any two steps.
-        with handled_signals(lambda number, _: received.append(number)):
+        with remembered_signals() as received:
             try:
-                while self.running or (self.waiting and not self.stopped):
-                    if not self.stopped:
-                        self._start_ready()
+                while not received and (self.running or self.waiting):
+                    self._start_ready()
                     self._collect()
-                    now = time.monotonic()
-                    if received and not self.stopped:
-                        self.stopped, deadline = True, now + self.grace_seconds
-                        stops = [
-                            (now, lambda process: process.interrupt(self.first_signal)),
-                            (deadline, lambda process: process.end(signal.SIGTERM)),
-                            (deadline + SECONDS_TO_KILL, lambda process: process.end(signal.SIGKILL)),
-                        ]
-                    while stops and (now >= stops[0][0] or len(received) > 1):
-                        _, stop = stops.pop(0)
-                        for _, process, _ in self.running:
-                            stop(process)
-                    if not self.stopped:
-                        self.show()
-                    if self.running:
-                        time.sleep(POLL_SECONDS)
+                    self.show()
+                    self._pause()
+                if received:
+                    self._stop(received)
             finally:
-                for _, process, _ in self.running:
-                    process.end(signal.SIGKILL)
+                for running in self.running:
+                    running.process.end(signal.SIGKILL)
         if received:
             raise KeyboardInterrupt(received[0])
+
+    def _stop(self, received: list[int]) -> None:
+        """End the running jobs: a request, then SIGTERM, then SIGKILL."""
+        self.stopped = True
+        for running in self.running:
+            running.process.interrupt(self.first_signal)
+        self._wait_until(time.monotonic() + self.grace_seconds, received)
+        for running in self.running:
+            running.process.end(signal.SIGTERM)
+        self._wait_until(time.monotonic() + SECONDS_TO_KILL, [])
+        for running in self.running:
+            running.process.end(signal.SIGKILL)
+        self._wait_until(float("inf"), [])
+
+    def _wait_until(self, deadline: float, received: list[int]) -> None:
+        """Wait for the running jobs, until a deadline or a second signal."""
+        while self.running and time.monotonic() < deadline and len(received) < 2:
+            self._collect()
+            self._pause()
+
+    def _pause(self) -> None:
+        if self.running:
+            time.sleep(POLL_SECONDS)
 
     def _start_ready(self) -> None:
         for job in list(self.waiting):
@@ -319,26 +264,35 @@ class Jobs(Generic[J]):
                 self.waiting.remove(job)
                 self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
                 continue
-            busy = {slot for _, _, slot in self.running}
+            busy = {running.slot for running in self.running}
             free = [slot for slot in range(self.n_slots) if slot not in busy]
-            if not free or any(running.alone for running, _, _ in self.running) or (job.alone and busy):
+            if not free or (job.alone and busy):
+                return
+            if any(running.job.alone for running in self.running):
                 return
             if all(need in self.done for need in job.needs):
                 self.waiting.remove(job)
-                try:
-                    self.running.append((job, self.start(job, free[0]), free[0]))
-                except (OSError, UserError) as error:  # the other jobs can still run
-                    self._ended(job, Ended(None, None, error=error))
+                self._start(job, free[0])
+
+    def _start(self, job: J, slot: int) -> None:
+        try:
+            process = self.start(job, slot)
+        except (OSError, UserError) as error:  # the other jobs can still run
+            self._ended(job, Ended(None, error=error))
+        else:
+            self.running.append(Running(job, process, slot))
 
     def _collect(self) -> None:
-        for entry in list(self.running):
-            if (ended := entry[1].poll()) is not None:
-                self.running.remove(entry)
-                self._ended(entry[0], ended)
+        for running in list(self.running):
+            ended = running.process.poll()
+            if ended is not None:
+                self.running.remove(running)
+                self._ended(running.job, ended)
 
     def _ended(self, job: J, ended: Ended) -> None:
         self.seconds[job.name] = ended.seconds
-        if (error := self.end(job, ended)) is None:
+        error = self.end(job, ended)
+        if error is None:
             self.done.add(job.name)
         elif not self.stopped:
             self.failed[job.name] = error

@@ -15,13 +15,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.engine.code import code_of
-from txl_lightning.cli import COMMANDS
-from txl_lightning.command_line.hydra_app import composition, quoted, register
+from txl_lightning.application import composition, register
+from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import Config, DataConfig, data_class, plain, typed
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.files import expand
-from txl_lightning.jobs import JobFolder, checksum, identity
+from txl_lightning.job_folder import JobFolder, checksum, identity
+from txl_lightning.launcher import quoted
 from txl_lightning.reporting import gpus, processor
 from txl_lightning.runs.hardware import resolve_accelerator, resolve_precision
 from txl_lightning.runs.metrics import loss_unit

@@ -19,27 +19,20 @@ import torch
 from experiments.engine.jobs import Job, composed, corpus_checksum, defaults, identities, merge, path_value
 from experiments.engine.profiles import Setup
 from experiments.engine.progress import Progress, clock
-from txl_lightning.cli import main
 from txl_lightning.config.lengths import tokens_per_step
-from txl_lightning.distributed.processes import Ended, JobProcess
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import file_checksum, locked
-from txl_lightning.jobs import RECORD, JobFolder, Jobs
+from txl_lightning.job_folder import RECORD, JobFolder
+from txl_lightning.jobs import Ended, Jobs, Process
 from txl_lightning.reporting import markdown_table
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.checkpointing import last_good
+from txl_lightning.training.start import last_good
 
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
 LOG = "log.txt"
 READ = (".json", ".jsonl", ".npz", ".png")  # files of a job that a report reads
 RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json"}  # else COMMAND.json
-PRELOADED = (
-    "txl_lightning.command_line.hydra_app",
-    "txl_lightning.training.run",
-    "txl_lightning.evaluation.perplexity",
-    "wandb",
-)
 
 
 @dataclass
@@ -193,7 +186,7 @@ class Plan:
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
 
-    def _start(self, job: Job, slot: int) -> JobProcess:
+    def _start(self, job: Job, slot: int) -> Process:
         folder = self.folder(job)
         with locked(folder.path, wait=True):  # for a job of a killed runner, which ends in moments
             if not self._is_same(job) or folder.record.get("done"):  # its files were changed
@@ -202,9 +195,8 @@ class Plan:
         words = [job.command, *job.overrides_in(self.setup.runs), *self._options(job)]
         words += [f"hydra.run.dir={path_value(str(folder.path))}"]
         words += ["resume=auto"] if job.command == "train" else []
-        log = folder.path / LOG
-        variables, prefix = self.slots[slot], self.setup.prefix
-        return JobProcess(run_txl, words, prefix, variables=variables, log=log, modules=PRELOADED)
+        command = [*self.setup.prefix, sys.executable, "-m", "txl_lightning.cli", *words]
+        return Process(command, self.slots[slot], folder.path / LOG)
 
     def _options(self, job: Job) -> list[str]:
         """Return overrides that change no number: threads and the logger."""
@@ -238,14 +230,6 @@ class Plan:
         command = shlex.join(["txl", job.command, *job.overrides])
         record = {"options": self.identities[job.name], "done": done, "seconds": total, "command": command}
         self.folder(job).write({**record, "files": self._files(job)} if done else record)
-
-
-def run_txl(words: list[str], prefix: tuple[str, ...]) -> None:
-    """Run `txl` in the process of a job, or a command that begins with a prefix in its place."""
-    if prefix:
-        os.execvp(prefix[0], [*prefix, sys.executable, "-m", "txl_lightning.cli", *words])
-    sys.argv = ["txl", *words]
-    main()
 
 
 def make_plan(

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.engine.jobs import Job
-from txl_lightning.distributed.processes import JobProcess
-from txl_lightning.jobs import Jobs
+from txl_lightning.jobs import Jobs, Process
 
 
 @dataclass
@@ -43,7 +42,8 @@ class Progress:
             self._reported.add(name)
             text = self.jobs.failed.get(name) or f"{name}: done in {clock(self.jobs.seconds[name])}"
             print(f"{text} · {self.status()}", file=sys.stderr, flush=True)
-        for job, process, _ in self.jobs.running:
+        for running in self.jobs.running:
+            job, process = running.job, running.process
             step, seen = self.steps(job)[0], self._seen.setdefault(job.name, [])
             if not seen or step > seen[-1][0]:
                 seen.append((step, time.monotonic() - process.started))
@@ -55,7 +55,7 @@ class Progress:
         n_jobs = sum(map(len, (jobs.done, jobs.failed, jobs.running, jobs.waiting)))
         return f"{len(jobs.done)} of {n_jobs} jobs done, about {clock(self.seconds_left())} left"
 
-    def state(self, job: Job, process: JobProcess) -> str:
+    def state(self, job: Job, process: Process) -> str:
         """Return the step of a running job and its time left."""
         (done, steps), left = self.steps(job), self._left(job, process)
         return f"step {done:,} of {steps:,}, " * bool(steps) + (f"about {clock(left)} left" if left else "about to end")
@@ -65,7 +65,7 @@ class Progress:
         return {
             "time": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
             "seconds_left": round(self.seconds_left(), 1),
-            "running": {job.name: self.state(job, process) for job, process, _ in self.jobs.running},
+            "running": {each.job.name: self.state(each.job, each.process) for each in self.jobs.running},
             "waiting": [job.name for job in self.jobs.waiting],
         }
 
@@ -76,7 +76,7 @@ class Progress:
         estimated = sum(self._estimates[name] for name in ended)
         return sum(self.jobs.seconds[name] for name in ended) / estimated if estimated else 1.0
 
-    def _left(self, job: Job, process: JobProcess) -> float:
+    def _left(self, job: Job, process: Process) -> float:
         """Seconds that a running job still needs: by its own steps once it has advanced, else by the pace so far."""
         elapsed, steps, seen = time.monotonic() - process.started, self.steps(job)[1], self._seen.get(job.name, [])
         (first, _), (step, then) = (seen[0], seen[-1]) if seen else ((0, 0.0), (0, 0.0))
@@ -88,7 +88,7 @@ class Progress:
         """Return the estimated seconds until all jobs are done, at the pace of the jobs so far."""
         waiting = [(job.alone, self._estimates[job.name] * self._pace) for job in self.jobs.waiting]
         parallel = [seconds for alone, seconds in waiting if not alone]
-        parallel += [self._left(job, process) for job, process, _ in self.jobs.running]
+        parallel += [self._left(running.job, running.process) for running in self.jobs.running]
         return sum(parallel) / self.slots + sum(seconds for alone, seconds in waiting if alone)
 
 

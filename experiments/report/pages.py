@@ -29,7 +29,7 @@ from experiments.report.pictures import courses, draw_effects
 from experiments.sections import HEADINGS, Section, cell_text, decimal, interval, to_json, unit_words
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import write_text
-from txl_lightning.jobs import JobFolder, checksum
+from txl_lightning.job_folder import JobFolder, checksum
 from txl_lightning.reporting import escape, markdown_table, processor
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")

@@ -2,13 +2,13 @@
 
 from hydra.core.config_store import ConfigStore
 
-from txl_lightning.command_line import multirun
+from txl_lightning import launcher
 
 
-class ProcessLauncher(multirun.ProcessLauncher):
+class ProcessLauncher(launcher.ProcessLauncher):
     """Launcher that runs each job in a process group of its own."""
 
 
 ConfigStore.instance().store(
-    group="hydra/launcher", name="process", node=multirun.ProcessLauncherConf, provider="txl_lightning"
+    group="hydra/launcher", name="process", node=launcher.ProcessLauncherConf, provider="txl_lightning"
 )

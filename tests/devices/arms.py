@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
-from txl_lightning.data.streams import Batch
+from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.model import embedding
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.runs.models import Model
@@ -69,15 +68,18 @@ def tokens(device: str = "cpu") -> torch.Tensor:
     return torch.randint(30, (B, T + 1), generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def prepared(arm: str, first: Batch, **options: Any) -> tuple[LanguageModelModule, torch.optim.Optimizer]:
+def prepared(
+    arm: str, first: Batch, n_groups: int = 1, **options: Any
+) -> tuple[LanguageModelModule, torch.optim.Optimizer]:
     """Return a module on the device of its first segment, with a full memory after it, and its optimizer."""
     module = bare_module(make(arm), **options).to(first.tokens.device)
     optimizer = module.configure_optimizers()["optimizer"]
-    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0, testing=False)
     memory = module.model.start_memory(B, static=True)
     if isinstance(memory, Memory):
         memory = replace(memory, filled=memory.length)
-    module.training_memory.store_after(first, memory)
+    for group in range(n_groups):
+        of_group = memory.streams(*part_of_streams(B, group, n_groups))
+        module.training_memory.after(first._replace(group=group), of_group)
     return module, optimizer
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.devices.arms import cases, prepared, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
+from tests.training.small_run import add_gradients
 from txl_lightning.data.streams import Batch
 from txl_lightning.training.module import LanguageModelModule
 
@@ -40,13 +41,13 @@ def segment(number: int) -> Batch:
     return Batch(window[:, :-1], window[:, 1:], number)
 
 
-def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer) -> None:
+def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer, n_groups: int = 1) -> None:
     """Two steps as Lightning does them."""
     for number in (1, 2):
         batch = segment(number)
         optimizer.zero_grad()
-        module.add_gradients(batch)
-        module.on_before_optimizer_step(optimizer)
+        add_gradients(module, batch, n_groups)
+        module.configure_gradient_clipping(optimizer)
         optimizer.step()
 
 
@@ -59,15 +60,16 @@ def test_every_arm_trains(arm: str) -> None:
     assert all(value.is_meta for value in [*state, module.loss, module.gradient_norm, module.finite])
 
 
-OPTIONS = [{"loss": "half"}, {"loss": "random_half"}, {"stream_groups": 2}]
+OPTIONS = [{"loss": "half"}, {"loss": "random_half"}, {"n_groups": 2}]
 OPTIONS += [{"optimizer": "adamw"}, {"optimizer": "muon"}]
-SEVERAL = [{"segment_len": 2}, {"segment_len": 2, "loss": "random_half", "stream_groups": 2}]  # segments in a step
+SEVERAL = [{"segment_len": 2}, {"segment_len": 2, "loss": "random_half", "n_groups": 2}]  # segments in a step
 TRAINED = [*product(["relative, memory", "qrnn"], OPTIONS), *product(["relative, memory"], SEVERAL)]
 
 
 @pytest.mark.parametrize(("arm", "options"), TRAINED)
 def test_every_option_trains(arm: str, options: dict[str, Any]) -> None:
-    train(*prepared(arm, segment(0), **options))
+    module, optimizer = prepared(arm, segment(0), **options)
+    train(module, optimizer, options.get("n_groups", 1))
 
 
 @pytest.mark.parametrize("arm", cases())

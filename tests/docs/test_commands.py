@@ -20,7 +20,7 @@ from tests.in_process import run_txl
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.recl.tiny_huggingface import save_tiny
 from tests.training.small_run import TINY
-from txl_lightning.command_line.hydra_app import literal, register
+from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF
 
 # Commands with these words are composed only: they need a GPU, a corpus, a checkpoint from elsewhere or a network, take
@@ -124,7 +124,7 @@ def test_commands_that_cannot_run_here_compose() -> None:
         for word in typed:
             if word != "-m" and not word.startswith(("hydra", "optimizer.lr=tag")):
                 first_of_sweep = re.sub(r"(=[^,(\['}]+),.*", r"\1", word)
-                overrides.append(literal(first_of_sweep, ("prompt",)))
+                overrides.append(first_of_sweep)
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config" if command == "train" else command, overrides=overrides)
         assert OmegaConf.to_container(config, throw_on_missing=False)

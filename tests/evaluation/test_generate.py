@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.cli import COMMANDS
-from txl_lightning.command_line.hydra_app import literal, register
-from txl_lightning.config.schemas import CONF
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation import generate as generate_command
@@ -217,18 +213,6 @@ def test_unknown_words_of_a_prompt_are_named(runs: SmallRuns) -> None:
     assert prompt.title == "prompt ('dog' read as <unk>)"
     lenient = replace(trained, vocabulary=replace(trained.vocabulary, lenient=True))
     assert typed_prompt("the dog", lenient) == prompt
-
-
-TEXTS = ("def f(x, y): return {x: [y]}", 'it\'s "so"', "a=b", "two\nlines\\", "${a}\\${b}\\\\", "null", " 1 ", "C:\\'")
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_prompt_is_what_was_typed(text: str) -> None:
-    register(COMMANDS["generate"])
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", ("prompt",))])
-    assert config.prompt == text
-    assert literal("seed=3", ("prompt",)) == "seed=3"
 
 
 def test_distances_beyond_training_are_clamped(runs: SmallRuns) -> None:

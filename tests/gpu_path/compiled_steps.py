@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from tests.devices.arms import B, T, prepared
+from tests.training.small_run import add_gradients
 from txl_lightning.data.streams import Batch
 from txl_lightning.training.module import compiled
 
@@ -30,13 +31,13 @@ def train(arm: str) -> int | str:
     torch._dynamo.reset()
     counters.clear()
     name, _, n = arm.partition("/")
-    module, optimizer = prepared(name, segment(0), stream_groups=int(n or 1))
+    module, optimizer = prepared(name, segment(0), n_groups=int(n or 1))
     module.score = compiled(module.model.score, backend="aot_eager")
     for number in range(1, STEPS + 1):
         with torch._dynamo.config.patch(error_on_recompile=number > 1):
             optimizer.zero_grad()
             try:
-                module.add_gradients(segment(number))
+                add_gradients(module, segment(number), int(n or 1))
             except torch._dynamo.exc.RecompileError as error:
                 return f"step {number}: {str(error).splitlines()[0]}"
             optimizer.step()

@@ -10,7 +10,7 @@ from tests.devices.arms import make, tokens
 from tests.gpu_path.counting import Launches
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.training.optimization import make_optimizer
+from txl_lightning.training.optimizers import make_optimizer
 
 
 def scaled_step(name: str, scale: float, poisoned: bool = False) -> tuple[Tensor, list[Tensor], float]:

@@ -23,7 +23,7 @@ from txl_lightning.distributed.ranks import connect
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.commands import chosen_device
 from txl_lightning.training import run
-from txl_lightning.training.run import check_config
+from txl_lightning.training.checks import check_config
 
 STEPS = range(4, 9)
 OPTIONS = ("trainer.max_steps=10", "trainer.val_every_n_steps=10", "checkpoint.every_n_steps=10")
@@ -107,7 +107,7 @@ def test_a_task_of_slurm_may_see_its_own_gpu_alone(tmp_path: Path, devices: Devi
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     check_config(config)
     monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)  # the trainer sets it, for the whole process
-    trainer = run._build_trainer(config, tmp_path, [], run.Start())
+    trainer = run.make_trainer(config, tmp_path, [], run.Start())
     assert (trainer.strategy.root_device, trainer.global_rank, trainer.world_size) == (torch.device("cuda", 0), 2, 4)
     assert (type(trainer.strategy), trainer.precision) == (DDPStrategy, "bf16-mixed")
     assert ranks.own_gpu(2) == torch.device("cuda", 0)

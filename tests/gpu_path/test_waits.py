@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from tests.devices.arms import make
 from tests.devices.test_meta_training import segment
-from tests.training.small_run import bare_module
+from tests.training.small_run import add_gradients, bare_module
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -45,11 +45,10 @@ class CopiesToGpu(TorchFunctionMode):
 @pytest.mark.parametrize("loss", ["full", "half", "random_half"])
 def test_a_step_copies_from_pinned_memory_alone(loss: str, segment_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = bare_module(make("relative, memory"), loss=loss, segment_len=segment_len)
-    module.trainer = type("Trainer", (), {"precision_plugin": None, "strategy": None, "global_step": 0})()
     monkeypatch.setattr(LanguageModelModule, "device", torch.device("cuda"))
     batch = segment(0)
     batch = batch._replace(tokens=torch.ones(batch.tokens.shape).long(), targets=torch.ones(batch.targets.shape).long())
     with CopiesToGpu() as copies:
-        module.add_gradients(batch)
+        add_gradients(module, batch)
     assert copies.n == (6 // segment_len if loss == "random_half" else 0)
     assert copies.waits == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from pickle import UnpicklingError
 from unittest.mock import Mock
@@ -15,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.storage import copy_checkpoint, read_file, remove_unused_memory
+from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.storage import write_checkpoint as write
 
 OLD = Path(__file__).parents[1] / "old_checkpoint/relative.ckpt"
@@ -92,30 +90,9 @@ def test_a_file_without_a_checksum_is_read_and_no_file_is_not(tmp_path: Path) ->
         read_file(tmp_path / "none")
 
 
-def test_a_copy_in_the_same_folder_is_a_link(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(good, tmp_path / "last")
-    copy_checkpoint(tmp_path / "last", tmp_path / "best")
-    assert (tmp_path / "best").samefile(tmp_path / "last")
-    write({**CONTENTS, "step": 4}, tmp_path / "last", tmp_path / "previous")
-    assert [read_file(tmp_path / name)["step"] for name in ("best", "previous", "last")] == [3, 3, 4]
-    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError))
-    copy_checkpoint(tmp_path / "last", tmp_path / "best")
-    assert not (tmp_path / "best").samefile(tmp_path / "last")
-    assert read_file(tmp_path / "best")["step"] == 4
-
-
-def test_files_outside_are_no_unused_memory(tmp_path: Path) -> None:
-    for name in ("outside", "checkpoints"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "outside/file").touch()
-    (tmp_path / "checkpoints/memory").symlink_to(tmp_path / "outside")
-    remove_unused_memory(tmp_path / "checkpoints")
-    assert (tmp_path / "outside/file").exists()
-
-
 def test_a_file_that_could_not_be_read_does_not_replace_one_that_can(tmp_path: Path) -> None:
     write(CONTENTS, tmp_path / "a")
     with pytest.raises(UnpicklingError, match="Weights only load failed"):
-        write({**CONTENTS, "step": np.float64(1.0)}, tmp_path / "a", tmp_path / "b")
+        write({**CONTENTS, "step": np.float64(1.0)}, tmp_path / "a")
     assert read_file(tmp_path / "a")["step"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -17,10 +17,10 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 from tests.alone import printed
 from tests.docs.pages import ROOT
 from tests.training.small_run import TINY, tiny_config
-from txl_lightning.command_line.hydra_app import register
+from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF, Config, typed
-from txl_lightning.training.curves import run_name
-from txl_lightning.training.run import check_config
+from txl_lightning.training.checks import check_config
+from txl_lightning.training.loggers import run_name
 
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
 README = (ROOT / "sweeps/README.md").read_text()

@@ -34,10 +34,18 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
     """Train; in step `event["at"]`, rank `event["rank"]` gets the signal or raises an error."""
 
     class Recorded(LanguageModelModule):
-        def add_gradients(self, batch: Any) -> None:
-            super().add_gradients(batch)
+        step_loss = 0.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
             step = self.trainer.global_step + 1
-            mean = self.ranks.total(float(self.loss) * self.share_of_batch)[0] / self.ranks.world_size
+            n_groups = self.trainer.accumulate_grad_batches
+            if batch.group == 0:
+                self.step_loss = 0.0
+            self.step_loss += float(loss.detach()) / n_groups
+            if batch.group + 1 < n_groups:
+                return loss
+            mean = self.ranks.total(self.step_loss)[0] / self.ranks.world_size
             if self.ranks.rank == 0:
                 with (Path(directory) / "losses.txt").open("a") as file:
                     file.write(f"{step} {mean.hex()}\n")
@@ -45,6 +53,7 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
                 if "signal" not in event:
                     raise RuntimeError("something broke")
                 os.kill(os.getpid(), event["signal"])
+            return loss
 
     run.LanguageModelModule = Recorded  # type: ignore[misc]
     try:

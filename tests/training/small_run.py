@@ -9,15 +9,17 @@ from collections.abc import Callable, Container
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from tests.fixtures import Patch
-from txl_lightning.command_line.hydra_app import register
+from txl_lightning.application import register
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import (
     CONF,
@@ -30,12 +32,13 @@ from txl_lightning.config.schemas import (
     from_plain,
     typed,
 )
+from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run as evaluate
 from txl_lightning.runs.models import Model, State, model_class
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.module import LanguageModelModule, join_streams
+from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
 TINY = (
@@ -92,38 +95,72 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
+def logged_rows(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSVLogger: one file for each session, in which a later row of a step wins."""
+    rows: dict[tuple[int, tuple[str, ...]], dict[str, str]] = {}
+    versions = sorted(folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1]))
+    for path in versions:
+        for row in csv_rows(path):
+            named = {name: value for name, value in row.items() if value}
+            kind = tuple(sorted({name.split("/")[0] for name in named}))
+            rows[int(row["step"]), kind] = named
+    return [rows[key] for key in sorted(rows)]
+
+
 def stored_memory(checkpoint: Path) -> State:
-    """Return the memory of all streams that a checkpoint holds, or that the files beside it hold."""
-    contents = read_file(checkpoint)
-    stored, model = contents["training_memory"], model_class(from_plain(contents["txl_lightning"]["config"]))
-    parts = [read_file(checkpoint.parent / name) for name in stored.get("files", [])] or [stored["memory"]]
-    return join_streams([model.state_class.from_state_dict(part) for part in parts])
+    """Return the memory of all streams that a checkpoint holds."""
+    record = read_file(checkpoint)["txl_lightning"]
+    model = model_class(from_plain(record["config"]))
+    return model.state_class.from_state_dict(record["training"]["memory"]["memory"])
 
 
 def bare_module(
     model: Model, lengths: Lengths | None = None, loss: str = "full", segment_len: int | None = None, **trainer: Any
 ) -> LanguageModelModule:
-    """Return a module for use without a trainer."""
-    data, memory = DataConfig(segment_len=segment_len or 1), MemoryConfig(gradient_segments=1 if segment_len else 0)
+    """Return a module for use without a Trainer: what it asks one for is here."""
+    data = DataConfig(segment_len=segment_len or 1)
+    memory = MemoryConfig(gradient_segments=1 if segment_len else 0)
     optimizer = OptimizerConfig(trainer.pop("optimizer", "adam"), lr=1e-3, clip_norm=1e-2)
-    options = {"optimizer": optimizer, "trainer": TrainerConfig(max_steps=10, **trainer), "loss": loss}
+    options: dict[str, Any] = {"optimizer": optimizer, "trainer": TrainerConfig(max_steps=10, **trainer), "loss": loss}
     config = Config(data=data, memory=memory, **options)
     module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or Lengths(1, memory=None))
-    module.manual_backward = torch.Tensor.backward  # type: ignore[assignment]
-    module.log_dict = lambda *args, **options: None  # type: ignore[method-assign]
+    module.trainer = SimpleNamespace(  # type: ignore[assignment]
+        precision="32-true",
+        precision_plugin=None,
+        strategy=None,
+        global_step=0,
+        testing=False,
+        estimated_stepping_batches=10,
+    )
+    module._log = lambda *args, **options: None  # type: ignore[method-assign]
     return module
+
+
+def add_gradients(module: LanguageModelModule, batch: Batch, n_groups: int = 1) -> Tensor:
+    """Add the gradients of a batch, as Lightning does for each group of streams; return the loss of the batch."""
+    n_streams = len(batch.targets)
+    module._n_streams = n_streams
+    module._n_groups = n_groups
+    losses = []
+    for group in range(n_groups):
+        first, end = part_of_streams(n_streams, group, n_groups)
+        loss = module.scaled_loss(batch.streams(first, end)._replace(group=group)) / n_groups
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 def patch_module(monkeypatch: Patch, method: str, before: Callable[..., Any] | None = None, after: Any = None) -> None:
     """Let every call of a method of the LightningModule call a function with the module before or after it."""
     original = getattr(LanguageModelModule, method)
 
-    def patched(module: LanguageModelModule, *args: Any) -> None:
+    def patched(module: LanguageModelModule, *args: Any, **options: Any) -> Any:
         if before is not None:
             before(module)
-        original(module, *args)
+        result = original(module, *args, **options)
         if after is not None:
             after(module)
+        return result
 
     monkeypatch.setattr(LanguageModelModule, method, patched)
 
@@ -132,15 +169,22 @@ def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> Non
     """Make loss and gradients, or only gradients, not finite at some steps; with the loss the memory is spoilt too."""
 
     def spoil(module: LanguageModelModule) -> None:
-        if module.trainer.global_step + 1 in steps:
-            for parameter in module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(torch.nan if what == "loss" else torch.inf)
-            if what == "loss":
-                module.training_memory.memory.states.fill_(torch.nan)
-                module.loss = module.loss * torch.nan
+        if module.trainer.global_step + 1 not in steps:
+            return
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(torch.nan if what == "loss" else torch.inf)
+        if what == "loss":
+            module.training_memory.value.states.fill_(torch.nan)
+            module.loss = module.loss * torch.nan
 
-    patch_module(monkeypatch, "add_gradients", after=spoil)
+    original = LanguageModelModule.configure_gradient_clipping
+
+    def patched(module: LanguageModelModule, *args: Any, **options: Any) -> None:
+        spoil(module)
+        original(module, *args, **options)
+
+    monkeypatch.setattr(LanguageModelModule, "configure_gradient_clipping", patched)
 
 
 @cache

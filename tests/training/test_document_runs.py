@@ -24,7 +24,7 @@ def test_a_resumed_run_knows_where_its_documents_began(tmp_path: Path) -> None:
     whole = losses_of(tmp_path / "whole", tmp_path, *options, groups)
     losses_of(tmp_path / "half", tmp_path, *options, groups, *steps)
     last = tmp_path / "half/checkpoints/last.ckpt"
-    memory = read_file(last)["training_memory"]["memory"]
+    memory = read_file(last)["txl_lightning"]["training"]["memory"]["memory"]
     assert len(set(memory["in_document_B"].tolist())) > 1
     assert losses_of(tmp_path / "resumed", tmp_path, *options, groups, f"resume={last}") == whole[5:]
     at_once = losses_of(tmp_path / "at once", tmp_path, *options)

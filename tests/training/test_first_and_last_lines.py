@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures import Output, Patch
 from tests.in_process import success
 from tests.training.small_run import TINY, tiny_config
-from txl_lightning.training.curves import ProgressBar
+from txl_lightning.training.callbacks import RunProgress
 
 LATEST = {"train/nll": 3.0, "train/ppl": 20.086, "train/tokens_per_second": 81234.0}
 
@@ -28,7 +28,11 @@ def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_
     assert re.fullmatch(r"device: cpu, precision 32-true, 1 of \d+ CPU threads", first[2])
     assert first[3] == "steps: 12, each of 32 tokens (4 streams of 8 tokens)"
     held = "metrics.json, config.yaml, curves (validation.jsonl), checkpoints/best.ckpt"
-    assert ended.out.splitlines()[-2:] == [f"lower is better; {held} are in {tmp_path}/run", f"{tmp_path}/run"]
+    best = f"{tmp_path}/run/checkpoints/best.ckpt"
+    following = f"next: txl evaluate checkpoint={best} or txl generate checkpoint={best}"
+    files = f"lower is better; {held} are in {tmp_path}/run"
+    assert ended.out.splitlines()[-3:] == [files, following, f"{tmp_path}/run"]
+    assert re.search(r"^test/nll [0-9.]+, test/ppl .*, val/nll", ended.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -38,8 +42,10 @@ def test_progress_fits_a_terminal(columns: int, term: str | None, monkeypatch: P
     monkeypatch.setenv("TERM", term or "xterm")
     monkeypatch.setattr("sys.stderr.isatty", lambda: term is not None)
     trainer: Any = SimpleNamespace(global_step=0, max_steps=100_000, is_global_zero=True)
-    module: Any = SimpleNamespace(metrics={"val/nll": 3.1, "val/ppl": 22.198, "val/bpb": 1.5, "val/tokens": 9})
-    bar = ProgressBar(SimpleNamespace(latest=LATEST))  # type: ignore[arg-type]
+    metrics = {"val/nll": 3.1, "val/ppl": 22.198, "val/bpb": 1.5, "val/tokens": 9}
+    module: Any = SimpleNamespace(metrics=metrics, latest=LATEST)
+    bar = RunProgress()
+    bar.setup(trainer, module, "fit")
     bar.on_train_start(trainer, module)
     for trainer.global_step in range(1, 100_001):
         bar.on_train_batch_end(trainer, module)

@@ -1,6 +1,5 @@
 """Gradients through the memory: a step of several segments is one long segment with the same mask."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
-from tests.training.small_run import bare_module
+from tests.training.small_run import add_gradients, bare_module
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Batch
 from txl_lightning.training.module import LanguageModelModule, scored_positions
@@ -22,7 +21,7 @@ def batch_of(stream: Tensor, number: int = 0) -> Batch:
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
     module = bare_module(model, segment_len=T, **options)
-    module.trainer = SimpleNamespace(strategy=None, global_step=5)  # type: ignore[assignment]
+    module.trainer.global_step = 5  # type: ignore[misc]
     return module
 
 
@@ -46,22 +45,22 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: st
     model = tiny_model(**{"mem_len": 50, **ARMS[arm]})
     stream = random_stream(2, 4 * T + 1)
     stream[0, 5] = ~stream[0, 5] if arm == "documents" else stream[0, 5]
-    module = module_of(model, stream_groups=groups)
-    module.add_gradients(batch_of(stream))
-    ours, loss = gradients(model), model.score(stream[:, :-1], stream[:, 1:])[0].mean()
+    ours = add_gradients(module_of(model), batch_of(stream), groups)
+    found = gradients(model)
+    loss = model.score(stream[:, :-1], stream[:, 1:])[0].mean()
     loss.backward()
-    assert float(module.loss) == pytest.approx(loss.item(), abs=1e-12)
-    torch.testing.assert_close(ours, gradients(model), rtol=0, atol=1e-10)
+    assert float(ours) == pytest.approx(loss.item(), abs=1e-12)
+    torch.testing.assert_close(found, gradients(model), rtol=0, atol=1e-10)
 
 
 def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:
     model, stream = tiny_model(mem_len=4, ext_len=2), random_stream(2, 8 * T)
     module, memory = module_of(model), None
     for number, part in enumerate(batch_of(stream).split(2 * T, 2)):  # the last step has two segments, of 3 and 2
-        module.add_gradients(part._replace(number=number))
+        add_gradients(module, part._replace(number=number))
         for segment in part.split(T, 2):
             _, memory = model.score(segment.tokens, segment.targets, memory)
-        kept = module.training_memory.memory
+        kept = module.training_memory.value
         assert torch.equal(kept.states, memory.states)
         assert (kept.filled, kept.keeps_gradient, kept.states.requires_grad) == (memory.filled, False, False)
     assert "keeps_gradient" not in kept.state_dict()
@@ -71,7 +70,7 @@ def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradie
 def test_every_segment_of_a_step_counts_its_half(loss: str) -> None:
     model, stream = tiny_model(mem_len=50), random_stream(2, 2 * T + 1)
     module = module_of(model, loss=loss)
-    module.add_gradients(batch_of(stream))
+    add_gradients(module, batch_of(stream))
     nll, _ = model.score(stream[:, :-1], stream[:, 1:])
     positions = [torch.arange(T)[scored_positions(loss, T, 1, 2 * 5 + i)] + i * T for i in range(2)]
     assert float(module.loss) == pytest.approx(nll[:, torch.cat(positions)].mean().item(), abs=1e-12)
@@ -84,6 +83,6 @@ def test_compiled_training_computes_the_same() -> None:
         module = module_of(model, compile=compiled)
         module.score = model.score
         for number, part in enumerate(batch_of(stream).split(4 * T, 0)):
-            module.add_gradients(part._replace(number=number))
+            add_gradients(module, part._replace(number=number))
         found[compiled] = gradients(model)
     torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-10)

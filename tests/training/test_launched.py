@@ -77,11 +77,10 @@ tokens = torch.arange(6 * 41).remainder(97).numpy()
 options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 for steps, checkpoint in ((7, None), (14, "7.ckpt"), (14, None)):
     module = LanguageModelModule.load_from_checkpoint(sys.argv[1])
-    module.config.data.batch_size = int(sys.argv[2])
     trainer = L.Trainer(devices=place[1], max_steps=steps, use_distributed_sampler=False, **options)
     trainer.fit(module, *(Streams(tokens, 6, 8, 0, *place) for _ in range(2)), ckpt_path=checkpoint)
     trainer.save_checkpoint(f"{steps}.ckpt")
-    memory = float(module.training_memory.memory.states.double().square().sum())
+    memory = float(module.training_memory.value.states.double().square().sum())
     print(json.dumps([*place, module.metrics["val/nll"], memory]), flush=True)
 """
 

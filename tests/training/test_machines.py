@@ -15,7 +15,8 @@ from txl_lightning import files
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.hardware import cpu_bfloat16_speedup, cpu_has_bfloat16, resolve_accelerator, resolve_precision
 from txl_lightning.training import module
-from txl_lightning.training.run import check_config, train
+from txl_lightning.training.checks import check_config
+from txl_lightning.training.run import train
 
 
 def test_auto_takes_the_first_accelerator_that_the_machine_has(tmp_path: Path, monkeypatch: Patch) -> None:

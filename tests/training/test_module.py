@@ -10,11 +10,10 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 
-from tests.training.small_run import bare_module
+from tests.training.small_run import add_gradients, bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.data.streams import Batch, Streams
-from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError
 from txl_lightning.training.module import LanguageModelModule, scored_positions
 
@@ -39,7 +38,7 @@ def test_half_loss_is_of_the_last_half_in_training(module: LanguageModelModule, 
     segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
     nll, _ = module.model.score(segment.tokens, segment.targets)
     module = bare_module(module.model, loss="half")
-    module.add_gradients(segment)
+    add_gradients(module, segment)
     assert float(module.loss) == pytest.approx(nll[:, counted].mean().item())
     module.validation_step(segment, 0)
     assert float(module.evaluation_loss.sums[0]) == pytest.approx(nll.sum().item())
@@ -58,15 +57,9 @@ def test_a_random_half_has_as_many_positions_as_half_and_depends_on_seed_and_ste
 
 
 def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: Streams) -> None:
-    module.add_gradients(streams[0])
+    add_gradients(module, streams[0])
     with pytest.raises(RuntimeError, match="expected segment 1, got segment 2"):
-        module.add_gradients(streams[2])
-
-
-def test_a_rank_that_reads_other_streams_is_refused(module: LanguageModelModule, streams: Streams) -> None:
-    module.ranks, module.config.data.batch_size = Ranks(0, 2), 4
-    with pytest.raises(OptionError, match=r"^data\.batch_size=4: must be the streams of all 2 processes: rank 0 re"):
-        module.add_gradients(streams[0])
+        add_gradients(module, streams[2])
 
 
 @pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy])
@@ -91,7 +84,7 @@ def test_only_full_memories_and_whole_segments_are_compiled(streams: Streams, me
     assert [segment.tokens.shape[1] for segment in streams] == [6, 6, 6, 6, 5]
     for _epoch in range(1 if mem_len else 2):
         for segment in streams:
-            module.add_gradients(segment)
+            add_gradients(module, segment)
     assert compiled == filled  # with a memory of 9 the first segment begins with 0 states, the second with 6
 
 

@@ -15,12 +15,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.training.small_run import csv_rows, patch_module, tiny_config
+from tests.training.small_run import logged_rows, patch_module, tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.reporting.code import code_version
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.curves import TrainingCurves
+from txl_lightning.training.callbacks import ValidationCurve
+from txl_lightning.training.checkpoints import RunCheckpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -45,12 +46,16 @@ class Recorded:
         now = 0.0
         step = LanguageModelModule.training_step
 
-        def training_step(module: LanguageModelModule, batch: Any, i: int) -> None:
+        def training_step(module: LanguageModelModule, batch: Any, i: int) -> Any:
             nonlocal now
-            now += 2
-            step(module, batch, i)
-            self.nll.append(float(module.loss))
-            self.tokens.append(batch.targets.numel())
+            now += 1  # each of two groups
+            loss = step(module, batch, i)
+            if batch.group == 0:
+                self.nll.append(0.0)
+                self.tokens.append(0)
+            self.nll[-1] += float(module.loss) / 2
+            self.tokens[-1] += batch.targets.numel()
+            return loss
 
         def clipped(module: LanguageModelModule) -> None:
             self.norms.append(math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in module.parameters())))
@@ -58,11 +63,19 @@ class Recorded:
         def validated(module: LanguageModelModule) -> None:
             nonlocal now
             now += 100
-            if module.trainer.global_step == 40:
-                module.metrics["val/nll"] = 0.5  # the best, so that the scored weights are not the last
+            module.restart_clock()
+
+        def monitored(checkpoint: RunCheckpoint, trainer: Any) -> dict[str, torch.Tensor]:
+            losses = candidates(checkpoint, trainer)
+            if trainer.global_step == 40:  # the best, so that the scored weights are not the last
+                losses["val/nll"] = torch.tensor(0.5)
+            return losses
+
+        candidates = RunCheckpoint._monitor_candidates
+        patch.setattr(RunCheckpoint, "_monitor_candidates", monitored)
 
         patch.setattr(LanguageModelModule, "training_step", training_step)
-        patch_module(patch, "on_before_optimizer_step", before=clipped)
+        patch_module(patch, "configure_gradient_clipping", before=clipped)
         patch_module(patch, "on_validation_epoch_end", after=validated)
         patch.setattr("time.perf_counter", lambda: now)
         text = "".join(f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60))
@@ -70,7 +83,7 @@ class Recorded:
         self.config: Config = tiny_config(directory, *OPTIONS)
         self.run, self.text = directory / "run", text
         self.metrics = train(self.config, self.run)
-        self.rows = [{k: float(v) for k, v in row.items() if v} for row in csv_rows(self.run / "metrics.csv")]
+        self.rows = [{k: float(v) for k, v in row.items()} for row in logged_rows(self.run / "csv")]
         self.validations = [json.loads(line) for line in (self.run / "validation.jsonl").read_text().splitlines()]
 
     def curve(self, name: str) -> dict[int, float]:
@@ -121,6 +134,7 @@ def test_metrics_json(recorded: Recorded) -> None:
             **{"segment_len": 6, "streams_start": "without context", "batch_size": 2, "max_segments": 5},
         },
         "corpus": {"name": "text.txt", "level": "char", "sha256": corpus.checksum},
+        **code_version(),
     }
     for split, name in (("valid", "val"), ("test", "test")):
         loss = naive_loss(folder / "best.ckpt", corpus.splits[split], 5)
@@ -173,19 +187,27 @@ def test_curves_of_training(recorded: Recorded) -> None:
 def test_config_yaml_and_the_files_of_a_run(recorded: Recorded) -> None:
     written = OmegaConf.load(recorded.run / "config.yaml")
     assert (written.memory.mem_len, written.evaluation.mem_len, written.trainer.num_threads) == (M, 16, 1)
-    names = {"config.yaml", "metrics.json", "metrics.csv", "validation.jsonl"}
+    names = {
+        "config.yaml",
+        "metrics.json",
+        "validation.jsonl",
+        "csv/version_0/metrics.csv",
+        "csv/version_0/hparams.yaml",
+    }
     names |= {f"checkpoints/{name}.ckpt" for name in ("last", "previous", "best")}
     assert {path.relative_to(recorded.run).as_posix() for path in recorded.run.rglob("*.*")} == names
 
 
-def test_a_resumed_run_adds_its_seconds_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.perf_counter", iter([10.0, 20.0, 50.0]).__next__)
-    curves = TrainingCurves(tmp_path, 1, Ranks())
-    curves.load_state_dict({"tokens": 64, "seconds": 5.0, "since": [(6.0, 2), (8.0, 3)]})  # written by two ranks
-    curves.on_train_start(SimpleNamespace(global_step=0), None)  # type: ignore[arg-type]
-    assert (curves.tokens, curves.seconds) == (64, 35.0)
-    monkeypatch.setattr("time.perf_counter", lambda: 50.0)
-    assert curves.state_dict() == {"tokens": 64, "seconds": 35.0, "since": [(14.0, 5)]}
+def test_a_resumed_run_adds_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    curve = ValidationCurve(tmp_path)
+    curve.load_state_dict({"seconds": 5.0})
+    now = 20.0
+    curve.on_train_start(SimpleNamespace(global_step=0, is_global_zero=True), None)  # type: ignore[arg-type]
+    now = 50.0
+    assert curve.seconds == 35.0
+    assert curve.state_dict() == {"seconds": 35.0}
 
 
 @pytest.mark.parametrize(

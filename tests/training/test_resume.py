@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.training.recorded_run import recorded_losses, start
-from tests.training.small_run import csv_rows, stored_memory
+from tests.training.small_run import logged_rows, stored_memory
 from txl_lightning.runs.storage import read_file
 
 OPTIONS = (
@@ -32,17 +32,21 @@ KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 def outcome(directory: Path) -> dict[str, object]:
     """Return everything of a run that must not depend on interruptions."""
     run = directory / "run"
-    last, memory = read_file(run / "checkpoints/last.ckpt"), stored_memory(run / "checkpoints/last.ckpt").state_dict()
+    last = read_file(run / "checkpoints/last.ckpt")
+    memory = stored_memory(run / "checkpoints/last.ckpt").state_dict()
     metrics = json.loads((run / "metrics.json").read_text())
-    rows = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
-    curves = csv_rows(run / "metrics.csv")
+    validations = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
+    curve = logged_rows(run / "csv")
+    for row in validations + curve:
+        for name in ("seconds", "train/tokens_per_second", "train/peak_memory_bytes"):
+            row.pop(name, None)
     return {
         "metrics": {name: metrics[name] for name in ("steps", "tokens", "val/nll", "test/nll", "weights")},
-        "validation": [row | {"seconds": 0} for row in rows],
-        "curve": [row | {"train/tokens_per_second": "", "train/peak_memory_bytes": ""} for row in curves],
+        "validation": validations,
+        "curve": curve,
         "weights": {name: tensor.tolist() for name, tensor in last["state_dict"].items()},
         "memory": {name: torch.as_tensor(x).tolist() for name, x in memory.items()},
-        "best": last["callbacks"]["Checkpoints"]["best"],
+        "best": read_file(run / "checkpoints/best.ckpt")["global_step"],
     }
 
 

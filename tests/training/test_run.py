@@ -11,13 +11,14 @@ from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.trained import Checkpoint, load_trained
-from txl_lightning.training.checkpointing import check_same_run
-from txl_lightning.training.run import make_data, options_without_effect, train
+from txl_lightning.training.checks import options_without_effect
+from txl_lightning.training.run import make_data, train
+from txl_lightning.training.start import check_same_run
 
 
 def test_a_seed_repeats_a_run_however_often_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
-    patch_module(monkeypatch, "add_gradients", after=lambda module: losses.append(float(module.loss)))
+    patch_module(monkeypatch, "training_step", after=lambda module: losses.append(float(module.loss)))
     for every, seed in ((2, 1), (12, 1), (12, 2)):
         options = (f"trainer.val_every_n_steps={every}", "model.dropout=0.2", "checkpoint.enabled=false")
         train(tiny_config(tmp_path, *options, f"seed={seed}"), tmp_path / f"{every}, {seed}")

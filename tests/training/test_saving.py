@@ -7,50 +7,46 @@ import math
 import resource
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
-from unittest.mock import Mock, patch
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.trainer.states import TrainerFn
 
 from tests.fixtures import Output, Patch
-from tests.training.small_run import csv_rows, patch_module, tiny_config, trained
+from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training import checkpointing
-from txl_lightning.training.checkpointing import (
-    Checkpoints,
-    DurableCheckpoints,
-    last_good,
-    prepare_directory,
-    refuse_to_replace,
-)
-from txl_lightning.training.curves import CurveFile, keep_rows
+from txl_lightning.training import checkpoints
+from txl_lightning.training.callbacks import CurveFile
+from txl_lightning.training.checkpoints import DurableCheckpointIO, RunCheckpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
+from txl_lightning.training.start import last_good, prepare_directory, refuse_to_replace
 
 VARYING = {"seconds": 0, "peak_memory_bytes": 0}  # by run
 OPTIONS = ("checkpoint.every_n_steps=4", "evaluation.max_segments=2", "optimizer.schedule=constant")
 
 
 def steps(directory: Path) -> dict[str, int]:
-    """After how many steps each checkpoint was written."""
+    """Return the step of each checkpoint."""
     return {path.name: read_file(path)["global_step"] for path in sorted(directory.glob("*.ckpt"))}
 
 
-def diverge(monkeypatch: Patch, *at: int) -> None:
-    """Let the loss of the validations after these steps be infinite."""
+def worsen(monkeypatch: Patch, *at: int) -> None:
+    """Let the validations after these steps be the worst for the checkpoints that keep the best."""
+    original = RunCheckpoint._monitor_candidates
 
-    def spoil(module: LanguageModelModule) -> None:
-        if module.trainer.state.fn == TrainerFn.FITTING and module.trainer.global_step in at:
-            module.metrics["val/nll"] = math.inf
+    def monitored(checkpoint: RunCheckpoint, trainer: Any) -> dict[str, torch.Tensor]:
+        losses = original(checkpoint, trainer)
+        if trainer.global_step in at:
+            losses["val/nll"] = torch.tensor(math.inf)
+        return losses
 
-    patch_module(monkeypatch, "on_validation_epoch_end", after=spoil)
+    monkeypatch.setattr(RunCheckpoint, "_monitor_candidates", monitored)
 
 
 def contents_of(run: Path) -> dict[Path, bytes]:
@@ -65,16 +61,20 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path) -> None:
-    name, save = "save_checkpoint", DurableCheckpoints.save_checkpoint
-    with patch.object(DurableCheckpoints, name, autospec=True, side_effect=save) as saved:
+    name = "save_checkpoint"
+    save = DurableCheckpointIO.save_checkpoint
+    with patch.object(DurableCheckpointIO, name, autospec=True, side_effect=save) as saved:
         train(tiny_config(tmp_path, *OPTIONS, "trainer.max_steps=13"), tmp_path / "run")
-    assert [call.args[1]["global_step"] for call in saved.call_args_list] == [4, 5, 8, 10, 12, 13]
+    calls = [(call.args[1]["global_step"], Path(call.args[2]).name) for call in saved.call_args_list]
+    assert [step for step, file in calls if file == "last.ckpt"] == [4, 5, 8, 10, 12, 13]
+    assert [step for step, file in calls if file == "best.ckpt"] == [5, 10, 13]
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 13, "last.ckpt": 13, "previous.ckpt": 12}
 
 
 def test_auto_resumes_from_the_last_good_checkpoint(tmp_path: Path, capsys: Output, monkeypatch: Patch) -> None:
-    run, folder = tmp_path / "run", tmp_path / "run/checkpoints"
-    diverge(monkeypatch, 12)
+    run = tmp_path / "run"
+    folder = run / "checkpoints"
+    worsen(monkeypatch, 12)
     train(tiny_config(tmp_path, *OPTIONS), run)
     assert last_good(folder) == (folder / "last.ckpt", [])
     data = bytearray((folder / "last.ckpt").read_bytes())
@@ -94,8 +94,11 @@ UNFINISHED = "holds an unfinished run: continue it with resume=auto, or choose a
 @pytest.mark.parametrize(
     ("state", "words", "message"),
     [
-        *(("finished", word, FINISHED) for word in ("trainer.devices=1", "trainer.devices=2", "resume=LAST")),
-        *(("unfinished", word, UNFINISHED) for word in ("seed=1", "resume=replace", "checkpoint.enabled=false")),
+        ("finished", "trainer.devices=2", FINISHED),
+        ("finished", "resume=LAST", FINISHED),
+        ("unfinished", "seed=1", UNFINISHED),
+        ("unfinished", "resume=replace", UNFINISHED),
+        ("unfinished", "checkpoint.enabled=false", UNFINISHED),
         ("without checkpoints", "resume=auto", FINISHED),
         ("damaged", "resume=auto", "no checkpoint of its run can be read: choose another hydra.run.dir=FOLDER"),
     ],
@@ -105,7 +108,7 @@ def test_a_run_is_not_replaced_unless_asked(run: Path, state: str, words: str, m
         (run / "metrics.json").unlink()
     for path in (run / "checkpoints").glob("*.ckpt") if state in ("without checkpoints", "damaged") else ():
         data = path.read_bytes()
-        path.unlink()  # two are links to one file
+        path.unlink()  # two may be links to one file
         if state == "damaged":
             path.write_bytes(data[:-1])
     before = contents_of(run)
@@ -115,20 +118,21 @@ def test_a_run_is_not_replaced_unless_asked(run: Path, state: str, words: str, m
     assert contents_of(run) == before
 
 
-def test_a_finished_run_is_replaced_by_a_word(run: Path, capsys: Output, monkeypatch: Patch) -> None:
-    diverge(monkeypatch, 3)
+def test_a_finished_run_is_replaced_by_a_word(run: Path, capsys: Output) -> None:
     (run / "context_curve.png").touch()
     options = (*OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null", "resume=replace")
     train(tiny_config(run.parent, *options), run)
-    assert steps(run / "checkpoints") == {"last.ckpt": 3}
+    assert steps(run / "checkpoints") == {"best.ckpt": 3, "last.ckpt": 3}
     assert f"{run} holds an earlier run, which this one replaces" in capsys.readouterr().err
     assert not (run / "context_curve.png").exists()
     assert [json.loads(line)["steps"] for line in (run / "validation.jsonl").read_text().splitlines()] == [3]
 
 
-@pytest.mark.parametrize("n_removed", range(1, 5))
+@pytest.mark.parametrize("n_removed", [1, 2, 3, 4])
 def test_auto_does_not_continue_what_a_kill_left_half_replaced(run: Path, monkeypatch: Patch, n_removed: int) -> None:
-    config, removed, unlink = tiny_config(run.parent, *OPTIONS, "resume=replace"), list[Path](), Path.unlink
+    config = tiny_config(run.parent, *OPTIONS, "resume=replace")
+    removed: list[Path] = []
+    unlink = Path.unlink
 
     def killed(path: Path) -> None:
         removed.append(path)
@@ -136,8 +140,8 @@ def test_auto_does_not_continue_what_a_kill_left_half_replaced(run: Path, monkey
             raise KeyboardInterrupt
         unlink(path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", killed)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", killed)
         with pytest.raises(KeyboardInterrupt):
             prepare_directory(config, run, None, None)
     with pytest.raises(OptionError, match="holds a finished run"):
@@ -145,37 +149,39 @@ def test_auto_does_not_continue_what_a_kill_left_half_replaced(run: Path, monkey
 
 
 def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: Output) -> None:
-    found, nothing = [], "12 steps are done, trainer.max_steps=5: nothing to train"
-    for steps, said in ((12, "no checkpoint in"), (12, "resuming from"), (5, nothing)):
-        config = tiny_config(tmp_path, *OPTIONS, "resume=auto", f"trainer.max_steps={steps}")
+    results = []
+    nothing = "12 steps are done, trainer.max_steps=5: nothing to train"
+    for n_steps, said in ((12, "no checkpoint in"), (12, "resuming from"), (5, nothing)):
+        config = tiny_config(tmp_path, *OPTIONS, "resume=auto", f"trainer.max_steps={n_steps}")
         metrics = train(config, tmp_path / "run")
         assert metrics == json.loads((tmp_path / "run/metrics.json").read_text())
         assert (metrics["steps"], metrics["tokens"]) == (12, 12 * 32)
         assert f"resume=auto: {said}" in capsys.readouterr().err
-        found.append({**metrics, **VARYING})
-    assert found[0] == found[1] == found[2]
+        results.append({**metrics, **VARYING})
+    assert results[0] == results[1] == results[2]
 
 
-def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeypatch: Patch) -> None:
-    diverge(monkeypatch, 12, 13, 15, 20, 21)
+def test_a_run_in_a_folder_that_moved_knows_its_best(tmp_path: Path, monkeypatch: Patch) -> None:
+    worsen(monkeypatch, 12, 13)
     train(tiny_config(tmp_path, *OPTIONS), tmp_path / "a")
-    resume = f"resume={tmp_path / 'a/checkpoints/last.ckpt'}"
-    metrics = train(tiny_config(tmp_path, *OPTIONS, resume, "trainer.max_steps=21"), tmp_path / "b")
-    assert metrics["weights"] == "best"
+    (tmp_path / "a").rename(tmp_path / "b")
+    metrics = train(tiny_config(tmp_path, *OPTIONS, "resume=auto", "trainer.max_steps=13"), tmp_path / "b")
+    assert metrics["weights_step"] == 10
     assert steps(tmp_path / "b/checkpoints")["best.ckpt"] == 10
-    (tmp_path / "a/checkpoints/best.ckpt").unlink()
-    train(tiny_config(tmp_path, *OPTIONS, resume, "trainer.max_steps=13"), tmp_path / "c")
-    assert steps(tmp_path / "c/checkpoints") == {"last.ckpt": 13}
 
 
-def test_a_kill_before_the_best_one_is_copied_loses_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
-    diverge(monkeypatch, 10, 12)  # the best one is that of step 5
+def test_a_kill_between_the_best_and_the_last_loses_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+    worsen(monkeypatch, 10, 12)  # the best one is that of step 5
     whole = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_copy_best", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(UserError, match="KeyboardInterrupt"):
+
+    def killed(checkpoint: Any, trainer: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.LastCheckpoint, "on_validation_end", lambda self, trainer, _: killed(self, trainer))
+        with pytest.raises(RuntimeError, match="killed"):
             train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
-    assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
+    assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 4}
     again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
     assert (again["weights"], again["weights_step"]) == ("best", 5)
     assert {**again, **VARYING} == {**whole, **VARYING}
@@ -193,8 +199,8 @@ def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Pa
         if module.trainer.global_step == at:
             raise RuntimeError("something broke")
 
-    with monkeypatch.context() as patch:
-        patch_module(patch, "validation_step", after=breaks)
+    with monkeypatch.context() as patched:
+        patch_module(patched, "validation_step", after=breaks)
         with pytest.raises(RuntimeError, match="something broke"):
             train(config, tmp_path / "run")
     again = train(replace(config, resume="auto"), tmp_path / "run")
@@ -203,73 +209,35 @@ def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Pa
 
 def test_a_memory_has_its_own_precision_and_steps_no_autocast(tmp_path: Path, monkeypatch: Patch) -> None:
     seen = set()
-    patch_module(monkeypatch, "on_before_optimizer_step", lambda module: seen.add(torch.is_autocast_enabled("cpu")))
+
+    def note(module: LanguageModelModule) -> None:
+        seen.add(torch.is_autocast_enabled("cpu"))
+
+    patch_module(monkeypatch, "configure_gradient_clipping", note)
     train(tiny_config(tmp_path, *OPTIONS, "trainer.precision=bf16-mixed"), tmp_path / "run")
-    memory = read_file(tmp_path / "run/checkpoints/last.ckpt")["training_memory"]["memory"]["states"]
+    record = read_file(tmp_path / "run/checkpoints/last.ckpt")["txl_lightning"]
+    memory = record["training"]["memory"]["memory"]["states"]
     assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
     assert seen == {False}
 
 
-def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
-    """Checkpoints of steps 8 and 10 and everything else that is written between steps fail."""
-    saved, full_disk = checkpointing.write_checkpoint, Mock(side_effect=OSError(28, "No space left on device"))
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_which_continues(tmp_path: Path, monkeypatch: Patch) -> None:
+    save = checkpoints.write_checkpoint
 
-    def save(contents: dict, path: Path, previous: Path | None = None) -> None:
-        fails = contents["global_step"] in (8, 10) or path.name.startswith("step")
-        full_disk() if fails else saved(contents, path, previous)
+    def fails(contents: dict[str, Any], path: Path) -> None:
+        if contents["global_step"] == 8:
+            raise OSError(28, "No space left on device")
+        save(contents, path)
 
-    monkeypatch.setattr(checkpointing, "write_checkpoint", save)
-    monkeypatch.setattr("txl_lightning.training.curves.CSVLogger.log_metrics", full_disk)
-    diverge(monkeypatch, 12)
-    options = ("checkpoint.keep_every_n_steps=4", "logger=csv")
-    metrics = train(tiny_config(tmp_path, *OPTIONS, *options), tmp_path / "run")
-    assert (metrics["steps"], metrics["weights_step"]) == (12, 5)
-    said = capsys.readouterr().err
-    before = "the last one is of step 5; "
-    for what, more in (("step4.ckpt", ""), ("the curves", ""), ("the checkpoint of step 8", before)):
-        assert f"could not write {what}: [Errno 28] No space left on device; {more}training continues" in said
-    assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 12, "previous.ckpt": 5}
-    assert read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best"]["step"] == 5
-
-
-@pytest.mark.parametrize("name", ["training.checkpointing.write_checkpoint", "training.checkpointing.copy_checkpoint"])
-@pytest.mark.parametrize("n_failures", [1, 2])
-def test_a_last_write_is_repeated(tmp_path: Path, monkeypatch: Patch, name: str, n_failures: int) -> None:
-    write, failures = resolve_name(f"txl_lightning.{name}"), iter(range(n_failures))
-
-    def fails(source: dict | Path, *target: Path, **options: Path | None) -> None:
-        contents = source if isinstance(source, dict) else read_file(source)
-        if contents["global_step"] == 12 and next(failures, None) is not None:
-            raise PermissionError
-        write(source, *target, **options)
-
-    monkeypatch.setattr(f"txl_lightning.{name}", fails)
-    with nullcontext() if n_failures == 1 else pytest.raises(UserError, match="of the last step, 12, could not be wri"):
-        train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
-        assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 12
-    assert (tmp_path / "run/metrics.json").exists() == (n_failures == 1)
-
-
-FOREIGN = {
-    "validation.jsonl": ("[1]\n", "{}\n", '{"steps": "x"}\n', "\x00\udcff\n", "[" * 100_000 + "\n", '{"steps": 1'),
-    "metrics.csv": ("\n", "1,2\n", "a,b,c\n", ",,,,,,,,,,,,,,,\n", '"\n', "\x00\udcff\n", "x" * 200_000 + "\n", "12,3"),
-}
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_lines_of_something_else_leave_the_curves_of_a_resumed_run(tmp_path: Path, capsys: Output, name: str) -> None:
-    options = (*OPTIONS, "logger=csv", "trainer.log_every_n_steps=4")
-    shutil.copytree(trained(*options), tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "run" / name
-    before = path.read_bytes()
-    n_lines = before.count(b"\n")
-    path.write_text(path.read_text() + "".join(FOREIGN[name]), "utf-8", "surrogateescape")
-    train(tiny_config(tmp_path, *options, "resume=auto", "trainer.max_steps=14"), tmp_path / "run")
-    more = len(FOREIGN[name]) - 1
-    said = f"{path}, line {n_lines + 1} and {more} more: cut short, or not of this run; removed\n"
-    assert said in capsys.readouterr().err
-    assert path.read_bytes().startswith(before)
-    assert path.read_bytes().count(b"\n") == n_lines + (1 if name == "validation.jsonl" else 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "write_checkpoint", fails)
+        words = r"could not write the checkpoint of step 8: .*No space left on device; to continue, repeat the command"
+        with pytest.raises(UserError, match=words):
+            train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
+    assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 5, "previous.ckpt": 5}
+    again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
+    whole = json.loads((trained(*OPTIONS) / "run/metrics.json").read_text())
+    assert {**again, **VARYING} == {**whole, **VARYING}
 
 
 @contextmanager
@@ -283,40 +251,10 @@ def no_file_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_or_a_kill_at_the_start_loses_no_row_of_metrics_csv(tmp_path: Path) -> None:
-    def started(step: int) -> CSVLogger:
-        logger = CSVLogger(tmp_path, name=None, version="")
-        keep_rows(logger, step)
-        return logger
-
-    def log(logger: CSVLogger, step: int, **values: float) -> None:
-        logger.log_metrics(values, step)
-        logger.save()
-
-    first, path = started(0), tmp_path / "metrics.csv"
-    for step in (1, 2, 3):
-        log(first, step, loss=step / 8)
-    assert first.experiment is first._experiment
-    before = path.read_text()
-    with no_file_beyond(len(before) - 1):
-        again = started(3)
-    assert path.read_text() == before
-    with no_file_beyond(len(before) + 2):
-        for step, values in ((4, {"loss": 0.5}), (5, {"val": 0.25})):
-            with pytest.raises(OSError, match=r"File too large|No space left"):
-                log(again, step, **values)
-            assert path.read_text() == before
-    log(again, 6, loss=0.75)
-    rows = [(row["step"], row["loss"], row["val"]) for row in csv_rows(path)]
-    assert rows[3:] == [("4", "0.5", ""), ("5", "", "0.25"), ("6", "0.75", "")]
-    log(started(5), 6, loss=1.0)
-    assert path.read_text().splitlines()[-2:] == [",5,0.25", "1.0,6,"]
-
-
 def test_lines_that_found_no_room_are_written_with_the_next(tmp_path: Path, capsys: Output) -> None:
     file = CurveFile(tmp_path / "validation.jsonl")
     for step, size in ((1, 1000), (2, 20), (3, 20), (4, 1000)):
         with no_file_beyond(size):
             file.append({"steps": step})
-    assert file.path.read_text() == "".join(f'{{"steps": {step}}}\n' for step in (1, 2, 3, 4))
+    assert [row["steps"] for row in file.rows()] == [1, 2, 3, 4]
     assert capsys.readouterr().err.count("could not write validation.jsonl: [Errno 2") == 2

@@ -41,7 +41,7 @@ def test_what_is_not_finite_ends_a_run(tmp_path: Path, monkeypatch: Patch, what:
     saved = read_file(last)
     assert saved["global_step"] == 8
     assert all(torch.isfinite(tensor).all() for tensor in saved["state_dict"].values())
-    assert torch.isfinite(saved["training_memory"]["memory"]["states"]).all()
+    assert torch.isfinite(saved["txl_lightning"]["training"]["memory"]["memory"]["states"]).all()
 
 
 def to_continue(directory: Path) -> str:

@@ -2,8 +2,8 @@
 
 import json
 import re
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
@@ -15,10 +15,10 @@ from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
+from txl_lightning.reporting import wandb_panels
 from txl_lightning.reporting.wandb_panels import start_run
 from txl_lightning.runs.trained import Checkpoint, load_trained
-from txl_lightning.training import curves
-from txl_lightning.training.curves import run_name, start_loggers, upload_line
+from txl_lightning.training.loggers import run_name, start_wandb, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
@@ -117,13 +117,19 @@ def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: 
 
 def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> None:
     """An offline id that was synced later would be replaced, not continued."""
-    monkeypatch.setattr(curves, "start_wandb", lambda *args: args[-1])
+    ids = []
+
+    def start(*args: Any, run_id: str | None, **options: Any) -> Any:
+        ids.append(run_id)
+        return wandb.init(mode="disabled", dir=tmp_path)
+
+    monkeypatch.setattr(wandb_panels, "start_run", start)
     contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
-    configs = [tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}") for mode in ("online", "offline")]
-    for earlier, now in product(configs, configs):
+    online, offline = (tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}") for mode in ("online", "offline"))
+    for earlier, now in ((online, online), (online, offline), (offline, online), (offline, offline)):
         resumed = Checkpoint(tmp_path, "resume", contents, earlier, Vocabulary("byte"), {})
-        expected = "abc" if {earlier.logger.mode, now.logger.mode} == {"online"} else None
-        assert start_loggers(now, tmp_path, resumed, {}, 1) == [expected]
+        start_wandb(now, tmp_path, 1, resumed)
+    assert ids == ["abc", None, None, None]
 
 
 def test_the_arm_in_words(tmp_path: Path) -> None:

@@ -26,12 +26,14 @@ class Batch(NamedTuple):
         targets: [B, T] token numbers, each the token after its position.
         number: index in the epoch, of the segment or of the step of several; training begins 0 with an empty memory.
         known_targets: the targets in the CPU's memory, if the others are on a GPU.
+        group: index of the group of streams, where gradients are accumulated over several.
     """
 
     tokens: Tensor
     targets: Tensor
     number: int
     known_targets: np.ndarray | None = None
+    group: int = 0
 
     def streams(self, first: int, end: int) -> Batch:
         """Return the streams from `first` to `end`."""
@@ -177,11 +179,9 @@ class Streams:
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the position, from which the next iteration continues.
-
-        After the last segment that iteration is empty, as the trainer ends the epoch before it starts the next.
-        """
-        self.position = self._start = int(state["position"])
+        """Restore the position, from which the next iteration continues; the next epoch follows the last segment."""
+        self.position = int(state["position"])
+        self._start = self.position % len(self)
 
     def _end_epoch(self) -> None:
         self.position = 0

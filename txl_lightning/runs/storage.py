@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import struct
 from collections import OrderedDict
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import ZipFile
@@ -17,20 +15,21 @@ import numpy as np
 import torch
 
 from txl_lightning.errors import OptionError, require
-from txl_lightning.files import checksum, write_atomically
+from txl_lightning.files import write_atomically
 
-OF_FRAME, OF_FILE = b"frames=", b"sha256="  # before the checksum; the second up to 0.4.0
+OF_FRAME = b"frames="  # before the checksum
+OF_FILE = b"sha256="  # up to version 0.4.0
 COMMENT_LEN = len(OF_FRAME) + 64
 # The end record of a zip archive; its last two bytes are the length of the comment that follows it.
 END_RECORD, END_RECORD_LEN = b"PK\5\6", 22
 LENGTHS_OFFSET = 26  # in the header of a record of a zip archive: lengths of its name and of a further field
-MEMORY = "memory"  # folder beside checkpoints with the memory of several ranks, a file each
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 DAMAGED = "is damaged: its checksum is not the one stored in the file"
+OLDER = "was written by a version before 0.5: txl_lightning 0.5.0 reads it"
 UNREADABLE = "is not a checkpoint, or was cut short (torch cannot read it)"
 
 
-def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None = None) -> None:
+def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
     """Write a checkpoint atomically: a reader finds the old file or a new one that torch can open.
 
     The file is that of `torch.save`, with `frame_checksum` as the comment of the zip archive: torch has computed the
@@ -39,11 +38,10 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
     Args:
         contents: plain containers and tensors.
         path: path of the checkpoint; its folder must exist.
-        previous: where to keep the checkpoint that was at `path`; None replaces it.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; `path` and `previous` are unchanged.
-        pickle.UnpicklingError: the contents are not plain; `path` and `previous` are unchanged.
+        OSError: the disk is full or the folder is not writable; `path` is unchanged.
+        pickle.UnpicklingError: the contents are not plain; `path` is unchanged.
     """
 
     def write(temporary: Path) -> None:
@@ -59,7 +57,7 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
             file.write(OF_FRAME + found)
         torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
 
-    write_atomically(path, write, previous)
+    write_atomically(path, write)
 
 
 def frame_checksum(file: BinaryIO) -> bytes:
@@ -96,49 +94,6 @@ def plain_containers(value: Any) -> Any:
     return value
 
 
-def copy_checkpoint(source: Path, target: Path) -> None:
-    """Copy a checkpoint atomically: in its folder a hard link, into another folder its files of memory first."""
-    if source.parent == target.parent:
-        with suppress(OSError):  # of a file system without links
-            write_atomically(target, lambda temporary: os.link(source, temporary))
-            return
-    for name in memory_files(source) if source.parent != target.parent else []:
-        if (source.parent / name).is_file():
-            (target.parent / MEMORY).mkdir(exist_ok=True)
-            copy_checkpoint(source.parent / name, target.parent / name)
-    write_atomically(target, lambda temporary: shutil.copyfile(source, temporary))
-
-
-def memory_files(path: Path) -> list[str]:
-    """Return the files of memory that a checkpoint names; none if it cannot be read.
-
-    Tensors are not read and the checksum is not compared.
-    """
-    if not path.exists():
-        return []
-    try:
-        return named_files(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-    except OSError:
-        raise
-    except Exception:  # as in `read_file`; a damaged checkpoint needs no memory
-        return []
-
-
-def named_files(contents: dict[str, Any]) -> list[str]:
-    """Return the files of memory that a checkpoint names, relative to its folder; they are never outside `MEMORY`."""
-    return [f"{MEMORY}/{Path(name).name}" for name in contents.get("training_memory", {}).get("files", [])]
-
-
-def remove_unused_memory(folder: Path) -> None:
-    """Remove the files of memory that no checkpoint in the folder names; a user's copies of checkpoints count too."""
-    if (folder / MEMORY).is_dir() and not (folder / MEMORY).is_symlink():
-        resumable = (path for path in folder.glob("*.ckpt") if not path.name.startswith("step"))
-        used = {file for path in resumable for file in memory_files(path)}
-        for path in (folder / MEMORY).iterdir():
-            if f"{MEMORY}/{path.name}" not in used:
-                path.unlink()
-
-
 def read_file(path: str | Path, option: str = "checkpoint") -> Any:
     """Return the contents of a checkpoint, on the CPU, without running code stored in the file.
 
@@ -161,7 +116,7 @@ def read_file(path: str | Path, option: str = "checkpoint") -> Any:
                 intact = end == OF_FRAME + frame_checksum(file) and ZipFile(file).testzip() is None
                 require(intact, option, path, DAMAGED)
             elif end.startswith(OF_FILE):
-                require(end == OF_FILE + checksum(file, size - COMMENT_LEN).encode(), option, path, DAMAGED)
+                raise OptionError(option, path, OLDER)
             else:
                 has_no_comment = end[-END_RECORD_LEN:].startswith(END_RECORD) and end.endswith(b"\0\0")
                 require(has_no_comment, option, path, UNREADABLE)

@@ -1,9 +1,8 @@
-"""Open a run again from its checkpoint, of versions 0.1 to 0.4 too: its model, vocabulary, corpus or another text."""
+"""Open a run again from its checkpoint: its model, vocabulary, corpus or another text."""
 
 from __future__ import annotations
 
 import io
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -19,31 +18,7 @@ from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand
 from txl_lightning.runs.models import Model, architecture, make_model, require_room
-from txl_lightning.runs.storage import read_file
-
-GONE: dict[str, tuple[Any, ...] | None] = {  # options of earlier versions: their values without effect, None for all
-    **dict.fromkeys(("trainer.max_nonfinite_steps", "trainer.progress_file", "trainer.attention", "checkpoint.memory")),
-    **dict.fromkeys(f"context_curve.{name}" for name in ("first_context", "step", "n_positions", "fractions")),
-    **dict.fromkeys(f"memory.{name}" for name in ("rate", "compression_loss", "write_tokens", "tokens_see_states")),
-    **dict.fromkeys(("memory.compressed_len", "evaluation.compressed_len", "model.forget_len", "data.bytes")),
-    **dict.fromkeys(("logger.artifacts", "logger.run_name", "new_vocabulary")),
-    **dict.fromkeys(("model.sink", "model.final_norm", "model.qk_norm", "model.forget_gate", "data.prefix"), (False,)),
-    **dict.fromkeys(("memory.n_tokens", "memory.first"), (0,)),
-    "model.norm": ("layer",),
-    "model.feed_forward": ("relu",),
-    "model.residual": ("sum",),
-    "model.attention_gate": ("none",),
-    "memory.compression": (None,),
-    "evaluation.first": (None, 0),
-    "encoding.interpolation": (1.0,),
-    "optimizer.eps": (1e-8,),
-    "optimizer.split_qkv": (True,),
-}
-LOGGERS = {  # of Lightning, which were named without their classes up to 0.4.0
-    "csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": None},
-    "tensorboard": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger"},
-}
-STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
+from txl_lightning.runs.storage import OLDER, read_file
 
 REPORTED: set[str] = set()  # checksums of texts at training and now, in this process
 
@@ -108,14 +83,14 @@ class Checkpoint:
         """Raise an `OptionError` that names the file unless `condition` holds."""
         require(condition, self.option, self.path, allowed)
 
-    def load_into(self, model: Model) -> Model:
-        """Load the weights into a model, strictly, and return it.
+    def load_into(self, model: Model, strict: bool = True) -> Model:
+        """Load the weights into a model, by default strictly, and return it.
 
         Raises:
             OptionError: they are not those of such a model, or not finite.
         """
         with naming(self.option, self.path):
-            model.load_state_dict(self.weights)
+            model.load_state_dict(self.weights, strict=strict)
         finite = all(bool(x.isfinite().all()) for x in self.weights.values())
         self.require(finite, "has weights that are not finite: its training diverged")
         return model
@@ -139,7 +114,7 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
     require(Path(path).is_file(), option, path, "no such file")
     contents = read_file(path, option)
     with naming(option, path):
-        record = upgraded(contents)["txl_lightning"]
+        record = _check_contents(contents)
         config, vocabulary = from_plain(record["config"]), Vocabulary.from_state_dict(record["vocabulary"])
         require_room(architecture(config, len(vocabulary)))
         if not any(expand(config.data.cache_dir).glob("*/description.json")):  # not a cache of this machine
@@ -150,68 +125,29 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
         return Checkpoint(Path(path), option, contents, config, vocabulary, weights)
 
 
-def upgraded(contents: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of a checkpoint, changed in place to what this version would have written.
+def _check_contents(contents: Any) -> dict[str, Any]:
+    """Return what a checkpoint says about its run.
 
     Raises:
-        UserError: it is no checkpoint of `txl train`, or an option that is gone had an effect; the message names the
-            version that has it.
+        UserError: it is no checkpoint of the module, or one of an older version.
     """
-    if not isinstance(contents, dict) or not {"txl_lightning", "state_dict", "global_step"} <= contents.keys():
-        raise UserError("is not a checkpoint of txl train")
-    _upgrade_config(contents["txl_lightning"]["config"])
-    if "pytorch-lightning_version" in contents:  # else weights only
-        _upgrade_training(contents)
-    return contents
+    needed = {"txl_lightning", "state_dict", "global_step"}
+    if not isinstance(contents, dict) or not needed <= contents.keys():
+        raise UserError("is not a checkpoint of LanguageModelModule (txl train writes them)")
+    record: dict[str, Any] = contents["txl_lightning"]
+    if "each" not in record["config"]["logger"]:  # an option since 0.5
+        raise UserError(OLDER)
+    _drop_options_of_other_corpora(record["config"]["data"])
+    return record
 
 
-def _upgrade_config(config: dict[str, Any]) -> None:
-    for option, without_effect in GONE.items():
-        group, _, name = option.rpartition(".")
-        inside = config.get(group, {}) if group else config
-        if name in inside:
-            value = inside.pop(name)
-            if without_effect is not None and value not in without_effect:
-                raise UserError(f"its config has {option}={value}, which version 0.3.0 has and this one has not")
-    trainer, data, logger = config["trainer"], config["data"], config["logger"]
-    if logger["name"] in LOGGERS:
-        logger.setdefault("each", {logger["name"]: LOGGERS[logger["name"]]})
-    if "column_chunks" in trainer:  # the name up to 0.3.0
-        trainer["stream_groups"] = trainer.pop("column_chunks")
-    if data["level"] == "word":
-        data.setdefault("min_count", 1)  # before 0.4.0 every word of the training text had an entry
-    own = {f.name for f in fields(data_class(data["name"]))}
-    for name in {f.name for options in OWN_OPTIONS.values() for f in fields(options)} - own:
-        data.pop(name, None)
-
-
-def _upgrade_training(contents: dict[str, Any]) -> None:
-    loops, best = contents["loops"]["fit_loop"], contents["callbacks"]["Checkpoints"]
-    if not loops[STEPS]["total"]["completed"]:  # up to 0.2.0 Lightning did the steps
-        loops[STEPS] = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
-    best.setdefault("kept", {})
-    if not best.pop("best_counts", True):  # up to 0.3.0
-        best["best"] = {"nll": math.inf, "step": -1}
-    if len(contents["optimizer_states"][0]["param_groups"]) > 1:
-        _join_momenta(contents["optimizer_states"][0], contents["state_dict"])
-
-
-def _join_momenta(optimizer: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-    """Give every weight in the layers one momentum; up to 0.3.0 Muon had one for each matrix in its rows."""
-    muon, adam = optimizer["param_groups"]
-    in_layers = [x for name, x in weights.items() if name.startswith("model.layers.") and x.ndim == 2]
-    if len(in_layers) == len(muon["params"]):
-        return
-    state, matrices, joined = optimizer["state"], iter(muon["params"]), list[Any]()
-    for weight in in_layers:
-        parts: list[torch.Tensor] = []
-        while sum(map(len, parts)) < len(weight):
-            parts.append(state[next(matrices)]["momentum_buffer"])
-        joined.append({"momentum_buffer": torch.cat(parts)})
-    n = len(joined)
-    moved = {number: state[old] for number, old in enumerate(adam["params"], n) if old in state}
-    optimizer["state"] = {**dict(enumerate(joined)), **moved}
-    muon["params"], adam["params"] = list(range(n)), list(range(n, n + len(adam["params"])))
+def _drop_options_of_other_corpora(data: dict[str, Any]) -> None:
+    """Remove options that only another corpus has: `txl convert` stores the whole composed group."""
+    own = {field.name for field in fields(data_class(data["name"]))}
+    for options in OWN_OPTIONS.values():
+        for field in fields(options):
+            if field.name not in own:
+                data.pop(field.name, None)
 
 
 def continues_in(directory: Path, checkpoint: Path) -> bool:
@@ -241,10 +177,21 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
     Raises:
         OptionError: as `read_checkpoint`.
     """
-    found = read_checkpoint(path, option)
-    model = found.load_into(make_model(found.config, len(found.vocabulary)))
-    given, corpus = found.record.get("vocabulary_given", False), found.record.get("corpus")
-    return TrainedModel(model.eval(), found.config, found.vocabulary, found.step, given, corpus)
+    return model_of(read_checkpoint(path, option))
+
+
+def model_of(checkpoint: Checkpoint, strict: bool = True) -> TrainedModel:
+    """Load the model of an opened checkpoint; `strict=False` leaves out weights that it lacks or has too many."""
+    new_model = make_model(checkpoint.config, len(checkpoint.vocabulary))
+    model = checkpoint.load_into(new_model, strict)
+    return TrainedModel(
+        model.eval(),
+        checkpoint.config,
+        checkpoint.vocabulary,
+        checkpoint.step,
+        vocabulary_given=checkpoint.record.get("vocabulary_given", False),
+        corpus=checkpoint.record.get("corpus"),
+    )
 
 
 def checkpoint_corpus(

@@ -1,190 +1,44 @@
-"""Callbacks that may end a run: those of a config, signals, a loss that is not finite. `make` makes loggers too."""
+"""Callbacks of a run: signals, the curve of validations, curves of losses by context, progress on the terminal."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
-from inspect import signature
-from traceback import walk_stack, walk_tb
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
 
 import lightning as L
-from hydra.utils import instantiate
-from lightning.pytorch import callbacks as of_lightning
-from lightning.pytorch.callbacks import Callback
+import numpy as np
+from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.processes import handled_signals
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, Stopped, UserError, first_line, notice, require
-from txl_lightning.runs.metrics import loss_metrics
-
-if TYPE_CHECKING:
-    from txl_lightning.training.checkpointing import Checkpoints
-
-UNFIT = {  # and what to use
-    "WeightAveraging": "would save other weights than those that the memory comes from",
-    "StochasticWeightAveraging": "would end with other weights than those that the memory comes from",
-    "Checkpoint": "is not needed: checkpoint.every_n_steps, checkpoint.keep_every_n_steps",
-    "ProgressBar": "is not needed: trainer.progress_bar",
-    "GradientAccumulationScheduler": "is not needed: trainer.stream_groups",
-    "BatchSizeFinder": "would train steps that the memory keeps: set data.batch_size",
-    "LearningRateFinder": "would train steps that the memory keeps: txl train -m optimizer.lr=1e-3,2e-3",
-    "BaseFinetuning": "would add groups to the optimizer, so that no checkpoint could be resumed",
-    "SpikeDetection": "cannot load the state that it saves, so that no run could be resumed",
-    "ModelPruning": "would rename weights, so that no checkpoint could be read",
-}
-
-
-def custom_callbacks(config: Config) -> list[Callback]:
-    """Return the callbacks of `trainer.callbacks`.
-
-    Raises:
-        OptionError: one cannot be made, does not fit, has nothing to do in training, or monitors something else than a
-            loss of validation.
-    """
-    made: list[Callback] = []
-    for given in config.trainer.callbacks:
-        callback = make(given, "trainer.callbacks", Callback)
-        shown, monitor = f"[{given}]", getattr(callback, "monitor", None)
-        for name, reason in UNFIT.items():
-            require(not isinstance(callback, getattr(of_lightning, name)), "trainer.callbacks", shown, reason)
-        hooks = [name for name in dir(Callback) if name[0] != "_" and name != "state_key"]
-        functions = {name: getattr(getattr(callback, name), "__func__", None) for name in hooks}
-        own = [name for name in hooks if functions[name] is not getattr(Callback, name)]
-        acts = any(name.startswith("on_") and "predict" not in name for name in own)
-        only = not acts and any("predict" in name for name in own)
-        require(not only, "trainer.callbacks", shown, "has no effect: a training predicts nothing")
-        for hook in hooks:
-            function = f"{hook} is no function: {{_target_: hydra.utils.get_method, path: MODULE.FUNCTION}}"
-            require(callable(getattr(callback, hook)), "trainer.callbacks", shown, function)
-        monitored = [f"val/{name}" for name in loss_metrics(0.0, config.data.level)]
-        allowed = f"must monitor one of {', '.join(monitored)}"
-        require(monitor is None or monitor in monitored, "trainer.callbacks", shown, allowed)
-        made.append(callback)
-    return made
-
-
-def is_custom(callback: Callback) -> bool:
-    """Return whether a callback is not of this package."""
-    return not type(callback).__module__.startswith("txl_lightning.")
-
-
-def states_of(callbacks: Iterable[Callback], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of callbacks in a checkpoint, with the options of custom ones as they are now."""
-    states = {callback.state_key: saved[callback.state_key] for callback in callbacks if callback.state_key in saved}
-    for callback in filter(is_custom, callbacks):
-        state: Any = states.get(callback.state_key)
-        for name in signature(type(callback)).parameters if isinstance(state, dict) else ():
-            if name in state and hasattr(callback, name):
-                state[name] = getattr(callback, name)
-    return states
-
-
-def make(given: Any, option: str, kind: type, defaults: Mapping[str, Any] | None = None) -> Any:
-    """Return an object of the class `given["_target_"]`, made by Hydra, objects within its arguments too.
-
-    Args:
-        given: class and arguments.
-        option: where it was given, for errors.
-        kind: class that the object must have.
-        defaults: arguments that it gets if its class takes them and they are not given.
-
-    Raises:
-        OptionError: it cannot be made.
-    """
-    shown, defaults = given.get("_target_") if isinstance(given, Mapping) else given, dict(defaults or {})
-    require(isinstance(given, Mapping) and "." in str(shown), option, shown, "must be {_target_: MODULE.CLASS, …}")
-    module, _, name = str(shown).rpartition(".")
-    try:
-        target = getattr(import_module(module), name)
-        other = any("'pytorch_lightning." in str(base) for base in getattr(target, "__mro__", ()))
-        here = "; it is of pytorch_lightning, here Lightning is lightning.pytorch" if other else ""
-        fits = isinstance(target, type) and issubclass(target, kind)
-        require(fits, option, shown, f"is no Lightning {kind.__name__}{here}")
-        taken = signature(target).parameters
-        if "project" in taken and defaults:  # beside a project these name the run, else the experiment
-            defaults |= dict.fromkeys(("name", "experiment_name"), defaults["run_name"])
-        found = instantiate({**{n: v for n, v in defaults.items() if n in taken}, **given}, _convert_="all")
-        require(isinstance(found, kind), option, shown, f"makes no Lightning {kind.__name__}")
-        return found
-    except OptionError:
-        raise
-    except (Exception, SystemExit) as error:  # of anybody's class
-        cause = error.__cause__ or error
-        raise OptionError(option, shown, f"cannot be made: {type(cause).__name__}: {first_line(cause)}") from error
-
-
-def _custom(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[Callback, str]]:
-    """Yield the callbacks of others whose methods run in these frames, each with file and line."""
-    for frame, line in frames:
-        for owner in (frame.f_locals.get("callback"), frame.f_locals.get("self")):  # Lightning calls functions too
-            if isinstance(owner, Callback) and is_custom(owner):
-                yield owner, f"{frame.f_code.co_filename}, line {line}"
-
-
-class Trainer(L.Trainer):
-    """Lightning's Trainer, which notes the callback that ends a training before its last step.
-
-    Attributes:
-        ended_before: `ended_by` of the run that is evaluated again; None for one that trains.
-    """
-
-    _ender: Callback | None = None
-    ended_before: str | None = None
-
-    @property
-    def ended_by(self) -> str | None:
-        """Class of the callback that ended the training, with its reason if it has one; None if none did."""
-        reason = getattr(self._ender, "stopping_reason_message", None)
-        why = f" ({reason.split(' Signaling')[0]})" if reason else ""
-        return self.ended_before if self._ender is None else f"{type(self._ender).__name__}{why}"
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "should_stop" and value and not self.should_stop:
-            self._ender = next((callback for callback, _ in _custom(walk_stack(None))), None)
-        super().__setattr__(name, value)
-
-
-@contextmanager
-def naming_callbacks() -> Iterator[None]:
-    """Name the custom callback that ended a run, and where: a run without results never ends with status 0.
-
-    Raises:
-        UserError: Lightning refuses it, it raised an error, or its code, or that of a custom logger, SystemExit or
-            KeyboardInterrupt.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except MisconfigurationException as error:  # ours fit
-        raise UserError(f"trainer.callbacks: Lightning says: {first_line(error)}") from error
-    except (Exception, SystemExit) as error:
-        interrupted = isinstance(error.__context__, KeyboardInterrupt)  # of which Lightning makes SystemExit
-        raised: Any = error.__context__ if interrupted else error
-        found = list(_custom(walk_tb(raised.__traceback__)))
-        if not found and isinstance(error, Exception):
-            raise
-        who, where = (type(found[-1][0]).__name__, f" ({found[-1][1]})") if found else ("code of others", "")
-        text = " ".join([who, "raised", type(raised).__name__, *str(raised).splitlines()[:1]])
-        raise UserError(f"trainer.callbacks: {text}{where}") from error
+from txl_lightning.errors import OptionError, Stopped, notice
+from txl_lightning.files import append_text, write_text
+from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
+from txl_lightning.recl.positions import position_blocks
+from txl_lightning.runs.metrics import loss_metrics, loss_unit, shown_units, unit_name
+from txl_lightning.training.checkpoints import LastCheckpoint, validation_follows
 
 
 class SignalError(BaseException):
     """Raised by a signal handler, wherever the run is: code that handles a bad file's errors must not see it."""
 
 
-class StopSignals(Callback):
+class StopSignals(Checkpoint):
     """Ends the run at SIGTERM, SIGINT, SIGHUP or SIGUSR1 inside its `with` block, which then raises `Stopped`.
 
     While steps are trained a signal is only noted; after the step the state is saved and the run stops. It may reach
@@ -192,11 +46,13 @@ class StopSignals(Callback):
     that step runs first, as it would without the signal. Before and after training there is nothing to save and the run
     stops at once, as it does at a second Ctrl-C.
 
+    It is a checkpoint callback because Lightning calls those last.
+
     Args:
         ranks: the processes of the run.
 
     Attributes:
-        checkpoints: saves the state; None if checkpoints are disabled.
+        checkpoint: saves the state; None if checkpoints are disabled.
         signum: first signal received; 0 without one.
         agreed: signal that the ranks have agreed on; 0 without one.
         training: whether steps are being trained; None before.
@@ -204,8 +60,9 @@ class StopSignals(Callback):
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.checkpoints: Checkpoints | None = None
-        self.signum = self.agreed = 0
+        self.checkpoint: LastCheckpoint | None = None
+        self.signum = 0
+        self.agreed = 0
         self.training: bool | None = None
         self._received_at = 0.0
         self._handlers = ExitStack()
@@ -222,12 +79,13 @@ class StopSignals(Callback):
             raise Stopped(f"stopped by {name}{self._to_continue()}", error.args[0]) from None
 
     def _handle(self, signum: int, frame: Any) -> None:
-        again = signum == self.signum == signal.SIGINT
-        if again and time.monotonic() - self._received_at < 1.0:  # one Ctrl-C, from the terminal and from the parent
+        is_again = signum == self.signum == signal.SIGINT
+        now = time.monotonic()
+        if is_again and now - self._received_at < 1.0:  # one Ctrl-C, from the terminal and from the parent
             return
         self.signum = self.signum or signum
-        self._received_at = time.monotonic()
-        if again or not self.training:
+        self._received_at = now
+        if is_again or not self.training:
             raise SignalError(signum)
         if self.ranks.rank == 0:  # print is not reentrant
             os.write(2, f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode())
@@ -243,26 +101,26 @@ class StopSignals(Callback):
         self.agreed = self.ranks.largest(self.signum)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        kept = self.checkpoints
-        if not self.agreed or (kept is not None and kept.validation_is_due(trainer)):
-            return
-        if kept is not None and kept.saved_step != trainer.global_step:
-            kept.save(trainer)
-        self._stop(trainer)
+        if self.agreed and not trainer.fit_loop._should_accumulate() and not validation_follows(trainer):
+            self._stop(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.state.fn == TrainerFn.FITTING:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.agreed = self.ranks.largest(self.agreed or self.signum)
             if self.agreed:
                 self._stop(trainer)
 
     def _stop(self, trainer: L.Trainer) -> None:
-        by = f"stopped by {signal.Signals(self.agreed).name} after step {trainer.global_step}"
-        raise Stopped(by + self._to_continue(), self.agreed)
+        if self.checkpoint is not None and self.checkpoint.saved_step != trainer.global_step:
+            self.checkpoint.save(trainer)
+        name = signal.Signals(self.agreed).name
+        raise Stopped(f"stopped by {name} after step {trainer.global_step}{self._to_continue()}", self.agreed)
 
     def _to_continue(self) -> str:
-        kept = self.checkpoints if self.training is not None else None
-        return f"; {kept.to_continue}" if kept is not None and kept.saved_step >= 0 else ""
+        checkpoint = self.checkpoint
+        if checkpoint is None or self.training is None or checkpoint.saved_step < 0:
+            return ""
+        return f"; {checkpoint.to_continue}"
 
 
 def requeue(config: Config) -> None:
@@ -270,8 +128,8 @@ def requeue(config: Config) -> None:
 
     SLURM then starts the same command again, which must continue: `resume=auto`, with checkpoints.
     """
-    job, rank = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_PROCID", "0")
-    if job is None or rank != "0":
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None or os.environ.get("SLURM_PROCID", "0") != "0":
         return
     if config.resume != "auto" or not config.checkpoint.enabled:
         notice(f"SLURM job {job} is not requeued: it needs resume=auto, hydra.run.dir and checkpoint.enabled=true")
@@ -284,46 +142,317 @@ def requeue(config: Config) -> None:
     notice(f"scontrol requeue {job}: {problem or 'the job continues when SLURM starts it again'}")
 
 
-class FiniteLoss(Callback):
-    """Ends a run whose loss or gradient is not finite, before a checkpoint holds it.
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Report a failed write on stderr instead of ending the training."""
+    try:
+        yield
+    except OSError as error:
+        print(f"could not write {what}: {error}; training continues", file=sys.stderr, flush=True)
 
-    The module's flag is read after every step on a CPU. On a GPU, where reading makes the CPU wait, it is read at log
-    entries, before a checkpoint is written and after the last step.
 
-    Args:
-        config: has `trainer.log_every_n_steps` and `checkpoint.keep_every_n_steps`.
-        ranks: the processes of the run.
-        checkpoints: source of the last good checkpoint; None if checkpoints are disabled.
+class CurveFile:
+    """Lines of JSON, each with the number of `steps` after which it was measured.
+
+    A failed write is reported on stderr and does not end the training; the next one repeats it.
     """
 
-    def __init__(self, config: Config, ranks: Ranks, checkpoints: Checkpoints | None) -> None:
-        self.every = [n for n in (config.trainer.log_every_n_steps, config.checkpoint.keep_every_n_steps) if n]
-        self.ranks, self.checkpoints = ranks, checkpoints
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.unwritten = ""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Append one whole line, after those for which the disk was full."""
+        self.unwritten += f"{json.dumps(row)}\n"
+        with reported(self.path.name):
+            append_text(self.path, self.unwritten)
+            self.unwritten = ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows, but for a last one that a kill or a full disk has cut short."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text("utf-8", "replace").split("\n")
+        rows = []
+        for line in lines[:-1]:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                notice(f"{self.path}: a line is no JSON; a resumed run removes it")
+        return rows
+
+    def keep_until(self, step: int) -> None:
+        """Remove the rows of steps that a resumed run does again."""
+        kept = [row for row in self.rows() if row["steps"] <= step]
+        text = "".join(f"{json.dumps(row)}\n" for row in kept)
+        if self.path.exists() and self.path.read_text("utf-8", "replace") != text:
+            write_text(self.path, text)
+
+
+class ValidationCurve(Callback):
+    """Writes a line of `validation.jsonl` for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
+
+    Args:
+        directory: run directory.
+
+    Attributes:
+        file: the curve.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.file = CurveFile(Path(directory) / "validation.jsonl")
+        self._seconds_before = 0.0
+        self._started = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of this run, including earlier sessions up to their last checkpoint."""
+        return self._seconds_before + time.perf_counter() - self._started
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._started = time.perf_counter()
+        if trainer.is_global_zero:
+            self.file.keep_until(trainer.global_step)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        row = {"steps": trainer.global_step, "tokens": pl_module.tokens, "seconds": round(self.seconds, 2)}
+        for name, value in pl_module.metrics.items():
+            if name.startswith("val/"):
+                row[name] = value
+        self.file.append(row)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._seconds_before = state_dict["seconds"]
+
+
+N_CONTEXTS = 8
+N_POSITIONS = 500
+FRACTIONS = [0.1, 0.5, 1.0]
+RECL_THRESHOLD = 0.01  # of appendix C
+
+
+class ContextCurves(Callback):
+    """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
+
+    Logs `context/{unit}/{c}`, `context/doublings/{c}` (bits from c to 2c), `context/within_1_percent`, `recl/{r}`
+    and `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
+    losses over steps.
+    RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
+    its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
+    is excluded from tokens/s.
+
+    Args:
+        config: its `context_curve`, and the lengths of training.
+        tokens: the validation split.
+        directory: run directory, for `context_curve.jsonl`.
+
+    Raises:
+        OptionError: an option is not possible with this split.
+    """
+
+    def __init__(self, config: Config, tokens: np.ndarray, directory: Path) -> None:
+        options = config.context_curve
+        self.file = CurveFile(directory / "context_curve.jsonl")
+        self.every_n_steps = options.every_n_steps or sys.maxsize
+        self.tokens = tokens
+        step = options.max_context // N_CONTEXTS
+        self.contexts = [step * (i + 1) for i in range(N_CONTEXTS)]
+        n_positions = max(1, min(N_POSITIONS, len(tokens) - options.max_context))
+        try:
+            self.positions, blocks = position_blocks(len(tokens), n_positions, self.contexts)
+        except OptionError as error:
+            raise OptionError("context_curve.max_context", options.max_context, error.allowed) from error
+        self.definition: dict[str, Any] = {
+            "blocks": blocks,
+            # Absolute positions reach as far as those of training; larger distances share one.
+            "trained_len": training_lengths(config).window,
+            "clamp_len": trained_clamp(config),
+            "fractions": FRACTIONS,
+            "threshold": RECL_THRESHOLD,
+            "bootstrap": 0,
+        }
+        self._measured_step = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._measured_step = trainer.global_step
+        if trainer.is_global_zero:
+            self.file.keep_until(trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         step = trainer.global_step
-        if pl_module.reads_are_free or step == trainer.max_steps or any(step % n == 0 for n in self.every):
-            self.check(trainer, pl_module)
+        if step % self.every_n_steps or step == self._measured_step:
+            return
+        self._measured_step = step
+        curve = context_curve(pl_module.model, self.tokens, self.positions, self.contexts, **self.definition)
+        if trainer.is_global_zero:
+            self._log(trainer, pl_module, curve)
+        pl_module.restart_clock()
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        self.check(trainer, pl_module)
+    def _log(self, trainer: L.Trainer, module: Any, curve: ContextCurve) -> None:
+        unit = loss_unit(module.level)
+        losses = [loss_metrics(nll, module.level)[unit] for nll in curve.nll]
+        row: dict[str, Any] = {
+            "steps": trainer.global_step,
+            "contexts": self.contexts,
+            "nll": curve.nll,
+            "nll_standard_error": curve.standard_error,
+            unit: losses,
+            **curve.gains,
+            "recl": {str(r): vars(recl) for r, recl in curve.recl.items()},
+        }
+        values = {"tokens": module.tokens, "context/within_1_percent": float(row["within_1_percent"])}
+        for c, loss in zip(self.contexts, losses, strict=True):
+            values[f"context/{unit}/{c}"] = loss
+        for doubling in row["doublings"]:
+            values[f"context/doublings/{doubling['from']}"] = doubling["bits"]
+        for r, recl in curve.recl.items():
+            values[f"recl/{r}"] = float(recl.value)
+            values[f"recl/{r}/guarded"] = float(recl.guarded)
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
+            logger.save()
+        self.file.append(row)
 
-    def check(self, trainer: L.Trainer, module: Any) -> None:
-        """Raise `UserError` if the loss or the gradient of a step was not finite."""
-        broken = not bool(module.finite)
-        if module.scales_gradients:  # the loss differs between ranks
-            broken = bool(self.ranks.largest(broken))
-        if broken:
-            when = f"{'in' if module.reads_are_free else 'in or before'} step {trainer.global_step}"
-            raise UserError(f"the loss or its gradient was not finite {when}; {self._good_checkpoint()}")
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if not trainer.is_global_zero:
+            return
+        rows = [row for row in self.file.rows() if row["contexts"] == self.contexts]
+        if not rows:
+            return
+        from txl_lightning.reporting.canvas import line_figure  # imports matplotlib
+        from txl_lightning.reporting.wandb_panels import log_file
 
-    def _good_checkpoint(self) -> str:
-        """Checkpoint to go on from: later ones than the best may be of weights that had begun to diverge."""
-        kept = self.checkpoints
-        if kept is None or kept.newest is None:
-            return "no checkpoint was written yet; try a lower optimizer.lr"
-        found = f"the last checkpoint is {kept.newest} (step {kept.saved_step})"
-        if kept.best_path is not None:
-            best = f"{kept.best_path} (step {kept.best['step']})"
-            found = f"the last good checkpoint is {best}, of the lowest validation loss"
-        return f"{found}; try initial_weights= with it and a lower optimizer.lr"
+        level = pl_module.level
+        unit = loss_unit(level)
+        steps = [row["steps"] for row in rows]
+        curves = {}
+        for i, c in enumerate(self.contexts):
+            losses = [loss_metrics(row["nll"][i], level)[unit] for row in rows]
+            curves[f"{c} tokens"] = [(steps, losses)]
+        path = self.file.path.with_suffix(".png")
+        with reported(path.name):
+            line_figure(path, curves, "steps", unit_name(level), "Loss by context, during training")
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    log_file(logger.experiment, "context_curve", path)
+
+
+class RunProgress(ProgressBar):
+    """Shows steps, time left, loss, the last validation and tokens/s on one line that fits the terminal.
+
+    Validation and test are shown too; after each validation one line stays. Without a terminal, and on one that cannot
+    go back to the start of a line (TERM=dumb), training is a new line for every tenth of the steps, and after five
+    minutes without one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rewrites = False
+        self._is_open = False  # whether a rewritten line is the last one
+        self._is_enabled = True
+        self._shown = 0.0
+        self._started = 0.0
+        self._first = 0
+        self._tenth = 0
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._rewrites = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def disable(self) -> None:
+        """Show nothing: Lightning calls this on all ranks but the first."""
+        self._is_enabled = False
+
+    def enable(self) -> None:
+        """Show progress again."""
+        self._is_enabled = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._started = time.monotonic()
+        self._shown = self._started
+        self._first = trainer.global_step
+        self._tenth = self._tenth_of(trainer)
+
+    def _tenth_of(self, trainer: L.Trainer) -> int:
+        return trainer.global_step * 10 // trainer.max_steps
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        step = trainer.global_step
+        is_last = step == trainer.max_steps
+        tenth = self._tenth_of(trainer)
+        is_new_tenth = not self._rewrites and tenth != self._tenth
+        if step > self._first and (is_new_tenth or self._is_due(0.5 if self._rewrites else 300) or is_last):
+            self._tenth = tenth
+            seconds = (time.monotonic() - self._started) / (step - self._first) * (trainer.max_steps - step)
+            left = f"{timedelta(seconds=round(seconds))} left"
+            self._show(f"{step:,}/{trainer.max_steps:,} steps", left, *self._values(pl_module))
+
+    def _is_due(self, seconds: float) -> bool:
+        return time.monotonic() - self._shown >= seconds
+
+    def _values(self, module: Any) -> list[str]:
+        latest = module.latest
+        metrics = module.metrics
+        validated = [f"val/{unit}" for unit in shown_units(metrics, "val/")]
+        shown = [f"{unit} {latest[f'train/{unit}']:.3f}" for unit in shown_units(latest, "train/")[:1]]
+        shown += [f"{name} {metrics[name]:.3f}" for name in validated[:1]]
+        if "train/tokens_per_second" in latest:
+            shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
+        return shown + [f"{name} {metrics[name]:.3f}" for name in validated[1:]]
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._show_segment("validation", batch_idx, self.total_val_batches_current_dataloader)
+
+    def on_test_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._show_segment("test", batch_idx, self.total_test_batches_current_dataloader)
+
+    def _show_segment(self, what: str, index: int, total: float) -> None:
+        if self._is_due(0.5 if self._rewrites else 60):
+            self._show(f"{what}: {index + 1:,}/{total:,} segments")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.sanity_checking:
+            return
+        metrics = pl_module.metrics
+        losses = [f"val/{unit} {metrics[f'val/{unit}']:.3f}" for unit in ("nll", *shown_units(metrics, "val/"))]
+        when = f"step {trainer.global_step:,}"
+        if trainer.state.fn != TrainerFn.FITTING:
+            when = f"best weights, {metrics['val/tokens']:,} tokens"
+        self._show(f"{when}: {', '.join(losses)}")
+        self._close()
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._close()
+
+    def _show(self, *parts: str) -> None:
+        if not self._is_enabled:
+            return
+        width = get_terminal_size().columns - 1
+        while len(", ".join(parts)) > width and len(parts) > 1:
+            parts = parts[:-1]
+        line = ", ".join(parts)
+        sys.stderr.write(f"\r{line:<{width}}" if self._rewrites else f"{line}\n")
+        sys.stderr.flush()
+        self._is_open = self._rewrites
+        self._shown = time.monotonic()
+
+    def _close(self) -> None:
+        """End a rewritten line, which stays."""
+        if self._is_open:
+            sys.stderr.write("\n")
+            self._is_open = False
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        self._close()  # otherwise the error would begin in the middle of the line

@@ -1,145 +1,51 @@
-"""Language model as a LightningModule: carried memory, one step of the optimizer, validation and test."""
+"""Language model as a LightningModule for any Trainer: carried memory, training, validation and test."""
 
 from __future__ import annotations
 
 import math
-import uuid
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import Metric
 
 from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
-from txl_lightning.config.schemas import Config
-from txl_lightning.data.streams import Batch, part_of_streams
+from txl_lightning.config.schemas import Config, stored
+from txl_lightning.data.streams import Batch
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import require
+from txl_lightning.errors import UserError, notice, require
 from txl_lightning.model.baselines import LSTMLayer
 from txl_lightning.model.embedding import TokenSoftmax
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
-from txl_lightning.runs.metrics import loss_metrics
-from txl_lightning.runs.models import Model, State
-from txl_lightning.runs.storage import MEMORY, named_files, read_file, write_checkpoint
-from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.optimization import make_optimizer
+from txl_lightning.reporting.code import code_version
+from txl_lightning.runs.metrics import loss_metrics, peak_memory
+from txl_lightning.runs.models import Model
+from txl_lightning.runs.trained import model_of, read_checkpoint
+from txl_lightning.training.loaders import as_batch, check_loader, groups_of, restore_position
+from txl_lightning.training.memory import CarriedMemory
+from txl_lightning.training.optimizers import make_optimizer
+from txl_lightning.training.version_0_5 import convert
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
-
+DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 UNCOMPILED: tuple[tuple[Any, str], ...] = (
     (TokenSoftmax, "_add_tails"),  # the shapes differ in every call, and each would be compiled
     (LSTMLayer, "forward"),  # torch compiles no LSTM, and torch 2.11 fails at one with other weights
 )
 
 
-class UnwrittenMemory(OSError):  # noqa: N818 - a checkpoint is not written, and training continues
-    """Raised on all ranks when one of them could not write its memory, with its error."""
-
-
-class MemoryHolder:
-    """Memory between the segments of one pass over ordered streams.
-
-    The memory is empty at segment 0. A segment that does not follow the last one is an error: with a shuffling
-    loader the memory would hold states of unrelated text.
-
-    Attributes:
-        memory: memory after the last segment; None before the first.
-        next_number: number of the segment that follows.
-        folder: folder of the checkpoints, to which several ranks write their parts; None to join these in one.
-    """
-
-    def __init__(self) -> None:
-        self.memory: Any = None
-        self.next_number = 0
-        self.folder: Path | None = None
-
-    def load_for(self, segment: Batch) -> Any:
-        """Return the memory to score `segment` with; None at segment 0, or where a resumed run found none.
-
-        Raises:
-            RuntimeError: the segment does not follow the last one.
-        """
-        if segment.number == 0:
-            return None
-        if segment.number != self.next_number:
-            found = f"expected segment {self.next_number}, got segment {segment.number}"
-            raise RuntimeError(f"{found}: a model with memory needs ordered, non-shuffled streams")
-        return self.memory
-
-    def store_after(self, segment: Batch, memory: Any) -> None:
-        """Store the memory that scoring `segment` returned."""
-        self.memory, self.next_number = memory, segment.number + 1
-
-    def state_dict(self, ranks: Ranks, step: int) -> dict[str, Any]:
-        """Return plain containers for the checkpoint of a step; all ranks must call this.
-
-        One rank's memory is in them, as is that of several without a `folder`. With it each rank writes its streams to
-        a file there, complete before a checkpoint names it and of a name of its own, so that older checkpoints keep
-        theirs: a run that is killed leaves every checkpoint its memory.
-
-        Raises:
-            UnwrittenMemory: on all ranks, if one of them cannot write its file.
-        """
-        state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
-        if self.memory is None:  # no step has stored one yet
-            return state
-        memory = self.memory.to("cpu")
-        if self.folder is None or ranks.world_size == 1:
-            return {**state, "memory": join_streams(ranks.gather(memory)).state_dict()}
-        name, error = ranks.first(f"step{step}-{uuid.uuid4().hex[:8]}"), ""
-        files = [f"{MEMORY}/{name}-{rank}-of-{ranks.world_size}.pt" for rank in range(ranks.world_size)]
-        path = self.folder / files[ranks.rank]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(memory.state_dict(), path)
-        except OSError as failed:
-            error = str(failed)
-        if errors := [*filter(None, ranks.gather(error))]:
-            raise UnwrittenMemory(errors[0])
-        return {**state, "files": files}
-
-    def load_state_dict(self, state: dict[str, Any], folder: Path, n_streams: int, ranks: Ranks, model: Any) -> None:
-        """Restore this rank's streams; the number of ranks may differ from the one that wrote the state.
-
-        Without a file that any rank needs, the memory of all ranks is empty.
-
-        Args:
-            state: as `state_dict` returned it, of any number of ranks.
-            folder: folder of the checkpoint.
-            n_streams: B of all ranks.
-            ranks: the processes of the run.
-            model: whose memory it must be.
-
-        Raises:
-            OptionError: a file is damaged.
-        """
-        self.memory, self.next_number = None, state["next_number"]
-        first, end = part_of_streams(n_streams, ranks.rank, ranks.world_size)
-        parts, files = [state["memory"]], named_files({"training_memory": state})
-        if files:
-            bounds = [part_of_streams(n_streams, part, len(files)) for part in range(len(files))]
-            paths = [folder / file for file, of in zip(files, bounds, strict=True) if of[0] < end and first < of[1]]
-            if ranks.largest(not all(path.exists() for path in paths)):
-                return
-            parts = [read_file(path, "resume") for path in paths]
-        if parts[0]:
-            joined = join_streams([model.state_class.from_state_dict(part) for part in parts])
-            self.memory = joined.streams(first - joined.first_column, end - joined.first_column)
-
-
-def join_streams(memories: Sequence[State]) -> State:
-    """Join the memories of neighbouring streams."""
-    return memories[0] if len(memories) == 1 else type(memories[0]).join(memories)  # type: ignore[arg-type]
+class NotFiniteError(UserError):
+    """Raised when the loss or the gradient of a step is not finite."""
 
 
 def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
@@ -153,12 +59,15 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
             decides what is drawn, without replacement.
     """
     if loss == "random_half":
-        return torch.from_numpy(np.random.default_rng([seed, step]).permutation(T)[T // 2 :])
-    return slice(T // 2 if loss == "half" else 0, T)
+        drawn = np.random.default_rng([seed, step]).permutation(T)
+        return torch.from_numpy(drawn[T // 2 :])
+    if loss == "half":
+        return slice(T // 2, T)
+    return slice(0, T)
 
 
 def compiled(score: Any, backend: str = "inductor") -> Any:
-    """Return a compiled function whose backward pass is without autocast, as `manual_backward` runs it.
+    """Return a compiled function whose backward pass is without autocast, as Lightning runs it.
 
     Args:
         score: the function.
@@ -200,11 +109,23 @@ class TokenLoss(Metric):
         return self.sums.tolist()
 
 
-class LanguageModelModule(L.LightningModule):
-    """Trains and evaluates a language model on ordered streams.
+class EndOfBatch(Callback):
+    """Lets the module count and log a batch before a checkpoint callback saves it.
 
-    Training and evaluation have separate memories. Neither is a buffer (see `Memory`). `training_step` does the whole
-    step (manual optimization of Lightning): with `trainer.stream_groups` there are several backward passes in one.
+    Lightning calls `on_train_batch_end` of callbacks before the module's, and writes to loggers after both: a run that
+    is killed between the checkpoint and the row would have a gap.
+    """
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.finish_batch(batch, batch_idx)
+
+
+class LanguageModelModule(L.LightningModule):
+    """Trains and evaluates a language model on ordered streams, with any Trainer.
+
+    Row b of a batch continues row b of the batch before. Training and evaluation have a memory each; neither is a
+    buffer (see `Memory`). The optimizer and its schedule are those of the config, over the Trainer's number of steps.
+    Every checkpoint holds the config, the vocabulary, the memory and the random states.
 
     With `trainer.compile` training segments are scored through `torch.compile`, with a memory of static shape. While
     the memory fills, segments are scored uncompiled.
@@ -213,17 +134,18 @@ class LanguageModelModule(L.LightningModule):
         model: scores tokens, see `LanguageModel`.
         config: config of the run.
         vocabulary: its level decides between bits per character and perplexity.
-        evaluation_lengths: lengths of validation and test.
-        ranks: the processes of the run.
+        evaluation_lengths: lengths of validation and test; None for those of the config.
+        ranks: the processes of the run; None for those of the Trainer.
 
     Attributes:
-        metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
-        loss: mean training loss of this rank's streams in the last step, in nats.
-        share_of_batch: corrects DDP's mean for ranks with fewer streams: the mean over ranks of share_of_batch · loss
-            is the loss of the batch.
+        metrics: latest val/… and test/… values in float64.
+        latest: latest train/… values.
+        loss: mean training loss of the last batch, in nats.
         gradient_norm: global norm before clipping in the last step.
         finite: whether loss and gradients of all steps were finite; a tensor on the device of the model, since reading
             it makes the CPU wait for a GPU.
+        tokens: number of targets trained so far, on all ranks, earlier sessions included.
+        record: what else every checkpoint says about the run.
     """
 
     evaluation_loss: TokenLoss
@@ -233,182 +155,372 @@ class LanguageModelModule(L.LightningModule):
         model: Model,
         config: Config,
         vocabulary: Vocabulary,
-        evaluation_lengths: Lengths,
-        ranks: Ranks = Ranks(),  # noqa: B008 - frozen
+        evaluation_lengths: Lengths | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
-        self.automatic_optimization = False
-        self.model, self.config, self.ranks, self.evaluation_lengths = model, config, ranks, evaluation_lengths
-        self.level, byte_lengths = vocabulary.level, vocabulary.byte_lengths
+        self.model = model
+        self.config = config
+        self.vocabulary = vocabulary
+        self.level = vocabulary.level
+        self.ranks = ranks or Ranks()
+        self.evaluation_lengths = evaluation_lengths or lengths_of(config)
+        byte_lengths = vocabulary.byte_lengths
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
-        self.training_memory, self.evaluation_memory = MemoryHolder(), MemoryHolder()
+        self.training_memory = CarriedMemory()
+        self.evaluation_memory = CarriedMemory()
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
         self.__dict__["evaluation_loss"] = TokenLoss()  # no submodule: those move to devices that lack float64
         self._longest_segment = 0
-        self.scales_gradients = config.trainer.precision == "16-mixed"
-        self.score: Any = compiled(model.score) if config.trainer.compile else model.score
-        self.loss = self.gradient_norm = torch.zeros(())
-        self.share_of_batch = 1.0
+        self.score: Any = model.score
+        if config.trainer.compile:
+            self.score = compiled(model.score)
+        self.loss = torch.zeros(())
+        self.gradient_norm = torch.zeros(())
         self.finite = torch.tensor(True)
         self.metrics: dict[str, float] = {}
+        self.latest: dict[str, float] = {}
+        self.record: dict[str, Any] = {}
+        self.tokens = 0
+        self._n_groups = 1
+        self._n_streams = 0  # of all ranks; 0 before the first batch
+        self._missing_batches = 0  # of the epoch, where a resumed run reads a loader from its start
+        self._random_states: list[dict[str, Any]] | None = None
+        self._nll_sum: Tensor | float = 0.0
+        self._nll_tokens = 0
+        self.restart_clock()
 
     @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: Any, map_location: Any = None, **kwargs: Any
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
     ) -> LanguageModelModule:
-        """Open a checkpoint of `txl train` as a module in training mode, which Lightning's Trainer does not set."""
-        trained = load_trained(checkpoint_path)
-        lengths = evaluation_lengths(in_windows(trained.config))
-        module = cls(trained.model.train(), trained.config, trained.vocabulary, lengths, **kwargs)
-        return module if map_location is None else module.to(map_location)
+        """Open a checkpoint as a module in training mode, which Lightning's Trainer does not set.
+
+        Args:
+            checkpoint_path: path of a checkpoint of this module, whoever wrote it.
+            map_location: device of the module; None for the CPU.
+            hparams_file: not used, as the checkpoint has its config.
+            strict: False leaves out weights that the checkpoint lacks or has too many.
+            weights_only: not used, since no checkpoint is read in another way.
+            kwargs: arguments of the class.
+
+        Raises:
+            OptionError: the file cannot be used.
+        """
+        checkpoint = read_checkpoint(checkpoint_path)
+        trained = model_of(checkpoint, strict=strict is not False)
+        module = cls(trained.model.train(), trained.config, trained.vocabulary, **kwargs)
+        for name in ("vocabulary_given", "corpus"):
+            module.record[name] = checkpoint.record.get(name)
+        if map_location is None:
+            return module
+        return module.to(map_location)
 
     def setup(self, stage: str) -> None:
-        """Take the ranks of a Trainer of one's own, which started other processes than `ranks`.
+        """Take the ranks of the Trainer, if it started other processes than `ranks`.
 
         Raises:
             OptionError: its strategy divides the weights, whose gradients could not be clipped by their norm.
         """
-        trainer, dividing = self.trainer, (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
+        trainer = self.trainer
         allowed = "divides the weights, and a step clips their whole gradient: use auto or ddp"
-        require(not isinstance(trainer.strategy, dividing), "strategy", type(trainer.strategy).__name__, allowed)
+        divides = isinstance(trainer.strategy, DIVIDING_STRATEGIES)
+        require(not divides, "strategy", type(trainer.strategy).__name__, allowed)
         if trainer.world_size != self.ranks.world_size:
             group = torch.distributed.new_group(backend="gloo")
             self.ranks = Ranks(trainer.global_rank, trainer.world_size, group, trainer.local_rank)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, EndOfBatch) for callback in callbacks):
+            callbacks.insert(0, EndOfBatch())
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Do one step: gradients, clipping (`on_before_optimizer_step`, called by `step`), weights, learning rate.
+    # Training
 
-        Returns:
-            The loss of this rank's streams, without its graph, for callbacks.
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer of the config, and its schedule over the Trainer's number of steps."""
+        n_steps = self.trainer.estimated_stepping_batches
+        options = self.config.optimizer
+        if n_steps == math.inf and options.schedule == "cosine":
+            notice("the Trainer has no number of steps (max_steps or max_epochs): the learning rate stays constant")
+        if options.warmup_steps > n_steps:
+            never = "is longer than the run: the learning rate stays below optimizer.lr"
+            notice(f"optimizer.warmup_steps={options.warmup_steps} {never} ({n_steps} steps)")
+        fused = self.trainer.precision != "16-mixed"  # a gradient scaler could not unscale before clipping
+        optimizer, schedule = make_optimizer(self.model, options, n_steps, fused)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Check the loader; restore its position, and the random state after all that draws before the first step."""
+        loader = self.trainer.train_dataloader
+        check_loader(loader, self.trainer.world_size)
+        self._n_groups = groups_of(loader)
+        self._n_streams = 0
+        self._missing_batches = 0
+        self._check_moments()
+        if self.trainer.fit_loop.restarting:
+            self._restore_position(loader)
+        self._restore_random_state()
+        self.restart_clock()
+
+    def _restore_position(self, loader: Any) -> None:
+        """Restore the position of the loader, also where Lightning made its iterator before it had read its state."""
+        fit_loop = self.trainer.fit_loop
+        if fit_loop._combined_loader_states_to_load:
+            fit_loop._load_combined_loader_states()
+        progress: Any = fit_loop.epoch_loop.batch_progress.current
+        done = progress.processed % self.trainer.num_training_batches
+        if not restore_position(loader, int(done)) and done:
+            self._missing_batches = int(done)
+            notice("the loader cannot resume (it has no state_dict): it begins again, with an empty memory")
+
+    def _check_moments(self) -> None:
+        """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
+        for optimizer in self.trainer.optimizers:
+            for weight, moments in optimizer.state.items():
+                for moment in moments.values():
+                    if isinstance(moment, Tensor) and moment.shape not in (weight.shape, ()):
+                        shape = list(weight.shape)
+                        raise ValueError(f"moments of a weight of shape {shape} have another shape")
+
+    def on_train_epoch_start(self) -> None:
+        self._missing_batches = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of a batch, and store the memory after it.
+
+        Raises:
+            RuntimeError: the batch is of another segment than the loop expects.
+            UserError: it is not a batch.
         """
-        optimizer, schedule = cast("Any", self.optimizers()), cast("Any", self.lr_schedulers())
-        for callback in cast("Any", self.trainer).callbacks:  # in manual optimization Lightning does not call it
-            callback.on_before_zero_grad(self.trainer, self, optimizer)
-        optimizer.zero_grad()
-        self.add_gradients(batch)
-        with torch.autocast(self.device.type, enabled=False):  # Lightning has it on in the whole `training_step`
-            optimizer.step()  # calls `on_before_optimizer_step` first
-        schedule.step()
-        return self.loss
+        number = (batch_idx - self._missing_batches) // self._n_groups
+        batch = as_batch(batch, number)
+        if batch.number != number:
+            raise RuntimeError(f"expected segment {number}, got segment {batch.number}: streams are read in order")
+        return self.scaled_loss(batch)
 
-    def add_gradients(self, batch: Batch) -> None:
-        """Add the gradients of the loss of a segment, or of all segments of a step, and store the memory after it.
+    def scaled_loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch, so that gradients are those of all streams at once, and store the memory.
 
-        A backward pass for each group of streams frees its activations before the next one is scored. A group of b of
-        the B_r streams of rank r, of W, has the loss
+        A batch has b of the B streams of W ranks, each in G groups over which gradients are accumulated. Lightning
+        takes the mean over ranks and groups, so the loss is
 
-            mean over its tokens · b / B_r · share_of_batch        share_of_batch = W · B_r / B
-
-        so that the gradient, which DDP averages over ranks, equals that of all B streams at once.
+            mean over its tokens · b · W · G / B
         """
-        n, W, B_r = self.config.trainer.stream_groups, self.ranks.world_size, len(batch.targets)
-        B = self.config.data.batch_size if W > 1 else B_r
-        self.share_of_batch = W * B_r / B
-        rank_first, rank_end = part_of_streams(B, self.ranks.rank, W)
-        allowed = f"must be the streams of all {W} processes: rank {self.ranks.rank} reads {B_r}"
-        require(rank_end - rank_first == B_r, "data.batch_size", B, allowed)
-        memory, losses, memories = self._memory_before(batch), [], []
-        for first, end in (part_of_streams(B_r, group, n) for group in range(n)):
-            before = None if memory is None else memory.streams(first, end)
-            nll_BP, after = self._score(batch.streams(first, end), before)
-            loss = nll_BP.mean() * ((end - first) / B_r)
-            losses.append(loss.detach())
-            memories.append(replace(after, first_column=rank_first + first))  # a memory made in this step has 0
-            with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
-                self.manual_backward(loss * self.share_of_batch)
-        after = join_streams(memories)
-        self.training_memory.store_after(batch, after)
-        self.loss = torch.stack(losses).sum()
+        if not self._n_streams:
+            self._count_streams(batch)
+        memory = self._memory_before(batch)
+        nll_BP, memory = self._score(batch, memory)
+        self.training_memory.after(batch, memory)
+        loss = nll_BP.mean()
+        self.loss = loss.detach()
+        share = len(batch.targets) * self.ranks.world_size * self._n_groups / self._n_streams
+        return loss * share
+
+    def _count_streams(self, first_batch: Batch) -> None:
+        """Count the streams of all ranks, and give each rank its part of a restored memory."""
+        n_rows = len(first_batch.targets)
+        if self._n_groups > 1:
+            n_rows = len(cast("Any", self.trainer.train_dataloader).streams.own)
+        of_ranks = self.ranks.gather(n_rows)
+        self._n_streams = sum(of_ranks)
+        memory = self.training_memory
+        if memory.restored is not None:
+            first = sum(of_ranks[: self.ranks.rank])
+            problem = memory.distribute(first, n_rows, self._n_streams, first_batch, self._n_groups)
+            if problem and first_batch.number:
+                self._report_missing_memory(problem)
+
+    def _memory_before(self, batch: Batch) -> Any:
+        """Return the memory before a training segment, on its device; None, or one of static shape, begins an epoch."""
+        memory = self.training_memory.before(batch)
+        if memory is not None:
+            return memory.to(batch.tokens.device)  # a checkpoint's is on the CPU
+        if self.config.trainer.compile:
+            model: Any = self.model
+            return model.start_memory(batch.tokens.shape[0], static=True)
+        return None
 
     def _score(self, batch: Batch, memory: Any) -> tuple[Tensor, Any]:
         """Return the losses at the positions that the training loss counts, [B, P], and the memory after the step."""
-        k, model, counted = self.config.memory.gradient_segments, cast("Any", self.model), []
-        segments = batch.split(self.config.data.segment_len, model.config.ext_len) if k else [batch]
+        model: Any = self.model
+        segments = [batch]
+        several = self.config.memory.gradient_segments > 0
+        if several:
+            segments = batch.split(self.config.data.segment_len, model.config.ext_len)
+            if memory is None:
+                memory = model.start_memory(len(batch.targets))
+        counted = []
         for i, segment in enumerate(segments):
-            if k:
-                memory = model.start_memory(len(segment.targets)) if memory is None else memory
+            if several:
                 memory = replace(memory, keeps_gradient=i + 1 < len(segments))
             known: dict[str, Any] = {}
             if model.config.cutoffs and segment.known_targets is not None:
                 known["known_targets_BT"] = torch.from_numpy(segment.known_targets)
-            nll_BT, memory = self._scorer_for(segment, memory)(segment.tokens, segment.targets, memory, **known)
-            step = self.global_step * len(segments) + i
-            positions = scored_positions(self.config.loss, nll_BT.shape[1], self.config.seed, step)
-            if isinstance(positions, Tensor):
-                positions = positions.pin_memory() if self.device.type == "cuda" else positions
-                positions = positions.to(self.device, non_blocking=True)  # of other memory the CPU waits for the copy
-            counted.append(nll_BT[:, positions])
-        return counted[0] if len(counted) == 1 else torch.cat(counted, dim=1), memory
+            score = self._scorer_for(segment, memory)
+            nll_BT, memory = score(segment.tokens, segment.targets, memory, **known)
+            counted.append(nll_BT[:, self._counted_positions(nll_BT.shape[1], i, len(segments))])
+        if len(counted) == 1:
+            return counted[0], memory
+        return torch.cat(counted, dim=1), memory
 
-    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients without autocast: each product has the type that it had in the forward pass."""
-        with torch.autocast(self.device.type, enabled=False):
-            super().manual_backward(loss, *args, **kwargs)
-
-    def _gradients_of_this_rank(self) -> Any:
-        """Return a context in which gradients are not averaged over the ranks: the last group's backward does it."""
-        strategy = self.trainer.strategy
-        return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
-
-    def _memory_before(self, batch: Batch) -> Any:
-        """Return the memory before a training segment, on its device; None, or one of static shape, begins an epoch."""
-        memory, model = self.training_memory.load_for(batch), cast("Any", self.model)
-        if memory is not None:
-            return memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
-        return model.start_memory(batch.tokens.shape[0], static=True) if self.config.trainer.compile else None
+    def _counted_positions(self, T: int, i: int, n_segments: int) -> slice | Tensor:
+        """Return the positions of segment i of this step that count for the loss, on the device of the model."""
+        step = self.global_step * n_segments + i
+        positions = scored_positions(self.config.loss, T, self.config.seed, step)
+        if isinstance(positions, slice):
+            return positions
+        if self.device.type == "cuda":
+            positions = positions.pin_memory()  # for a copy of other memory the CPU would wait
+        return positions.to(self.device, non_blocking=True)
 
     def _scorer_for(self, batch: Batch, memory: Any) -> Any:
         """Return the compiled `score` for full memories and whole segments; other shapes are not compiled."""
         model: Any = self.model
         fills = isinstance(memory, Memory) and memory.filled < model.config.memory_slots
-        self._longest_segment = max(self._longest_segment, batch.tokens.shape[1])
-        is_last_of_epoch = batch.tokens.shape[1] < self._longest_segment
-        return model.score if fills or is_last_of_epoch else self.score
+        T = batch.tokens.shape[1]
+        self._longest_segment = max(self._longest_segment, T)
+        if fills or self._longest_segment > T:
+            return model.score
+        return self.score
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as the Trainer says, else by `optimizer.clip_norm`; note on the device whether the norm is finite.
+
+        DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
+        rank is not. With a gradient scaler (16-mixed) gradients overflow regularly and the scaler skips those steps
+        itself; only the loss counts then.
+        """
+        limit = gradient_clip_val
+        if limit is None:
+            limit = self.config.optimizer.clip_norm
+        by_value = gradient_clip_algorithm == "value"
+        parameters = []
+        for group in optimizer.param_groups:
+            parameters += group["params"]
+        most = math.inf if by_value else limit or math.inf
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(parameters, most)
+        if by_value:
+            self.clip_gradients(optimizer, limit, "value")
+        value = self.loss if self.scales_gradients else self.gradient_norm
+        self.finite = self.finite.to(value.device) & torch.isfinite(value)
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether the Trainer scales gradients."""
+        return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
     @property
     def reads_are_free(self) -> bool:
         """Whether the CPU reads a tensor of the model without waiting for a device."""
         return self.device.type == "cpu"
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip by global norm; note on the device whether the norm is finite.
+    def finish_batch(self, batch: Any, batch_idx: int) -> None:
+        """Count the batch, log at the Trainer's interval, and let a validation follow the last step too."""
+        trainer = self.trainer
+        self.training_memory.confirm()
+        targets = as_batch(batch, 0).targets
+        self._nll_sum = self._nll_sum + self.loss * targets.numel()
+        self._nll_tokens += targets.numel()
+        if batch_idx % self._n_groups == 0:
+            self.tokens += self._n_streams * targets.shape[1]
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True  # Lightning validates before it stops early
+        if self.reads_are_free:
+            self.check_finite()
+        if not trainer.fit_loop._should_accumulate() and trainer._logger_connector.should_update_logs:
+            self.check_finite()
+            self._log_training()
 
-        DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
-        rank is not. With a gradient scaler (16-mixed) gradients overflow regularly and the scaler skips those steps
-        itself; only the loss counts then.
+    def check_finite(self) -> None:
+        """Raise `NotFiniteError` if the loss or the gradient of a step was not finite."""
+        if not bool(self.finite):
+            when = f"{'in' if self.reads_are_free else 'in or before'} step {self.global_step}"
+            raise NotFiniteError(f"the loss or its gradient was not finite {when}")
+
+    def _log_training(self) -> None:
+        """Log loss, its units, learning rate, gradient norm, memory length, tokens/s and peak memory.
+
+        The loss is the mean over the tokens of all ranks since the last log entry.
         """
-        limit = self.config.optimizer.clip_norm or math.inf
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
-        value = self.loss if self.scales_gradients else self.gradient_norm
-        self.finite = self.finite.to(value.device) & torch.isfinite(value)
+        recent = self.tokens - self._tokens_before
+        nll_sum, n_tokens = self.ranks.total(float(self._nll_sum), self._nll_tokens)
+        values = loss_metrics(nll_sum / n_tokens, self.level)
+        self.latest = {f"train/{name}": value for name, value in values.items()}
+        self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
+        self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.latest["train/gradient_norm"] = float(self.gradient_norm)
+        self.latest["train/memory_length"] = float(getattr(self.training_memory.value, "filled", 0))
+        self.latest["train/peak_memory_bytes"] = self.ranks.largest(peak_memory(self.device))
+        values = {**self.latest, "tokens": self.tokens}
+        for name, value in self.latest.items():
+            self.log(name, value, logger=False)  # for callbacks
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=self.global_step)
+            logger.save()
+        self._nll_sum = 0.0
+        self._nll_tokens = 0
+        self.restart_clock()
 
-    def configure_optimizers(self) -> Any:
-        max_steps, fused = self.config.trainer.max_steps, not self.scales_gradients
-        optimizer, schedule = make_optimizer(self.model, self.config.optimizer, max_steps, fused)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    def _log(self, values: dict[str, float], **how: Any) -> None:
+        """Log values in float64 with the axes `tokens` and `step`."""
+        device = torch.device("cpu") if self.device.type in WITHOUT_FLOAT64 else self.device
+        axes = {"tokens": self.tokens, "step": self.trainer.global_step}
+        for name, value in {**values, **axes}.items():
+            self.log(name, torch.tensor(value, dtype=torch.float64, device=device), batch_size=1, **how)
 
-    def on_train_start(self) -> None:
-        """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
-        for x, moments in self.trainer.optimizers[0].state.items():
-            if any(part.shape not in (x.shape, ()) for part in moments.values()):
-                raise ValueError(f"moments of a weight of shape {list(x.shape)} have another shape")
+    def restart_clock(self) -> None:
+        """Exclude the time since the last log entry from tokens/s."""
+        self._since = time.perf_counter()
+        self._tokens_before = self.tokens
 
-    def on_train_batch_end(self, *args: Any) -> None:
-        """Let a validation follow the last step too: its interval need not divide the number of steps."""
-        if self.trainer.global_step >= self.trainer.max_steps:
-            self.trainer.should_stop = True  # Lightning validates before it stops early
+    # Validation and test
+
+    def on_validation_start(self) -> None:
+        """Check the loader.
+
+        Raises:
+            UserError: there are several, or one that joins batches.
+        """
+        loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+        if isinstance(loaders, (list, tuple)):
+            if len(loaders) > 1:
+                raise UserError(f"{len(loaders)} loaders of validation: give one, and call validate for each other")
+            loaders = loaders[0]
+        check_loader(loaders, self.trainer.world_size)
+
+    on_test_start = on_validation_start
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin without a memory and without sums, also after a validation that was broken off."""
+        self.evaluation_memory = CarriedMemory()
+        self._evaluation_score = None
+        self.evaluation_loss.reset()
+
+    on_test_epoch_start = on_validation_epoch_start
 
     @torch.no_grad()
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Score a segment of the validation or the test split."""
-        memory = self.evaluation_memory.load_for(batch)
-        if memory is None:  # the first segment: the weights stay the same until the last
+        batch = as_batch(batch, batch_idx)
+        memory = self.evaluation_memory.before(batch)
+        if self._evaluation_score is None:  # the weights stay the same until the last segment
             model: Any = self.model.with_lengths(**self.evaluation_lengths.keywords())
-            cached = can_cache(model) and model.config.mem_len  # keys and values: takes less time
-            self._evaluation_score = (CachedTransformerXL(model) if cached else model).score
+            if can_cache(model) and model.config.mem_len:  # keys and values: takes less time
+                model = CachedTransformerXL(model)
+            self._evaluation_score = model.score
         nll_BT, memory = self._evaluation_score(batch.tokens, batch.targets, memory)
-        self.evaluation_memory.store_after(batch, memory)
+        self.evaluation_memory.after(batch, memory)
         self.evaluation_loss.update(nll_BT, self._count_bytes(batch.targets))
 
     test_step = validation_step
@@ -422,30 +534,124 @@ class LanguageModelModule(L.LightningModule):
         return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())  # in float32, exact up to 2²⁴
 
     def on_validation_epoch_end(self) -> None:
-        """Set the metrics of the validation or the test split, equal on all ranks."""
+        """Log the metrics of the validation or the test split, equal on all ranks."""
         stage = "test" if self.trainer.testing else "val"
-        nll_sum, n_bytes, tokens = self.evaluation_loss.compute()
-        nll, bytes_per_token = (nll_sum / tokens, n_bytes / tokens) if tokens else (math.nan, None)
-        values = {f"{stage}/{name}": x for name, x in loss_metrics(nll, self.level, bytes_per_token).items()}
-        self.metrics |= {**values, f"{stage}/tokens": int(tokens)}
-        self.log_dict(values, logger=False, sync_dist=True)  # without sync_dist Lightning warns
-        self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
-        self.evaluation_loss.reset()
+        nll_sum, n_bytes, n_tokens = self.evaluation_loss.compute()
+        nll = math.nan
+        bytes_per_token = None
+        if n_tokens:
+            nll = nll_sum / n_tokens
+            bytes_per_token = n_bytes / n_tokens
+        values: dict[str, float] = {}
+        for name, value in loss_metrics(nll, self.level, bytes_per_token).items():
+            values[f"{stage}/{name}"] = value
+        values[f"{stage}/tokens"] = int(n_tokens)
+        self.metrics.update(values)
+        self._log(values, sync_dist=self.ranks.world_size > 1)
+        self.on_validation_epoch_start()
+        self.restart_clock()
 
     on_test_epoch_end = on_validation_epoch_end
 
+    # Checkpoints
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the training memory, or write its files and store their names."""
-        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks, checkpoint["global_step"])
+        """Add the config and the vocabulary, and unless it is of weights alone the state of training.
+
+        Raises:
+            NotFiniteError: the loss or the gradient of a step was not finite.
+        """
+        self.check_finite()
+        checkpoint["txl_lightning"] = {
+            **code_version(),
+            "config": stored(self.config),
+            "vocabulary": self.vocabulary.state_dict(),
+            **self.record,
+        }
+        if "optimizer_states" in checkpoint:
+            checkpoint["txl_lightning"]["training"] = self._training_state()
+
+    def _training_state(self) -> dict[str, Any]:
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        if progress.ready > progress.processed:  # an error in the middle of a step
+            self.training_memory.undo()
+        left = progress.processed % self.trainer.accumulate_grad_batches
+        if left and progress.processed < self.trainer.num_training_batches:
+            notice(f"checkpoint within an accumulation: the gradients of {left} batches are not in it")
+        return {
+            "memory": self.training_memory.state_dict(self.ranks),
+            "random": self.ranks.gather(random_state()),
+            "tokens": self.tokens,
+            "since": self.ranks.gather((float(self._nll_sum), self._nll_tokens)),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore this rank's slice of the training memory; report a missing one."""
-        carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
-        data, holder, folder = self.config.data, self.training_memory, path.parent
-        holder.load_state_dict(carried, folder, data.batch_size, self.ranks, self.model)
-        if getattr(self.model.config, "is_recurrent", True) and holder.next_number and holder.memory is None:
-            n_tokens = self.config.memory.mem_len or data.segment_len
-            why = f"its files are not in {folder / MEMORY}" if "files" in carried else "it was saved without"
-            fills = f"it fills again over the next {n_tokens} tokens of every stream"
-            differs = "and the run will differ from an uninterrupted one"
-            self.ranks.report(f"resume={path} holds no training memory ({why}): {fills}, {differs}")
+        """Restore the state of training; report a missing memory.
+
+        Raises:
+            UserError: the checkpoint has none.
+        """
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        if "training_memory" in checkpoint:
+            best = [callback.state_key for callback in self._checkpoints() if callback.filename == "best"]
+            convert(checkpoint, self.trainer.accumulate_grad_batches, best[0] if best else None)
+        state = checkpoint.get("txl_lightning", {}).get("training")
+        if state is None:
+            raise UserError("the checkpoint has no state of training: open its weights with load_from_checkpoint")
+        self.training_memory.load_state_dict(state["memory"], self.model)
+        self._random_states = state["random"]
+        self.tokens = state["tokens"]
+        sums = state["since"]
+        if len(sums) == self.ranks.world_size:
+            self._nll_sum, self._nll_tokens = sums[self.ranks.rank]
+        elif self.ranks.rank == 0:  # another number of ranks: the first one takes the sums of all
+            self._nll_sum = sum(nll for nll, _ in sums)
+            self._nll_tokens = sum(n for _, n in sums)
+        is_recurrent = getattr(self.model.config, "is_recurrent", True)
+        if is_recurrent and state["memory"]["next_number"] and self.training_memory.restored is None:
+            self._report_missing_memory("it was saved without")
+
+    def _checkpoints(self) -> list[ModelCheckpoint]:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+
+    def _report_missing_memory(self, why: str) -> None:
+        n_tokens = self.config.memory.mem_len or self.config.data.segment_len
+        fills = f"it fills again over the next {n_tokens} tokens of every stream"
+        self.ranks.report(
+            f"resume={self.trainer.ckpt_path} holds no training memory ({why}): {fills}, "
+            "and the run will differ from an uninterrupted one"
+        )
+
+    def _restore_random_state(self) -> None:
+        """Restore this rank's random state, so that a resumed run draws the same dropout masks.
+
+        If more ranks resume than wrote the checkpoint, the additional ones get a new seed.
+        """
+        states, self._random_states = self._random_states, None
+        if states is None:
+            return
+        if self.ranks.rank >= len(states):
+            L.seed_everything(self.ranks.seed(self.config.seed, self.global_step), verbose=False)
+            return
+        state = states[self.ranks.rank]
+        torch.set_rng_state(state["cpu"])
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+        if state["mps"] is not None and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state["mps"])
+
+
+def lengths_of(config: Config) -> Lengths:
+    """Return the lengths of validation and test."""
+    return evaluation_lengths(in_windows(config))
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of torch's generators: of the CPU and of this process's GPU."""
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+    }

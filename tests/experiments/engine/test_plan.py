@@ -14,9 +14,9 @@ from experiments.engine.profiles import PROFILES, Setup
 from tests.data.helpers import files
 from tests.fixtures import Patch
 from tests.runs.test_storage import OLD
-from txl_lightning.distributed.processes import Ended
 from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum
+from txl_lightning.jobs import Ended
 from txl_lightning.runs.trained import read_checkpoint
 
 JOBS = [
@@ -49,8 +49,8 @@ class Pretended:
     started: ClassVar[list[list[str]]] = []
     failing: ClassVar[dict[str, int]] = {}
 
-    def __init__(self, function: object, words: list[str], prefix: object, log: Path, **options: Any) -> None:
-        assert function is module.run_txl
+    def __init__(self, command: list[str], variables: dict[str, str], log: Path) -> None:
+        words = command[command.index("txl_lightning.cli") + 1 :]
         folder = log.parent
         self.status = Pretended.failing.get(folder.name, 0)
         Pretended.started.append(words)
@@ -60,14 +60,14 @@ class Pretended:
             (folder / module.RESULTS.get(words[0], f"{words[0]}.json")).write_text("{}")
 
     def poll(self) -> Ended:
-        return Ended(None, self.status, seconds=2.0)
+        return Ended(self.status, seconds=2.0)
 
 
 @pytest.fixture
 def failing(monkeypatch: Patch) -> dict[str, int]:
     """Exit status by name of the jobs that are to fail; all processes are pretended."""
     Pretended.started, Pretended.failing = [], {}
-    monkeypatch.setattr(module, "JobProcess", Pretended)
+    monkeypatch.setattr(module, "Process", Pretended)
     return Pretended.failing
 
 
@@ -83,7 +83,7 @@ def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path, failing:
     found = record(tmp_path, "a")
     files = {"metrics.json": file_checksum(tmp_path / "runs/a/metrics.json")}
     expected = {"options": "key of a", "done": True, "seconds": 2.0, "command": "txl train", "files": files}
-    assert found == {**expected, "sha256": found["sha256"]}
+    assert found == expected
     n = len(Pretended.started)
     plan_of(tmp_path, JOBS).run()
     assert len(Pretended.started) == n == len(JOBS)
@@ -92,8 +92,7 @@ def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path, failing:
     assert [words[-2:] for words in Pretended.started[n:]] == [[f"hydra.run.dir={tmp_path}/runs/a", "resume=auto"]]
 
 
-LONG = {"options": "key of a", "done": True, "seconds": "long", "command": "txl train", "sha256": "0"}
-RECORDS = ("", "null", "[]", "{}", '{"done": true}', '{"options": 5, "done": "yes"}', json.dumps(LONG))
+RECORDS = ("", "null", "[]", "{}", '{"done": true}', '{"options": 5, "done": "yes"}')
 
 
 @pytest.mark.parametrize(

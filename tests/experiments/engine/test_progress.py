@@ -13,7 +13,7 @@ from experiments.engine.code import PRESENTATION, code_of, statements
 from experiments.engine.progress import Progress
 from tests.docs.pages import ROOT
 from tests.test_jobs import Call
-from txl_lightning.jobs import Jobs
+from txl_lightning.jobs import Jobs, Running
 
 
 @pytest.fixture
@@ -67,13 +67,13 @@ def test_every_presentation_path_of_the_package_exists() -> None:
 def started(progress: Progress, *names: str) -> None:
     """Let jobs run, since now."""
     jobs, process = progress.jobs, Mock(started=time.monotonic())
-    jobs.running = [(job, process, slot) for slot, job in enumerate(jobs.waiting) if job.name in names]
+    jobs.running = [Running(job, process, slot) for slot, job in enumerate(jobs.waiting) if job.name in names]
     jobs.waiting = [job for job in jobs.waiting if job.name not in names]
 
 
 def ended(progress: Progress, name: str, seconds: float, error: str | None = None) -> None:
     jobs = progress.jobs
-    jobs.running = [entry for entry in jobs.running if entry[0].name != name]
+    jobs.running = [entry for entry in jobs.running if entry.job.name != name]
     jobs.seconds[name] = seconds
     if error is None:
         jobs.done.add(name)
@@ -107,7 +107,7 @@ def test_a_line_for_each_step_of_a_training_has_its_time_left(capsys: pytest.Cap
     started(progress, "a", "b")
     progress.show()
     steps |= {"a": 250, "b": 700}
-    progress.jobs.running[0][1].started -= 20  # the process of both
+    progress.jobs.running[0].process.started -= 20  # the process of both
     progress.show()
     progress.show()
     assert capsys.readouterr().err.splitlines() == [

@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from tests.training.small_run import tiny_config
-from txl_lightning.cli import COMMANDS
-from txl_lightning.command_line.hydra_app import register
+from txl_lightning.application import register
+from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import CONF
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ import torch
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
-from txl_lightning.training.optimization import (
+from txl_lightning.training.optimizers import (
     MuonWithAdam,
     learning_rate,
     make_optimizer,

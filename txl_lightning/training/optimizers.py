@@ -21,7 +21,7 @@ NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Mu
 MOMENTUM, STEPS, COEFFICIENTS, EPS = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
 
 
-def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
+def learning_rate(config: OptimizerConfig, step: int, max_steps: float) -> float:
     """Return the learning rate after `step` updates.
 
         step < warmup:  lr · step / warmup, so the first step changes nothing
@@ -32,7 +32,7 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
     """
     if step < config.warmup_steps:
         return config.lr * step / config.warmup_steps
-    if config.schedule == "constant":
+    if config.schedule == "constant" or max_steps == math.inf:
         return config.lr
     start = config.warmup_steps if config.decay_after_warmup else 0
     progress = min(1.0, (step - start) / max(1, max_steps - start))
@@ -40,7 +40,7 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
 
 
 def make_optimizer(
-    model: nn.Module, config: OptimizerConfig, max_steps: int, fused: bool
+    model: nn.Module, config: OptimizerConfig, max_steps: float, fused: bool
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Return the optimizer and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
     optimizer: torch.optim.Optimizer

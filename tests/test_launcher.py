@@ -1,0 +1,221 @@
+"""Multiruns as a user starts them: jobs in processes of their own, failures, signals, a repeated command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
+from typing import Any
+from unittest.mock import Mock
+
+import psutil
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from hydra_plugins.txl_process_launcher import ProcessLauncher
+from tests import wandb_files
+from tests.forked import ForkedCommand, start_module
+from tests.in_process import run_txl, success
+from tests.small_multirun import results, words, written
+from txl_lightning.launcher import quoted
+
+
+def start(directory: Path, *arguments: str, **variables: str) -> ForkedCommand:
+    return start_module(directory, "txl_lightning.cli", *words(directory, *arguments), **variables)
+
+
+def test_a_failed_job_does_not_stop_the_others_and_is_reported(tmp_path: Path) -> None:
+    """Each good job is a run of its own in one W&B group."""
+    arguments = ("memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2", "hydra.sweep.dir=sweep")
+    done = start(tmp_path, *arguments, WANDB_RUN_ID="one", WANDB_MODE="offline").finish()
+    assert done.returncode == 1
+    line, summary = done.stderr.splitlines()[-2:]
+    assert line.startswith("txl train: job 1 (")
+    assert line.endswith("memory.mem_len=-1): memory.mem_len=-1: must be an integer >= 0")
+    assert summary == "txl train: 1 of 3 jobs failed"
+    assert "WANDB_RUN_ID=one is one id" in done.stderr
+    assert not (tmp_path / "sweep/1/metrics.json").exists()
+    runs = set()
+    for number, mem_len in ((0, 8), (2, 0)):
+        metrics = json.loads((tmp_path / f"sweep/{number}/metrics.json").read_text())
+        assert metrics["evaluation"]["mem_len"] == mem_len
+        (run,) = wandb_files.run_files(tmp_path / f"sweep/{number}")
+        (record,) = [text for text in map(json.dumps, wandb_files.records(run)) if '"run_group"' in text]
+        assert '"sweep"' in record
+        runs.add(run.name)
+    assert len(runs) == 2
+    assert "run-one.wandb" not in runs
+
+
+def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
+    """Return the processes of the running jobs, which have sessions of their own."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in below if os.getsid(child.pid) == child.pid]
+
+
+SLOW = pytest.mark.full
+
+
+@pytest.mark.parametrize("number", [SIGTERM, *(pytest.param(n, marks=SLOW) for n in (SIGKILL, SIGINT, SIGHUP))])
+def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
+    """The jobs save, also if the multirun is killed."""
+    process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
+    curves = [tmp_path / f"sweep/{i}/validation.jsonl" for i in (0, 1)]
+    while process.poll() is None and not all(curve.exists() for curve in curves):
+        time.sleep(0.1)
+    jobs = jobs_of(process)
+    assert len(jobs) == 2
+    process.send_signal(number)
+    done = process.finish(timeout=60)
+    assert psutil.wait_procs(jobs, timeout=30)[1] == []
+    assert all((tmp_path / f"sweep/{i}/checkpoints/last.ckpt").exists() for i in (0, 1))
+    assert not (tmp_path / "sweep/2/config.yaml").exists()
+    if number != SIGKILL:
+        again = f"repeat the command with hydra.sweep.dir={tmp_path}/sweep"
+        assert done.stderr.splitlines()[-1] == f"txl train: interrupted; to continue, {again}"
+        assert done.returncode == 128 + number
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three jobs that nothing interrupted."""
+    directory = tmp_path_factory.mktemp("whole")
+    done = success(*words(directory, "hydra/launcher=basic", "seed=1,2,3"), directory=directory)
+    path = directory / "sweep/multirun.md"
+    assert done.out.endswith(f"{path.read_text()}{path}\n")
+    return directory
+
+
+@pytest.mark.parametrize("launcher", ["basic", *(pytest.param(n, marks=SLOW) for n in ("process", "submitit_local"))])
+def test_finished_jobs_are_skipped_and_stopped_ones_resume(tmp_path: Path, whole: Path, launcher: str) -> None:
+    """Job 0 has finished, job 1 was killed after its last checkpoint, job 2 before its first."""
+    success(*words(tmp_path, "hydra/launcher=basic", "seed=1,2"), directory=tmp_path)
+    before = written(tmp_path)
+    (tmp_path / "sweep/1/metrics.json").unlink()
+    success(*words(tmp_path, f"hydra/launcher={launcher}", "seed=1,2,3"), directory=tmp_path)
+    assert written(tmp_path)["0"] == before["0"]
+    assert results(tmp_path) == results(whole)
+    assert (tmp_path / "sweep/multirun.md").read_text() == (whole / "sweep/multirun.md").read_text()
+
+
+@SLOW
+def test_jobs_are_found_by_their_options_and_new_ones_get_a_folder(tmp_path: Path) -> None:
+    success(*words(tmp_path, "hydra/launcher=basic", "seed=1,2"), directory=tmp_path)
+    before = written(tmp_path)
+    assert run_txl(*words(tmp_path, "seed=3,1,2,-1")).status == 1
+    assert written(tmp_path) == {**before, "4": written(tmp_path)["4"]}
+    states = {job["overrides"]["seed"]: (job["job"], job["state"]) for job in results(tmp_path)["jobs"]}
+    done = "finished"
+    assert states == {"1": ("0", done), "2": ("1", done), "3": ("4", done), "-1": ("5", "failed")}
+    (error,) = [job["error"] for job in results(tmp_path)["jobs"] if "error" in job]
+    assert error == "seed=-1: must be an integer >= 0 and below 2^32"
+
+
+@pytest.mark.parametrize("launcher", ["basic", "process"])
+def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path, launcher: str) -> None:
+    given = words(tmp_path, "seed=1")
+    success(*given, "hydra/launcher=basic")
+    text = tmp_path / "text.txt"
+    text.write_text(text.read_text().replace("line 0", "LINE 0"))
+    refused = f"{tmp_path}/sweep/0 is of another text than data=file is now: choose another hydra.sweep.dir, or delete"
+    for more in ("seed=1", "seed=2,3"):
+        done = run_txl(*given[:-1], more, f"hydra/launcher={launcher}")
+        assert done.status > 0
+        assert refused in done.err
+    assert list(written(tmp_path)) == ["0"]
+
+
+SEARCH = (
+    "hydra/sweeper=optuna",
+    "hydra/launcher=basic",
+    "hydra.sweeper.sampler.seed=1",
+    "optimizer.lr=tag(log, interval(1e-4, 1e-2))",
+)
+
+
+def search(directory: Path, *arguments: str) -> Any:
+    """Run a search and return its best trial."""
+    success(*words(directory, *SEARCH, *arguments), directory=directory)
+    return OmegaConf.load(directory / "sweep/optimization_results.yaml")
+
+
+def losses_by_rate(directory: Path) -> dict[float, float]:
+    """Return the validation loss of every finished job by its learning rate."""
+    losses = {}
+    for path in directory.glob("sweep/*/metrics.json"):
+        rate = OmegaConf.load(path.with_name("config.yaml")).optimizer.lr
+        losses[rate] = json.loads(path.read_text())["val/nll"]
+    return losses
+
+
+def test_optuna_minimizes_the_validation_loss_and_continues_with_a_seed(tmp_path: Path) -> None:
+    search(tmp_path, "hydra.sweeper.n_trials=2")
+    before = written(tmp_path)
+    best = search(tmp_path, "hydra.sweeper.n_trials=4")
+    assert written(tmp_path).items() >= before.items()  # no trial ran twice
+    losses = losses_by_rate(tmp_path)
+    assert len(losses) == 4
+    assert best.best_value == min(losses.values())
+    assert losses[best.best_params["optimizer.lr"]] == best.best_value
+
+
+def test_optuna_with_a_storage_continues_the_study(tmp_path: Path) -> None:
+    storage = f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'"
+    arguments = (storage, "hydra.sweeper.study_name=lr", "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler.seed=null")
+    search(tmp_path, *arguments)
+    before = written(tmp_path)
+    best = search(tmp_path, *arguments)
+    assert written(tmp_path).items() >= before.items()
+    losses = losses_by_rate(tmp_path)
+    assert len(losses) == 4
+    assert best.best_value == min(losses.values())
+
+
+@SLOW
+def test_optuna_trains_every_trial_with_two_ranks(tmp_path: Path) -> None:
+    arguments = ("hydra/launcher=process", "hydra.sweeper.n_trials=2", "trainer.devices=2")
+    search(tmp_path, *arguments, "hydra.launcher.max_parallel=2")
+    for path in tmp_path.glob("sweep/*/metrics.json"):
+        assert json.loads(path.read_text())["processes"] == 2
+    assert len(losses_by_rate(tmp_path)) == 2
+
+
+@SLOW
+def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> None:
+    arguments = ("seed=${hydra:job.num}", "memory=on,off", "hydra.sweep.subdir='a ${hydra:job.num}/b'")
+    success(*words(tmp_path, *arguments), directory=tmp_path)
+    found = {job["job"]: job["overrides"]["seed"] for job in results(tmp_path)["jobs"]}
+    assert found == {"a 0/b": "0", "a 1/b": "1"}
+
+
+def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    for at_once, threads, expected in ((1, None, None), (2, None, "3"), (2, 5, "5")):
+        launcher = ProcessLauncher(at_once, threads, 1)
+        launcher.root = tmp_path
+        launcher.full_error = "0"
+        variables = launcher._variables(tmp_path)
+        assert variables.get("OMP_NUM_THREADS") == expected
+        assert variables.get("MKL_NUM_THREADS") == expected
+
+
+@pytest.mark.parametrize("path", ["a b", "it's", "${x}", "a,b", "back\\", "a=(1)", "ü"])
+def test_a_path_is_quoted_for_hydra(path: str) -> None:
+    (override,) = OverridesParser.create().parse_overrides([f"hydra.run.dir={quoted(path)}"])
+    assert str(OmegaConf.create({"path": override.value()}).path) == path
+
+
+def test_flags_reach_the_jobs(tmp_path: Path) -> None:
+    source = Mock(provider="command-line", path="/mine")
+    hydra = Mock(job=Mock(config_name="config"), runtime=Mock(config_sources=[source]), overrides=Mock(hydra=["a=1"]))
+    launcher = ProcessLauncher(1, None, 1)
+    launcher.command = Mock()
+    launcher.command.name = "train"
+    launcher.config = Mock(hydra=hydra)
+    found = launcher._words(3, ["seed=1"])
+    assert found[:5] == ["train", "--config-name", "config", "--config-dir", "/mine"]
+    assert found[5:] == ["a=1", "seed=1", "hydra.mode=RUN", "hydra.job.num=3", "hydra.job.id=3"]

@@ -1,0 +1,390 @@
+"""A command as a Hydra application: its config, its run folder with a lock, its errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException, HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import II, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
+
+from txl_lightning.commands import COMMANDS, Command
+from txl_lightning.config.renamed import why_refused
+from txl_lightning.config.schemas import (
+    CONF,
+    OWN_OPTIONS,
+    Config,
+    DataConfig,
+    EncodingConfig,
+    LoggerConfig,
+    MemoryConfig,
+    OptimizerConfig,
+    RecurrentModelConfig,
+    TableEncodingConfig,
+    TrainerConfig,
+    TransformerXLModelConfig,
+    flat,
+    typed,
+)
+from txl_lightning.errors import Stopped, UserError, notice
+from txl_lightning.files import locked, new_directory, write_text
+from txl_lightning.launcher import CALL, ERROR_VARIABLE, refuse_one_id_for_all, report_failures, run_in_process
+from txl_lightning.multirun import check_search, write_results
+from txl_lightning.registry import CHOICES, load_guests
+
+EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
+FULL_ERROR = "HYDRA_FULL_ERROR"
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
+SCHEMAS = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
+LISTS = ("experiment", "logger")  # groups that take several choices
+# A further rank writes nothing: Hydra makes no folder and no log for it.
+OF_FURTHER_RANKS = (
+    "hydra.run.dir=.",
+    "hydra.output_subdir=null",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
+
+# `${new_directory:PATH}` in `conf/common.yaml`; cached, so that a run has one directory.
+OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
+
+
+class Refused(SystemExit):
+    """End of the command because of bad input. Hydra's callbacks and jobs pass it on, unlike other exceptions."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(2)
+        self.error = error
+
+
+def register(*commands: Command) -> None:
+    """Register with Hydra the user's own choices, and the schemas of groups and commands.
+
+    Args:
+        commands: commands to register; without any all of them.
+
+    Raises:
+        OptionError: a file of the user cannot be imported.
+    """
+    load_guests()
+    nodes: dict[str, Any] = {
+        "train_schema": Config,
+        "model/schema": TransformerXLModelConfig,
+        "model/recurrent_schema": RecurrentModelConfig,
+        "encoding/schema": EncodingConfig,
+        "encoding/table_schema": TableEncodingConfig,
+        "memory/schema": MemoryConfig,
+        "optimizer/schema": OptimizerConfig,
+        "trainer/schema": TrainerConfig,
+        "logger/schema": LoggerConfig,
+        "data/schema": DataConfig(seed=II("seed")),
+    }
+    for corpus, options in OWN_OPTIONS.items():
+        nodes[f"data/{corpus}_schema"] = options(seed=II("seed"))
+    for (group, name), choice in CHOICES.items():
+        nodes[f"{group}/{name}"] = choice
+    for command in commands or tuple(COMMANDS.values()):
+        nodes[f"{command.name}_schema"] = command.schema
+        nodes[command.config_name] = {"defaults": [f"{command.name}_schema", "_self_", "common"]}
+    for path, node in nodes.items():
+        if not (CONF / f"{path}.yaml").is_file():
+            group, _, name = path.rpartition("/")
+            ConfigStore.instance().store(name, node, group or None)
+
+
+def compose(*overrides: str) -> Any:
+    """Return the config that `txl train OVERRIDES` trains, for notebooks: `training.run.train(config, directory)`.
+
+    Raises:
+        HydraException: an override is not usable.
+    """
+    register()
+    other = GlobalHydra.instance().hydra  # of a program with a Hydra of its own
+    GlobalHydra.instance().clear()
+    try:
+        return typed(composition("config", overrides))
+    finally:
+        GlobalHydra.instance().hydra = other
+
+
+def composition(name: str, overrides: Sequence[str]) -> DictConfig:
+    """Return Hydra's composition of a file in `conf/`; its schemas must be registered."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose(name, list(overrides))
+
+
+def is_first_rank() -> bool:
+    """Return whether this process writes files and lines: the only one, or rank 0 of several."""
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)
+
+
+class RunFolder(Callback):
+    """Callback of Hydra's in `conf/common.yaml`: locks the folder before Hydra writes into it."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Lock the folder of a run."""
+        with _refusing():
+            _refuse_hidden_files(config)
+            if config.hydra.output_subdir is not None:
+                # The job of a killed multirun ends within seconds.
+                folder = Path(str(config.hydra.run.dir))
+                CALL.locks.enter_context(locked(folder, wait=ERROR_VARIABLE in os.environ))
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Lock the folder of a multirun, and refuse a search whose jobs would all fail."""
+        with _refusing():
+            _refuse_hidden_files(config)
+            check_search(config)
+            refuse_one_id_for_all()
+            folder = Path(str(config.hydra.sweep.dir))
+            CALL.locks.enter_context(locked(folder, wait=False))
+            CALL.sweep_dir = folder
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn an expected error into the end of the command: Hydra reports other exceptions as warnings."""
+    try:
+        yield
+    except EXPECTED as error:
+        raise Refused(error) from error
+
+
+def _refuse_hidden_files(config: DictConfig) -> None:
+    """Refuse a user's folder with a file that has the name of one of ours: Hydra would read ours."""
+    for source in config.hydra.runtime.config_sources:
+        folder = Path(str(source.path))
+        if source.schema != "file" or folder.resolve() == CONF.resolve():
+            continue
+        for ours in sorted(CONF.rglob("*.yaml")):
+            own = folder / ours.relative_to(CONF)
+            if own.is_file():
+                raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Function that Hydra calls with the composed config.
+
+    Attributes:
+        command: the command.
+        arguments: `sys.argv` as typed: Lightning starts the other ranks with it.
+        wants_traceback: whether the user set HYDRA_FULL_ERROR=1.
+    """
+
+    command: Command
+    arguments: tuple[str, ...]
+    wants_traceback: bool
+
+    def __call__(self, config: DictConfig) -> float | None:
+        """Run the command; in a multirun return the value of its objective."""
+        if not self.wants_traceback:
+            os.environ.pop(FULL_ERROR, None)
+        sys.argv = list(self.arguments)
+        settings: Any = HydraConfig.get()
+        directory = Path(settings.runtime.output_dir)
+        if settings.mode == RunMode.MULTIRUN:
+            return self._run_job(config, settings, directory)
+        if settings.sweeper.get("params") and ERROR_VARIABLE not in os.environ:
+            notice("hydra.sweeper.params has no effect without -m: this is one run")
+        try:
+            self._run(config, directory)
+        except EXPECTED as error:
+            if self.wants_traceback:
+                raise
+            raise Refused(error) from error
+        return None
+
+    def _run_job(self, config: DictConfig, settings: DictConfig, directory: Path) -> float | None:
+        """Run a job of a launcher that calls this function itself."""
+        try:
+            return run_in_process(self.command, config, settings, lambda given: self._run(given, directory))
+        except (UserError, OmegaConfBaseException, OSError) as error:
+            raise CompactHydraException(one_line(error)) from None
+
+    def _run(self, config: DictConfig, directory: Path) -> None:
+        """Run the command; print its lines and the directory."""
+        if self.command.directory == "prepared" and is_first_rank():
+            directory.mkdir(parents=True, exist_ok=True)
+            write_text(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+        lines = self.command.run(OmegaConf.to_object(config), directory)
+        if is_first_rank():
+            if self.command.directory != "none":
+                lines.append(str(directory))
+            for line in lines:
+                print(line, flush=True)
+
+
+def run_command(command: Command, words: list[str]) -> None:
+    """Run one command with the words typed after its name.
+
+    Raises:
+        SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
+    """
+    arguments = sys.argv
+    full_error = os.environ.get(FULL_ERROR)
+    CALL.sweep_dir = None
+    CALL.failures.clear()
+    CALL.n_jobs = 0
+    try:
+        try:
+            start(command, words)
+        finally:
+            sys.argv = arguments
+            _restore(FULL_ERROR, full_error)
+            CALL.locks.close()
+            show_results()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
+        again = ""
+        if CALL.sweep_dir is not None and command.resume:
+            again = f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
+        print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
+        sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
+    except Refused as refused:
+        fail(command, refused.error)
+    except EXPECTED as error:
+        if full_error == "1":
+            raise
+        if not CALL.failures:  # else the sweeper repeats the error of a job
+            fail(command, error)
+    report_failures(command.name)
+
+
+def start(command: Command, words: list[str]) -> None:
+    """Call Hydra with the words of a command. Hydra raises its errors, in place of printing them on several lines."""
+    register(command)
+    refuse_unusable(words)
+    task = Task(command, tuple(sys.argv), os.environ.get(FULL_ERROR) == "1")
+    os.environ[FULL_ERROR] = "1"
+    if "--help" in words or "-h" in words:
+        print(SCHEMAS.sub("", hydra_output(command, words)), end="", flush=True)
+        return
+    if not is_first_rank():
+        words = [*OF_FURTHER_RANKS, *words]
+    sys.argv = [sys.argv[0], *words]
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(task)()
+
+
+def hydra_output(command: Command, words: list[str]) -> str:
+    """Return what Hydra prints for words that run no task."""
+    output = io.StringIO()
+    sys.argv = [sys.argv[0], *words]
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(print)()
+    return output.getvalue()
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value
+
+
+def show_results() -> None:
+    """Print the table of a multirun, also of one that failed or was interrupted."""
+    if CALL.sweep_dir is not None:
+        table = write_results(CALL.sweep_dir)
+        if table is not None:
+            print(f"{table.read_text()}{table}", flush=True)
+
+
+def refuse_unusable(words: Sequence[str]) -> None:
+    """Refuse what Hydra takes without a word: additions that nothing reads, two choices of a group in a list.
+
+    Raises:
+        UserError: an override cannot be used.
+    """
+    for word in words:
+        name, _, value = word.partition("=")
+        if word.startswith("--experimental-rerun"):
+            raise UserError(f"{word}: is not supported, its file can run code; repeat the overrides")
+        old_name = name.lstrip("+~")
+        reason = why_refused(old_name)
+        if reason is not None:
+            raise UserError(f"{old_name}: {reason}")
+        if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
+            raise UserError(f"{word}: options cannot be added{nearest_names(name.lstrip('+'))}")
+        if not name or not (CONF / name).is_dir():
+            continue
+        if value in ("", "null"):
+            raise UserError(f"{word}: takes one choice (--help lists them)")
+        if value.startswith("[") and name not in LISTS:
+            choices = value.strip("[]")
+            raise UserError(f"{word}: takes one choice; several need -m (a multirun): {name}={choices}")
+
+
+def completions(command: Command, words: list[str], line: str) -> str:
+    """Return Hydra's completions of a typed line, without the schemas that choices of a group build on.
+
+    Args:
+        command: command in the line.
+        words: words of Hydra's script.
+        line: typed line without the command's name.
+    """
+    register(command)
+    os.environ["COMP_LINE"] = line
+    choices = hydra_output(command, words).split()
+    return " ".join(choice for choice in choices if not choice.endswith("schema"))
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message in one line, for an unknown option with the nearest name."""
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: must be given ({error.full_key}=…)"
+    if isinstance(error, OSError) and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+    else:
+        text = " ".join(str(error).split()) or type(error).__name__
+    cause = error.__cause__
+    if isinstance(error, HydraException) and cause is not None:
+        text = f"{text}: {' '.join(str(cause).split())}"
+    unknown = re.match(r"Could not override '([^']+)'", str(error))
+    if unknown:
+        text = f"{unknown[1]}: no such option{nearest_names(unknown[1])}"
+    return text
+
+
+def nearest_names(option: str) -> str:
+    """Return `, did you mean …?` with the names of options like one that does not exist."""
+    command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    if command is None:
+        return ""
+    groups = [word for word in sys.argv[2:] if (CONF / word.partition("=")[0]).is_dir() and "," not in word]
+    try:
+        names = list(flat(OmegaConf.to_container(composition(command.config_name, groups))))  # type: ignore[arg-type]
+    except (HydraException, OmegaConfBaseException):
+        return " (--help lists them)"
+    same_end = [name for name in names if name.split(".")[-1] == option.split(".")[-1]]
+    near = same_end or difflib.get_close_matches(option, names, n=3, cutoff=0.6)
+    return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
+
+
+def fail(command: Command, error: BaseException) -> NoReturn:
+    """End with one line and status 2; a run that a signal stopped ends with 128 + the signal, as a shell does."""
+    line = one_line(error)
+    path = os.environ.get(ERROR_VARIABLE)
+    if path is not None and not isinstance(error, Stopped):
+        with contextlib.suppress(OSError):
+            Path(path).write_text(line)
+    print(f"txl {command.name}: {line}", file=sys.stderr)
+    sys.exit(128 + error.signum if isinstance(error, Stopped) else 2)

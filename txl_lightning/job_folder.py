@@ -1,0 +1,237 @@
+"""Folders of jobs: what a job is, what it left, and whether its folder is the right one.
+
+A job has an identity, which is everything that its numbers depend on. Its folder holds a lock, the record `job.json`
+with the identity under `options`, and a result, which is written last. Whoever starts jobs again compares identities
+and runs only what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from txl_lightning.config.schemas import flat, typed
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.files import LOCK, write_json
+
+RECORD = "job.json"
+RESULT = "metrics.json"
+STARTED = "config.yaml"  # a training writes it after all of its processes have met
+
+# Options that say how and where a job runs and what it leaves. They change no number.
+WITHOUT_INFLUENCE = (
+    "logger",
+    "resume",
+    "checkpoint.every_n_steps",
+    "data.root",
+    "data.cache_dir",
+    "trainer.progress_bar",
+    "trainer.log_every_n_steps",
+)
+# Options in the group `data` that do not change the text.
+NOT_OF_THE_TEXT = ("data.batch_size", "data.segment_len", "data.seed", "data.random_start")
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """Folder of one job.
+
+    Args:
+        path: the folder.
+        record_file: name of the record.
+        result_file: name of the file that the job writes last.
+    """
+
+    path: Path
+    record_file: str = RECORD
+    result_file: str = RESULT
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Content of the record; {} without one."""
+        return read_json(self.path / self.record_file) or {}
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """Content of the result; None before the job has finished, or if a full disk has cut it off."""
+        return read_json(self.path / self.result_file)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Identity in the record; {} without one."""
+        options = self.record.get("options")
+        return options if isinstance(options, dict) else {}
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a training began here."""
+        return (self.path / STARTED).exists()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the record."""
+        write_json(self.path / self.record_file, dict(record))
+
+    def clear(self) -> None:
+        """Delete everything but the lock, which this process holds."""
+        for path in self.path.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+
+    def objective(self, name: str) -> float | None:
+        """Return a number of the result; None if the job has not finished."""
+        value = (self.result or {}).get(name)
+        return value if isinstance(value, (float, int)) else None
+
+    def begin(self, overrides: list[str], options: Mapping[str, Any]) -> None:
+        """Write the record before the job starts. A job that starts again keeps its overrides.
+
+        Raises:
+            UserError: the folder holds another job, or a run that is no job.
+        """
+        known = self.record
+        if not known and self.has_started:
+            problem = "holds a run that is no job of this multirun: choose another hydra.sweep.dir"
+            raise UserError(f"{self.path} {problem}")
+        if known and self.options != options:
+            other = difference(options, self.options)
+            raise UserError(f"{self.path} holds another job ({other}): choose another hydra.sweep.dir")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write({"overrides": known.get("overrides", overrides), "options": dict(options)})
+
+    def add_error(self, error: str) -> None:
+        """Add the error that ended a job, in one line, to its record."""
+        record = self.record
+        record["error"] = error
+        with suppress(OSError):  # a full disk
+            self.write(record)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the dict in a JSON file; None if there is none, or it is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text())
+        if isinstance(content, dict):
+            return content
+    return None
+
+
+def checksum(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of an identity as JSON."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def identity(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a job as JSON values by dotted name, without those of `WITHOUT_INFLUENCE`.
+
+    Args:
+        options: nested, or a config that Hydra composed, which is resolved.
+    """
+    if isinstance(options, DictConfig):
+        names = [str(name) for name in options if name != "hydra"]
+        own = OmegaConf.masked_copy(options, names)
+        options = cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
+    values = json.loads(json.dumps(flat(dict(options))))
+    return {name: value for name, value in values.items() if not _is_in(name, WITHOUT_INFLUENCE)}
+
+
+def options_of_text(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in an identity that decide the tokens of a job."""
+    chosen = {}
+    for name, value in options.items():
+        if name.startswith("data.") and not _is_in(name, NOT_OF_THE_TEXT):
+            chosen[name] = value
+    return chosen
+
+
+def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """Return the outermost option that differs, such as `seed=1, not 2`; others may follow it, as `data.seed` does."""
+    names = sorted({*now, *before}, key=lambda name: (name.count("."), name))
+    for name in names:
+        if now.get(name) != before.get(name):
+            return f"{name}={before.get(name)}, not {now.get(name)}"
+    return "no option differs"
+
+
+def _is_in(name: str, groups: tuple[str, ...]) -> bool:
+    return any(name == group or name.startswith(f"{group}.") for group in groups)
+
+
+def job_folders(directory: Path) -> list[JobFolder]:
+    """Return the folders of all jobs of a multirun, in the order of their numbers."""
+    folders = [JobFolder(path) for path in _folders_with_record(directory)]
+    return sorted(folders, key=lambda job: (not job.path.name.isdigit(), job.path.name.zfill(9)))
+
+
+def _folders_with_record(folder: Path) -> Iterator[Path]:
+    if (folder / RECORD).is_file():
+        yield folder
+    elif folder.is_dir():
+        for path in folder.iterdir():
+            if path.is_dir():
+                yield from _folders_with_record(path)
+
+
+def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: set[Path], n_jobs: int) -> Path:
+    """Choose the folder of a job of a multirun: the one in which it ran before, the wanted one, or a new one.
+
+    Args:
+        root: folder of the multirun.
+        wanted: folder by the job's number.
+        options: identity of the job.
+        taken: folders of other jobs of the same call.
+        n_jobs: number of jobs of the call; new folders have higher numbers.
+    """
+    known = {job.path: job.options for job in job_folders(root)}
+    same = [path for path, found in known.items() if found == options and path not in taken]
+    if wanted in same:
+        return wanted
+    if same:
+        return same[0]
+    if wanted not in known and wanted not in taken:
+        return wanted
+    if wanted.parent != root:  # named by hydra.sweep.subdir: `begin` refuses it
+        return wanted
+    for number in count(n_jobs):
+        path = root / str(number)
+        if not path.exists() and path not in taken:
+            return path
+    raise AssertionError("count ends")
+
+
+def refuse_another_text(root: Path, config: DictConfig) -> None:
+    """Refuse a job whose text has changed since jobs ended in the folder of its multirun.
+
+    Args:
+        root: folder of the multirun.
+        config: config of the job.
+
+    Raises:
+        UserError: a table would have losses of two texts.
+    """
+    text = options_of_text(identity(config))
+    ended = {}
+    for job in job_folders(root):
+        corpus = (job.result or {}).get("corpus")
+        if options_of_text(job.options) == text and isinstance(corpus, dict):
+            ended[job.path] = corpus.get("sha256")
+    if not ended:
+        return
+    from txl_lightning.data.corpus import corpus_source  # imports numpy
+
+    with suppress(OptionError):  # a corpus that cannot be read: a job that needs it says so
+        _, now = corpus_source(typed(config.data))
+        for path, before in ended.items():
+            if before != now:
+                other = f"{path} is of another text than data={config.data.name} is now"
+                raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")

@@ -1,0 +1,231 @@
+"""Checkpoints that a run writes: durably, after every n steps and validations, and the best ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+
+from txl_lightning.config.schemas import CheckpointConfig
+from txl_lightning.errors import UserError, notice
+from txl_lightning.files import PART, write_atomically
+from txl_lightning.runs.storage import plain_containers, read_file, write_checkpoint
+
+LAST = "last.ckpt"
+PREVIOUS = "previous.ckpt"
+BEST = "best.ckpt"
+
+
+class UnwrittenCheckpointError(UserError):
+    """Raised when a checkpoint cannot be written."""
+
+
+class DurableCheckpointIO(TorchCheckpointIO):
+    """Lightning's checkpoint plugin, with files that are whole or not there, and plain contents.
+
+    A state of a callback that no reader could open without running code is left out, and named.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write a checkpoint on the first rank.
+
+        Raises:
+            UnwrittenCheckpointError: the disk is full or the folder is not writable; files that were there are whole.
+        """
+        target = Path(path)
+        states = checkpoint.get("callbacks", {})
+        for name in list(states):
+            _make_plain(states, name)
+        for name in list(checkpoint):
+            if name not in ("callbacks", "state_dict"):
+                _make_plain(checkpoint, name)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(checkpoint, target)
+        except OSError as error:
+            step = checkpoint["global_step"]
+            raise UnwrittenCheckpointError(f"could not write the checkpoint of step {step}: {error}") from error
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the contents of a checkpoint, without running code stored in it.
+
+        Raises:
+            OptionError: it is damaged.
+        """
+        return read_file(path, "resume")
+
+
+def _make_plain(states: dict[str, Any], name: str) -> None:
+    try:
+        states[name] = plain_containers(states[name])
+    except TypeError as error:
+        del states[name]
+        holds = f"a checkpoint holds numbers, text, tensors, lists and dictionaries, not {error}"
+        notice(f"trainer.callbacks: the state {name} is left out of every checkpoint: {holds}")
+
+
+def who_stopped(trainer: L.Trainer) -> str | None:
+    """Return which callback ended a training before its last step, with its reason if it has one; None if none did."""
+    if not trainer.should_stop or trainer.global_step >= trainer.max_steps > 0:
+        return None
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        reason = getattr(callback, "stopping_reason_message", None)
+        if reason:
+            return f"{type(callback).__name__} ({reason.split(' Signaling')[0]})"
+    return "a callback"
+
+
+def validation_follows(trainer: L.Trainer) -> bool:
+    """Return whether Lightning validates after the batch that has just ended (private methods of it)."""
+    is_last_step = 0 < trainer.max_steps <= trainer.global_step
+    if trainer.should_stop or is_last_step:
+        return True
+    data_fetcher: Any = trainer.fit_loop._data_fetcher
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(data_fetcher)
+
+
+class LastCheckpoint(Checkpoint):
+    """Saves `last.ckpt` every n steps and after every validation; the one before is `previous.ckpt`.
+
+    If a validation follows a step, the checkpoint follows the validation; otherwise a resumed run would skip it. Stands
+    after the other checkpoint callbacks, whose states it saves.
+
+    Args:
+        directory: folder of the checkpoints.
+        every_n_steps: n.
+
+    Attributes:
+        saved_step: step of the last checkpoint; -1 if there is none.
+        path: the last checkpoint; before the first one the one that was resumed, None for a new run.
+    """
+
+    def __init__(self, directory: Path | str, every_n_steps: int) -> None:
+        self.directory = Path(directory)
+        self.every_n_steps = every_n_steps
+        self.saved_step = -1
+        self.path: Path | None = None
+
+    @property
+    def to_continue(self) -> str:
+        """How to continue the run, wherever it was stopped: after its last step no `resume=PATH` is allowed."""
+        return f"to continue, repeat the command with hydra.run.dir={self.directory.parent} resume=auto"
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.ckpt_path:
+            self.path = Path(trainer.ckpt_path)
+            self.saved_step = trainer.global_step
+        if trainer.is_global_zero:
+            for path in self.directory.glob(f"{PART}*"):  # of a kill in the middle of a write
+                path.unlink(missing_ok=True)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        step = trainer.global_step
+        is_due = step > 0 and step % self.every_n_steps == 0 and step != self.saved_step
+        if is_due and not validation_follows(trainer):
+            self.save(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.save(trainer)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Record which callback ended the training."""
+        ended_by = who_stopped(trainer)
+        if ended_by is not None:
+            pl_module.record["ended_by"] = ended_by
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Save the state after the last step; all ranks must call this."""
+        last = self.directory / LAST
+        step = trainer.global_step
+        is_good = self.path is not None and self.path.resolve() == last.resolve()
+        if trainer.is_global_zero and is_good and self.saved_step != step:
+            _copy(last, self.directory / PREVIOUS)
+        trainer.save_checkpoint(last)
+        self.path = last
+        self.saved_step = step
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a checkpoint within its folder atomically, by a hard link where the file system has them."""
+    with suppress(OSError):
+        write_atomically(target, lambda temporary: os.link(source, temporary))
+        return
+    write_atomically(target, lambda temporary: shutil.copyfile(source, temporary))
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """Lightning's ModelCheckpoint for the folder of a run: fixed file names, no warning about those that are there.
+
+    Args:
+        directory: folder of the checkpoints.
+        filename: name without suffix; `{step}` is the step.
+        options: arguments of ModelCheckpoint.
+    """
+
+    def __init__(self, directory: Path | str, filename: str, **options: Any) -> None:
+        super().__init__(
+            dirpath=str(Path(directory).absolute()),
+            filename=filename,
+            auto_insert_metric_name=False,
+            enable_version_counter=False,
+            **options,
+        )
+
+    @property
+    def state_key(self) -> str:
+        return f"{super().state_key}{self.filename}"
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the best values if their files are in this folder, which may have moved; else they begin anew."""
+        folder = Path(str(self.dirpath))
+
+        def here(path: str) -> str:
+            return str(folder / Path(path).name) if path else path
+
+        paths = {*state_dict["best_k_models"], state_dict["best_model_path"]} - {""}
+        if not all(Path(here(path)).exists() for path in paths):
+            return
+        moved = dict(state_dict)
+        moved["dirpath"] = self.dirpath
+        for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
+            moved[name] = here(state_dict[name])
+        moved["best_k_models"] = {here(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict(moved)
+
+
+def best_checkpoints(directory: Path, options: CheckpointConfig) -> list[ModelCheckpoint]:
+    """Return the callbacks that keep the best checkpoints by validation loss, and the weights of every n steps.
+
+    `best.ckpt` is the best one, `best-{N}.ckpt` are the `checkpoint.keep_best` best ones, of step N each, and
+    `step{N}.ckpt` has the weights of every `checkpoint.keep_every_n_steps`.
+
+    Args:
+        directory: folder of the checkpoints.
+        options: node `checkpoint`.
+    """
+    on_validation: dict[str, Any] = {"monitor": "val/nll", "mode": "min", "save_on_train_epoch_end": False}
+    callbacks: list[ModelCheckpoint] = [RunCheckpoint(directory, "best", save_top_k=1, **on_validation)]
+    if options.keep_best:
+        callbacks.append(RunCheckpoint(directory, "best-{step}", save_top_k=options.keep_best, **on_validation))
+    if options.keep_every_n_steps:
+        weights: dict[str, Any] = {"save_weights_only": True, "save_top_k": -1}
+        every = options.keep_every_n_steps
+        callbacks.append(RunCheckpoint(directory, "step{step}", every_n_train_steps=every, **weights))
+    return callbacks
+
+
+def remove_later_steps(directory: Path, step: int) -> None:
+    """Remove `step{N}.ckpt` and `best-{N}.ckpt` of steps that a run has yet to do."""
+    for pattern in ("step", "best-"):
+        for path in directory.glob(f"{pattern}*.ckpt"):
+            number = path.stem.removeprefix(pattern)
+            if number.isdecimal() and int(number) > step:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,139 @@
+"""Batches of ordered streams: what a loader may yield, groups of streams, and the position of a resumed run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.streams import Batch, Streams, part_of_streams
+from txl_lightning.errors import UserError, require
+
+EXPECTED = "a loader yields Batch(tokens, targets, number) or (tokens, targets), token numbers of shape [B, T] each"
+
+
+class StreamGroups:
+    """Streams of a rank, yielded group by group: G batches for every segment, to accumulate gradients over.
+
+    Args:
+        streams: the streams of the rank.
+        n_groups: G.
+
+    Raises:
+        OptionError: there are fewer streams than groups.
+    """
+
+    def __init__(self, streams: Streams, n_groups: int) -> None:
+        require(len(streams.own) >= n_groups, "trainer.stream_groups", n_groups, f"must be at most {len(streams.own)}")
+        self.streams = streams
+        self.n_groups = n_groups
+        self.bounds = [part_of_streams(len(streams.own), group, n_groups) for group in range(n_groups)]
+
+    def __len__(self) -> int:
+        return len(self.streams) * self.n_groups
+
+    def __iter__(self) -> Iterator[Batch]:
+        for segment in self.streams:
+            for group, (first, end) in enumerate(self.bounds):
+                yield segment.streams(first, end)._replace(group=group)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position of the streams."""
+        return self.streams.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore the position of the streams."""
+        self.streams.load_state_dict(state)
+
+
+class GroupedStreamsDataModule(StreamsDataModule):
+    """DataModule whose training streams are yielded in groups.
+
+    Attributes:
+        n_groups: number of groups of each rank's streams.
+    """
+
+    n_groups = 1
+
+    def train_dataloader(self) -> Any:
+        streams = self.streams("train")
+        if self.n_groups == 1:
+            return streams
+        return StreamGroups(streams, self.n_groups)
+
+
+def groups_of(loader: Any) -> int:
+    """Return the number of batches that a training loader yields for every segment."""
+    return getattr(loader, "n_groups", 1)
+
+
+def check_loader(loader: Any, world_size: int) -> None:
+    """Check that a loader yields whole batches, and the streams of its rank.
+
+    Raises:
+        UserError: a DataLoader would join batches to larger ones, or the streams are divided over other ranks.
+    """
+    streams = getattr(loader, "streams", loader)
+    if isinstance(streams, Streams) and streams.world_size != world_size:
+        divided = f"Streams(…, rank=rank, world_size={streams.world_size})"
+        raise UserError(f"{divided}: the Trainer has {world_size} processes, each with its part of the streams")
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+        return
+    first: Any = next(iter(loader.dataset), None)
+    if isinstance(first, Batch):
+        raise UserError(f"DataLoader(batch_size={loader.batch_size}): must be batch_size=None, each item is a batch")
+
+
+def as_batch(batch: Any, number: int) -> Batch:
+    """Return a loader's batch as a `Batch`.
+
+    Args:
+        batch: a `Batch`, a pair of tokens and targets, or a mapping with these names.
+        number: number of the segment, for those that do not say it.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if isinstance(batch, Batch):
+        return batch
+    pair: Any = batch
+    if isinstance(batch, Mapping):
+        pair = (batch.get("tokens"), batch.get("targets"))
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        tokens, targets = pair
+        if isinstance(tokens, Tensor) and isinstance(targets, Tensor) and tokens.ndim == targets.ndim == 2:
+            return Batch(tokens, targets, number)
+    raise UserError(f"a batch is {_described(batch)}: {EXPECTED}")
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, Tensor):
+        return f"a tensor of shape {list(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return f"a mapping with {', '.join(map(str, batch))}"
+    if isinstance(batch, (tuple, list)):
+        shapes = [str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in batch]
+        return f"a {type(batch).__name__} of {', '.join(shapes)}"
+    return f"of type {type(batch).__name__}"
+
+
+def restore_position(loader: Any, n_batches: int) -> bool:
+    """Let the next iteration of a loader begin after `n_batches` of its epoch; return whether it can.
+
+    Args:
+        loader: training loader.
+        n_batches: number of batches that were trained in the epoch; 0 after its last one.
+    """
+    if not (hasattr(loader, "load_state_dict") and hasattr(loader, "state_dict")):
+        return False
+    state = loader.state_dict()
+    if "position" not in state:
+        return True  # the loader knows its state itself, which Lightning has loaded
+    position = n_batches // groups_of(loader)
+    length = len(loader) // groups_of(loader)
+    if state["position"] % length != position:
+        loader.load_state_dict({**state, "position": position})
+    return True

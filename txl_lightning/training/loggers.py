@@ -1,0 +1,158 @@
+"""Loggers and callbacks of a run, made from their classes, and the run of Weights & Biases."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger, WandbLogger
+
+from txl_lightning.config.architecture import kind_named
+from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
+from txl_lightning.errors import OptionError, first_line, require
+from txl_lightning.runs.trained import Checkpoint, continues_in
+
+CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
+    **dict.fromkeys(("train/*", "context/*", "recl/*")),
+    **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb"), "min"),
+    "train/tokens_per_second": "mean",
+}
+
+
+def make(given: Any, option: str, kind: type, defaults: Mapping[str, Any] | None = None) -> Any:
+    """Return an object of the class `given["_target_"]`, made by Hydra, objects within its arguments too.
+
+    Args:
+        given: class and arguments.
+        option: where it was given, for errors.
+        kind: class that the object must have.
+        defaults: arguments that it gets if its class takes them and they are not given.
+
+    Raises:
+        OptionError: it cannot be made.
+    """
+    is_mapping = isinstance(given, Mapping)
+    target = str(given.get("_target_") if is_mapping else given)
+    require(is_mapping and "." in target, option, target, "must be {_target_: MODULE.CLASS, …}")
+    module, _, name = target.rpartition(".")
+    try:
+        parameters = signature(getattr(import_module(module), name)).parameters
+        arguments = {name: value for name, value in (defaults or {}).items() if name in parameters}
+        arguments.update(given)
+        made = instantiate(arguments, _convert_="all")
+    except (Exception, SystemExit) as error:  # of anybody's class
+        cause = error.__cause__ or error
+        raise OptionError(option, target, f"cannot be made: {type(cause).__name__}: {first_line(cause)}") from error
+    other = "; it is of pytorch_lightning, here Lightning is lightning.pytorch"
+    is_other = any(base.__module__.startswith("pytorch_lightning.") for base in type(made).__mro__)
+    require(isinstance(made, kind), option, target, f"is no Lightning {kind.__name__}{other if is_other else ''}")
+    return made
+
+
+def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | None) -> dict[str, Logger]:
+    """Return the loggers of Lightning that the group names, without W&B's.
+
+    A logger whose class takes a name for the run gets ours. It continues its run when the same logger resumes in the
+    same directory, if its class takes an id.
+
+    Raises:
+        OptionError: one cannot be made.
+    """
+    group = config.logger
+    names = [name for name in group.names if name not in ("wandb", "none")]
+    arguments = group.arguments or {}
+    require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
+    require(not arguments or len(names) == 1, "logger.arguments", arguments, "is of one logger: use logger.each")
+    loggers: dict[str, Logger] = {}
+    for name in names:
+        given = {**(group.each.get(name) or {"_target_": group._target_}), **arguments}
+        defaults: dict[str, Any] = {"save_dir": directory, "run_name": run_name(config)}
+        for folder in ("dir", "log_dir", "repo"):
+            defaults[folder] = directory / name
+        if "project" in given:
+            defaults["name"] = defaults["run_name"]
+        if resumed and resumed.config.logger == group and continues_in(directory, resumed.path):
+            run_id = resumed.record.get("logger_ids", {}).get(name)
+            defaults["run_id"] = run_id  # MLflow's name of the argument
+            defaults["run_hash"] = run_id  # Aim's
+        loggers[name] = make(given, "logger._target_", Logger, defaults)
+        is_wandb = isinstance(loggers[name], WandbLogger)
+        require(not is_wandb, "logger._target_", given["_target_"], "is logger=wandb")
+    return loggers
+
+
+def start_wandb(config: Config, directory: Path, n_parameters: int, resumed: Checkpoint | None) -> WandbLogger:
+    """Start a W&B run with the whole config, in group `logger.group` and tagged by arm; curves are over `tokens`.
+
+    A resumed run continues its W&B run if both are online. Offline every session is a run of its own: of two folders
+    with one id an upload would keep the second only.
+
+    Args:
+        config: config of the run.
+        directory: run directory.
+        n_parameters: number of trained parameters.
+        resumed: checkpoint of the session before; None for the first one.
+
+    Raises:
+        OptionError: W&B refuses the run.
+    """
+    from txl_lightning.reporting.wandb_panels import start_run
+
+    run_id = None
+    if resumed is not None and config.logger.mode == resumed.config.logger.mode == "online":
+        run_id = resumed.record.get("wandb_id")
+    words = arm(config)
+    recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)}
+    run = start_run(
+        directory,
+        config.logger,
+        "train",
+        recorded,
+        name=run_name(config),
+        tags=words,
+        run_id=run_id,
+        takes_given_id=resumed is None,
+    )
+    for metric, summary in CURVES.items():
+        run.define_metric(metric, step_metric="tokens", summary=summary)
+    return WandbLogger(experiment=run)
+
+
+def finish_wandb(loggers: list[Logger], exit_code: int) -> None:
+    """Finish runs of W&B: a child process leaves without the end that W&B registers for the interpreter."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish(exit_code=exit_code)
+
+
+def upload_line(directory: Path) -> str | None:
+    """Return a line with the command that uploads offline runs; None without any."""
+    files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
+    if not files:
+        return None
+    folders = " ".join(shlex.quote(str(file.parent)) for file in files)
+    return f"offline run of Weights & Biases, to upload it: wandb sync {folders}"
+
+
+def arm(config: Config) -> list[str]:
+    """Return the options that the ablation compares, in words; sizes, lengths and seed are not among them."""
+    if isinstance(config.model, RecurrentModelConfig):
+        return [config.model.name, f"{config.loss} loss"]
+    assert isinstance(config.model, TransformerXLModelConfig)
+    words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
+    if kind_named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
+        words.append(f"terms {config.model.terms or 'none'}")
+    if config.variant:
+        words.append(" ".join(f"{name}={value}".removeprefix("name=") for name, value in config.variant.items()))
+    return words
+
+
+def run_name(config: Config) -> str:
+    """Return the arm and the options that are most often swept with it."""
+    lengths = f"memory {config.memory.mem_len}, segment {config.data.segment_len}"
+    return f"{', '.join(arm(config))}; {lengths}, lr {config.optimizer.lr:g}, seed {config.seed}"

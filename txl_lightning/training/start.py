@@ -1,0 +1,194 @@
+"""Where a run begins: from scratch, from a checkpoint that it resumes, or from given weights; and its directory."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from txl_lightning.config.architecture import LENGTHS
+from txl_lightning.config.schemas import WITHOUT_PATH, Config, flat, plain, stored
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.files import write_text
+from txl_lightning.reporting.code import code_version
+from txl_lightning.runs.models import Model, architecture
+from txl_lightning.runs.trained import Checkpoint, continues_in, read_checkpoint
+from txl_lightning.training.checkpoints import BEST, LAST, PREVIOUS, remove_later_steps
+
+# A resumed run must have the options of the checkpoint's run, and of its validations, whose losses it compares,
+# but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
+# `memory.segments` only gives `memory.mem_len` its value.
+FIXED = (
+    *("data.", "model.", "encoding.", "memory.", "variant.", "optimizer."),
+    *("seed", "loss", "trainer.precision", "trainer.val_max_segments", "evaluation."),
+)
+FREE = {
+    *("data.root", "data.path", "data.tokenizer", "data.names", "data.cache_dir"),
+    *("model.name", "memory.segments", "evaluation.max_segments"),
+}
+
+NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
+    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
+    *LENGTHS,
+    "vocab_size",
+}
+ANOTHER = "choose another hydra.run.dir=FOLDER"
+CURVES = ("metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png", "metrics.json")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Args:
+        resumed: checkpoint of the run that goes on.
+        weights: checkpoint of `initial_weights`.
+        continues: whether the resumed run is that of the directory, found by `resume=auto`.
+    """
+
+    resumed: Checkpoint | None = None
+    weights: Checkpoint | None = None
+    continues: bool = False
+
+    @classmethod
+    def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
+        """Open the checkpoint that the config names.
+
+        `resume=auto` means the last good one of the run directory. Rank 0 chooses it and reports the choice.
+
+        Raises:
+            OptionError: it cannot be read; with `auto`, none of several, so that no run is replaced unasked.
+        """
+        path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
+        if config.resume == "auto":
+            path = ranks.first(_find_last(directory) if ranks.rank == 0 else None)
+        if path is not None:
+            return cls(read_checkpoint(path, option="resume"), continues=config.resume == "auto")
+        if config.initial_weights is not None:
+            return cls(weights=read_checkpoint(config.initial_weights, option="initial_weights"))
+        return cls()
+
+    @property
+    def ended_by(self) -> str | None:
+        """Callback that ended the run which `resume=auto` finds; another `resume` trains on."""
+        if self.resumed is None or not self.continues:
+            return None
+        return self.resumed.record.get("ended_by")
+
+
+def _find_last(directory: Path) -> Path | None:
+    folder = directory / "checkpoints"
+    path, damaged = last_good(folder)
+    for line in damaged:
+        print(line, file=sys.stderr, flush=True)
+    unreadable = f"no checkpoint of its run can be read: {ANOTHER}"
+    require(path is not None or not damaged, "hydra.run.dir", directory, unreadable)
+    start = f"no checkpoint in {folder}, starting from scratch" if path is None else f"resuming from {path}"
+    print(f"resume=auto: {start}", file=sys.stderr, flush=True)
+    return path
+
+
+def last_good(directory: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest intact checkpoint of a run, and a message for each damaged one.
+
+    Prefers `last.ckpt`; if it is missing or damaged, the later of `previous.ckpt` and `best.ckpt`.
+    """
+    messages: list[str] = []
+    steps: dict[Path, int] = {}
+    for path in (directory / LAST, directory / PREVIOUS, directory / BEST):
+        if not path.exists() or directory / LAST in steps:
+            continue
+        try:
+            steps[path] = read_checkpoint(path).step
+        except UserError as error:
+            messages.append(str(error).replace("checkpoint=", "", 1))
+    newest = max(steps, key=lambda path: steps[path], default=None)
+    return newest, messages
+
+
+def refuse_to_replace(config: Config, directory: Path) -> None:
+    """Refuse a folder that holds a run, unless this one continues it, or it is finished and `resume=replace` is given.
+
+    Raises:
+        OptionError: `hydra.run.dir` is such a folder.
+    """
+    folder = directory / "checkpoints"
+    is_finished = (directory / "metrics.json").exists()
+    names = (LAST,) if is_finished else (LAST, PREVIOUS, BEST)  # a kill while it was replaced leaves the second two
+    is_saved = any((folder / name).exists() for name in names)
+    path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
+    if (path and continues_in(directory, path)) or (config.resume == "auto" and is_saved):
+        return
+    unfinished = f"holds an unfinished run: continue it with resume=auto, or {ANOTHER}"
+    require(is_finished or not is_saved, "hydra.run.dir", directory, unfinished)
+    replaced = f"holds a finished run: {ANOTHER}, or replace it with resume=replace"
+    require(config.resume == "replace" or not is_finished, "hydra.run.dir", directory, replaced)
+
+
+def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None) -> None:
+    """Create the run directory with `config.yaml` and `tokenizer.json`; remove the run that this one replaces.
+
+    What an unfinished run without a checkpoint has left is removed too, and the user is told.
+    """
+    continues = resumed is not None and continues_in(directory, resumed.path)
+    if not continues:
+        # In this order, so that `resume=auto` never goes on with a run that a kill has left half removed.
+        names = list(CURVES)
+        if config.resume == "replace":
+            names = [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST)] + names
+        earlier = [directory / name for name in names if (directory / name).exists()]
+        if earlier:
+            print(f"{directory} holds an earlier run, which this one replaces", file=sys.stderr, flush=True)
+        for path in earlier:
+            path.unlink()
+    remove_later_steps(directory / "checkpoints", resumed.step if continues and resumed else -1)
+    directory.mkdir(parents=True, exist_ok=True)
+    code = code_version()
+    header = f"# txl_lightning {code['version']}, commit {code['commit'] or 'unknown'}\n"
+    write_text(directory / "config.yaml", header + OmegaConf.to_yaml(OmegaConf.create(stored(config))))
+    if tokenizer:
+        write_text(directory / "tokenizer.json", tokenizer)
+
+
+def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
+    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, optimizer and validation.
+
+    Raises:
+        OptionError: an option differs (names the first one), or the file has no state of training.
+    """
+    resumed.require("optimizer_states" in resumed.contents, "holds weights only: start from them with initial_weights=")
+    before = flat(plain(resumed.config))
+    now = flat(plain(config))
+    free = set(FREE)
+    if config.memory.reset != "document":
+        free.add("data.document_start")
+    if not config.data.random_start and config.data.name != "lm1b":
+        free.add("data.seed")  # nothing reads it
+    for name, value in now.items():
+        if not name.startswith(FIXED) or name in free or name not in before:
+            continue
+        if before[name] != value:
+            option = name.removesuffix(".name") if name.count(".") == 1 else name
+            raise OptionError(option, value, f"must be {before[name]}, as in resume={resumed.path}")
+    is_same_text = resumed.record.get("corpus") in (None, corpus)
+    resumed.require(is_same_text, "was trained on another text than this corpus has now")
+
+
+def load_weights(model: Model, checkpoint: Checkpoint, vocabulary: Vocabulary) -> None:
+    """Load the weights of a checkpoint of `resume` or `initial_weights` into the model of a corpus.
+
+    Raises:
+        OptionError: the checkpoint has another architecture or vocabulary.
+    """
+    allowed = "was trained on another vocabulary than this corpus has"
+    checkpoint.require(checkpoint.vocabulary == vocabulary, allowed)
+    free = NON_ARCHITECTURE_FIELDS | model.config_class.initial_only
+    for name, value in vars(architecture(checkpoint.config, len(vocabulary))).items():
+        needed = getattr(model.config, name, None)
+        allowed = f"is of another model: {name} is {value}, this model needs {needed}"
+        checkpoint.require(name in free or value == needed, allowed)
+    checkpoint.load_into(model)

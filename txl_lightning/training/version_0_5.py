@@ -1,0 +1,61 @@
+"""Resume a run of version 0.5: its checkpoint, as this version would have written it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
+AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
+
+
+def convert(checkpoint: dict[str, Any], n_groups: int, best_key: str | None) -> None:
+    """Change the contents of a checkpoint of 0.5 in place.
+
+    Version 0.5 counted a step as one batch, also with groups of streams, and kept the memory of several ranks in files
+    of its own, which are not read.
+
+    Args:
+        checkpoint: contents of the file.
+        n_groups: number of groups of streams, each a batch now.
+        best_key: key of the state of the callback that keeps `best.ckpt`; None without one.
+    """
+    memory = checkpoint.pop("training_memory")
+    callbacks = checkpoint["callbacks"]
+    curves = callbacks.pop("TrainingCurves")
+    checkpoint["txl_lightning"]["training"] = {
+        "memory": {"next_number": memory["next_number"], "memory": memory["memory"]},
+        "random": callbacks.pop("RandomState")["ranks"],
+        "tokens": curves["tokens"],
+        "since": curves["since"],
+    }
+    callbacks["ValidationCurve"] = {"seconds": curves["seconds"]}
+    best = callbacks.pop("Checkpoints", {}).get("best", {"step": -1})
+    if best_key is not None and best["step"] >= 0:
+        callbacks[best_key] = _state_of_best(best["nll"])
+    loops = checkpoint["loops"]["fit_loop"]
+    steps = loops[MANUAL]["total"]["completed"]
+    counts = loops[AUTOMATIC]["optimizer"]["step"]["total"]
+    counts["ready"] = steps
+    counts["completed"] = steps
+    for part in ("total", "current"):
+        batches = loops["epoch_loop.batch_progress"][part]
+        for name in batches:
+            batches[name] *= n_groups
+
+
+def _state_of_best(nll: float) -> dict[str, Any]:
+    """Return the state of Lightning's ModelCheckpoint with `best.ckpt` as its best file."""
+    score = torch.tensor(nll, dtype=torch.float64)
+    return {
+        "monitor": "val/nll",
+        "best_model_score": score,
+        "best_model_path": "best.ckpt",
+        "current_score": score,
+        "dirpath": "",
+        "best_k_models": {"best.ckpt": score},
+        "kth_best_model_path": "best.ckpt",
+        "kth_value": score,
+        "last_model_path": "",
+    }
