@@ -47,7 +47,7 @@ def test_recl_has_losses_by_context(arm: str) -> None:
 def test_tokens_are_generated(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `txl generate` does it: without a memory, from a window that is recomputed for every token."""
 
-    def likeliest(log_probabilities_BV: Tensor, *sampling: float, generators: Any) -> Tensor:
+    def likeliest(log_probabilities_BV: Tensor, sampling: Any, generators: Any) -> Tensor:
         return generation.candidates(log_probabilities_BV, *sampling)[1][:, 0]  # type: ignore[arg-type]
 
     monkeypatch.setattr(generation, "_sample", likeliest)  # draws on the CPU for every device
