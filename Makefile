@@ -13,7 +13,7 @@ SITE := .venv-site
 WHEEL := .venv-wheel
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help help-tests install reproduce test test-slow test-all test-numerics test-shapes test-pythons test-avx2 test-isa test-hf \
+.PHONY: help help-tests install reproduce test test-slow test-all test-numerics test-shapes test-pythons test-avx2 test-isa test-hf test-hf-all \
 	test-triton test-crossings lint format audit bench docs dist clean
 
 help:
@@ -33,7 +33,7 @@ help-tests:
 	@echo "make test-all       everything: full products, soaks, many kills"
 	@echo "make test-avx2 | test-isa   test-numerics as on other processors: AVX2; AVX2 and SSE4.2"
 	@echo "make test-pythons [SUITE=test] [PYTHONS='python3.12 …']   a suite with each Python of this machine"
-	@echo "make test-hf | test-triton | test-crossings   optional libraries, in environments of their own"
+	@echo "make test-hf | test-hf-all | test-triton | test-crossings   optional libraries, in environments of their own"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
@@ -87,7 +87,12 @@ test-isa: test-avx2
 # The tests of the extra hf, in its own environment: torchmetrics imports transformers wherever it is installed, so in
 # .venv every command would start seconds later.
 test-hf: $(HF)/.ready
-	$(HF)/bin/python -m pytest -m 'not full' tests/recl/test_huggingface.py tests/recl/test_recl_models.py tests/docs/test_commands.py
+	$(HF)/bin/python -m pytest -m 'not full' tests/recl/test_huggingface.py tests/recl/test_one_pass.py \
+		tests/recl/test_packaged_models.py tests/docs/test_commands.py
+
+# Every causal class of transformers, read by `hf:`: nightly, about a quarter of an hour.
+test-hf-all: $(HF)/.ready
+	$(HF)/bin/python -m pytest -m '' tests/recl/test_all_classes.py
 
 # The Triton kernel without a GPU: in Triton's interpreter, and as machine code by its compiler. torch for the CPU comes
 # without Triton; this is the version that torch 2.13 for CUDA asks for.

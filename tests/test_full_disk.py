@@ -25,6 +25,7 @@ def metrics(run: Path) -> dict[str, Any]:
     return json.loads((run / "metrics.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_training_without_checkpoints_fails_and_completes_later(tmp_path: Path, devices: int) -> None:
     (tmp_path / "text.txt").write_text(TEXT)

@@ -68,6 +68,7 @@ def use(monkeypatch: Patch, *files: str | Path) -> None:
     forget_guests()
 
 
+@pytest.mark.slow
 def test_a_variant_of_a_file_trains_resumes_and_is_measured(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, EXAMPLES["layer_scale"])
     (tmp_path / "text.txt").write_text(TEXT)
@@ -232,6 +233,7 @@ def test_the_variable_up_to_0_4_0_is_read_too(monkeypatch: Patch) -> None:
     assert {("variant", "layer_scale"), ("encoding", "t5")} <= {*CHOICES}
 
 
+@pytest.mark.slow
 def test_the_examples_run_with_an_installed_package(tmp_path: Path) -> None:
     """The package's files where the wheel has them, and no checkout; `make dist` does the same with the wheel."""
     site, project = tmp_path / "site", (ROOT / "pyproject.toml").read_text()

@@ -28,6 +28,7 @@ def start(directory: Path, *arguments: str, **variables: str) -> ForkedCommand:
     return start_module(directory, "txl_lightning.cli", *words(directory, *arguments), **variables)
 
 
+@pytest.mark.slow
 def test_a_failed_job_does_not_stop_the_others_and_is_reported(tmp_path: Path) -> None:
     """Each good job is a run of its own in one W&B group."""
     arguments = ("memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2", "hydra.sweep.dir=sweep")
@@ -57,10 +58,15 @@ def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
     return [child for child in below if os.getsid(child.pid) == child.pid]
 
 
-SLOW = pytest.mark.full
-
-
-@pytest.mark.parametrize("number", [SIGTERM, *(pytest.param(n, marks=SLOW) for n in (SIGKILL, SIGINT, SIGHUP))])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(SIGKILL, marks=pytest.mark.slow),
+        pytest.param(SIGTERM, marks=pytest.mark.full),
+        pytest.param(SIGINT, marks=pytest.mark.full),
+        pytest.param(SIGHUP, marks=pytest.mark.full),
+    ],
+)
 def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
     """The jobs save, also if the multirun is killed."""
     process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
@@ -90,7 +96,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("launcher", ["basic", *(pytest.param(n, marks=SLOW) for n in ("process", "submitit_local"))])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    ["basic", "process", pytest.param("submitit_local", marks=pytest.mark.full)],
+)
 def test_finished_jobs_are_skipped_and_stopped_ones_resume(tmp_path: Path, whole: Path, launcher: str) -> None:
     """Job 0 has finished, job 1 was killed after its last checkpoint, job 2 before its first."""
     success(*words(tmp_path, "hydra/launcher=basic", "seed=1,2"), directory=tmp_path)
@@ -102,7 +112,7 @@ def test_finished_jobs_are_skipped_and_stopped_ones_resume(tmp_path: Path, whole
     assert (tmp_path / "sweep/multirun.md").read_text() == (whole / "sweep/multirun.md").read_text()
 
 
-@SLOW
+@pytest.mark.slow
 def test_jobs_are_found_by_their_options_and_new_ones_get_a_folder(tmp_path: Path) -> None:
     success(*words(tmp_path, "hydra/launcher=basic", "seed=1,2"), directory=tmp_path)
     before = written(tmp_path)
@@ -115,6 +125,7 @@ def test_jobs_are_found_by_their_options_and_new_ones_get_a_folder(tmp_path: Pat
     assert error == "seed=-1: must be an integer >= 0 and below 2^32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "process"])
 def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path, launcher: str) -> None:
     given = words(tmp_path, "seed=1")
@@ -152,6 +163,7 @@ def losses_by_rate(directory: Path) -> dict[float, float]:
     return losses
 
 
+@pytest.mark.slow
 def test_optuna_minimizes_the_validation_loss_and_continues_with_a_seed(tmp_path: Path) -> None:
     search(tmp_path, "hydra.sweeper.n_trials=2")
     before = written(tmp_path)
@@ -163,6 +175,7 @@ def test_optuna_minimizes_the_validation_loss_and_continues_with_a_seed(tmp_path
     assert losses[best.best_params["optimizer.lr"]] == best.best_value
 
 
+@pytest.mark.slow
 def test_optuna_with_a_storage_continues_the_study(tmp_path: Path) -> None:
     storage = f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'"
     arguments = (storage, "hydra.sweeper.study_name=lr", "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler.seed=null")
@@ -175,7 +188,7 @@ def test_optuna_with_a_storage_continues_the_study(tmp_path: Path) -> None:
     assert best.best_value == min(losses.values())
 
 
-@SLOW
+@pytest.mark.slow
 def test_optuna_trains_every_trial_with_two_ranks(tmp_path: Path) -> None:
     arguments = ("hydra/launcher=process", "hydra.sweeper.n_trials=2", "trainer.devices=2")
     search(tmp_path, *arguments, "hydra.launcher.max_parallel=2")
@@ -184,7 +197,7 @@ def test_optuna_trains_every_trial_with_two_ranks(tmp_path: Path) -> None:
     assert len(losses_by_rate(tmp_path)) == 2
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> None:
     arguments = ("seed=${hydra:job.num}", "memory=on,off", "hydra.sweep.subdir='a ${hydra:job.num}/b'")
     success(*words(tmp_path, *arguments), directory=tmp_path)

@@ -58,7 +58,7 @@ def test_the_stored_results_are_of_a_whole_run() -> None:
     check_results(stored)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_notebook_runs_and_gives_its_stored_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.alone import printed
 
 PROGRAM = """
@@ -29,6 +31,7 @@ cli.main()
 """
 
 
+@pytest.mark.slow
 def test_the_files_entered_before_the_first_step(tmp_path: Path) -> None:
     entered = json.loads(printed("-c", PROGRAM, directory=tmp_path).splitlines()[-1])
     assert "model/transformer_xl.py" in entered

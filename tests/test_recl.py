@@ -1,5 +1,7 @@
 """`txl_lightning.recl` where the framework cannot be imported: the example of the documentation, and arrays alone."""
 
+import pytest
+
 from tests.alone import printed
 from tests.docs.pages import ROOT, blocks
 
@@ -31,6 +33,7 @@ print(*((of_model[1.0].value, of_model[1.0].at_least) for of_model in lengths.va
 """
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_measures_without_the_framework() -> None:
     (example,) = (code for code in blocks(ROOT / "docs/effective-context.md", "python") if "txl_lightning.recl" in code)
     nll, lengths = printed("-c", BLOCK.format(names=FRAMEWORK) + example + TRANSFORMER_XL).split("]")

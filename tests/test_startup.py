@@ -48,6 +48,7 @@ def test_the_front_door_has_the_names_of_the_rooms() -> None:
     assert {"load_trained", "LanguageModelModule"} < set(txl_lightning.__all__)
 
 
+@pytest.mark.slow
 def test_commands_that_do_not_train_import_nothing_slow(tmp_path: Path) -> None:
     """Run them one after the other in one process, whose modules are listed after each."""
     best = str(trained() / "run/checkpoints/best.ckpt")

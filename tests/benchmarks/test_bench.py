@@ -21,6 +21,7 @@ def test_ratios_are_of_the_same_round_and_precision() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_turn_is_timed() -> None:
     assert turns_of("ours", CASES["tiny"])() > 0
 
@@ -33,6 +34,7 @@ def test_workers_of_two_checkouts_take_turns_and_leave_out_the_first_round() -> 
     assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in found.values())
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_ends_the_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "OTHERS", Path(sys.executable))
     with pytest.raises(SystemExit, match="original"):

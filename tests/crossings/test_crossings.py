@@ -62,6 +62,7 @@ LOGGERS: dict[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("module", LOGGERS)
 def test_no_logger_changes_a_bit_also_after_a_stop(tmp_path: Path, module: str, devices: int) -> None:

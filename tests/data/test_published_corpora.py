@@ -159,6 +159,7 @@ def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
         StreamsDataModule(replace(data, batch_size=200, segment_len=2), lengths)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((sources, "CHUNK_BYTES"), (checksums, "BLOCK_BYTES")):
         monkeypatch.setattr(module, name, 1 << 15)

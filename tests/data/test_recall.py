@@ -31,6 +31,7 @@ def test_blocks_end_at_any_token_with_equal_probability_and_the_next_has_another
     assert np.bincount(alphabets) / len(alphabets) == pytest.approx([1 / 3] * 3, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recall", [ONE, Recall((4, 4, 8, 12), 0.8, 4), BLOCKS], ids=["one", "lanes", "blocks"])
 def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None:
     n, longest = 300_000, 16

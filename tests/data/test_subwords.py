@@ -115,6 +115,7 @@ def test_ids_are_those_of_the_whole_text(way: str, name: str, monkeypatch: pytes
     assert vocabulary.decode_bytes(found) == content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["gpt2", "cl100k"])
 def test_a_line_of_five_megabytes_has_the_ids_of_the_whole(way: str) -> None:
     line = " ".join(draw.choices(SENTENCES, k=5_000_000 // 75)) + "a" * 300_000 + "1" * 50_000

@@ -61,11 +61,13 @@ ARMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", ARMS)
 def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
     assert reads_of_steps(tmp_path, *overrides) == []
 
 
+@pytest.mark.slow
 def test_an_adaptive_softmax_waits_once(tmp_path: Path) -> None:
     assert reads_of_steps(tmp_path, "model.cutoffs=[20,40,60]") == ["tolist"] * 5
 

@@ -37,7 +37,6 @@ NOT_RUN = {
     "models=[hf:gpt2,hf:distilgpt2]",
     "models=[py:examples.iglm.iglm,py:examples.iglm.iglm_s]",
     "models=[py:examples.pocketsphinx_words.trigrams]",
-    "models=[py:examples.textgenrnn.textgenrnn]",
     "n_positions=5000",
     "source_format=huggingface",
     "source_format=tensorflow",

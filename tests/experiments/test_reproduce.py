@@ -148,6 +148,7 @@ def test_a_plan_needs_no_corpus_and_writes_nothing(tmp_path: Path, capsys: Outpu
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_table_6_on_a_gpu_is_planned_for_twenty_minutes(tmp_path: Path) -> None:
     where = ["--profile", "gpu_short", "--only", "table_6", "--directory", str(tmp_path), f"data.cache_dir={tmp_path}"]
     planned = reproduce.plan(reproduce.parse([*where, "--plan"]))

@@ -152,6 +152,7 @@ def test_no_view_is_written_in_place_in_a_layer(dropout: float) -> None:
     assert "CopySlices" not in {node.name().rpartition("::")[2] for node in seen}
 
 
+@pytest.mark.slow
 def test_a_compiled_backward_pass_is_without_autocast() -> None:
     """As the training step runs it, by the private `torch._functorch.config.backward_pass_autocast`."""
 

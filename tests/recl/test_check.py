@@ -51,10 +51,12 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
     member = load_function(f"py:{__name__}.make", "name")
-    return checked(member, member.tokenize(TEXT), [8, 16, 64], 100)
+    return checked(member, member.tokenize(TEXT), [8, 16, 64])
 
 
-def test_a_function_that_keeps_to_the_interface_reads_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_keeps_to_the_interface_reads_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     member = load(Scored(right), monkeypatch)
     text = member.tokenize("aé".encode())
     assert text.tokens.tolist() == [97, 0xC3, 0xA9]
@@ -74,16 +76,27 @@ def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch: pytest.MonkeyPa
 FAULTS: list[tuple[Any, str]] = [
     (Scored(looking), "must be a causal language model: losses of Scored depend on later tokens"),
     (Scored(failing), r"cannot read \d+ tokens \(no such table\)"),
-    (Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)), r"score must return .* \[2, 8\] for such targets"),
-    (Scored(lambda tokens, targets: targets.float()), "score must return a tensor of losses of shape"),
+    (
+        Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)),
+        r"score must return .* \[2, 8\] for such targets",
+    ),
+    (
+        Scored(lambda tokens, targets: targets.float()),
+        "score must return a tensor of losses of shape",
+    ),
     (Scored, "must return a model with the method score, not type"),
-    (Scored(right, encode=lambda text: ([1] * 3, [len(text) + 2, -1, -1])), "encode must return tokens and their"),
+    (
+        Scored(right, encode=lambda text: ([1] * 3, [len(text) + 2, -1, -1])),
+        "encode must return tokens and their",
+    ),
     (Scored(right, encode=lambda text: ([1], [1])), "encode must return tokens and their sizes"),
 ]
 
 
 @pytest.mark.parametrize(("model", "words"), FAULTS)
-def test_a_fault_of_a_model_is_named(model: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_model_is_named(
+    model: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(OptionError, match=rf"models=py:{__name__}\.make: {words}"):
         load(model, monkeypatch)
 
@@ -130,7 +143,7 @@ def test_a_character_cut_at_either_end_is_left_out() -> None:
     assert whole_characters(content) == "€a😀"
     assert whole_characters(content[1:]) == "a😀"
     assert whole_characters(content[2:-1]) == "a"
-    with pytest.raises(UserError, match=r"is not UTF-8 text \(byte 3\)"):
+    with pytest.raises(UserError, match=r"is not UTF-8 text \(character 3\)"):
         whole_characters(b"abc\xffabc")
 
 

@@ -62,11 +62,19 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
 @torch.no_grad()
 def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> None:
     (path,) = files(tmp_path, {"text.txt": "a cat and a bat " * 40})
-    result = recl(tmp_path, runs.checkpoint("relative"), models=[LAGGING], names=["run", "lag"], data_path=path)
+    result = recl(
+        tmp_path,
+        runs.checkpoint("relative"),
+        models=[LAGGING],
+        names=["run", "lag"],
+        data_path=path,
+    )
     found = np.load(tmp_path / "losses.npz")
     assert found["models"].tolist() == ["run", "lag"]
     assert found["contexts"].tolist() == result["contexts"] == [4, 8, 12, 16]
-    model = load_trained(runs.checkpoint("relative")).model.with_lengths(mem_len=0, same_length=False, clamp_len=15)
+    model = load_trained(runs.checkpoint("relative")).model.with_lengths(
+        mem_len=0, same_length=False, clamp_len=15
+    )
     tokens = torch.tensor([[*Path(path).read_bytes()]])
     for c, context in enumerate(result["contexts"]):
         position = found["positions"][7]
@@ -79,7 +87,9 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
 
 def test_a_function_shares_a_group_with_a_run(runs: SmallRuns, tmp_path: Path) -> None:
     (path,) = files(tmp_path, {"text.txt": "a cat and a bat " * 40})
-    result = recl(tmp_path / "both", models=[f"txl:{runs.checkpoint('relative')}", LAGGING], data_path=path)
+    result = recl(
+        tmp_path / "both", models=[f"txl:{runs.checkpoint('relative')}", LAGGING], data_path=path
+    )
     assert values(result, "step") == [2, None]
     assert values(result, "checkpoint") == [runs.checkpoint("relative"), LAGGING]
     assert (result["unit"], result["split"]) == ("bpb", "whole")
@@ -101,7 +111,10 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
     since = positions - starts[np.searchsorted(starts, positions - 1, side="right") - 1]
     assert respected["positions"]["cut"] == (since < 16).sum() > 0
     assert ignored["positions"]["cut"] == 0
-    assert "positions have fewer than 16 tokens of context" in (tmp_path / "respect/recl.md").read_text()
+    assert (
+        "positions have fewer than 16 tokens of context"
+        in (tmp_path / "respect/recl.md").read_text()
+    )
     for c in range(3):
         cut = since <= found["contexts"][c]
         assert np.abs(respect_ICP[:, c + 1] - respect_ICP[:, c])[:, cut].max() < 1e-5
@@ -120,7 +133,9 @@ def test_a_grid_is_even_or_a_list(runs: SmallRuns, tmp_path: Path, capsys: Any) 
     assert capsys.readouterr().err == ""
     short = recl(tmp_path / "short", checkpoint, max_context=15)
     assert (short["contexts"], short["step"]) == ([4, 8, 12], 4)
-    assert capsys.readouterr().err == "max_context=15: the grid ends at 12, first_context + n·step\n"
+    assert (
+        capsys.readouterr().err == "max_context=15: the grid ends at 12, first_context + n·step\n"
+    )
 
 
 def test_losses_in_bfloat16_are_close(runs: SmallRuns, tmp_path: Path) -> None:
@@ -132,7 +147,9 @@ def test_losses_in_bfloat16_are_close(runs: SmallRuns, tmp_path: Path) -> None:
     assert 0 < difference.max() < 0.01
 
 
-def test_a_seed_moves_the_positions_and_a_clamp_changes_losses(runs: SmallRuns, tmp_path: Path) -> None:
+def test_a_seed_moves_the_positions_and_a_clamp_changes_losses(
+    runs: SmallRuns, tmp_path: Path
+) -> None:
     checkpoint = runs.checkpoint("relative")
     plain = recl(tmp_path, checkpoint)
     moved = recl(tmp_path, checkpoint, position_seed=1)
@@ -145,13 +162,18 @@ def test_a_seed_moves_the_positions_and_a_clamp_changes_losses(runs: SmallRuns, 
 def test_groups_have_lengths_of_their_own(runs: SmallRuns, tmp_path: Path) -> None:
     paths = [runs.checkpoint("relative"), runs.checkpoint("absolute"), runs.checkpoint("lstm")]
     result = recl(tmp_path / "run", *paths, groups=["x", "y", "x"])
-    assert result["groups"] == [{"name": "x", "models": ["relative", "lstm"]}, {"name": "y", "models": ["absolute"]}]
+    assert result["groups"] == [
+        {"name": "x", "models": ["relative", "lstm"]},
+        {"name": "y", "models": ["absolute"]},
+    ]
     alone = recl(tmp_path / "alone", paths[1])
     assert result["models"][1]["recl"] == alone["models"][0]["recl"]
     assert (tmp_path / "run/gains_y_r0.1.svg").exists()
 
 
-def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: SmallRuns, tmp_path: Path) -> None:
+def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(
+    runs: SmallRuns, tmp_path: Path
+) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     for step in (2, 10, 9):
@@ -164,8 +186,14 @@ def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: 
 
 
 REFERENCES = [
-    (["txl:/a/ours/checkpoints/best.ckpt", "txl:/a/theirs/checkpoints/best.ckpt"], ["ours", "theirs"]),
-    (["txl:/a/ours/checkpoints/best.ckpt", "txl:/a/ours/checkpoints/last.ckpt"], ["ours/best", "ours/last"]),
+    (
+        ["txl:/a/ours/checkpoints/best.ckpt", "txl:/a/theirs/checkpoints/best.ckpt"],
+        ["ours", "theirs"],
+    ),
+    (
+        ["txl:/a/ours/checkpoints/best.ckpt", "txl:/a/ours/checkpoints/last.ckpt"],
+        ["ours/best", "ours/last"],
+    ),
     (["txl:/a/1/checkpoints/best.ckpt", "txl:/b/1/checkpoints/best.ckpt"], ["a/1", "b/1"]),
     (["hf:gpt2", "hf:EleutherAI/pythia-70m", "py:a.b"], ["gpt2", "pythia-70m", "a.b"]),
     (["hf:a/ours", "hf:b/ours"], ["hf:a/ours", "hf:b/ours"]),
@@ -173,34 +201,49 @@ REFERENCES = [
 
 
 @pytest.mark.parametrize(("references", "names"), REFERENCES)
-def test_models_are_named_after_their_directories_or_references(references: list[str], names: list[str]) -> None:
+def test_models_are_named_after_their_directories_or_references(
+    references: list[str], names: list[str]
+) -> None:
     assert model_names(references) == names
 
 
-def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path: Path, monkeypatch: Any) -> None:
+def test_models_with_other_sentence_marks_are_refused(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setitem(PUBLISHED, "lm1b", {})  # of another size
     other = read_checkpoint(runs.checkpoint("sentences")).contents
     other["txl_lightning"]["config"]["data"]["sentence_marks"] = "start"
     write_checkpoint(other, tmp_path / "other.ckpt")
-    with pytest.raises(OptionError, match=r"checkpoints=.*other.ckpt: reads other tokens than .*sentence_marks"):
+    with pytest.raises(
+        OptionError, match=r"checkpoints=.*other.ckpt: reads other tokens than .*sentence_marks"
+    ):
         recl(tmp_path / "both", runs.checkpoint("sentences"), str(tmp_path / "other.ckpt"))
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
-def test_impossible_losses_are_named(loss: float, runs: SmallRuns, tmp_path: Path, monkeypatch: Any) -> None:
+def test_impossible_losses_are_named(
+    loss: float, runs: SmallRuns, tmp_path: Path, monkeypatch: Any
+) -> None:
     model = Scored(lambda tokens_BT, targets_BT: (torch.full(targets_BT.shape, loss), None))
     monkeypatch.setattr(test_check, "make", lambda: model, raising=False)
     (path,) = files(tmp_path, {"text.txt": "a cat and a bat " * 40})
-    with pytest.raises(UserError, match=r"models=py:.*make: has losses that are not -log P in 0 … 700 nats"):
+    with pytest.raises(
+        UserError, match=r"models=py:.*make: has losses that are not -log P in 0 … 700 nats"
+    ):
         recl(tmp_path / "run", models=[f"py:{test_check.__name__}.make"], data_path=path)
 
 
 GRID = ("first_context=4", "step=4", "max_context=16", "n_positions=30", "bootstrap=20")
-REFUSALS = [row.split(" | ") for row in Path(__file__).with_name("refusals.txt").read_text("utf-8").splitlines()]
+REFUSALS = [
+    row.split(" | ")
+    for row in Path(__file__).with_name("refusals.txt").read_text("utf-8").splitlines()
+]
 
 
 @pytest.mark.parametrize(("words", "said"), REFUSALS)
-def test_what_cannot_be_done_is_refused(runs: SmallRuns, tmp_path: Path, words: str, said: str) -> None:
+def test_what_cannot_be_done_is_refused(
+    runs: SmallRuns, tmp_path: Path, words: str, said: str
+) -> None:
     (text,) = files(runs.folder, {"cats.txt": "a cat and a bat " * 40})
     words = words.replace("TEXT", text).replace("PAIRS", LAGGING_PAIRS).replace("BYTES", LAGGING)
     words = re.sub(r"@(\w+)", lambda kind: runs.checkpoint(kind[1]), words)

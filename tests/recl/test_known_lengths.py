@@ -17,28 +17,41 @@ from txl_lightning.evaluation.losses import WindowReader, window_losses
 from txl_lightning.recl.effective_context import relative_effective_context_lengths
 from txl_lightning.recl.positions import position_blocks
 
-GRID = range(8, 144, 15)  # a step of 15: the positions of a block are 15 apart, so they are of all eight chains
+GRID = range(
+    8, 144, 15
+)  # a step of 15: the positions of a block are 15 apart, so they are of all eight chains
 
 
 @pytest.mark.parametrize("distance", [16, 64, 128])
-def test_the_length_of_the_exact_model_is_the_first_context_that_sees_the_farthest_source(distance: int) -> None:
+def test_the_length_of_the_exact_model_is_the_first_context_that_sees_the_farthest_source(
+    distance: int,
+) -> None:
     """Of eight chains: one of every distance up to the longest, the others of 16 tokens."""
     recall = Recall(tuple(d if d <= distance else 16 for d in range(16, 129, 16)), 0.9, 8)
     tokens = np.frombuffer(recall.text(100_000, seed=2).encode(), np.uint8)
     positions, _ = position_blocks(len(tokens), 2_000, GRID, seed=2)
-    losses = window_losses(WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, GRID)
-    lengths = relative_effective_context_lengths({"oracle": losses}, GRID, (0.1, 0.5, 1.0), bootstrap=0)["oracle"]
+    losses = window_losses(
+        WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, GRID
+    )
+    lengths = relative_effective_context_lengths(
+        {"oracle": losses}, GRID, (0.1, 0.5, 1.0), bootstrap=0
+    )["oracle"]
     assert {length.value for length in lengths.values()} == {min(c for c in GRID if c >= distance)}
 
 
 def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(tmp_path: Path) -> None:
     text = TEXT.text(60_000, seed=1)
     (tmp_path / "recall.txt").write_text(text)
-    oracle = {"models": ["py:examples.recall_oracle.oracle"], "data_path": str(tmp_path / "recall.txt")}
+    oracle = {
+        "models": ["py:examples.recall_oracle.oracle"],
+        "data_path": str(tmp_path / "recall.txt"),
+    }
     oracle |= {"max_context": 96, "n_positions": 500}
     (steps,) = recl(tmp_path / "steps", **oracle, first_context=32, step=16)["models"]
     assert {(length["value"], length["guarded"]) for length in steps["recl"].values()} == {(48, 48)}
-    assert steps["nll"][1] == pytest.approx(TEXT.entropy(48), abs=4 * steps["nll_standard_error"][1])
+    assert steps["nll"][1] == pytest.approx(
+        TEXT.entropy(48), abs=4 * steps["nll_standard_error"][1]
+    )
     (plateau,) = recl(tmp_path / "plateau", **oracle, first_context=16, step=16)["models"]
     assert {length["value"] for length in plateau["recl"].values()} == {16}
     assert plateau["within_1_percent"] == steps["within_1_percent"] == 48
@@ -63,7 +76,11 @@ def test_a_trained_memory_reaches_the_entropy_and_has_the_known_length(tmp_path:
     assert on["test/bpc"] <= 1.15 * TEXT.entropy(48) / log(2)
     assert off["test/bpc"] == pytest.approx(TEXT.entropy(16) / log(2), rel=0.02)
     checkpoints = "checkpoints=[on/checkpoints/best.ckpt,off/checkpoints/best.ckpt]"
-    names = ("names=[on,off,exact]", "groups=[models,models,exact]", "models=[py:examples.recall_oracle.oracle]")
+    names = (
+        "names=[on,off,exact]",
+        "groups=[models,models,exact]",
+        "models=[py:examples.recall_oracle.oracle]",
+    )
     grid = ("first_context=32", "max_context=96")
     models = txl("recl", checkpoints, *names, *grid, "hydra.run.dir=recl")["models"]
     guarded = [[length["guarded"] for length in model["recl"].values()] for model in models]

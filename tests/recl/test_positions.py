@@ -12,11 +12,19 @@ def n_windows(positions: np.ndarray, contexts: list[int]) -> int:
     return len(np.unique(positions - np.array(contexts)[:, None]))
 
 
-SIZES = [(20, 20, 1, 1), (30, 30, 1, 1), (1000, 30, 33, 34), (1920, 30, 64, 64), (10_000, 156, 64, 65)]
+SIZES = [
+    (20, 20, 1, 1),
+    (30, 30, 1, 1),
+    (1000, 30, 33, 34),
+    (1920, 30, 64, 64),
+    (10_000, 156, 64, 65),
+]
 
 
 @pytest.mark.parametrize(("n_positions", "n_blocks", "smallest", "largest"), SIZES)
-def test_blocks_are_four_grids_wide_or_thirty(n_positions: int, n_blocks: int, smallest: int, largest: int) -> None:
+def test_blocks_are_four_grids_wide_or_thirty(
+    n_positions: int, n_blocks: int, smallest: int, largest: int
+) -> None:
     contexts = list(range(16, 257, 16))
     positions, blocks = position_blocks(1_000_000, n_positions, contexts)
     sizes = np.bincount(blocks)
@@ -38,8 +46,17 @@ def test_a_short_split_has_several_positions_in_a_step() -> None:
 SEEDS = st.none() | st.integers(0, 99)
 
 
-@given(st.integers(10, 600), st.integers(1, 5), st.integers(1, 20), st.integers(2, 8), st.floats(0, 1), SEEDS)
-def test_positions_are_in_order(n_tokens: int, first: int, step: int, n: int, share: float, seed: int | None) -> None:
+@given(
+    st.integers(10, 600),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.integers(2, 8),
+    st.floats(0, 1),
+    SEEDS,
+)
+def test_positions_are_in_order(
+    n_tokens: int, first: int, step: int, n: int, share: float, seed: int | None
+) -> None:
     contexts = [first + step * i for i in range(n)]
     available = n_tokens - contexts[-1]
     if available < 1:

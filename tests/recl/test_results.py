@@ -23,12 +23,20 @@ POSITIONS = np.arange(100) * 4 + 16
 def made_up() -> dict[str, np.ndarray]:
     """Losses that fall with context, of c to a plateau and then further."""
     noise = np.random.default_rng(1).gamma(2.0, 0.5, (3, 1, 100))
-    falls = np.array([[3.0, 2.0, 1.5, 1.2], [3.0, 2.5, 2.4, 2.39], [3.0, 3.0, 1.0, 1.0]])
+    falls = np.array(
+        [
+            [3.0, 2.0, 1.5, 1.2],
+            [3.0, 2.5, 2.4, 2.39],
+            [3.0, 3.0, 1.0, 1.0],
+        ]
+    )
     return dict(zip(NAMES, noise + falls[:, :, None], strict=True))
 
 
 def results(unit: str = "ppl", **options: Any) -> dict[str, Any]:
-    found = group_results(made_up(), CONTEXTS, POSITIONS, BLOCKS, unit, **{"bootstrap": 20, **options})
+    found = group_results(
+        made_up(), CONTEXTS, POSITIONS, BLOCKS, unit, **{"bootstrap": 20, **options}
+    )
     found["split"] = "test"
     found["corpus"] = {"name": "text", "level": "token" if unit == "ppl" else "char"}
     for model in found["models"]:
@@ -60,7 +68,10 @@ def test_gains_of_a_model() -> None:
     gains = context_gains(made_up()["a"], CONTEXTS, BLOCKS)
     bits = [doubling["bits"] for doubling in gains["doublings"]]
     assert bits == pytest.approx([1 / np.log(2), 0.8 / np.log(2)])
-    assert [(doubling["from"], doubling["to"]) for doubling in gains["doublings"]] == [(4, 8), (8, 16)]
+    assert [(doubling["from"], doubling["to"]) for doubling in gains["doublings"]] == [
+        (4, 8),
+        (8, 16),
+    ]
     assert gains["share_of_gain"] == pytest.approx([0, 1 / 1.8, 1.5 / 1.8, 1])
     assert gains["within_1_percent"] == 16
     assert context_gains(made_up()["b"], CONTEXTS)["within_1_percent"] == 12
@@ -71,7 +82,8 @@ def test_gains_of_a_model() -> None:
 def test_differences_are_paired_by_position() -> None:
     losses = made_up()
     found = results()["differences"]
-    assert [(one["model"], one["minus"]) for one in found] == [("a", "b"), ("a", "c"), ("b", "c")]
+    pairs = [one["model"] + one["minus"] for one in found]
+    assert pairs == ["ab", "ac", "bc"]
     nll, error = mean_and_error(losses["a"][3] - losses["b"][3])
     assert found[0]["nll"][3] == pytest.approx(nll)
     assert found[0]["nll_standard_error"][3] == pytest.approx(error)
@@ -89,7 +101,10 @@ def test_the_first_table_says_how_far_a_model_looks() -> None:
     found = results(fractions=[0.5, 1.0])
     lines = report_lines(found)
     assert lines[0] == "How far does it look? Tokens of context; RECL in the group of a, b, c"
-    assert lines[2] == "| model | within 1 % | guarded r = 0.5 | guarded r = 1.0 | RECL r = 0.5 | RECL r = 1.0 |"
+    assert (
+        lines[2]
+        == "| model | within 1 % | guarded r = 0.5 | guarded r = 1.0 | RECL r = 0.5 | RECL r = 1.0 |"
+    )
     for model in found["models"]:
         cells = [model["name"], str(model["within_1_percent"])]
         for prefix, value in (("guarded_", "guarded"), ("", "value")):
@@ -106,13 +121,21 @@ def test_the_second_table_has_losses_and_gains() -> None:
     found = results()
     model = found["models"][1]
     lines = report_lines(found)
-    assert "| model | kind | sees at most | ppl at 4 tokens | ppl at 16 tokens | bits 4 → 8 | bits 8 → 16 |" in lines
+    assert (
+        "| model | kind | sees at most | ppl at 4 tokens | ppl at 16 tokens | bits 4 → 8 | bits 8 → 16 |"
+        in lines
+    )
     row = table_rows(lines, "b")[1]
     assert row[:3] == ["b", "made up", "no limit"]
-    assert row[3] == f"{model['ppl'][0]:.3f} ± {model['ppl_standard_error'][0]:.3f}"
+    value = model["ppl"][0]
+    error = model["ppl_standard_error"][0]
+    assert row[3] == f"{value:.3f} ± {error:.3f}"
     assert row[5].startswith(f"{model['doublings'][0]['bits']:.3f} ± ")
     one = found["differences"][0]
-    interval = f"{one['nll'][3]:+.4f} [{one['low'][3]:+.4f}, {one['high'][3]:+.4f}]"
+    nll = one["nll"][3]
+    low = one["low"][3]
+    high = one["high"][3]
+    interval = f"{nll:+.4f} [{low:+.4f}, {high:+.4f}]"
     assert table_rows(lines, "a − b") == [["a − b", interval]]
 
 
@@ -123,7 +146,11 @@ def test_a_length_that_ends_at_a_plateau_says_where_steps_gain_again() -> None:
 
 def drawn_figures(drawn: Figures, directory: Path, **options: Any) -> dict[str, Axes]:
     draw_figures(results(**options), directory)
-    return {name.removesuffix(".png"): figure.axes[0] for name, figure in drawn.items() if name.endswith(".png")}
+    return {
+        name.removesuffix(".png"): figure.axes[0]
+        for name, figure in drawn.items()
+        if name.endswith(".png")
+    }
 
 
 def lines_of(axes: Axes) -> dict[str, Any]:
@@ -143,7 +170,9 @@ def test_a_model_has_one_colour_in_all_figures(drawn: Figures, tmp_path: Path) -
     assert len(figures) == 1 + 1 + 2 * 3
 
 
-def test_figures_have_ticks_at_contexts_a_grey_threshold_and_a_zero_line(drawn: Figures, tmp_path: Path) -> None:
+def test_figures_have_ticks_at_contexts_a_grey_threshold_and_a_zero_line(
+    drawn: Figures, tmp_path: Path
+) -> None:
     figures = drawn_figures(drawn, tmp_path)
     assert figures["contexts"].get_xticks().tolist() == CONTEXTS
     gains = figures["gains_r1.0"]

@@ -1,6 +1,7 @@
 """Tiny random models of transformers and a tokenizer trained on a text, made without a network."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import torch
 
 POSITIONS = 48
 VOCABULARY = 300
-TEXT = "".join(f"line {i}: the square of {i} is {i * i}, élan {'😀' if i % 9 == 0 else ''}\n" for i in range(400))
+TEXT = ""
+for i in range(400):
+    smile = "😀" if i % 9 == 0 else ""
+    TEXT += f"line {i}: the square of {i} is {i * i}, élan {smile}\n"
 SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES = {
     "hidden_size": 32,
@@ -28,7 +32,13 @@ DECODER_SIZES = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "GPT2Config": {"n_positions": POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 2},
-    "GPTJConfig": {"n_positions": POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8},
+    "GPTJConfig": {
+        "n_positions": POSITIONS,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "rotary_dim": 8,
+    },
     "MambaConfig": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
     "T5Config": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 2},
     "BartConfig": DECODER_SIZES,
@@ -56,9 +66,14 @@ def model_of(transformers: Any, name: str, **options: Any) -> Any:
     auto = transformers.AutoModelForCausalLM
     if config.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
+    return randomize(lambda: auto.from_config(config))
+
+
+def randomize(make: Callable[[], Any]) -> Any:
+    """Make a model with random weights, those of matrices larger than usual."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = auto.from_config(config)
+        model = make()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 2:
@@ -66,7 +81,9 @@ def model_of(transformers: Any, name: str, **options: Any) -> Any:
     return model.eval()
 
 
-def save_tokenizer(transformers: Any, folder: Path, text: str = TEXT, vocabulary: int = VOCABULARY) -> None:
+def save_tokenizer(
+    transformers: Any, folder: Path, text: str = TEXT, vocabulary: int = VOCABULARY
+) -> None:
     """Save a byte-level BPE tokenizer of at most `vocabulary` tokens."""
     import tokenizers
 

@@ -41,6 +41,7 @@ def test_the_number_is_printed_recorded_and_kept(tmp_path: Path, capsys: Output,
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_does_not_choose_the_threads_of_the_next(tmp_path: Path, monkeypatch: Patch) -> None:
     used: list[int] = []
     fit = run.fit

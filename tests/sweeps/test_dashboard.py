@@ -76,7 +76,7 @@ def keys_of_panels() -> Iterator[str]:
             yield from [panel.with_respect_to] if hasattr(panel, "with_respect_to") else []
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_panel_and_column_shows_what_a_command_logs(logged: dict[str, Path]) -> None:
     there: set[str] = set()
     for run in logged.values():

@@ -100,7 +100,7 @@ def test_the_one_liner_has_the_same_arms(name: str) -> None:
         assert replace(ours, encoding=theirs.encoding) == theirs
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_agents_command_trains_into_a_folder_of_its_own(tmp_path: Path) -> None:
     sweep = SWEEPS["learning_rate"]
     tiny_config(tmp_path)  # writes the text

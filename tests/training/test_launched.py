@@ -133,6 +133,7 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
             assert (end.returncode, line in end.stderr) == (2, True), end.stderr
 
 
+@pytest.mark.slow
 def test_a_running_training_cannot_be_reached_from_elsewhere_and_a_closed_terminal_stops_it(tmp_path: Path) -> None:
     words = ("train", "trainer.devices=2", "trainer.max_steps=1000000", "hydra.run.dir=run")
     process = start(tmp_path, *words)

@@ -74,6 +74,7 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, mo
         train(tiny_config(tmp_path, "checkpoint.enabled=false"), tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["-m", "hydra/launcher=basic"]])
 def test_a_run_stopped_after_its_last_step_continues(tmp_path: Path, monkeypatch: Patch, flags: list[str]) -> None:
     text = tiny_config(tmp_path).data.path  # type: ignore[attr-defined]

@@ -85,6 +85,7 @@ def test_one_command_uploads_all_offline_sessions(run: Path) -> None:
     assert upload_line(directory / "run") == f"{TO_UPLOAD} {first.parent} {second.parent}"
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_resumes(tmp_path: Path, monkeypatch: Patch) -> None:
     """The files of W&B have a link that leads out of the run directory, into the folder of caches."""
     wandb.teardown()  # its service opens its log at its start
@@ -98,6 +99,7 @@ def test_a_run_of_the_command_resumes(tmp_path: Path, monkeypatch: Patch) -> Non
     wandb.teardown()
 
 
+@pytest.mark.slow
 def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: Patch) -> None:
     """Of several with one id an upload would keep the last."""
     monkeypatch.setenv("WANDB_RUN_ID", "given")

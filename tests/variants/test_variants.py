@@ -103,6 +103,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert type(load_trained(checkpoints[1]).model).__module__ == f"txl_lightning.{file}"
 
 
+@pytest.mark.slow
 def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path: Path) -> None:
     def job(name: str, W: int) -> tuple[dict[str, Any], str]:
         options = (f"variant={name}", *VARIANTS[name], *PARALLEL, f"trainer.devices={W}")

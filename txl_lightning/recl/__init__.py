@@ -1,6 +1,7 @@
 """Measure effective context without the framework: no Lightning, Hydra or W&B.
 
-Losses in arrays need numpy only. Scoring a model, any object with `score`, needs torch, tqdm and jaxtyping too.
+Losses in arrays need numpy only. Scoring a model, any object with `score`, needs torch, tqdm and
+jaxtyping too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from txl_lightning.recl.effective_context import EffectiveContext, relative_effective_context_lengths
+from txl_lightning.recl.effective_context import (
+    EffectiveContext,
+    relative_effective_context_lengths,
+)
 
 if TYPE_CHECKING:
     from txl_lightning.evaluation.losses import WindowReader, window_losses, window_reader

@@ -41,9 +41,11 @@ LABEL = re.compile(r"[\w.+-]+")
 def run(options: ReclOptions, directory: Path) -> list[str]:
     """Score the models; write `recl.json`, the table, the figures and the page.
 
-    Under a launcher (torchrun) the windows are divided over the processes. Only the first one writes and returns lines.
+    Under a launcher (torchrun) the windows are divided over the processes. Only the first one
+    writes and returns lines.
 
-    `losses.npz` has `models` [I], `contexts` [C], `positions` [P], `blocks` [P] and `nll` [I, C, P], in nats.
+    `losses.npz` has `models` [I], `contexts` [C], `positions` [P], `blocks` [P] and `nll` [I, C,
+    P], in nats.
 
     Returns:
         Lines to print: the tables, their notes, and the page.
@@ -56,12 +58,16 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     with process_group():  # an error on one rank then ends the others too
         options, members, text = prepare(options, contexts)
         n_tokens = len(text.first.tokens)
-        positions, blocks = position_blocks(n_tokens, options.n_positions, contexts, options.position_seed)
-        members = [checked(member, text.texts[member.name], contexts, len(positions)) for member in members]
+        positions, blocks = position_blocks(
+            n_tokens, options.n_positions, contexts, options.position_seed
+        )
+        members = [checked(member, text.texts[member.name], contexts) for member in members]
         losses = {}
         for member in members:
             tokens = text.texts[member.name]
-            losses[member.name] = model_losses(member, tokens, positions, contexts, options.precision)
+            losses[member.name] = model_losses(
+                member, tokens, positions, contexts, options.precision
+            )
         rank, _ = rank_and_world_size()
     if rank > 0:
         return []
@@ -99,7 +105,12 @@ def checked_contexts(options: ReclOptions) -> list[int]:
 
 def _even_contexts(first: int, step: int, longest: int) -> range:
     contexts = range(first, longest + 1, step)
-    require(len(contexts) >= 2, "max_context", longest, f"must be at least {first + step}: first_context + step")
+    require(
+        len(contexts) >= 2,
+        "max_context",
+        longest,
+        f"must be at least {first + step}: first_context + step",
+    )
     allowed = f"gives {len(contexts):,} contexts in steps of {step}, more than {MOST['contexts']:,}"
     require(len(contexts) <= MOST["contexts"], "max_context", longest, allowed)
     if contexts[-1] < longest:
@@ -107,7 +118,9 @@ def _even_contexts(first: int, step: int, longest: int) -> range:
     return contexts
 
 
-def prepare(options: ReclOptions, contexts: list[int]) -> tuple[ReclOptions, list[Member], GroupText]:
+def prepare(
+    options: ReclOptions, contexts: list[int]
+) -> tuple[ReclOptions, list[Member], GroupText]:
     """Load models and text; return them, and the options with split and precision as they are used."""
     precision = all_gather(chosen_precision(options.precision, options.accelerator))[0]
     members = load_group(options, contexts[-1])
@@ -134,7 +147,9 @@ def model_losses(
     """
     begins = text.document_begins(positions)
     with autocast(precision, device_of(member.reader.model)):
-        losses_CP = window_losses(member.reader, text.tokens, positions, contexts, begins, progress=True)
+        losses_CP = window_losses(
+            member.reader, text.tokens, positions, contexts, begins, progress=True
+        )
     is_loss = (losses_CP > -ROUNDING) & (losses_CP < LARGEST)
     member.require(bool(is_loss.all()), f"has losses that are not -log P in 0 … {LARGEST:g} nats")
     return losses_CP

@@ -20,14 +20,16 @@ class LossFunction:
     """Language model of a function from tokens to losses.
 
     Args:
-        function: takes tokens, [B, T + 1], and returns the loss in nats of each but the first, [B, T], as a tensor or
-            an array: -log P(x_t | x_0 … x_{t-1}).
+        function: takes tokens, [B, T + 1], and returns the loss in nats of each but the first, [B,
+            T], as a tensor or an array: -log P(x_t | x_0 … x_{t-1}).
     """
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         self.function = function
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+    ) -> tuple[Tensor, None]:
         """Return the losses of the targets; the first tokens are context if targets are fewer."""
         window_BT = torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1)
         nll_BT = torch.as_tensor(self.function(window_BT))
@@ -50,7 +52,8 @@ def compare(
         contexts: the grid, ascending.
         n_positions: positions to score, as `position_blocks` chooses them.
         texts: text of each token; None to show numbers.
-        definition: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
+        definition: fractions, threshold, bootstrap and seed of
+            `relative_effective_context_lengths`.
     """
     positions, blocks = position_blocks(len(tokens), n_positions, contexts)
     losses = {}
@@ -66,4 +69,6 @@ def compare(
         model_results.update(kind=kind, limit=None, scoring="one pass")
     results["split"] = f"{len(tokens):,} tokens"
     results["corpus"] = {"name": "text", "level": "token"}
-    return results, page(results, losses, positions, blocks, lambda begin, stop: list(texts[begin:stop]))
+    return results, page(
+        results, losses, positions, blocks, lambda begin, stop: list(texts[begin:stop])
+    )

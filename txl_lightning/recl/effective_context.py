@@ -1,16 +1,15 @@
 """Definition of relative effective context length, RECL (section 4.3 and appendix C), on measured losses.
 
-The models of a group are scored at the same P positions with exactly c tokens of context, for every c of a grid
-c_0 < c_1 < …, by default in even steps Δ. Shape letters: I models, C contexts, P positions in B blocks,
-S bootstrap samples, R fractions, V values.
+The models of a group are scored at the same P positions with exactly c tokens of context, for every
+c of a grid c_0 < c_1 < …, by default in even steps Δ. Shape letters: I models, C contexts, P
+positions in B blocks, S bootstrap samples, R fractions, V values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,7 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 INTERVAL = [0.025, 0.975]  # quantiles
-SAMPLED_AT_ONCE = 1_000_000
 BUCKET = 128  # distinct losses
-NO_LIMIT = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -31,17 +28,21 @@ class EffectiveContext:
     """RECL of one model in its group at one fraction r of hardest positions.
 
     Args:
-        value: RECL in tokens: the first c whose relative gain is below the threshold, at most `limit`.
-        at_least: whether `value` is only a lower bound: no gain on the grid was below the threshold.
+        value: RECL in tokens: the first c whose relative gain is below the threshold, at most
+            `limit`.
+        at_least: whether `value` is only a lower bound: no gain on the grid was below the
+            threshold.
         low: lower end of the percentile interval of RECL over resampled blocks of positions.
         high: upper end of that interval.
         high_at_least: whether `high` is only a lower bound.
-        guarded: RECL that also ends where the model's own mean loss no longer falls, over all or over hard positions.
+        guarded: RECL that also ends where the model's own mean loss no longer falls, over all or
+            over hard positions.
         guarded_at_least: whether `guarded` is only a lower bound.
         guarded_low: lower end of the interval of `guarded`.
         guarded_high: upper end of that interval.
         guarded_high_at_least: whether `guarded_high` is only a lower bound.
-        gains_again: first context beyond `value` to which a step gains the threshold again; None if there is none.
+        gains_again: first context beyond `value` to which a step gains the threshold again; None if
+            there is none.
         limit: largest context that the model can see; None for no limit.
         relative_gains: g(c, c') for every c of the grid but the last, with c' = c + Δ.
         perplexity_gains: exp f(c, c) - exp f(c, c') at these c (Figure 3).
@@ -66,24 +67,41 @@ class EffectiveContext:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Means at every step of the grid, from c to c', for every r, in nats.
+class ModelSteps:
+    """Means of one model at one r at every step of the grid, from c to c', in S samples, in nats.
 
     Args:
-        short_RSC: f(c, c), common to all models.
-        long_RSIC: f_i(c, c').
-        rises_RSIC: whether the model's own mean loss does not fall from c to c', over all or over hard positions.
+        short_SC: f(c, c), common to all models.
+        long_SC: f_i(c, c').
+        rises_SC: whether the model's own mean loss does not fall, over all or over hard positions.
     """
+
+    short_SC: Array
+    long_SC: Array
+    rises_SC: Booleans
+
+    @property
+    def gains_SC(self) -> Array:
+        """g_i(c, c')."""
+        gains: Array = -np.expm1(self.long_SC - self.short_SC)
+        return gains
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Means of all models at every r: see `ModelSteps`."""
 
     short_RSC: Array
     long_RSIC: Array
     rises_RSIC: Booleans
 
-    @property
-    def gains_RSIC(self) -> Array:
-        """g_i(c, c')."""
-        gains: Array = -np.expm1(self.long_RSIC - self.short_RSC[:, :, None])
-        return gains
+    def of(self, r: int, i: int) -> ModelSteps:
+        """Return the means of model number i at fraction number r."""
+        return ModelSteps(
+            short_SC=self.short_RSC[r],
+            long_SC=self.long_RSIC[r, :, i],
+            rises_SC=self.rises_RSIC[r, :, i],
+        )
 
 
 def relative_effective_context_lengths(
@@ -106,86 +124,103 @@ def relative_effective_context_lengths(
         guarded_i = the first c with g_i(c, c + Δ) < threshold, or at which the mean of l_i(c + Δ, t) - l_i(c, t) over
                     all positions, or over the hard ones of `measured_steps`, is not below 0
 
-    f_i(c,c') keeps b(c,t) where more context is worse, so a step gains wherever single losses fall, even if their
-    mean rises: losses that fluctuate with c lengthen RECL, but hardly guarded RECL.
-    Compare RECL only within a group, on one grid.
-    RECL does not depend on the order of models and positions; its interval depends on the order of blocks.
+    f_i(c,c') keeps b(c,t) where more context is worse, so a step gains wherever single losses fall,
+    even if their mean rises: losses that fluctuate with c lengthen RECL, but hardly guarded RECL.
+    Compare RECL only within a group, on one grid. RECL does not depend on the order of models and
+    positions; its interval depends on the order of blocks.
 
     Args:
         losses: l_i(c,t) of every model, [C, P], in nats.
-        contexts: the grid, ascending; c + Δ is the context after c, with another Δ for each c on an uneven grid.
+        contexts: the grid, ascending; c + Δ is the context after c, with another Δ for each c on an
+            uneven grid.
         fractions: r, each in (0, 1].
         threshold: smallest relative gain that counts.
-        limits: number of tokens that each model can see; None for no limit. Losses beyond it are those at the limit.
+        limits: number of tokens that each model can see; None for no limit. Losses beyond it are
+            those at the limit.
         bootstrap: resamples of the blocks for the intervals; 0 for none (low = high = value).
         seed: seed of the resampling.
-        blocks: block of each position, [P], from 0. Losses of neighbours are correlated; if neighbours are not
-            in one block, intervals are too narrow. None for a block per position.
+        blocks: block of each position, [P], from 0. Losses of neighbours are correlated; if
+            neighbours are not in one block, intervals are too narrow. None for a block per
+            position.
 
     Raises:
         OptionError: an option, the grid or the losses are not usable.
     """
     check_definition(contexts, fractions, threshold, bootstrap)
-    losses_ICP = np.stack([np.asarray(losses_CP, dtype=np.float64) for losses_CP in losses.values()])
+    losses_ICP = np.stack([*losses.values()]).astype(np.float64)
     n_contexts, n_positions = losses_ICP.shape[1:]
-    require(bool(np.isfinite(losses_ICP).all()), "losses", "nan or inf", "must be finite")
-    require(len(contexts) == n_contexts, "contexts", list(contexts), f"must be {n_contexts}, as the losses have")
+    is_finite = bool(np.isfinite(losses_ICP).all())
+    require(is_finite, "losses", "nan or inf", "must be finite")
+    allowed = f"must be {n_contexts}, as the losses have"
+    require(len(contexts) == n_contexts, "contexts", list(contexts), allowed)
     if blocks is None:
         blocks = np.arange(n_positions)
+    require(len(blocks) == n_positions, "blocks", len(blocks), f"must be {n_positions} numbers")
     block_names, block_P = np.unique(blocks, return_inverse=True)
-    require(len(block_P) == n_positions, "blocks", f"{len(block_P)} numbers", f"must be {n_positions}")
-
     n_blocks = len(block_names)
     measured = measured_steps(losses_ICP, fractions, np.ones((1, n_blocks)), block_P)
-    samples = [
-        measured_steps(losses_ICP, fractions, counts_SB, block_P) for counts_SB in resampled(n_blocks, bootstrap, seed)
-    ]
-    if not samples:
-        samples = [measured]
-    sampled = Steps(
-        np.concatenate([sample.short_RSC for sample in samples], axis=1),
-        np.concatenate([sample.long_RSIC for sample in samples], axis=1),
-        np.concatenate([sample.rises_RSIC for sample in samples], axis=1),
-    )
+    sampled = measured
+    if bootstrap > 0:
+        counts_SB = resampled(n_blocks, bootstrap, seed)
+        sampled = measured_steps(losses_ICP, fractions, counts_SB, block_P)
     results: dict[str, dict[float, EffectiveContext]] = {}
     for i, name in enumerate(losses):
-        limit = None if limits is None else limits.get(name)
+        limit = None
+        if limits is not None:
+            limit = limits.get(name)
         results[name] = {}
-        for index, r in enumerate(fractions):
-            results[name][r] = _effective_context(measured, sampled, index, i, contexts, threshold, limit)
+        for k, r in enumerate(fractions):
+            steps = measured.of(k, i)
+            samples = sampled.of(k, i)
+            results[name][r] = _effective_context(steps, samples, contexts, threshold, limit)
     return results
 
 
-def check_definition(contexts: Sequence[int], fractions: Sequence[float], threshold: float, bootstrap: int) -> None:
+def check_definition(
+    contexts: Sequence[int], fractions: Sequence[float], threshold: float, bootstrap: int
+) -> None:
     """Check the grid and the options of RECL.
 
     Raises:
         OptionError: naming the option.
     """
-    ascending = len(contexts) >= 2 and all(a < b for a, b in pairwise([0, *contexts]))
-    require(ascending, "contexts", list(contexts), "must be at least two, ascending, the first >= 1")
-    different = len(fractions) >= 1 and len(set(fractions)) == len(fractions)
+    ascending = all(c < longer for c, longer in pairwise([0, *contexts]))
+    allowed = "must be at least two, ascending, the first >= 1"
+    require(len(contexts) >= 2 and ascending, "contexts", list(contexts), allowed)
+    different = 1 <= len(fractions) == len(set(fractions))
     in_range = all(0 < r <= 1 for r in fractions)
-    require(different and in_range, "fractions", list(fractions), "must be different numbers in (0, 1]")
+    require(
+        different and in_range, "fractions", list(fractions), "must be different numbers in (0, 1]"
+    )
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
     check("bootstrap", bootstrap, LENGTH, at_most("bootstrap"))
 
 
 def _effective_context(
-    measured: Steps, sampled: Steps, r: int, i: int, contexts: Sequence[int], threshold: float, limit: int | None
+    measured: ModelSteps,
+    sampled: ModelSteps,
+    contexts: Sequence[int],
+    threshold: float,
+    limit: int | None,
 ) -> EffectiveContext:
-    """Return the RECL of model number i at fraction number r."""
-    gains_C = measured.gains_RSIC[r, 0, i]
-    ends_SC = sampled.gains_RSIC[r, :, i] < threshold
-    guarded_ends_SC = ends_SC | sampled.rises_RSIC[r, :, i]
+    gains_C = measured.gains_SC[0]
     ends_C = gains_C < threshold
+    ends_SC = sampled.gains_SC < threshold
     value, at_least = _first_end(ends_C, contexts, limit)
     low, high, high_at_least = _interval(ends_SC, contexts, limit)
-    guarded, guarded_at_least = _first_end(ends_C | measured.rises_RSIC[r, 0, i], contexts, limit)
+
+    guarded_ends_C = ends_C | measured.rises_SC[0]
+    guarded_ends_SC = ends_SC | sampled.rises_SC
+    guarded, guarded_at_least = _first_end(guarded_ends_C, contexts, limit)
     guarded_low, guarded_high, guarded_high_at_least = _interval(guarded_ends_SC, contexts, limit)
-    gaining = np.flatnonzero(~ends_C & (np.asarray(contexts[:-1]) > value))
-    perplexities_C = np.exp(measured.short_RSC[r, 0])
-    perplexity_gains_C = perplexities_C - np.exp(measured.long_RSIC[r, 0, i])
+
+    gains_again = None
+    for context, longer, ends in zip(contexts, contexts[1:], ends_C.tolist(), strict=False):
+        if context > value and not ends:
+            gains_again = longer
+            break
+    perplexities_C = np.exp(measured.short_SC[0])
+    perplexity_gains_C = perplexities_C - np.exp(measured.long_SC[0])
     return EffectiveContext(
         value=value,
         at_least=at_least,
@@ -197,7 +232,7 @@ def _effective_context(
         guarded_low=guarded_low,
         guarded_high=guarded_high,
         guarded_high_at_least=guarded_high_at_least,
-        gains_again=int(contexts[gaining[0] + 1]) if len(gaining) else None,
+        gains_again=gains_again,
         limit=limit,
         relative_gains=gains_C.tolist(),
         perplexity_gains=perplexity_gains_C.tolist(),
@@ -214,25 +249,31 @@ def _first_end(ends_C: Booleans, contexts: Sequence[int], limit: int | None) -> 
     return int(value), len(ends) == 0
 
 
-def _interval(ends_SC: Booleans, contexts: Sequence[int], limit: int | None) -> tuple[int, int, bool]:
+def _interval(
+    ends_SC: Booleans, contexts: Sequence[int], limit: int | None
+) -> tuple[int, int, bool]:
     """Return both ends of the interval over samples, and whether the higher one is a lower bound in some sample."""
     lengths = [_first_end(ends_C, contexts, limit) for ends_C in ends_SC]
     values = [value for value, _ in lengths]
-    low, high = np.quantile(values, INTERVAL, method="inverted_cdf").astype(int).tolist()  # observed values
+    low, high = (
+        np.quantile(values, INTERVAL, method="inverted_cdf").astype(int).tolist()
+    )  # observed values
     return low, high, (high, True) in lengths
 
 
-def measured_steps(losses_ICP: Array, fractions: Sequence[float], counts_SB: Array, block_P: Integers) -> Steps:
+def measured_steps(
+    losses_ICP: Array, fractions: Sequence[float], counts_SB: Array, block_P: Integers
+) -> Steps:
     """Return the means of every step of the grid, in each of S samples of blocks.
 
-        T = the fraction r of a sample's positions with the largest b(c,t)
-        H = the fraction r of a sample's positions with the largest sum_{c''<c} b(c'',t); all positions at c_0
+        T = the fraction r of a sample's positions with the largest b(c,t) H = the fraction r of a
+        sample's positions with the largest sum_{c''<c} b(c'',t); all positions at c_0
 
-    Fractions of n positions are rounded, halves up, to at least one. A model's own mean loss falls if the mean of
-    l_i(c',t) - l_i(c,t) is below 0 over all positions and over H.
+    Fractions of n positions are rounded, halves up, to at least one. A model's own mean loss falls
+    if the mean of l_i(c',t) - l_i(c,t) is below 0 over all positions and over H.
 
-    H has the largest mean best loss at shorter contexts: chosen at c itself, noise would look like gain. Chosen at
-    later contexts, positions that gain at c' would be left out.
+    H has the largest mean best loss at shorter contexts: chosen at c itself, noise would look like
+    gain. Chosen at later contexts, positions that gain at c' would be left out.
 
     Args:
         losses_ICP: l_i(c, t).
@@ -257,18 +298,24 @@ def measured_steps(losses_ICP: Array, fractions: Sequence[float], counts_SB: Arr
         sums_BI = np.stack([np.bincount(block_P, change_P) for change_P in change_IP], axis=1)
         rises_RSI = np.tile(counts_SB @ sums_BI >= 0, (len(fractions), 1, 1))
         if c > 0:
-            change_RSV = _hardest_means(np.vstack([before_P, change_IP]), sizes_RS, counts_SB, block_P)
+            change_RSV = _hardest_means(
+                np.vstack([before_P, change_IP]), sizes_RS, counts_SB, block_P
+            )
             rises_RSI = rises_RSI | (change_RSV[..., 1:] >= 0)
         rises.append(rises_RSI)
         before_P += best_P
-    return Steps(np.stack(short, axis=-1), np.stack(long, axis=-1), np.stack(rises, axis=-1))
+    return Steps(
+        short_RSC=np.stack(short, axis=-1),
+        long_RSIC=np.stack(long, axis=-1),
+        rises_RSIC=np.stack(rises, axis=-1),
+    )
 
 
 def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: Integers) -> Array:
     """Return means, [R, S, V], over the `sizes_RS` positions of each sample with the largest first values.
 
-    Positions are sorted into buckets; equal values share one. Buckets before the one where T ends are summed by blocks,
-    and only within that one the positions of a sample are counted.
+    Positions are sorted into buckets; equal values share one. Buckets before the one where T ends
+    are summed by blocks, and only within that one the positions of a sample are counted.
     """
     order = np.argsort(-values_VP[0])
     values_VP = values_VP[:, order]
@@ -285,9 +332,15 @@ def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P:
             start, stop = edges[k : k + 2]
             counts = counts_SB[here]
             size = size_S[here] - counted_SK[here, k]
-            weights = _shares_of_hardest(values_VP[0, start:stop], size, counts[:, block_P[start:stop]])
-            for v, values_P in enumerate(values_VP):  # one by one: rounding must not depend on the other values
-                sums_B = np.bincount(block_P[:start], values_P[:start], minlength=counts_SB.shape[1])
+            weights = _shares_of_hardest(
+                values_VP[0, start:stop], size, counts[:, block_P[start:stop]]
+            )
+            for v, values_P in enumerate(
+                values_VP
+            ):  # one by one: rounding must not depend on the other values
+                sums_B = np.bincount(
+                    block_P[:start], values_P[:start], minlength=counts_SB.shape[1]
+                )
                 totals_RSV[r, here, v] = counts @ sums_B + weights @ values_P[start:stop]
     return totals_RSV / sizes_RS[..., None]
 
@@ -296,18 +349,17 @@ def _positions_before_buckets(bucket_P: Integers, block_P: Integers, counts_SB: 
     """Return the number of a sample's positions before each bucket, [S, K]."""
     n_blocks = counts_SB.shape[1]
     n_buckets = int(bucket_P[-1]) + 1
-    dtype = np.float32 if len(block_P) < 1 << 23 else np.float64  # exact for these integers
     sizes_BK = np.bincount(block_P * n_buckets + bucket_P, minlength=n_blocks * n_buckets)
-    before_BK: Any = np.zeros((n_blocks, n_buckets), dtype)
-    np.cumsum(sizes_BK.reshape(n_blocks, n_buckets)[:, :-1], axis=1, out=before_BK[:, 1:])
-    counted: Array = counts_SB.astype(dtype) @ before_BK
+    sizes_BK = sizes_BK.reshape(n_blocks, n_buckets)
+    counted: Array = counts_SB @ (np.cumsum(sizes_BK, axis=1) - sizes_BK)
     return counted
 
 
 def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Array:
     """Return how often each position is in T, [S, P]: the `size_S` positions with the largest losses.
 
-    Positions that tie for the last places share them equally; the order of positions does not matter.
+    Positions that tie for the last places share them equally; the order of positions does not
+    matter.
 
     Args:
         sorted_P: losses, descending.
@@ -323,11 +375,8 @@ def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Arra
     return weights_SP
 
 
-def resampled(n_blocks: int, n_samples: int, seed: int) -> Iterator[Array]:
-    """Yield the counts [S, B] of B blocks drawn with replacement, for some samples at a time."""
-    generator = np.random.default_rng(seed)
-    at_once = max(1, SAMPLED_AT_ONCE // n_blocks)
+def resampled(n_blocks: int, n_samples: int, seed: int) -> Array:
+    """Return the counts [S, B] of B blocks drawn with replacement."""
     evenly = np.full(n_blocks, 1 / n_blocks)
-    for start in range(0, n_samples, at_once):
-        size = min(at_once, n_samples - start)
-        yield generator.multinomial(n_blocks, evenly, size=size).astype(np.float64)
+    counts_SB = np.random.default_rng(seed).multinomial(n_blocks, evenly, size=n_samples)
+    return counts_SB.astype(np.float64)

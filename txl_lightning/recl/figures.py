@@ -31,7 +31,12 @@ def draw_figures(results: dict[str, Any], directory: Path) -> None:
     """
     styles = {}
     for model, style in zip(results["models"], looks(), strict=False):
-        styles[model["name"]] = {**style, "label": plain_text(model["name"]), "markersize": 3.5, "linewidth": 1.4}
+        styles[model["name"]] = {
+            **style,
+            "label": plain_text(model["name"]),
+            "markersize": 3.5,
+            "linewidth": 1.4,
+        }
     _draw_losses(results, styles, directory / "contexts")
     for group in results["groups"]:
         for r in results["fractions"]:
@@ -72,12 +77,20 @@ def _draw_losses(results: dict[str, Any], styles: dict[str, Any], stem: Path) ->
     save_with_legend(figure, axes, stem)
 
 
-def _draw_band(axes: Axes, x: Sequence[int], y: Sequence[float], half: Sequence[float], color: str) -> None:
-    axes.fill_between(x, np.subtract(y, half), np.add(y, half), color=color, alpha=0.12, linewidth=0)
+def _draw_band(
+    axes: Axes, x: Sequence[int], y: Sequence[float], half: Sequence[float], color: str
+) -> None:
+    axes.fill_between(
+        x, np.subtract(y, half), np.add(y, half), color=color, alpha=0.12, linewidth=0
+    )
 
 
 def _draw_gains(
-    results: dict[str, Any], group: dict[str, Any], r: str, styles: dict[str, Any], directory: Path
+    results: dict[str, Any],
+    group: dict[str, Any],
+    r: str,
+    styles: dict[str, Any],
+    directory: Path,
 ) -> None:
     """Draw the gains of a group at r, and the gain that counts: threshold · exp f(c, c), equal for all its models."""
     contexts = results["contexts"][:-1]
@@ -102,7 +115,14 @@ def _draw_gains(
             axes.plot(contexts, length["perplexity_gains"], **styles[model["name"]])
             perplexities = length["perplexities"]
     needed = results["threshold"] * np.array(perplexities)
-    axes.plot(contexts, needed, color="grey", linestyle="--", linewidth=1.2, label="needed for a longer RECL")
+    axes.plot(
+        contexts,
+        needed,
+        color="grey",
+        linestyle="--",
+        linewidth=1.2,
+        label="needed for a longer RECL",
+    )
     decade = np.floor(np.log10(needed.min()))
     axes.set_yscale("symlog", linthresh=10**decade)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
@@ -120,7 +140,9 @@ def _draw_differences(results: dict[str, Any], styles: dict[str, Any], stem: Pat
         ylabel="difference of the loss (nats)",
         title=f"Loss minus the loss of {plain_text(first)} (± standard error)",
     )
-    axes.axhline(0, label=plain_text(f"{first} (zero)"), color=styles[first]["color"], linewidth=1.4)
+    axes.axhline(
+        0, label=plain_text(f"{first} (zero)"), color=styles[first]["color"], linewidth=1.4
+    )
     for one in results["differences"]:
         if one["model"] == first:
             style = styles[one["minus"]]

@@ -22,7 +22,12 @@ from txl_lightning.recl.models import (
 from txl_lightning.recl.options import ReclOptions
 
 # Parts of a checkpoint's path that can name it, without the folder checkpoints: the run, the run and the file, …
-NAMES = (slice(-2, -1), slice(-2, None), slice(-3, -1), slice(-3, None))
+NAMES = (
+    slice(-2, -1),
+    slice(-2, None),
+    slice(-3, -1),
+    slice(-3, None),
+)
 
 
 def references(options: ReclOptions) -> list[str]:
@@ -73,7 +78,9 @@ def load_group(options: ReclOptions, longest_context: int) -> list[Member]:
             path = reference.removeprefix(TRAINED)
             member = load_run(path, name, options.clamp_len, option)
         elif reference.startswith(HUGGING_FACE):
-            member = load_huggingface(reference, name, longest_context, options.begin_of_text, options.tokenizer)
+            member = load_huggingface(
+                reference, name, longest_context, options.begin_of_text, options.tokenizer
+            )
         else:
             member = load_function(reference, name)
         if hasattr(member.reader.model, "to"):

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ class HuggingFaceModel(nn.Module):
     def restore(self) -> None:
         """Restore all modules as they were loaded.
 
-        Some rotations keep those of the longest window so far, and some classes exchange their attention for good.
+        Some rotations keep those of the longest window so far, and some classes exchange their
+        attention for good.
         """
         if not self.loaded:
             for module in self.model.modules():
@@ -60,7 +62,9 @@ class HuggingFaceModel(nn.Module):
             vars(module).clear()
             vars(module).update(_copied_attributes(attributes))
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+    ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
         T = tokens_BT.shape[1]
         places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
@@ -77,7 +81,9 @@ class HuggingFaceModel(nn.Module):
             logits_BCV = self.model(input_ids=tokens_BT, logits_to_keep=places_C).logits
         else:
             logits_BCV = self.model(input_ids=tokens_BT).logits[:, places_C]
-        return nn.functional.cross_entropy(logits_BCV.float().transpose(1, 2), targets_BC, reduction="none")
+        return nn.functional.cross_entropy(
+            logits_BCV.float().transpose(1, 2), targets_BC, reduction="none"
+        )
 
 
 def _copied_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -103,18 +109,20 @@ def load_huggingface(
         reference: `hf:` and a name on the hub, such as `gpt2`, or a folder.
         name: name in tables and figures.
         longest_context: tokens that the model should read.
-        begin_of_text: read the tokenizer's begin-of-text token before every window; None for what the tokenizer itself
-            puts before a text.
+        begin_of_text: read the tokenizer's begin-of-text token before every window; None for what
+            the tokenizer itself puts before a text.
         tokenizer_of: auto, the one of `AutoTokenizer`; or json, the one of tokenizer.json.
 
     Raises:
-        OptionError: transformers is not installed, the model or its tokenizer cannot be loaded, weights are missing, or
-            it has an encoder.
+        OptionError: transformers is not installed, the model or its tokenizer cannot be loaded,
+            weights are missing, or it has an encoder.
     """
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
-        raise OptionError(OPTION, reference, "needs transformers: pip install 'txl_lightning[hf]'") from error
+        raise OptionError(
+            OPTION, reference, "needs transformers: pip install 'txl_lightning[hf]'"
+        ) from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     source = _source(reference)
@@ -122,14 +130,24 @@ def load_huggingface(
         model, findings = _load_model(transformers, source, reference)
         tokenizers = _load_tokenizers(transformers, source)
     if tokenizer_of == "json":
-        require(len(tokenizers) == 2, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json")
+        require(
+            len(tokenizers) == 2, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json"
+        )
         tokenizers = tokenizers[1:]
     with foreign_errors(reference, "has no usable tokenizer"):
         begin = begin_tokens(tokenizers[0], begin_of_text, reference)
     config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    reading = HuggingFaceModel(model, begin)
-    limit, limit_reason = position_limit(reading, positions, longest_context)
+    positions = getattr(config, "max_position_embeddings", None)
+    positions = positions or getattr(config, "max_seq_len", None)
+    table = position_table(model, positions) if positions else None
+    limit = None
+    limit_reason = None
+    if table is not None:
+        n_positions, path = table
+        limit = n_positions - len(begin)
+        limit_reason = f"its table of positions, {path}"
+    elif positions and positions < longest_context:
+        limit_reason = f"no table of positions ends at the {positions} of its config"
 
     def tokenize(content: bytes) -> TokenizedText:
         text = tokenized(tokenizers, content, reference)
@@ -142,9 +160,14 @@ def load_huggingface(
         name=name,
         reference=reference,
         kind=f"{model.config.model_type}, Hugging Face",
-        reader=WindowReader(reading, limit=limit, one_pass=True),
+        reader=WindowReader(HuggingFaceModel(model, begin), limit=limit, one_pass=True),
         tokenize=tokenize,
-        findings={**findings, "trained_len": positions, "begin_of_text": begin, "limit_reason": limit_reason},
+        findings={
+            **findings,
+            "trained_len": positions,
+            "begin_of_text": begin,
+            "limit_reason": limit_reason,
+        },
     )
 
 
@@ -180,7 +203,12 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, di
     """
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     has_encoder = getattr(config, "is_encoder_decoder", False)
-    require(not has_encoder, OPTION, reference, "must be a causal language model, not an encoder-decoder")
+    require(
+        not has_encoder,
+        OPTION,
+        reference,
+        "must be a causal language model, not an encoder-decoder",
+    )
     model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
         source,
         trust_remote_code=False,
@@ -191,12 +219,19 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, di
     model.config.use_cache = False
     parameters = {key for key, _ in model.named_parameters()}
     missing = sorted(parameters & set(loaded["missing_keys"]))
-    require(not missing, OPTION, reference, f"has no weights for {', '.join(missing[:3])}, of {len(missing)}")
+    require(
+        not missing,
+        OPTION,
+        reference,
+        f"has no weights for {', '.join(missing[:3])}, of {len(missing)}",
+    )
 
     not_read = []
     unexpected = sorted(loaded["unexpected_keys"])
     if unexpected:
-        not_read.append(f"{len(unexpected)} weights that its config has no place for, such as {unexpected[0]}")
+        not_read.append(
+            f"{len(unexpected)} weights that its config has no place for, such as {unexpected[0]}"
+        )
     has_adapter = (Path(source) / "adapter_config.json").is_file()
     if has_adapter and not transformers.utils.is_peft_available():
         not_read.append("its adapter, which needs peft: pip install peft")
@@ -218,11 +253,13 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
 
     Args:
         tokenizer: tokenizer of the model.
-        begin_of_text: True for its begin-of-text token, False for none, None for what it puts before a text itself.
+        begin_of_text: True for its begin-of-text token, False for none, None for what it puts
+            before a text itself.
         reference: the model.
 
     Raises:
-        OptionError: the tokenizer has no such token, or changes a text that begins with special tokens.
+        OptionError: the tokenizer has no such token, or changes a text that begins with special
+            tokens.
     """
     if begin_of_text is False:
         return []
@@ -239,49 +276,38 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
     raise OptionError("begin_of_text", "null", allowed)
 
 
-def position_limit(
-    reading: HuggingFaceModel, positions: int | None, longest_context: int
-) -> tuple[int | None, str | None]:
-    """Return the longest context that a model can read, and why; None without a limit.
+def position_table(model: Any, positions: int) -> tuple[int, str] | None:
+    """Return the number of positions that a table of the model has, and its name; None without one.
 
-    A table of positions ends. Rotations, biases by distance and recurrences do not, whatever the config says.
+    Rotations, biases by distance and recurrences do not end, whatever the config says.
 
     Args:
-        reading: the model; it stays as it was loaded.
+        model: model of transformers.
         positions: number of positions by its config.
-        longest_context: context that it should read.
     """
-    if positions is None:
-        return None, None
-    n_begin = len(reading.begin_of_text)
-    for path, table in reading.model.named_modules():
-        is_table = isinstance(table, nn.Embedding) and ("pos" in path or path.endswith("wpe"))
-        if is_table and positions <= table.num_embeddings <= positions + MOST_RESERVED:
-            reserved = getattr(table, "offset", 0)
-            if table.padding_idx is not None:  # RoBERTa counts positions from the padding token's number on
-                reserved = table.padding_idx + 1
-            return table.num_embeddings - reserved - n_begin, f"its table of positions, {path}"
-    if n_begin + longest_context <= positions:
-        return None, None
-    too_long = torch.ones(1, positions + 1 - n_begin, dtype=torch.long)
-    reads_further = True
-    try:
-        with torch.no_grad():
-            reading.score(too_long, too_long[:, -1:])
-    except (IndexError, RuntimeError, ValueError):
-        reads_further = False
-    reading.restore()
-    reading.loaded.clear()  # until the model is on its device
-    if reads_further:
-        return None, f"it reads beyond the {positions} positions of its config"
-    return positions - n_begin, f"it fails beyond the {positions} positions of its config"
+    for path, tensor in chain(model.named_parameters(), model.named_buffers()):
+        is_named = "pos" in path or ".wpe." in path
+        if not is_named or tensor.dim() != 2:
+            continue
+        if not positions <= len(tensor) <= positions + MOST_RESERVED:
+            continue
+        module = model.get_submodule(path.rpartition(".")[0])
+        if hasattr(module, "make_weights"):  # XGLM makes a longer one
+            continue
+        reserved = getattr(module, "offset", 0)
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None:  # RoBERTa counts positions from the padding token's number on
+            reserved = padding + 1
+        return len(tensor) - reserved, path
+    return None
 
 
 def tokenized(tokenizers: Sequence[Any], content: bytes, reference: str) -> TokenizedText:
     """Return the tokens of a text without any special token.
 
     Args:
-        tokenizers: the tokenizer, and another one that should give the same tokens, if there is one.
+        tokenizers: the tokenizer, and another one that should give the same tokens, if there is
+            one.
         content: the text.
         reference: the model.
 

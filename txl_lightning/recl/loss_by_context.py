@@ -50,7 +50,8 @@ def context_curve(
 ) -> ContextCurve:
     """Measure a model's loss at several contexts and its RECL on its own.
 
-    The model keeps its training mode and its lengths. Under `torch.distributed` all ranks must call this function.
+    The model keeps its training mode and its lengths. Under `torch.distributed` all ranks must call
+    this function.
 
     Args:
         model: any language model.
@@ -60,7 +61,8 @@ def context_curve(
         trained_len: see `window_reader`.
         clamp_len: see `window_reader`.
         blocks: block of each position, from `position_blocks`; None for a block per position.
-        definition: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
+        definition: fractions, threshold, bootstrap and seed of
+            `relative_effective_context_lengths`.
     """
     reader = window_reader(model, trained_len, clamp_len)
     losses_CP = window_losses(reader, tokens, positions, contexts)
@@ -87,8 +89,9 @@ def mean_and_error(losses_CP: Array, blocks: Integers | None = None) -> tuple[Ar
 def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict[str, Any]]:
     """Return the difference of mean losses of every two models at each context, paired by position, in nats.
 
-    The standard error is over blocks of the differences, which fluctuate less than the losses of either model. `low`
-    and `high` are the ends of the 95 % interval, 1.96 standard errors on either side.
+    The standard error is over blocks of the differences, which fluctuate less than the losses of
+    either model. `low` and `high` are the ends of the 95 % interval, 1.96 standard errors on either
+    side.
     """
     differences = []
     for model, minus in combinations(losses, 2):
@@ -105,7 +108,9 @@ def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict
     return differences
 
 
-def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers | None = None) -> dict[str, Any]:
+def context_gains(
+    losses_CP: Array, contexts: Sequence[int], blocks: Integers | None = None
+) -> dict[str, Any]:
     """Return how the mean loss f(c) of a model falls with context.
 
         gain of a doubling    (f(c) - f(2c)) / ln 2, in bits, for every c with c and 2c on the grid
@@ -124,7 +129,9 @@ def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers | 
         if 2 * c in losses_of:
             bits_P = (losses_of[c] - losses_of[2 * c]) / np.log(2)
             (gain,), (error,) = mean_and_error(bits_P[None], blocks)
-            doublings.append({"from": c, "to": 2 * c, "bits": float(gain), "standard_error": float(error)})
+            doublings.append(
+                {"from": c, "to": 2 * c, "bits": float(gain), "standard_error": float(error)}
+            )
     near_end = mean_C <= (1 + NEAR) * mean_C[-1]
     total = float(mean_C[0] - mean_C[-1])
     share = None

@@ -1,7 +1,7 @@
 """Models that `txl recl` compares, and their tokens of a text.
 
-A `Member` is a checkpoint of a run (txl:), a causal model of Hugging Face (hf:, see `huggingface`) or the model that a
-Python function returns (py:).
+A `Member` is a checkpoint of a run (txl:), a causal model of Hugging Face (hf:, see `huggingface`)
+or the model that a Python function returns (py:).
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from torch import nn
 
 from txl_lightning.config.lengths import tokens_per_step, trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
-from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
+from txl_lightning.data.vocabulary import (
+    SENTENCE,
+    StreamDecoder,
+    Vocabulary,
+    close_sentences,
+    without_marks,
+)
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.losses import WindowReader, window_reader
 from txl_lightning.files import file_checksum
@@ -45,10 +51,10 @@ class TokenizedText:
         tokens: token numbers, [K].
         level: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
         spell: returns the text of each token.
-        starts: first byte of each token, [K], ascending from 0, to compare tokenizers whose numbers differ; None if
-            unknown.
-        documents: first token of each document, ascending from 0; None where they are unknown, are marked in the
-            tokens, or do not matter.
+        starts: first byte of each token, [K], ascending from 0, to compare tokenizers whose numbers
+            differ; None if unknown.
+        documents: first token of each document, ascending from 0; None where they are unknown, are
+            marked in the tokens, or do not matter.
         findings: entries of the model in `recl.json` that depend on the text.
     """
 
@@ -137,7 +143,9 @@ def foreign_errors(reference: str, fault: str) -> Iterator[None]:
         raise
     except Exception as error:  # foreign code has no common error
         sentence = " ".join(str(error).split()).split(". ")[0]
-        raise OptionError(OPTION, reference, f"{fault} ({sentence or type(error).__name__})") from error
+        raise OptionError(
+            OPTION, reference, f"{fault} ({sentence or type(error).__name__})"
+        ) from error
 
 
 def load_run(path: str, name: str, clamp_len: int | None, option: str) -> Member:
@@ -146,7 +154,8 @@ def load_run(path: str, name: str, clamp_len: int | None, option: str) -> Member
     Args:
         path: path of the checkpoint.
         name: name in tables and figures.
-        clamp_len: larger distances share one position; None for the length of the run's own evaluation.
+        clamp_len: larger distances share one position; None for the length of the run's own
+            evaluation.
         option: option that named the checkpoint, for errors.
 
     Raises:
@@ -175,7 +184,9 @@ def load_run(path: str, name: str, clamp_len: int | None, option: str) -> Member
         option=option,
     )
     if member.reader.limit is not None:
-        member = member.finding(limit_reason="absolute positions beyond the trained length have no meaning")
+        member = member.finding(
+            limit_reason="absolute positions beyond the trained length have no meaning"
+        )
     return member.finding(
         sha256=file_checksum(Path(path)),
         step=trained.step,
@@ -234,9 +245,10 @@ def vocabulary_speller(vocabulary: Vocabulary, tokens: np.ndarray) -> Speller:
 def load_function(reference: str, name: str) -> Member:
     """Call the function of `py:module.function` and return the language model it returns.
 
-    The model has `score`. It may have `encode(text: bytes)`, which returns token numbers and the bytes of each token
-    (both [K]; the bytes sum to the text's), `limit`, the tokens that it can see, and `one_pass`. Without `encode` its
-    tokens are bytes. A module is also found in the working directory.
+    The model has `score`. It may have `encode(text: bytes)`, which returns token numbers and the
+    bytes of each token (both [K]; the bytes sum to the text's), `limit`, the tokens that it can
+    see, and `one_pass`. Without `encode` its tokens are bytes. A module is also found in the
+    working directory.
 
     Raises:
         OptionError: there is no such function, or it returns no language model.

@@ -20,30 +20,36 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
 
     Args:
         checkpoints: checkpoints of `txl train`, all trained on one corpus.
-        models: further models: txl:PATH, hf:NAME_OR_PATH (Hugging Face), py:module.function (returns a model).
-        names: names of the models in tables and figures; null for the names of their run directories.
-        groups: a label for each model; models with one label, such as the seeds of a model, form a group of their own;
-            null for one group of all.
-        begin_of_text: whether to read the begin-of-text token of hf: models before every window, beside the context;
-            null for what the tokenizer itself puts before a text.
-        tokenizer: of hf: models, auto: that of AutoTokenizer; json: that of tokenizer.json as it is.
+        models: further models: txl:PATH, hf:NAME_OR_PATH (Hugging Face), py:module.function
+            (returns a model).
+        names: names of the models in tables and figures; null for the names of their run
+            directories.
+        groups: a label for each model; models with one label, such as the seeds of a model, form a
+            group of their own; null for one group of all.
+        begin_of_text: whether to read the begin-of-text token of hf: models before every window,
+            beside the context; null for what the tokenizer itself puts before a text.
+        tokenizer: of hf: models, auto: that of AutoTokenizer; json: that of tokenizer.json as it
+            is.
         split: train, valid or test; null for test, or for the whole of another text (`data_path`).
         contexts: the grid, ascending; null for first_context, first_context + step, … max_context.
         first_context: smallest context in tokens.
         step: distance between contexts in tokens.
         max_context: largest context in tokens.
         n_positions: number of positions to score, in blocks spread evenly over the split.
-        position_seed: moves each block to a place drawn within its part of the split; null for the end of the part.
+        position_seed: moves each block to a place drawn within its part of the split; null for the
+            end of the part.
         fractions: fractions r of hardest positions, each in (0, 1].
         threshold: relative gain below which more context no longer counts.
-        bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
-        documents: respect: no window begins before the document of the token before its target, where documents are
-            known; ignore: windows begin anywhere, and models that tell documents apart no longer do.
+        bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no
+            intervals.
+        documents: respect: no window begins before the document of the token before its target,
+            where documents are known; ignore: windows begin anywhere, and models that tell
+            documents apart no longer do.
         seed: seed of the resampling.
-        clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
-            the longest distance of its training; -1 for no limit.
-        data_path: the runs' own files where they have moved, or others to score; needed if no checkpoint brings a
-            corpus.
+        clamp_len: larger distances share one position; null for the length of each run's own
+            evaluation, or else the longest distance of its training; -1 for no limit.
+        data_path: the runs' own files where they have moved, or others to score; needed if no
+            checkpoint brings a corpus.
     """
 
     checkpoints: list[str] = field(default_factory=list)

@@ -41,20 +41,29 @@ def page(
     """
     contexts = results["contexts"]
     n_shown = max(2, min(len(contexts), MOST_VALUES // len(losses)))
-    shown_C = np.unique(np.linspace(0, len(contexts) - 1, n_shown).astype(int))
-    bits_ICP = np.stack([losses_CP[shown_C] for losses_CP in losses.values()]) / np.log(2)
-    hundredths_ICP = np.rint(100 * bits_ICP).astype(int)
+    shown_C = np.linspace(0, len(contexts) - 1, n_shown).astype(int)
+    nll_ICP = np.stack([*losses.values()])[:, shown_C]
+    hundredths_ICP = np.rint(100 * nll_ICP / np.log(2)).astype(int)  # of bits
     passages = []
-    for part in _passages(blocks):
-        passages.append(_passage(positions[part], hundredths_ICP[:, :, part], spell))
+    for places in _places_of_passages(blocks):
+        hundredths = hundredths_ICP[:, :, places]
+        passages.append(_passage(positions[places], hundredths, spell))
     chosen = _chosen(passages)
-    n_chosen = sum(not isinstance(item, str) for passage in chosen for item in passage)
+    n_chosen = 0
+    for passage in chosen:
+        n_chosen += sum(not isinstance(item, str) for item in passage)
+
+    corpus = results["corpus"]["name"]
+    n_blocks = results["positions"]["blocks"]
+    n_positions = len(positions)
     data = {
-        "about": f"{results['corpus']['name']}, {results['split']}: {len(positions):,} positions in "
-        f"{results['positions']['blocks']} blocks.",
-        "sample": f"{n_chosen:,} of {len(positions):,} scored tokens, in {len(chosen)} of {len(passages)} passages "
-        f"spread over the text. A colour is the loss with {contexts[0]} tokens of context minus that with "
-        f"{contexts[-1]}.",
+        "about": f"{corpus}, {results['split']}: {n_positions:,} positions in {n_blocks} blocks.",
+        "sample": (
+            f"{n_chosen:,} of {n_positions:,} scored tokens, "
+            f"in {len(chosen)} of {len(passages)} passages spread over the text. "
+            f"A colour is the loss with {contexts[0]} tokens of context "
+            f"minus the loss with {contexts[-1]}."
+        ),
         "unit": results["unit"],
         "step": results["step"],
         "contexts": contexts,
@@ -69,16 +78,21 @@ def page(
 
 def _encode(value: Any) -> str:
     """Return JSON that cannot end the element of a page that it stands in."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
 
 
 def _curve(model: dict[str, Any], unit: str) -> dict[str, Any]:
     """Return the curve of a model with the half width of its 95 % interval."""
-    error_C = np.nan_to_num(model[f"{unit}_standard_error"])
-    return {"name": model["name"], "y": model[unit], "error": (NORMAL_95 * error_C).tolist()}
+    error_C = NORMAL_95 * np.nan_to_num(model[f"{unit}_standard_error"])
+    return {
+        "name": model["name"],
+        "y": model[unit],
+        "error": error_C.tolist(),
+    }
 
 
-def _passages(blocks: Integers) -> list[Integers]:
+def _places_of_passages(blocks: Integers) -> list[Integers]:
     """Return the places of the positions of each passage; a passage ends with its block."""
     found = []
     for block in np.unique(blocks):
@@ -91,14 +105,18 @@ def _passages(blocks: Integers) -> list[Integers]:
 def _chosen(passages: list[list[Any]]) -> list[list[Any]]:
     """Return all passages, or some that are spread evenly and together have about `MOST_BYTES`."""
     size = sum(len(_encode(passage).encode()) for passage in passages)
-    n = max(1, min(len(passages), len(passages) * MOST_BYTES // size))
-    return [passages[k * len(passages) // n] for k in range(n)]
+    n_passages = len(passages)
+    n = max(1, min(n_passages, n_passages * MOST_BYTES // size))
+    return [passages[k * n_passages // n] for k in range(n)]
 
 
-def _passage(positions: Integers, hundredths_ICP: Integers, spell: Callable[[int, int], list[str]]) -> list[Any]:
+def _passage(
+    positions: Integers, hundredths_ICP: Integers, spell: Callable[[int, int], list[str]]
+) -> list[Any]:
     """Return texts, and scored tokens as text, position, and the loss by model and context in hundredths of bits."""
     start = max(0, int(positions[0]) - BEFORE)
-    texts = [text[:MOST_LETTERS] for text in spell(start, int(positions[-1]) + 1)]
+    stop = int(positions[-1]) + 1
+    texts = [text[:MOST_LETTERS] for text in spell(start, stop)]
     items: list[Any] = []
     end = start
     for p, t in enumerate(positions.tolist()):
@@ -108,6 +126,7 @@ def _passage(positions: Integers, hundredths_ICP: Integers, spell: Callable[[int
             before = f"…{before.lstrip(CUT)}"
         if before:
             items.append(before)
-        items.append([texts[t - start], t, hundredths_ICP[:, :, p].tolist()])
+        losses = hundredths_ICP[:, :, p].tolist()
+        items.append([texts[t - start], t, losses])
         end = t + 1
     return items

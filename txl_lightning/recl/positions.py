@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,18 +19,20 @@ def position_blocks(
 ) -> tuple[Integers, Integers]:
     """Return P positions t, ascending, each with the longest context before it, and the block of each position.
 
-    The split is divided into equal stretches. The block of a stretch ends at its last token, or with a seed at one
-    drawn from those at which the block fits into the stretch. Positions within a block are Δ apart, the step of the
-    grid of C contexts. One window of tokens then serves up to C positions of a block, and P_b positions need
-    P_b + C - 1 windows, the last C - 1 of them shorter.
+    The split is divided into equal stretches. The block of a stretch ends at its last token, or
+    with a seed at one drawn from those at which the block fits into the stretch. Positions within a
+    block are Δ apart, the step of the grid of C contexts. One window of tokens then serves up to C
+    positions of a block, and P_b positions need P_b + C - 1 windows, the last C - 1 of them
+    shorter.
 
         rasters = ⌈P Δ / (positions with the longest context before them)⌉
         blocks = max(30, P / (4 C rasters)), at most P
 
     On an uneven grid, Δ is its smallest step.
 
-    Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals. Where the split
-    is too short for P positions that are Δ apart, blocks have `rasters` positions in each step.
+    Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals.
+    Where the split is too short for P positions that are Δ apart, blocks have `rasters` positions
+    in each step.
 
     Args:
         n_tokens: tokens of the split.
@@ -42,7 +45,12 @@ def position_blocks(
     """
     max_context = contexts[-1]
     available = n_tokens - max_context
-    require(available > 0, "max_context", max_context, f"must be below the {n_tokens} tokens of the split")
+    require(
+        available > 0,
+        "max_context",
+        max_context,
+        f"must be below the {n_tokens} tokens of the split",
+    )
     allowed = f"must be in 1 … {available}, the positions of the split with {max_context} tokens before them"
     require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
 
@@ -55,11 +63,13 @@ def position_blocks(
     before_first = 0 if fits_everywhere else max_context - 1
     room = n_tokens - 1 - before_first
     ends = np.arange(n_blocks + 1, dtype=np.int64) * room // n_blocks
-    sizes = np.diff(-(-ends * n_positions // room))  # in proportion to the stretches, so that each has room
+    sizes = np.diff(
+        -(-ends * n_positions // room)
+    )  # in proportion to the stretches, so that each has room
 
     generator = np.random.default_rng(seed)
     positions = []
-    for size, start, end in zip(sizes.tolist(), ends.tolist(), ends[1:].tolist(), strict=False):
+    for size, (start, end) in zip(sizes.tolist(), pairwise(ends.tolist()), strict=True):
         block = before_first + end - _offsets(size, end - start, step)[::-1]
         if seed is not None and size:
             first = max(max_context, before_first + start + 1)

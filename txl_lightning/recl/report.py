@@ -34,7 +34,12 @@ def report_lines(results: dict[str, Any]) -> list[str]:
     """
     lines = []
     for table in tables(results):
-        lines += [escape(table.title), "", *markdown_table(table.header, table.rows).splitlines(), ""]
+        lines += [
+            escape(table.title),
+            "",
+            *markdown_table(table.header, table.rows).splitlines(),
+            "",
+        ]
     for note in notes(results):
         lines.append(escape(note))
     return lines
@@ -56,23 +61,27 @@ def _lengths(results: dict[str, Any]) -> Table:
     for model in results["models"]:
         lengths = [model["recl"][r] for r in fractions]
         row = [model["name"], str(model["within_1_percent"])]
-        row += [_length(length, "guarded", has_interval) for length in lengths]
+        row += [_length(length, "guarded_", has_interval) for length in lengths]
         row += [_length(length, "", has_interval) for length in lengths]
         rows.append(row)
     header = ["model", "within 1 %"]
     header += [f"guarded r = {r}" for r in fractions]
     header += [f"RECL r = {r}" for r in fractions]
     groups = "; ".join(", ".join(group["models"]) for group in results["groups"])
-    return Table(f"How far does it look? Tokens of context; RECL in the group of {groups}", header, rows)
+    return Table(
+        f"How far does it look? Tokens of context; RECL in the group of {groups}", header, rows
+    )
 
 
-def _length(length: dict[str, Any], kind: str, has_interval: bool) -> str:
-    prefix = f"{kind}_" if kind else ""
-    text = _bounded(length[kind or "value"], length[f"{prefix}at_least"])
-    if has_interval:
-        high = _bounded(length[f"{prefix}high"], length[f"{prefix}high_at_least"])
-        text += f" [{length[f'{prefix}low']}, {high}]"
-    return text
+def _length(length: dict[str, Any], prefix: str, has_interval: bool) -> str:
+    """Return a length and its interval; a prefix names guarded RECL."""
+    value = length["guarded" if prefix else "value"]
+    text = _bounded(value, length[f"{prefix}at_least"])
+    if not has_interval:
+        return text
+    low = length[f"{prefix}low"]
+    high = _bounded(length[f"{prefix}high"], length[f"{prefix}high_at_least"])
+    return f"{text} [{low}, {high}]"
 
 
 def _bounded(value: int, at_least: bool) -> str:
@@ -83,7 +92,13 @@ def _losses(results: dict[str, Any]) -> Table:
     """Return losses at both ends of the grid, and the gains of the longest doublings that begin with the first."""
     unit = results["unit"]
     contexts = results["contexts"]
-    header = ["model", "kind", "sees at most", f"{unit} at {contexts[0]} tokens", f"{unit} at {contexts[-1]} tokens"]
+    header = [
+        "model",
+        "kind",
+        "sees at most",
+        f"{unit} at {contexts[0]} tokens",
+        f"{unit} at {contexts[-1]} tokens",
+    ]
     rows = []
     for model in results["models"]:
         errors = model[f"{unit}_standard_error"]
@@ -111,8 +126,9 @@ def _value(value: float, error: float) -> str:
 def _differences(results: dict[str, Any]) -> Table:
     rows = []
     for one in results["differences"]:
-        interval = f"{one['nll'][-1]:+.4f} [{one['low'][-1]:+.4f}, {one['high'][-1]:+.4f}]"
-        rows.append([f"{one['model']} − {one['minus']}", interval])
+        nll, low, high = (one[name][-1] for name in ("nll", "low", "high"))
+        pair = f"{one['model']} − {one['minus']}"
+        rows.append([pair, f"{nll:+.4f} [{low:+.4f}, {high:+.4f}]"])
     longest = results["contexts"][-1]
     header = ["difference, paired by position", f"nats at {longest} tokens, 95 % interval"]
     return Table("Differences", header, rows)
@@ -123,9 +139,10 @@ def notes(results: dict[str, Any]) -> list[str]:
     positions = results["positions"]
     longest = results["contexts"][-1]
     found = [
-        f"{positions['number']:,} positions of {results['corpus']['name']} ({results['split']}) in "
-        f"{positions['blocks']} blocks spread evenly over the text; ± over blocks. A step from a context of the grid "
-        f"to the next counts if its relative gain is at least {results['threshold']:.3g}.",
+        f"{positions['number']:,} positions of {results['corpus']['name']} ({results['split']}) "
+        f"in {positions['blocks']} blocks spread evenly over the text; ± over blocks. "
+        "A step from a context of the grid to the next counts if its relative gain is at least "
+        f"{results['threshold']:.3g}.",
         *DEFINITIONS,
     ]
     if results["bootstrap"]:
@@ -154,13 +171,19 @@ def _notes_of_model(model: dict[str, Any]) -> list[str]:
         found.append(f"limit={limit}: {model['limit_reason']}")
     if model.get("begin_of_text"):
         begin = ", ".join(map(str, model["begin_of_text"]))
-        found.append(f"token {begin} is read before every window, beside its context (begin_of_text)")
+        found.append(
+            f"token {begin} is read before every window, beside its context (begin_of_text)"
+        )
     if model.get("other_tokenizer"):
-        found.append("tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them")
+        found.append(
+            "tokenizer.json has other tokens than AutoTokenizer: tokenizer=json reads them"
+        )
     changed = model.get("changed_text")
     if changed:
         read = f"its tokens read {changed['read']!r} for {changed['text']!r}"
-        found.append(f"its tokenizer changes the text ({read}): losses are per token of the changed text")
+        found.append(
+            f"its tokenizer changes the text ({read}): losses are per token of the changed text"
+        )
     if model["scoring"] == "direct" and model.get("one_pass_difference"):
         difference = f"one pass differs by up to {model['one_pass_difference']:.3g} nats"
         found.append(f"read in windows of exactly c tokens: {difference}")

@@ -41,7 +41,8 @@ def group_results(
         labels: group of each model; None for one group of all.
         limits: tokens that each model can see.
         begins: first token that the context of each position may have, [P].
-        definition: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
+        definition: fractions, threshold, bootstrap and seed of
+            `relative_effective_context_lengths`.
     """
     definition = {**DEFINITION, **definition}
     groups: dict[str, list[str]] = {}
@@ -50,11 +51,15 @@ def group_results(
     models: dict[str, Any] = {name: _loss_entries(losses[name], blocks, unit) for name in losses}
     for label, names in groups.items():
         group_losses = {name: losses[name] for name in names}
-        lengths = relative_effective_context_lengths(group_losses, contexts, limits=limits, blocks=blocks, **definition)
+        lengths = relative_effective_context_lengths(
+            group_losses, contexts, limits=limits, blocks=blocks, **definition
+        )
         for name in names:
             models[name].update(context_gains(losses[name], contexts, blocks))
             models[name]["group"] = label
-            models[name]["recl"] = {str(float(r)): asdict(length) for r, length in lengths[name].items()}
+            models[name]["recl"] = {
+                str(float(r)): asdict(length) for r, length in lengths[name].items()
+            }
     steps = np.unique(np.diff(contexts))
     is_cut = positions - contexts[-1] < begins
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +13,19 @@ from txl_lightning.config.schemas import DataConfig, file_data
 from txl_lightning.data.corpus import WHOLE, Corpus, split_bytes
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.recl.models import HUGGING_FACE, OPTION, Member, TokenizedText, vocabulary_speller
+from txl_lightning.recl.models import (
+    HUGGING_FACE,
+    OPTION,
+    Member,
+    TokenizedText,
+    vocabulary_speller,
+)
 from txl_lightning.recl.options import ReclOptions
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, report_if_changed
 
-CONTINUES = 0x80  # first two bits of a byte that continues a character of UTF-8
+PARTS = "".join(
+    map(chr, range(0xDC80, 0xDD00))
+)  # bytes that are no character, as Python reads them
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,8 @@ class GroupText:
     """Text of a group.
 
     Args:
-        corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and `level`: byte, char,
-            word or token; losses are per unit of it.
+        corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and
+            `level`: byte, char, word or token; losses are per unit of it.
         texts: tokens of the text, by name of the model.
     """
 
@@ -78,21 +85,26 @@ def _require_plain_text(member: Member, trained: TrainedModel) -> None:
     member.require(not reads_ids, f"was trained with data.level=ids: {allowed}")
 
 
-def _text_of_runs(runs: Sequence[tuple[Member, TrainedModel]], options: ReclOptions, split: str) -> GroupText:
+def _text_of_runs(
+    runs: Sequence[tuple[Member, TrainedModel]], options: ReclOptions, split: str
+) -> GroupText:
     """Load the corpus of all runs, or the text `data_path`, as each of them reads it.
 
-    For a run with `memory.reset=document` the first token of every document is marked. The others get the places
-    where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
+    For a run with `memory.reset=document` the first token of every document is marked. The others
+    get the places where documents begin: those of a marked text, or those that the corpus has. With
+    `documents=ignore` neither is so.
     """
     respects = options.documents == "respect"
     corpora = []
     for member, trained in runs:
         whole = split == WHOLE
-        corpora.append(checkpoint_corpus(trained, member.reference, options.data_path, member.option, whole))
+        corpora.append(
+            checkpoint_corpus(trained, member.reference, options.data_path, member.option, whole)
+        )
     documents = np.asarray(max((corpus.documents[split] for corpus in corpora), key=len))
     texts = {}
     for (member, trained), corpus in zip(runs, corpora, strict=True):
-        _require_same_corpus(member, corpus, runs[0][0], corpora[0], split)
+        _require_same_tokens(member, corpus, runs[0][0], corpora[0], split)
         tokens = corpus.splits[split]
         begins = None
         if trained.config.memory.reset == "document":
@@ -105,21 +117,23 @@ def _text_of_runs(runs: Sequence[tuple[Member, TrainedModel]], options: ReclOpti
     return GroupText(corpora[0].facts(), texts)
 
 
-def _require_same_corpus(member: Member, corpus: Corpus, first: Member, first_corpus: Corpus, split: str) -> None:
+def _require_same_tokens(
+    member: Member, corpus: Corpus, first: Member, first_corpus: Corpus, split: str
+) -> None:
     """Require that two runs read the same tokens of the same corpus."""
-    level = corpus.vocabulary.level
-    first_level = first_corpus.vocabulary.level
-    member.require(level == first_level, f"reads {level} tokens, {first.reference} {first_level} tokens")
-    allowed = f"was trained on another corpus ({corpus.name}) than {first.reference} ({first_corpus.name})"
+    allowed = (
+        f"was trained on another corpus or level ({corpus.name}, {corpus.vocabulary.level}) than "
+        f"{first.reference} ({first_corpus.name}, {first_corpus.vocabulary.level})"
+    )
     member.require(corpus.checksum == first_corpus.checksum, allowed)
     tokens = without_marks(corpus.splits[split])
     first_tokens = without_marks(first_corpus.splits[split])
-    is_same = corpus.vocabulary == first_corpus.vocabulary and np.array_equal(tokens, first_tokens)
+    has_same_vocabulary = corpus.vocabulary == first_corpus.vocabulary
     allowed = (
-        f"reads other tokens than {first.reference}: their vocabularies, the starts of documents (data.document_start) "
-        "or the marks of sentences (data.sentence_marks) differ"
+        f"reads other tokens than {first.reference}: the vocabulary, data.document_start "
+        "or data.sentence_marks differ"
     )
-    member.require(is_same, allowed)
+    member.require(has_same_vocabulary and np.array_equal(tokens, first_tokens), allowed)
 
 
 def _content(
@@ -141,7 +155,9 @@ def _content(
     return name, content
 
 
-def _content_of_file(runs: Sequence[tuple[Member, TrainedModel]], path: Any, split: str) -> tuple[str, bytes]:
+def _content_of_file(
+    runs: Sequence[tuple[Member, TrainedModel]], path: Any, split: str
+) -> tuple[str, bytes]:
     config = runs[0][1].config.data if runs else DataConfig()
     try:
         name, _, content = split_bytes(file_data(config, path, "byte"), split)
@@ -153,20 +169,17 @@ def _content_of_file(runs: Sequence[tuple[Member, TrainedModel]], path: Any, spl
 def _content_of_runs(runs: Sequence[tuple[Member, TrainedModel]], split: str) -> tuple[str, bytes]:
     """Return the name and the bytes of the corpus of all runs."""
     require(len(runs) > 0, "data_path", None, "must be a text file: no checkpoint brings a corpus")
-    first_name = ""
-    first_content = b""
+    names: dict[bytes, str] = {}
     for member, trained in runs:
         try:
             name, checksum, content = split_bytes(trained.config.data, split)
         except OptionError as error:
             raise UserError(f"{error}; if this corpus has moved, give data_path=") from error
         report_if_changed(trained, f"{member.option}={member.reference}", name, checksum)
-        if member is runs[0][0]:
-            first_name = name
-            first_content = content
-        allowed = f"was trained on another corpus ({name}) than {runs[0][0].reference} ({first_name})"
-        member.require(content == first_content, allowed)
-    return first_name, first_content
+        names.setdefault(content, name)
+        allowed = f"was trained on another corpus ({name}) than {runs[0][0].reference}"
+        member.require(len(names) == 1, allowed)
+    return name, content
 
 
 def whole_characters(content: bytes) -> str:
@@ -175,10 +188,9 @@ def whole_characters(content: bytes) -> str:
     Raises:
         UserError: the bytes are not UTF-8.
     """
-    first = 0
-    while first < min(3, len(content)) and content[first] & 0xC0 == CONTINUES:
-        first += 1
-    try:
-        return codecs.getincrementaldecoder("utf-8")().decode(content[first:])
-    except UnicodeDecodeError as error:
-        raise UserError(f"is not UTF-8 text (byte {first + error.start})") from error
+    text = content.decode("utf-8", errors="surrogateescape").strip(PARTS)
+    foreign = set(text) & set(PARTS)
+    if foreign:
+        place = min(text.index(part) for part in foreign)
+        raise UserError(f"is not UTF-8 text (character {place})")
+    return text

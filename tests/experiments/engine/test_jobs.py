@@ -18,6 +18,7 @@ from txl_lightning.runs import hardware
 from txl_lightning.runs.models import make_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "profile", ["laptop", *(pytest.param(n, marks=pytest.mark.full) for n in ("smoke", "gpu", "paper"))]
 )
@@ -61,6 +62,7 @@ def keys_of(found: list[Job], corpus: str = "x") -> dict[str, str]:
     return {name: checksum(identity) for name, identity in made.items()}
 
 
+@pytest.mark.slow
 def test_a_key_depends_on_what_changes_the_numbers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(PROFILES["smoke"], (), tmp_path)
     run = training(ON, 1, setup)

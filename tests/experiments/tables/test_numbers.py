@@ -45,6 +45,7 @@ def evaluations(setup: Setup, arm: Arm) -> dict[str, Any]:
     return {seed: json.loads(path.read_text()) for seed, path in found.items() if path.is_file()}
 
 
+@pytest.mark.slow
 def test_every_claim_has_differences(sections: dict[str, Section]) -> None:
     assert all(claim["rows"] for claim in judged(list(sections.values())))
 
