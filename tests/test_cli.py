@@ -125,7 +125,6 @@ BEST, LINES = "checkpoint=FOLDER/run/checkpoints/best.ckpt", "data.path=FOLDER/t
         f"train data=file {LINES} data.level=bpe data.tokenizer=PATH",
         "evaluate checkpoint=PATH",
         f"evaluate {BEST} data_path=PATH",
-        f"generate {BEST} prompt_file=PATH",
         "convert source=PATH source_format=txl target=x target_format=original",
     ],
 )

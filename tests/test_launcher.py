@@ -179,6 +179,7 @@ def test_optuna_minimizes_the_validation_loss_and_continues_with_a_seed(tmp_path
 def test_optuna_with_a_storage_continues_the_study(tmp_path: Path) -> None:
     storage = f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'"
     arguments = (storage, "hydra.sweeper.study_name=lr", "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler.seed=null")
+    arguments += ("hydra/launcher=process", "hydra.launcher.max_parallel=2", "hydra.sweeper.n_jobs=2")
     search(tmp_path, *arguments)
     before = written(tmp_path)
     best = search(tmp_path, *arguments)

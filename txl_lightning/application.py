@@ -38,9 +38,9 @@ from txl_lightning.config.schemas import (
     OptimizerConfig,
     RecurrentModelConfig,
     TableEncodingConfig,
-    TrainerConfig,
     TransformerXLModelConfig,
     flat,
+    open_trainer_schema,
     typed,
 )
 from txl_lightning.errors import Stopped, UserError, notice
@@ -92,7 +92,7 @@ def register(*commands: Command) -> None:
         "encoding/table_schema": TableEncodingConfig,
         "memory/schema": MemoryConfig,
         "optimizer/schema": OptimizerConfig,
-        "trainer/schema": TrainerConfig,
+        "trainer/schema": open_trainer_schema(),
         "logger/schema": LoggerConfig,
         "data/schema": DataConfig(seed=II("seed")),
     }
@@ -224,7 +224,7 @@ class Task:
         if self.command.directory == "prepared" and is_first_rank():
             directory.mkdir(parents=True, exist_ok=True)
             write_text(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-        lines = self.command.run(OmegaConf.to_object(config), directory)
+        lines = self.command.run(typed(config), directory)
         if is_first_rank():
             if self.command.directory != "none":
                 lines.append(str(directory))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, OmegaConf, open_dict
 
 from txl_lightning.config.architecture import POSITIVE, ModelOptions, RecurrentOptions, TransformerXLOptions, option
 from txl_lightning.config.renamed import with_new_names
@@ -253,6 +253,9 @@ class TrainerConfig:
     for, stated in `config.yaml`. `compile` compiles the forward and backward pass.
     `val_every_n_steps` null validates at the end of every epoch, and the last step of a run is always validated.
     `callbacks` lists callbacks of Lightning, each with its class as `_target_` and the arguments of the class.
+
+    The group is open for every other argument of Lightning's Trainer, such as `trainer.limit_train_batches=3`; `typed`
+    gathers them in `lightning`.
     """
 
     max_steps: int = option(MISSING, COUNT)
@@ -268,6 +271,7 @@ class TrainerConfig:
     val_max_segments: int | None = option(None, COUNT)
     progress_bar: bool = True
     callbacks: list[Any] = field(default_factory=list)
+    lightning: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -393,8 +397,26 @@ def check_values(options: Any, group: str = "") -> None:
 
 
 def typed(config: Any) -> Any:
-    """Return the dataclass of a composed config, with all interpolations resolved."""
+    """Return the dataclass of a composed config, with all interpolations resolved.
+
+    Arguments of Lightning's Trainer, for which the group `trainer` is open, are gathered in `trainer.lightning`.
+    """
+    if OmegaConf.get_type(config) is Config:
+        own_names = {f.name for f in fields(TrainerConfig)}
+        config = config.copy()
+        OmegaConf.set_readonly(config, False)
+        with open_dict(config):
+            for name in list(config.trainer):
+                if name not in own_names:
+                    config.trainer.lightning[name] = config.trainer.pop(name)
     return OmegaConf.to_object(config)
+
+
+def open_trainer_schema() -> Any:
+    """Return the schema of the group `trainer`, to which arguments of Lightning's Trainer can be added without `+`."""
+    schema = OmegaConf.structured(TrainerConfig)
+    OmegaConf.set_struct(schema, False)
+    return schema
 
 
 def plain(config: Any) -> dict[str, Any]:

@@ -54,6 +54,7 @@ from txl_lightning.training.start import (
     prepare_directory,
     refuse_to_replace,
 )
+from txl_lightning.training.trainer_arguments import new_trainer, trainer_arguments
 
 
 def run(options: Config, directory: Path) -> list[str]:
@@ -120,6 +121,7 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
     directory = Path(directory)
     config = resolve_accelerator(config)
     check_config(config)
+    trainer_arguments(config.trainer)  # before the corpus, whose preparation may take long
     refuse_to_replace(config, directory)
     _require_room(config)
     threads = torch.get_num_threads()
@@ -295,27 +297,28 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], sta
     interval = None
     if options.val_every_n_steps is not None:
         interval = options.val_every_n_steps * options.stream_groups
-    trainer = L.Trainer(
-        accelerator=options.accelerator,
-        devices=min(options.devices, n_visible),
-        num_nodes=options.num_nodes,
-        strategy=_strategy(config, n_visible),
-        plugins=[DurableCheckpointIO(), environment() or LightningEnvironment()],
-        precision=options.precision,  # type: ignore[arg-type]
-        max_steps=max_steps,
-        accumulate_grad_batches=options.stream_groups,
-        val_check_interval=interval,
-        check_val_every_n_epoch=None if interval else 1,
-        limit_val_batches=in_windows(config).trainer.val_max_segments,
-        log_every_n_steps=options.log_every_n_steps,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_model_summary=False,
-        enable_progress_bar=options.progress_bar,
-        default_root_dir=directory,
-        callbacks=callbacks,
-        logger=False,
-    )
+    arguments: dict[str, Any] = {
+        "accelerator": options.accelerator,
+        "devices": min(options.devices, n_visible),
+        "num_nodes": options.num_nodes,
+        "strategy": _strategy(config, n_visible),
+        "plugins": [DurableCheckpointIO(), environment() or LightningEnvironment()],
+        "precision": options.precision,
+        "max_steps": max_steps,
+        "accumulate_grad_batches": options.stream_groups,
+        "val_check_interval": interval,
+        "check_val_every_n_epoch": None if interval else 1,
+        "limit_val_batches": in_windows(config).trainer.val_max_segments,
+        "log_every_n_steps": options.log_every_n_steps,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "enable_model_summary": False,
+        "enable_progress_bar": options.progress_bar,
+        "default_root_dir": directory,
+        "callbacks": callbacks,
+        "logger": False,
+    }
+    trainer = new_trainer(arguments, options)
     disable_signal_handlers(trainer)  # StopSignals handles them
     return trainer
 
@@ -520,8 +523,9 @@ def test(training: TrainingRun) -> dict[str, Any]:
         metrics["weights"] = "best"
         metrics["weights_step"] = checkpoint.step
     options = data.evaluation
-    trainer.limit_val_batches = options.max_segments or 1.0
-    trainer.limit_test_batches = options.max_segments or 1.0
+    if not trainer.fast_dev_run:  # type: ignore[attr-defined] # it limits every split itself
+        trainer.limit_val_batches = options.max_segments or 1.0
+        trainer.limit_test_batches = options.max_segments or 1.0
     loggers, trainer.loggers = trainer.loggers, []  # the curve of validations is of fewer segments
     trainer.validate(module, datamodule=data, verbose=False)
     trainer.loggers = loggers
