@@ -2,10 +2,11 @@
 
     python -m benchmarks.preparation --text FILE [--rounds 5] [--only CASES] [--against CHECKOUT] [--original FOLDER]
 
-Cases: plain text at level char, the same text as JSON lines (cold, and again from the cache), words, BPE of 8,192
-tokens, documents marked at level byte, `tokenizers` alone and `datasets.map` with the same merges, and the paper's
-`data_utils.py` with words. FILE is UTF-8 text, and its lines are the records of the JSON lines. The imports that a case
-needs count too; the row `imports` has their cost.
+Cases: plain text at level char, the same text as JSON lines (cold, and again from the cache), words, documents marked
+at level byte; with three kinds of tokenizers of 8,192 tokens the text, short and long records of it; a million records,
+one line of DNA on which subwords are trained, one document of 100 MB (if FILE has 10 MB); `tokenizers` alone and
+`datasets.map` with the same merges, and the paper's `data_utils.py` with words. FILE is UTF-8 text. The imports that a
+case needs count too; the row `imports` has their cost.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -57,35 +59,108 @@ vocabulary.encode_file(r"{text}", ordered=True)
 """
 
 
+EXPRESSION = """
+import json
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+tokenizer = Tokenizer.from_file(r"{tokenizer}")
+words = r" ?\\p{{L}}+| ?\\p{{N}}{{1,3}}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+by_words = pre_tokenizers.Split(Regex(words), "isolated")
+as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+tokenizer.pre_tokenizer = pre_tokenizers.Sequence([by_words, as_bytes])
+tokenizer.save(r"{expression}")
+made = Tokenizer(models.Unigram())
+made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+made.decoder = decoders.ByteLevel()
+alphabet = pre_tokenizers.ByteLevel.alphabet()
+trainer = trainers.UnigramTrainer(vocab_size=8192, initial_alphabet=alphabet, show_progress=False)
+with open(r"{text}", encoding="utf-8", newline="") as file:
+    made.train_from_iterator(file.read(1_000_000).splitlines(keepends=True), trainer)
+made.save(r"{unigram}")
+"""
+SHORT, LONG = 62, 100_000  # characters of a record
+MILLION = 98
+LETTERS_OF_DNA = 4_600_000
+
+
+def write_texts(text: Path, folder: Path) -> dict[str, Path]:
+    """Write the text as JSON lines of several lengths, one line of DNA, a million records, and the text ten times."""
+    content = text.read_text(encoding="utf-8")
+    paths = {"text": text}
+    for name, length in (("short records", SHORT), ("long records", LONG)):
+        paths[name] = folder / f"{length}.jsonl"
+        with paths[name].open("w", encoding="utf-8") as file:
+            for at in range(0, len(content), length):
+                file.write(json.dumps({"text": content[at : at + length]}) + "\n")
+    paths["lines"] = folder / "text.jsonl"
+    with paths["lines"].open("w", encoding="utf-8") as file:
+        for line in content.splitlines(keepends=True):
+            if line.strip():
+                file.write(json.dumps({"text": line}) + "\n")
+    paths["million"] = folder / "million.jsonl"
+    with paths["million"].open("w", encoding="utf-8") as file:
+        for number in range(1_000_000):
+            at = number * MILLION % (len(content) - MILLION)
+            file.write(json.dumps({"text": content[at : at + MILLION]}) + "\n")
+    paths["dna"] = folder / "dna.txt"
+    draw = random.Random(1)
+    with paths["dna"].open("w") as file:
+        for _ in range(LETTERS_OF_DNA // 1_000):
+            file.write("".join(draw.choices("acgt", k=1_000)))
+    paths["large"] = folder / "large.txt"
+    with paths["large"].open("w", encoding="utf-8") as file:
+        for _ in range(10):
+            file.write(content)
+    return paths
+
+
+def write_tokenizers(text: Path, folder: Path) -> dict[str, Path]:
+    """Write three tokenizers of 8,192 tokens: like GPT-2's, with an expression like cl100k's, and Unigram."""
+    paths = {"BPE": folder / "tokenizer.json"}
+    paths["expression"] = folder / "expression.json"
+    paths["unigram"] = folder / "unigram.json"
+    training = TRAIN.format(text=text, tokenizer=paths["BPE"])
+    others = EXPRESSION.format(
+        tokenizer=paths["BPE"], text=text, expression=paths["expression"], unigram=paths["unigram"]
+    )
+    subprocess.run([sys.executable, "-c", training], check=True)
+    subprocess.run([sys.executable, "-c", others], check=True)
+    return paths
+
+
 def cases(text: Path, folder: Path, original: str | None) -> dict[str, str]:
-    """Return the code of every case by name; writes the text as JSON lines, and a tokenizer of 8,192 tokens.
+    """Return the code of every case by name; writes the texts and tokenizers that it needs.
 
     Args:
         text: UTF-8 text.
         folder: folder for these files, and for what the cases write.
         original: folder of the paper's PyTorch code; None leaves its case out.
     """
-    lines, tokenizer = folder / "text.jsonl", folder / "tokenizer.json"
-    with text.open(encoding="utf-8") as file, lines.open("w", encoding="utf-8") as written:
-        written.writelines(json.dumps({"text": line}) + "\n" for line in file if line.strip())
-    subprocess.run([sys.executable, "-c", TRAIN.format(text=text, tokenizer=tokenizer)], check=True)
-    bpe = f'level="bpe", tokenizer=r"{tokenizer}"'
+    paths = write_texts(text, folder)
+    tokenizers = write_tokenizers(text, folder)
 
-    def load(path: Path, options: str, marked: bool = False) -> str:
-        return LOAD.format(path=path, cache="{cache}", options=options, marked=marked)
+    def load(name: str, options: str, marked: bool = False) -> str:
+        return LOAD.format(path=paths[name], cache="{cache}", options=options, marked=marked)
 
     found = {
         "imports": "import txl_lightning.data.corpus",
-        "text, char": load(text, 'level="char"'),
-        "JSON lines, char": load(lines, 'level="char"'),
-        "JSON lines, char, again": load(lines, 'level="char"'),
-        "text, words": load(text, 'level="word"'),
-        "text, BPE": load(text, bpe),
-        "documents, byte": load(text, 'level="byte", document_start="^$"', True),
-        "tokenizers": TOKENIZERS.format(tokenizer=tokenizer, text=text),
-        "datasets.map": DATASETS.format(tokenizer=tokenizer, json=lines, cache="{cache}"),
+        "text, char": load("text", 'level="char"'),
+        "JSON lines, char": load("lines", 'level="char"'),
+        "JSON lines, char, again": load("lines", 'level="char"'),
+        "text, words": load("text", 'level="word"'),
+        "documents, byte": load("text", 'level="byte", document_start="^$"', True),
     }
-    return found | ({} if original is None else {"data_utils.py, words": ORIGINAL.format(original=original, text=text)})
+    for kind, path in tokenizers.items():
+        for name in ("text", "short records", "long records"):
+            found[f"{name}, {kind}"] = load(name, f'level="bpe", tokenizer=r"{path}"')
+    large = f'level="bpe", tokenizer=r"{tokenizers["expression"]}"'
+    found["a million records, char"] = load("million", 'level="char"')
+    found["DNA, BPE trained"] = load("dna", 'level="bpe"')
+    found["100 MB, one document, expression"] = load("large", large)
+    found["tokenizers"] = TOKENIZERS.format(tokenizer=tokenizers["BPE"], text=text)
+    found["datasets.map"] = DATASETS.format(tokenizer=tokenizers["BPE"], json=paths["lines"], cache="{cache}")
+    if original is not None:
+        found["data_utils.py, words"] = ORIGINAL.format(original=original, text=text)
+    return found
 
 
 def measured(code: str, checkout: Path) -> tuple[float, float]:

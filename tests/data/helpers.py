@@ -19,12 +19,16 @@ def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:
 
 def corpus_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
     """Load `data=file` with a cache in a folder."""
-    return load_corpus(FileData(name="file", path=path, cache_dir=str(folder / "cache"), **options), marked=marked)
+    return load_corpus(
+        FileData(name="file", path=path, cache_dir=str(folder / "cache"), **options), marked=marked
+    )
 
 
 def text_of(corpus: Corpus, *splits: str) -> str:
     """Return the text of splits, by default of all, one after the other."""
-    return "".join(corpus.vocabulary.decode(without_marks(corpus.splits[split])) for split in splits or SPLITS)
+    return "".join(
+        corpus.vocabulary.decode(without_marks(corpus.splits[split])) for split in splits or SPLITS
+    )
 
 
 def documents_of(corpus: Corpus, split: str = WHOLE) -> list[str]:

@@ -73,8 +73,18 @@ def test_merges_come_from_the_training_split_only(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
-    end = {"id": 400, "content": "<|end|>", "special": True, "single_word": False, "lstrip": False, "rstrip": False}
-    for n_tokens, content in ((400, trained().tokenizer), (401, changed(added_tokens=[{**end, "normalized": False}]))):
+    end = {
+        "id": 400,
+        "content": "<|end|>",
+        "special": True,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+    }
+    for n_tokens, content in (
+        (400, trained().tokenizer),
+        (401, changed(added_tokens=[{**end, "normalized": False}])),
+    ):
         path, tokenizer = files(tmp_path, {"text.txt": TEXT, "tokenizer.json": content})
         corpus = corpus_of(path, tmp_path, level="bpe", tokenizer=tokenizer)
         assert corpus.vocabulary.tokenizer == content
@@ -93,7 +103,10 @@ LOSSY = [
     (lambda: WORDS, "neither byte-level nor of SentencePiece"),
     (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),
     (lambda: changed(normalizer={"type": "Lowercase"}), "changes the text"),
-    (lambda: json.dumps(json.loads(tokenizer("metaspace")) | {"pre_tokenizer": AT_THE_START}), "and add no spaces"),
+    (
+        lambda: json.dumps(json.loads(tokenizer("metaspace")) | {"pre_tokenizer": AT_THE_START}),
+        "and add no spaces",
+    ),
 ]
 
 
@@ -103,13 +116,17 @@ def test_a_tokenizer_that_loses_text_is_refused(change: Callable[[], str], words
         Vocabulary.of_tokenizer(change()).encode(b"Some TEXT")
 
 
-def test_a_large_split_trains_subwords_on_a_sample_that_is_said(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_large_split_trains_subwords_on_a_sample_that_is_said(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     (path,) = files(tmp_path, {"large.txt": TEXT * 20})
     whole = corpus_of(path, tmp_path / "whole", level="bpe", vocab_size=300)
     assert whole.sample is None
     assert "subwords_trained_on" not in whole.facts()
     monkeypatch.setattr(sources, "CHUNK_BYTES", 5_000)
-    monkeypatch.setattr(corpus_module, "SAMPLE_BYTES", len(TEXT.encode()) * 18 // 4)  # the training split has 90 %
+    monkeypatch.setattr(
+        corpus_module, "SAMPLE_BYTES", len(TEXT.encode()) * 18 // 4
+    )  # the training split has 90 %
     part = corpus_of(path, tmp_path / "part", level="bpe", vocab_size=300)
     assert part.sample == part.facts()["subwords_trained_on"] == 0.25
     assert "subwords are trained on 25.0% of the training split" in capsys.readouterr().err

@@ -31,9 +31,20 @@ def installed_corpus(name: str, folder: Path) -> Corpus:
     return load_corpus(DataConfig(name=name, cache_dir=str(folder / "cache")))
 
 
-def test_python_stdlib_is_its_source_files_in_their_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"{folder}module_{i}.py" for i in range(80) for folder in ("", "package/", "package/inner/")]
-    others = ["test/a.py", "package/tests/b.py", "site-packages/c/d.py", "__pycache__/e.py", "conftest.py", "f.txt"]
+def test_python_stdlib_is_its_source_files_in_their_own_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [
+        f"{folder}module_{i}.py" for i in range(80) for folder in ("", "package/", "package/inner/")
+    ]
+    others = [
+        "test/a.py",
+        "package/tests/b.py",
+        "site-packages/c/d.py",
+        "__pycache__/e.py",
+        "conftest.py",
+        "f.txt",
+    ]
     files(tmp_path / "lib", {name: f"# {name}\n" * 10 for name in [*names, *others]})
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "lib")})
     corpus = installed_corpus("python-stdlib", tmp_path)
@@ -44,33 +55,53 @@ def test_python_stdlib_is_its_source_files_in_their_own_order(tmp_path: Path, mo
     assert shares == pytest.approx([0.9, 0.05, 0.05], abs=1.5 / len(names))  # no file is cut
     starts = list(accumulate(map(len, texts), initial=0))
     assert corpus.documents["train"].tolist() == starts[: len(corpus.documents["train"])]
-    assert (corpus.name, len(corpus.vocabulary)) == (f"python-stdlib {platform.python_version()}", 256)
+    assert (corpus.name, len(corpus.vocabulary)) == (
+        f"python-stdlib {platform.python_version()}",
+        256,
+    )
 
 
 def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: Output) -> None:
     corpus = installed_corpus("python-packages", tmp_path)
     if corpus.name != "sympy 1.14.0 + networkx 3.6.1":  # which needs Python 3.11
-        assert corpus.name == " + ".join(f"{name} {metadata.version(name)}" for name in ("sympy", "networkx"))
+        assert corpus.name == " + ".join(
+            f"{name} {metadata.version(name)}" for name in ("sympy", "networkx")
+        )
         assert corpus.name in capfd.readouterr().err
         return
     assert corpus.checksum == installed.PACKAGES_CHECKSUM
     assert sum(map(len, corpus.splits.values())) == 20_602_987
-    assert corpus.vocabulary.decode(corpus.splits["test"][:40]) == '"""Power series evaluation and manipulat'
-    assert (installed_corpus("python-packages", tmp_path).name, capfd.readouterr().err) == (corpus.name, "")
+    assert (
+        corpus.vocabulary.decode(corpus.splits["test"][:40])
+        == '"""Power series evaluation and manipulat'
+    )
+    assert (installed_corpus("python-packages", tmp_path).name, capfd.readouterr().err) == (
+        corpus.name,
+        "",
+    )
 
 
 SOURCES = ["__init__.py", *(f"core/m{i}.py" for i in range(30))]
 
 
 OTHERS = [
-    ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
+    (
+        "3.4.2",
+        "sympy 1.14.0 + networkx 3.4.2",
+        "this text is sympy 1.14.0 + networkx 3.4.2; losses of",
+    ),
     ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
 ]
 
 
 @pytest.mark.parametrize(("networkx", "name", "said"), OTHERS)
 def test_other_packages_are_named_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Output, networkx: str, name: str, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Output,
+    networkx: str,
+    name: str,
+    said: str,
 ) -> None:
     texts = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
     files(tmp_path / "site", {file: f"raise ImportError  # {file}\n" * 20 for file in texts})
@@ -95,7 +126,9 @@ def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
         assert len(corpus.splits["valid"]) == pytest.approx(share * len(text), abs=2)
 
 
-def test_tokens_are_prepared_again_for_a_changed_file_or_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_prepared_again_for_a_changed_file_or_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for content in (b"first text " * 20, b"other text " * 20):
         (path,) = files(tmp_path, {"t.txt": content})
         tokens = corpus_of(path, tmp_path).splits["train"]
@@ -108,7 +141,9 @@ def test_tokens_are_prepared_again_for_a_changed_file_or_level(tmp_path: Path, m
     assert corpus_of(path, tmp_path).splits["train"].tobytes() == b"first text " * 18
 
 
-def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_hashed_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (path,) = files(tmp_path, {"t.txt": b"first text " * 20})
     small = corpus_of(path, tmp_path).checksum
     monkeypatch.setattr(cache, "LARGE_FILE_BYTES", 200)
@@ -120,7 +155,9 @@ def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatc
     assert corpus_of(path, tmp_path).checksum != small
 
 
-def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_while_writing_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full_disk = MagicMock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(cache, "write_json", full_disk)
     with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
@@ -138,7 +175,10 @@ DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
     ("test.uint8", Path.unlink),
     ("test.uint8", replaced(Path.mkdir)),
     ("train.uint8", lambda path: path.with_name("other.uint8").write_bytes(b"1")),
-    *(("description.json", partial(Path.write_bytes, data=data)) for data in (b"{", b"[]", b"\xff", b"[" * 100_000)),
+    *(
+        ("description.json", partial(Path.write_bytes, data=data))
+        for data in (b"{", b"[]", b"\xff", b"[" * 100_000)
+    ),
     ("description.json", lambda path: path.write_text(path.read_text().replace("byte", "bite"))),
     ("description.json", Path.unlink),
     ("description.json", replaced(Path.mkdir)),
@@ -148,7 +188,9 @@ DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path: Path, damage: Any, capsys: Output) -> None:
+def test_a_damaged_cache_is_made_again_and_that_is_said(
+    tmp_path: Path, damage: Any, capsys: Output
+) -> None:
     listed = files(tmp_path, {"t.txt": "text " * 50})
     corpus_of(listed, tmp_path)
     (folder,) = tmp_path.glob("cache/*")
@@ -156,7 +198,9 @@ def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path: Path, damage: 
     spoil(folder / name)
     for said in (1, 0):
         assert text_of(corpus_of(listed, tmp_path)) == "text " * 50
-        lines = [f"data.cache_dir={tmp_path}/cache: {folder} is damaged; it is prepared again"] * said
+        lines = [
+            f"data.cache_dir={tmp_path}/cache: {folder} is damaged; it is prepared again"
+        ] * said
         assert capsys.readouterr().err.splitlines() == lines
     assert list((tmp_path / "cache").iterdir()) == [folder]
 

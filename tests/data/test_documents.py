@@ -13,7 +13,12 @@ from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.data.vocabulary import without_marks
 
-TEXTS = {"a.txt": "eins drei ", "b/second.txt": "zwei\nacht", "c.txt": "vier fünf sechs\n" * 20, "d.txt": "drei"}
+TEXTS = {
+    "a.txt": "eins drei ",
+    "b/second.txt": "zwei\nacht",
+    "c.txt": "vier fünf sechs\n" * 20,
+    "d.txt": "drei",
+}
 
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
@@ -22,7 +27,9 @@ def test_files_are_documents_in_the_order_of_their_paths(tmp_path: Path, level: 
     for path, name in ((str(tmp_path / "texts"), "texts"), (listed[3::-1], "d.txt and 3 more")):
         corpus = corpus_of(path, tmp_path, level=level, min_count=None if level == "byte" else 1)
         documents = [document for split in SPLITS for document in documents_of(corpus, split)]
-        first, second, _, last = (text.strip() + "\n" if level == "word" else text for text in TEXTS.values())
+        first, second, _, last = (
+            text.strip() + "\n" if level == "word" else text for text in TEXTS.values()
+        )
         assert documents[:2] == [first, second]  # words of two documents are never joined
         assert documents[-1] == last
         assert "".join(documents[2:-1]) == TEXTS["c.txt"]  # in all three splits
@@ -43,30 +50,47 @@ CASES = {
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
 @pytest.mark.parametrize("name", CASES)
-def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path: Path, name: str, level: str) -> None:
+def test_documents_begin_at_the_lines_that_the_corpus_names(
+    tmp_path: Path, name: str, level: str
+) -> None:
     document, first = CASES[name]
     conf = CONF / f"data/{name}.yaml"
     pattern = yaml.safe_load(conf.read_text())["document_start"] if conf.is_file() else "^= .* =$"
-    (path,) = files(tmp_path, {"text.txt": "".join(document.replace("{i}", str(i)) for i in range(40))})
+    (path,) = files(
+        tmp_path, {"text.txt": "".join(document.replace("{i}", str(i)) for i in range(40))}
+    )
     corpus = corpus_of(path, tmp_path, True, level=level, document_start=pattern)
     assert text_of(corpus) == text_of(corpus_of(path, tmp_path, level=level))
     start = first.strip() if level == "word" else first
     for split in SPLITS:
-        assert np.array_equal(np.flatnonzero(np.asarray(corpus.splits[split]) < 0), corpus.documents[split])
+        assert np.array_equal(
+            np.flatnonzero(np.asarray(corpus.splits[split]) < 0), corpus.documents[split]
+        )
         pieces = documents_of(corpus, split)
         assert all(piece.lstrip("\n").startswith(start) for piece in pieces[1:])
         assert sum(piece.count(start) for piece in pieces[1:]) == len(pieces) - 1
-    assert len(corpus.documents["train"]) in (36, 37)  # the text before the first heading is one too
+    assert len(corpus.documents["train"]) in (
+        36,
+        37,
+    )  # the text before the first heading is one too
 
 
-def test_the_sentences_of_lm1b_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sentences_of_lm1b_are_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(PUBLISHED, "lm1b", {})
     files(tmp_path, {f"lm1b/{split}.txt": "the cat sat\na dog\n" * 40 for split in SPLITS})
     config = Lm1bData("lm1b", "word", root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
     config.batch_size, config.segment_len = 2, 7
     module = StreamsDataModule(config, EvaluationConfig(batch_size=2, segment_len=7), marked=True)
-    assert (np.asarray(module.corpus.splits["valid"]) < 0).sum() == len(module.corpus.sentences["valid"]) > 2
+    assert (
+        (np.asarray(module.corpus.splits["valid"]) < 0).sum()
+        == len(module.corpus.sentences["valid"])
+        > 2
+    )
     for segment in (module.train_dataloader()[0], module.test_dataloader()[0]):
         marked = segment.tokens < 0
-        assert (without_marks(segment.tokens.numpy())[marked] == module.corpus.vocabulary.numbers["<S>"]).all()
+        assert (
+            without_marks(segment.tokens.numpy())[marked] == module.corpus.vocabulary.numbers["<S>"]
+        ).all()
         assert marked.sum() >= 4

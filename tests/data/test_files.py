@@ -16,7 +16,11 @@ from tests.fixtures import Output
 from txl_lightning.data.corpus import SPLITS
 from txl_lightning.errors import OptionError, UserError
 
-SPLIT_TEXTS = {"train": "to be or not to be\n" * 90, "valid": "that is the question\n" * 9, "test": "to sleep\n" * 9}
+SPLIT_TEXTS = {
+    "train": "to be or not to be\n" * 90,
+    "valid": "that is the question\n" * 9,
+    "test": "to sleep\n" * 9,
+}
 NAMES = [
     ("train.txt", "valid.txt", "test.txt"),
     ("train.txt", "held_out.txt", "test.txt"),
@@ -32,7 +36,9 @@ NAMES = [
 
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("kind", ["folder", "list", "mapping"])
-def test_files_that_are_splits_are_splits(tmp_path: Path, names: tuple[str, ...], kind: str) -> None:
+def test_files_that_are_splits_are_splits(
+    tmp_path: Path, names: tuple[str, ...], kind: str
+) -> None:
     paths = files(tmp_path / "texts", dict(zip(names, SPLIT_TEXTS.values(), strict=True)))
     chosen: dict[str, Any] = {
         "folder": str(tmp_path / "texts"),
@@ -47,7 +53,10 @@ def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: Outp
     train, test = files(tmp_path, {"train.txt": "train " * 100, "test.txt": "held out"})
     for paths in ([train, test], {"train": train, "test": test}):
         corpus = corpus_of(paths, tmp_path)
-        assert (text_of(corpus, "train", "valid"), text_of(corpus, "test")) == ("train " * 100, "held out")
+        assert (text_of(corpus, "train", "valid"), text_of(corpus, "test")) == (
+            "train " * 100,
+            "held out",
+        )
         said = "valid cut from the end of train, bytes of each split: train 568, valid 32, test 8"
         assert said in capsys.readouterr().err
 
@@ -55,20 +64,40 @@ def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: Outp
 def test_a_mapping_decides_not_the_names(tmp_path: Path) -> None:
     train, test = files(tmp_path, {"train.txt": "train " * 100, "test.txt": "held out"})
     corpus = corpus_of({"train": test, "test": train}, tmp_path)
-    assert (text_of(corpus, "train", "valid"), text_of(corpus, "test")) == ("held out", "train " * 100)
+    assert (text_of(corpus, "train", "valid"), text_of(corpus, "test")) == (
+        "held out",
+        "train " * 100,
+    )
 
 
-def test_files_without_splits_are_joined_and_said_with_their_names(tmp_path: Path, capsys: Output) -> None:
-    files(tmp_path / "code", {"a.py": "a" * 10, "b.py": "b" * 10, "c/model.py": "c" * 80, "tr.txt": "d" * 20})
-    assert text_of(corpus_of(str(tmp_path / "code"), tmp_path)) == "a" * 10 + "b" * 10 + "c" * 80 + "d" * 20
+def test_files_without_splits_are_joined_and_said_with_their_names(
+    tmp_path: Path, capsys: Output
+) -> None:
+    files(
+        tmp_path / "code",
+        {"a.py": "a" * 10, "b.py": "b" * 10, "c/model.py": "c" * 80, "tr.txt": "d" * 20},
+    )
+    assert (
+        text_of(corpus_of(str(tmp_path / "code"), tmp_path))
+        == "a" * 10 + "b" * 10 + "c" * 80 + "d" * 20
+    )
     said = "a.py, b.py, model.py and 1 more files joined and cut, bytes of each split: train 108, valid 6, test 6"
     assert said in capsys.readouterr().err
 
 
 UNCLEAR: list[tuple[Any, str]] = [
-    (["train.txt", "test.txt", "more.txt"], "has files that are splits and more.txt, which is none; name the splits"),
-    (["test.txt", "valid.txt"], r"has no file that is train; name the splits: 'data.path={train:PATH,"),
-    (["train.txt", "train_test.txt"], "has train_test.txt, which says test and train; name the splits"),
+    (
+        ["train.txt", "test.txt", "more.txt"],
+        "has files that are splits and more.txt, which is none; name the splits",
+    ),
+    (
+        ["test.txt", "valid.txt"],
+        r"has no file that is train; name the splits: 'data.path={train:PATH,",
+    ),
+    (
+        ["train.txt", "train_test.txt"],
+        "has train_test.txt, which says test and train; name the splits",
+    ),
     ({"train": "train.txt", "test": "empty.txt"}, "must not be empty"),
     ({"valid": "valid.txt"}, "must be a file, a folder, a list of these, a pattern"),
     ("no*.txt", "must not be empty"),
@@ -76,7 +105,9 @@ UNCLEAR: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("path", "words"), UNCLEAR)
-def test_unclear_splits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, words: str) -> None:
+def test_unclear_splits_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, words: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = ("train", "valid", "test", "more", "train_test")
     files(tmp_path, {f"{name}.txt": "a" * 90 for name in names} | {"empty.txt": ""})
@@ -85,10 +116,16 @@ def test_unclear_splits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_pattern_chooses_files(tmp_path: Path) -> None:
-    paper = {"docs/a.tex": "a" * 50, "docs/sections/b.tex": "b" * 50, "docs/plot.png": b"\x89PNG" + bytes(900)}
+    paper = {
+        "docs/a.tex": "a" * 50,
+        "docs/sections/b.tex": "b" * 50,
+        "docs/plot.png": b"\x89PNG" + bytes(900),
+    }
     files(tmp_path, paper)
     folder = str(tmp_path / "docs")
-    with pytest.raises(OptionError, match=r"plot\.png has more that cannot be read .*choose files by a pattern"):
+    with pytest.raises(
+        OptionError, match=r"plot\.png has more that cannot be read .*choose files by a pattern"
+    ):
         corpus_of(folder, tmp_path)
     assert text_of(corpus_of(f"{folder}/**/*.tex", tmp_path)) == "a" * 50 + "b" * 50
 
@@ -96,7 +133,10 @@ def test_a_pattern_chooses_files(tmp_path: Path) -> None:
 def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     files(tmp_path / "mixed", {"a.txt": "a" * 50, "b.csv": csv_of()})
     folder = str(tmp_path / "mixed")
-    with pytest.raises(OptionError, match=r"several formats, a.txt \(text\) and b.csv \(csv\): choose files by a patt"):
+    with pytest.raises(
+        OptionError,
+        match=r"several formats, a.txt \(text\) and b.csv \(csv\): choose files by a patt",
+    ):
         corpus_of(folder, tmp_path)
     assert text_of(corpus_of(folder, tmp_path, format="text")).startswith("a" * 50 + "id,text")
     assert text_of(corpus_of(f"{folder}/*.csv", tmp_path)).startswith("record 0")
@@ -107,7 +147,10 @@ def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path, capsys: Output) -
     others = {"c.png": b"\x89PNG", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x", ".git/f": "f"}
     files(tmp_path / "texts", {**texts, **others})
     assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "a" * 50 + "b" * 50
-    assert "c.png, d.dat: left out, their suffixes name no format that is read" in capsys.readouterr().err
+    assert (
+        "c.png, d.dat: left out, their suffixes name no format that is read"
+        in capsys.readouterr().err
+    )
     files(tmp_path / "c4", {"a.json.gz": gzip.compress(JSON_LINES * 9), "README.md": "about"})
     assert "about" not in text_of(corpus_of(str(tmp_path / "c4"), tmp_path, level="byte"))
     said = capsys.readouterr().err
@@ -122,7 +165,12 @@ NO_TEXT = [
         "char",
         r"no suffix that names a format of text \(.pdf\); data.format=",
     ),
-    ("a.docx", b"PK\x03\x04" + b"x" * 99, "byte", r"no suffix that names a format of text \(.docx\)"),
+    (
+        "a.docx",
+        b"PK\x03\x04" + b"x" * 99,
+        "byte",
+        r"no suffix that names a format of text \(.docx\)",
+    ),
     (
         "text.txt",
         ("text" * 99).encode("utf-16"),
@@ -130,7 +178,12 @@ NO_TEXT = [
         "must be a text, not binary; data.level=byte data.",
     ),
     ("text.txt", gzip.compress(b"text" * 99, mtime=0), "byte", "must be a text, not binary"),
-    ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", "char", "not a pointer of Git LFS: git lfs pull"),
+    (
+        "a.txt",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "char",
+        "not a pointer of Git LFS: git lfs pull",
+    ),
     (
         "gbk.txt",
         b"x" * 9 + "中文".encode("gbk") * 99,
@@ -141,7 +194,9 @@ NO_TEXT = [
 
 
 @pytest.mark.parametrize(("name", "content", "level", "words"), NO_TEXT)
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, level: str, words: str) -> None:
+def test_a_file_that_is_no_text_is_refused(
+    tmp_path: Path, name: str, content: bytes, level: str, words: str
+) -> None:
     (path,) = files(tmp_path, {name: content})
     with pytest.raises(UserError, match=words) as error:
         corpus_of(path, tmp_path, level=level)
@@ -164,10 +219,18 @@ def test_any_bytes_are_read_if_the_format_says_so(tmp_path: Path) -> None:
 
 def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path, capsys: Output) -> None:
     train = "to be or not to be or not once\n" + "to be\n" * 9
-    paths = files(tmp_path, {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5})
+    paths = files(
+        tmp_path, {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5}
+    )
     corpus = corpus_of(paths, tmp_path, level="word")
-    assert corpus.vocabulary.decode(corpus.splits["train"][:10]) == "to be or not to be or not <unk>\n"
-    assert corpus.unknown == corpus.facts()["unknown"] == {"train": 1 / 37, "valid": 1 / 4, "test": 1 / 3}
+    assert (
+        corpus.vocabulary.decode(corpus.splits["train"][:10]) == "to be or not to be or not <unk>\n"
+    )
+    assert (
+        corpus.unknown
+        == corpus.facts()["unknown"]
+        == {"train": 1 / 37, "valid": 1 / 4, "test": 1 / 3}
+    )
     assert corpus.unknown_share("test") == " with 33.3% <unk> (5)"
     assert "never trained" not in capsys.readouterr().err
     untrained = corpus_of(paths, tmp_path, level="word", min_count=1)
@@ -176,14 +239,25 @@ def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path, capsys:
     assert said in capsys.readouterr().err
     characters = corpus_of(paths, tmp_path, level="char", min_count=2)
     assert characters.unknown["train"] == train.count("c") / len(train)
-    with pytest.raises(OptionError, match=r"data\.min_count=2: is for data\.level=word or char, not byte"):
+    with pytest.raises(
+        OptionError, match=r"data\.min_count=2: is for data\.level=word or char, not byte"
+    ):
         corpus_of(paths, tmp_path, min_count=2)
 
 
 NO_WORDS = [
-    ("床前明月光疑是地上霜舉頭望明月\n" * 100, "a word has 46 bytes on average; use data.level=bpe, char or byte"),
-    ("".join(f"字{n}文\n" for n in range(15_000)), "training words are <unk>, .* use data.level=bpe"),
-    ("all on one line " * 500, "the valid split is empty: cuts are at the ends of lines, .*: use data.level=bpe"),
+    (
+        "床前明月光疑是地上霜舉頭望明月\n" * 100,
+        "a word has 46 bytes on average; use data.level=bpe, char or byte",
+    ),
+    (
+        "".join(f"字{n}文\n" for n in range(15_000)),
+        "training words are <unk>, .* use data.level=bpe",
+    ),
+    (
+        "all on one line " * 500,
+        "the valid split is empty: cuts are at the ends of lines, .*: use data.level=bpe",
+    ),
 ]
 
 
@@ -209,12 +283,23 @@ def test_a_text_is_one_document_with_or_without_a_mark_of_its_encoding(
 
 
 def test_links_are_followed_and_none_is_lost_or_read_twice(tmp_path: Path) -> None:
-    files(tmp_path, {"elsewhere/a.txt": "to be or not\n" * 90, "texts/test/b.txt": "that is the question\n" * 9})
+    files(
+        tmp_path,
+        {
+            "elsewhere/a.txt": "to be or not\n" * 90,
+            "texts/test/b.txt": "that is the question\n" * 9,
+        },
+    )
     (tmp_path / "texts" / "train").symlink_to(tmp_path / "elsewhere")
-    assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path), "train", "valid") == "to be or not\n" * 90
+    assert (
+        text_of(corpus_of(str(tmp_path / "texts"), tmp_path), "train", "valid")
+        == "to be or not\n" * 90
+    )
 
 
-@pytest.mark.parametrize(("target", "words"), [("nowhere", r"c\.txt cannot be read \(No such"), ("a.txt", "by a link")])
+@pytest.mark.parametrize(
+    ("target", "words"), [("nowhere", r"c\.txt cannot be read \(No such"), ("a.txt", "by a link")]
+)
 def test_a_link_that_leads_nowhere_or_to_a_file_that_is_there_is_refused(
     tmp_path: Path, target: str, words: str
 ) -> None:
@@ -241,7 +326,9 @@ def test_what_may_not_be_read_is_named(locked: str) -> None:
         files(folder, {"a.txt": "a" * 50, "sub/b.txt": "b" * 50})
         Path(name).chmod(0o755)
         (folder / locked).chmod(0)
-        ended = subprocess.run([sys.executable, "-c", READ_BY_NOBODY, folder], capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", READ_BY_NOBODY, folder], capture_output=True, text=True
+        )
     last = ended.stderr.splitlines()[-1]
     assert f"{folder / locked}" in last
     assert "cannot be read (Permission denied)" in last

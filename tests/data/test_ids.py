@@ -11,7 +11,15 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from tests.data.helpers import corpus_of, files
-from tests.data.writers import IDS, LISTS, STARTS, write_lists, write_llm_c, write_megatron, write_packed
+from tests.data.writers import (
+    IDS,
+    LISTS,
+    STARTS,
+    write_lists,
+    write_llm_c,
+    write_megatron,
+    write_packed,
+)
 from txl_lightning.config.schemas import FileData, file_data
 from txl_lightning.data import ids as ids_module
 from txl_lightning.data.corpus import SPLITS, Corpus
@@ -49,7 +57,9 @@ WITH_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
     "Megatron": write_megatron,
     "Megatron by its prefix": lambda folder: write_megatron(folder, "uint16", 8).with_suffix(""),
     "Megatron in a folder": lambda folder: write_megatron(folder).parent,
-    "fairseq by its index": lambda folder: write_megatron(folder, "int64", 5, is_fairseq=True).with_suffix(".idx"),
+    "fairseq by its index": lambda folder: write_megatron(
+        folder, "int64", 5, is_fairseq=True
+    ).with_suffix(".idx"),
     "Parquet": lambda folder: write_lists(folder, "a.parquet", pyarrow.int32()),
     "Feather": lambda folder: write_lists(folder, "feather.arrow", pyarrow.uint16()),
     "Arrow stream": lambda folder: write_lists(folder, "a.arrow", pyarrow.int64()),
@@ -83,12 +93,22 @@ def test_a_file_of_any_integers_is_mapped_and_cut_by_fractions(tmp_path: Path, d
     assert [len(corpus.splits[split]) for split in SPLITS] == [500, 300, 200]
     assert np.array_equal(joined(corpus), FEW)
     assert all(isinstance(corpus.splits[split].tokens.base, np.memmap) for split in SPLITS)
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.stat().st_size > 500 and path.is_file()]
-    assert (corpus.name, len(corpus.vocabulary), corpus.vocabulary.decode([3, 36])) == ("notes.npy", 37, "3 36")
+    assert not [
+        path
+        for path in (tmp_path / "cache").rglob("*")
+        if path.stat().st_size > 500 and path.is_file()
+    ]
+    assert (corpus.name, len(corpus.vocabulary), corpus.vocabulary.decode([3, 36])) == (
+        "notes.npy",
+        37,
+        "3 36",
+    )
 
 
 @pytest.mark.parametrize("dtype", RAW_DTYPES)
-def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_path: Path, dtype: str) -> None:
+def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(
+    tmp_path: Path, dtype: str
+) -> None:
     FEW.astype(dtype).tofile(tmp_path / "notes.bin")
     corpus = ids_of(str(tmp_path / "notes.bin"), tmp_path, dtype=dtype, vocab_size=50)
     assert np.array_equal(joined(corpus), FEW)
@@ -97,15 +117,22 @@ def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_p
 
 def test_every_split_may_have_its_own_file(tmp_path: Path) -> None:
     contents = {"train.bin": FEW[:800], "val.bin": FEW[800:]}
-    train, valid = files(tmp_path / "ids", {name: ids.astype(np.uint16).tobytes() for name, ids in contents.items()})
+    train, valid = files(
+        tmp_path / "ids", {name: ids.astype(np.uint16).tobytes() for name, ids in contents.items()}
+    )
     corpus = ids_of([train, valid, valid], tmp_path, dtype="uint16")
-    assert [corpus.splits[split][:].tolist() for split in SPLITS] == [FEW[:800].tolist(), *[FEW[800:].tolist()] * 2]
+    assert [corpus.splits[split][:].tolist() for split in SPLITS] == [
+        FEW[:800].tolist(),
+        *[FEW[800:].tolist()] * 2,
+    ]
     by_name = ids_of(str(tmp_path / "ids"), tmp_path, dtype="uint16")
     assert by_name.splits["valid"][:].tolist() == FEW[800:].tolist()
 
 
 @pytest.mark.parametrize("marked", [False, True])
-def test_the_arrays_of_a_folder_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool) -> None:
+def test_the_arrays_of_a_folder_are_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
     monkeypatch.setattr(ids_module, "IDS_AT_ONCE", 64)  # several chunks in a document
     for number, part in enumerate(np.split(FEW, [100, 250, 470, 700])):
         saved(tmp_path, part.astype("u2" if number % 2 else "i8"), f"pieces/{number}.npy")
@@ -139,23 +166,53 @@ def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, sta
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (FEW / 2, {}, r"data.path=.*notes.npy: must hold an array of integers, not float64"),
     (np.array([{}]), {}, r"data.path=.*notes.npy: cannot be read"),
-    (FEW.reshape(10, 100), {}, r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)"),
+    (
+        FEW.reshape(10, 100),
+        {},
+        r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)",
+    ),
     (FEW[:0], {}, r"must have ids: it is empty"),
     (FEW[:4], {}, r"the valid split is empty: it is too short"),
     (FEW - 3, {}, r"data.path=.*notes.npy: has the negative id -3"),
-    (FEW, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35"),
-    (np.append(FEW, 2**40), {}, r"data.vocab_size=None: must be given: the largest of 1,001 ids is 1,099,511,627,776"),
-    (FEW * (FEW < 9), {}, r"data.vocab_size=None: must be given: .* of 1,000 ids are 0; is the type of the ids right"),
-    (np.append(FEW % 9, 60_000), {}, r"must be given: 10 ids occur, and the largest is 60,000; is the type of the"),
-    (FEW, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31"),
-    (FEW, {"vocab_size": 2**31 - 1}, r"data.vocab_size=2147483647: needs at least 1,074 GB of memory"),
+    (
+        FEW,
+        {"vocab_size": 36},
+        r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35",
+    ),
+    (
+        np.append(FEW, 2**40),
+        {},
+        r"data.vocab_size=None: must be given: the largest of 1,001 ids is 1,099,511,627,776",
+    ),
+    (
+        FEW * (FEW < 9),
+        {},
+        r"data.vocab_size=None: must be given: .* of 1,000 ids are 0; is the type of the ids right",
+    ),
+    (
+        np.append(FEW % 9, 60_000),
+        {},
+        r"must be given: 10 ids occur, and the largest is 60,000; is the type of the",
+    ),
+    (
+        FEW,
+        {"vocab_size": 2**31},
+        r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31",
+    ),
+    (
+        FEW,
+        {"vocab_size": 2**31 - 1},
+        r"data.vocab_size=2147483647: needs at least 1,074 GB of memory",
+    ),
     (FEW, {"level": "byte"}, r"notes.npy: has no suffix that names a format of text \(.npy\)"),
     (FEW, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
 ]
 
 
 @pytest.mark.parametrize(("ids", "options", "words"), REFUSED)
-def test_what_is_no_sequence_of_ids_is_refused(tmp_path: Path, ids: Any, options: dict[str, Any], words: str) -> None:
+def test_what_is_no_sequence_of_ids_is_refused(
+    tmp_path: Path, ids: Any, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UserError, match=words) as error:
         ids_of(saved(tmp_path, ids), tmp_path, **options)
     assert "\n" not in str(error.value)
@@ -169,32 +226,71 @@ def test_ids_that_look_wrong_are_read_if_the_vocabulary_is_given(tmp_path: Path)
 UINT16 = {"dtype": "uint16"}
 HALF = IDS[:500].tobytes()
 UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
-    ({"a.bin": b"this is text, not ids " * 99}, UINT16, "begins with b'this is text, no', which are no plausible ids"),
-    ({"a.bin": b"1 2 3 4 5 6 7 8\n" * 9}, {"dtype": "uint8"}, "begins with b'1 2 3 4 5 6 7 8.*no plausible ids"),
-    ({"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF}, UINT16, "has index.json beside it, as chunks of anoth"),
-    ({"a.bin.index": b"x", "a.bin": HALF}, UINT16, "has a.bin.index beside it, as chunks of another library"),
+    (
+        {"a.bin": b"this is text, not ids " * 99},
+        UINT16,
+        "begins with b'this is text, no', which are no plausible ids",
+    ),
+    (
+        {"a.bin": b"1 2 3 4 5 6 7 8\n" * 9},
+        {"dtype": "uint8"},
+        "begins with b'1 2 3 4 5 6 7 8.*no plausible ids",
+    ),
+    (
+        {"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF},
+        UINT16,
+        "has index.json beside it, as chunks of anoth",
+    ),
+    (
+        {"a.bin.index": b"x", "a.bin": HALF},
+        UINT16,
+        "has a.bin.index beside it, as chunks of another library",
+    ),
     ({"a.bin": b"\x89HDF\r\n\x1a\n" + bytes(98)}, UINT16, "must be ids, not HDF5"),
-    ({"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(16)}, UINT16, "must have an index of Megatron or fairseq"),
-    ({"odd.bin": b"\1\2\3"}, {}, "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin"),
+    (
+        {"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(16)},
+        UINT16,
+        "must have an index of Megatron or fairseq",
+    ),
+    (
+        {"odd.bin": b"\1\2\3"},
+        {},
+        "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin",
+    ),
     ({"odd.bin": b"\0\2\3"}, UINT16, "odd.bin: must have a whole number of uint16, not 3 bytes"),
     ({"text.npy": b"no array"}, {}, "data.dtype=None: must be uint8"),
     ({"odd.npy": b"\x93NUMPY\1\0"}, {}, "data.path=.*odd.npy: cannot be read"),
-    ({"00000_tokens.ds": HALF}, UINT16, r"no suffix that names a format of ids \(.ds\); data.format=npy or bin or raw"),
+    (
+        {"00000_tokens.ds": HALF},
+        UINT16,
+        r"no suffix that names a format of ids \(.ds\); data.format=npy or bin or raw",
+    ),
     ({"notes.txt": b"1234"}, UINT16, r"no suffix that names a format of ids \(.txt\)"),
-    ({"ids.npz": b"PK\x03\x04" + bytes(60)}, UINT16, r"no suffix that names a format of ids \(.npz\)"),
+    (
+        {"ids.npz": b"PK\x03\x04" + bytes(60)},
+        UINT16,
+        r"no suffix that names a format of ids \(.npz\)",
+    ),
     ({"ids.bin.gz": b"\x1f\x8b"}, UINT16, "must be ids that can be mapped: unpack it"),
 ]
 
 
 @pytest.mark.parametrize(("contents", "options", "words"), UNLIKE_IDS)
-def test_a_file_that_is_no_array_is_refused(tmp_path: Path, contents: Any, options: Any, words: str) -> None:
-    *_, path = sorted(files(tmp_path / "data", contents), key=lambda name: name.endswith((".bin", ".npy", ".ds")))
+def test_a_file_that_is_no_array_is_refused(
+    tmp_path: Path, contents: Any, options: Any, words: str
+) -> None:
+    *_, path = sorted(
+        files(tmp_path / "data", contents), key=lambda name: name.endswith((".bin", ".npy", ".ds"))
+    )
     with pytest.raises(UserError, match=words):
         ids_of(path, tmp_path, **options)
 
 
 def test_a_header_of_another_library_is_no_ids(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"must be ids, not a PackedDataset of lit-gpt: save them with numpy\.save"):
+    with pytest.raises(
+        OptionError,
+        match=r"must be ids, not a PackedDataset of lit-gpt: save them with numpy\.save",
+    ):
         ids_of(str(write_packed(tmp_path)), tmp_path, dtype="uint16")
 
 
@@ -210,18 +306,26 @@ NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2
 @pytest.mark.parametrize("value", NO_LISTS)
 def test_a_record_without_a_list_of_ids_is_refused(tmp_path: Path, value: str) -> None:
     (path,) = files(tmp_path, {"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {value}}}\n'})
-    with pytest.raises(OptionError, match=r"line 2 cannot be read \(TypeError: must be (a list of )?ids"):
+    with pytest.raises(
+        OptionError, match=r"line 2 cannot be read \(TypeError: must be (a list of )?ids"
+    ):
         ids_of(path, tmp_path)
 
 
 MISFITS: list[tuple[Callable[[Path], Path], bytes, str]] = [
     (write_llm_c, b"xx", "must have the 1,000 ids of its header; it has 1,001"),
-    (write_megatron, b"xxxx", r"must have the sequences of its \.idx one after the other, and no more"),
+    (
+        write_megatron,
+        b"xxxx",
+        r"must have the sequences of its \.idx one after the other, and no more",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("write", "more", "words"), MISFITS)
-def test_files_that_do_not_fit_their_header_are_refused(tmp_path: Path, write: Any, more: bytes, words: str) -> None:
+def test_files_that_do_not_fit_their_header_are_refused(
+    tmp_path: Path, write: Any, more: bytes, words: str
+) -> None:
     path = write(tmp_path)
     path.write_bytes(path.read_bytes() + more)
     with pytest.raises(OptionError, match=words):
@@ -240,14 +344,20 @@ def test_ids_that_change_while_they_are_read_end_the_command(tmp_path: Path) -> 
     tokens = ids_of(path, tmp_path).splits["train"]
     assert tokens.take([0, 1]).tolist() == [0, 1]
     saved(tmp_path, FEW[:100])
-    with pytest.raises(UserError, match=r"notes\.npy: has changed since it was opened; its ids must stay as they are"):
+    with pytest.raises(
+        UserError,
+        match=r"notes\.npy: has changed since it was opened; its ids must stay as they are",
+    ):
         tokens.take([799])
 
 
 def test_a_type_belongs_to_its_file() -> None:
     """A run of 16-bit ids scores a file of 32 bits by its own type, and needs one for a raw file."""
     run = FileData(name="file", path="a.bin", level="ids", dtype="uint16", column="tokens")
-    assert (file_data(run, "b.npy", "ids").dtype, file_data(run, "b.npy", "ids").column) == (None, None)
+    assert (file_data(run, "b.npy", "ids").dtype, file_data(run, "b.npy", "ids").column) == (
+        None,
+        None,
+    )
     other = file_data(run, {"path": "b.bin", "dtype": "int32"}, "ids")
     assert (other.path, other.dtype) == ("b.bin", "int32")
     with pytest.raises(OptionError, match="may have path, dtype, format, column"):

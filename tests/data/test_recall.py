@@ -24,7 +24,9 @@ def load(folder: Path, **options: object) -> Corpus:
 
 
 def test_blocks_end_at_any_token_with_equal_probability_and_the_next_has_another_distance() -> None:
-    alphabets = np.array([CHARACTERS.index(character) for character in BLOCKS.text(400_000, seed=1)]) // 8
+    alphabets = (
+        np.array([CHARACTERS.index(character) for character in BLOCKS.text(400_000, seed=1)]) // 8
+    )
     lengths = np.diff(np.flatnonzero(np.diff(alphabets)) + 1)
     assert lengths.mean() == pytest.approx(40, rel=0.03)
     assert lengths[lengths > 40].mean() == pytest.approx(80, rel=0.05)  # memoryless
@@ -32,11 +34,15 @@ def test_blocks_end_at_any_token_with_equal_probability_and_the_next_has_another
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recall", [ONE, Recall((4, 4, 8, 12), 0.8, 4), BLOCKS], ids=["one", "lanes", "blocks"])
+@pytest.mark.parametrize(
+    "recall", [ONE, Recall((4, 4, 8, 12), 0.8, 4), BLOCKS], ids=["one", "lanes", "blocks"]
+)
 def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None:
     n, longest = 300_000, 16
     tokens = np.frombuffer(recall.text(n, seed=3).encode(), np.uint8)
-    positions = np.sort(np.random.default_rng(1).choice(np.arange(longest, n), 30_000, replace=False))
+    positions = np.sort(
+        np.random.default_rng(1).choice(np.arange(longest, n), 30_000, replace=False)
+    )
     reader = WindowReader(RecallOracle(recall), one_pass=True)
     for c in (1, 3, 4, 8, 11, 12, 16):
         losses = window_losses(reader, tokens, positions, [c])[0]
@@ -47,8 +53,12 @@ def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None
 def test_the_closed_forms_and_the_default_of_the_example() -> None:
     assert ONE.entropy(11) == log(8)
     assert ONE.entropy(12) == pytest.approx(-0.9125 * log(0.9125) - 7 * 0.0125 * log(0.0125))
-    options = dict(line.split(": ", 1) for line in (CONF / "data/recall.yaml").read_text().splitlines()[3:])
-    default = Recall((int(options["distance"]),), float(options["repeats"]), int(options["symbols"]))
+    options = dict(
+        line.split(": ", 1) for line in (CONF / "data/recall.yaml").read_text().splitlines()[3:]
+    )
+    default = Recall(
+        (int(options["distance"]),), float(options["repeats"]), int(options["symbols"])
+    )
     assert recall_oracle.TEXT == recall_oracle.oracle().text == default
 
 
@@ -57,7 +67,15 @@ def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path
     assert text_of(corpus) == Recall((12,), 0.9, 8).text(20_000, 1)
     assert [len(corpus.splits[split]) for split in SPLITS] == [18_000, 1_000, 1_000]
     assert corpus.vocabulary.symbols == ("<unk>", *CHARACTERS[:8])
-    assert load(tmp_path / "other", n_tokens=20_000, seed=7).checksum == corpus.checksum  # a run's seed changes nothing
-    others = ({"text_seed": 2}, {"distance": [12]}, {"distance": [4, 8]}, {"symbols": 9}, {"repeats": 0.8})
+    assert (
+        load(tmp_path / "other", n_tokens=20_000, seed=7).checksum == corpus.checksum
+    )  # a run's seed changes nothing
+    others = (
+        {"text_seed": 2},
+        {"distance": [12]},
+        {"distance": [4, 8]},
+        {"symbols": 9},
+        {"repeats": 0.8},
+    )
     checksums = {load(tmp_path, n_tokens=20_000, **other).checksum for other in others}
     assert len(checksums | {corpus.checksum}) == 5  # a list of one distance is the distance

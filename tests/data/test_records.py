@@ -21,7 +21,9 @@ from txl_lightning.errors import OptionError, UserError
 
 def records_of(folder: Path, path: Any, **options: Any) -> list[str]:
     """Return the documents of files that are read as one split."""
-    config = FileData(name="file", path=str(path), level="byte", cache_dir=str(folder / "cache"), **options)
+    config = FileData(
+        name="file", path=str(path), level="byte", cache_dir=str(folder / "cache"), **options
+    )
     return documents_of(load_corpus(config, Vocabulary("byte"), whole=True))
 
 
@@ -43,11 +45,16 @@ WRITTEN: dict[str, bytes] = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_every_record_is_a_document(tmp_path: Path, name: str) -> None:
     (path,) = files(tmp_path, {name: WRITTEN[name]})
-    assert records_of(tmp_path, path) == [text if text.endswith("\n") else f"{text}\n" for text in TEXTS]
+    assert records_of(tmp_path, path) == [
+        text if text.endswith("\n") else f"{text}\n" for text in TEXTS
+    ]
 
 
 def test_a_folder_of_objects_over_several_lines_is_records(tmp_path: Path) -> None:
-    objects = {f"{n}.json": json.dumps({"id": n, "title": "x", "text": f"text {n}"}, indent=2) for n in range(9)}
+    objects = {
+        f"{n}.json": json.dumps({"id": n, "title": "x", "text": f"text {n}"}, indent=2)
+        for n in range(9)
+    }
     files(tmp_path / "documents", objects)
     assert records_of(tmp_path, tmp_path / "documents") == [f"text {n}\n" for n in range(9)]
 
@@ -55,7 +62,10 @@ def test_a_folder_of_objects_over_several_lines_is_records(tmp_path: Path) -> No
 def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
     texts = ["word " * 30_000, "b", "c"]
     lines = "".join(json.dumps({"url": "x", "raw_content": text}) + "\n" for text in texts).encode()
-    files(tmp_path / "crawl", {f"{n}.json.zst": pyarrow.compress(lines, "zstd", asbytes=True) for n in range(2)})
+    files(
+        tmp_path / "crawl",
+        {f"{n}.json.zst": pyarrow.compress(lines, "zstd", asbytes=True) for n in range(2)},
+    )
     expected = [f"{text}\n" for text in texts] * 2
     assert records_of(tmp_path, tmp_path / "crawl", column="raw_content") == expected
 
@@ -84,19 +94,28 @@ def test_any_file_is_read_as_text_if_the_format_says_so(tmp_path: Path, name: st
 @pytest.mark.parametrize("name", ["events.log", "wiki_00"])
 def test_text_that_begins_like_json_is_refused(tmp_path: Path, name: str) -> None:
     (path,) = files(tmp_path, {name: JSON_LINES})
-    with pytest.raises(OptionError, match=r"begins like JSON; data\.format=jsonl or json reads its records"):
+    with pytest.raises(
+        OptionError, match=r"begins like JSON; data\.format=jsonl or json reads its records"
+    ):
         corpus_of(path, tmp_path, level="char")
     assert len(records_of(tmp_path, path, format="jsonl")) == len(TEXTS)
 
 
 def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output) -> None:
-    (path,) = files(tmp_path, {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'})
+    (path,) = files(
+        tmp_path,
+        {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'},
+    )
     assert records_of(tmp_path, path, column="body") == ["a\n", "b\n"]
     assert "a.jsonl: 2 records have no body; left out" in capsys.readouterr().err
-    with pytest.raises(OptionError, match=r"data\.column=title: must be a column of .*a\.jsonl: body, text"):
+    with pytest.raises(
+        OptionError, match=r"data\.column=title: must be a column of .*a\.jsonl: body, text"
+    ):
         records_of(tmp_path, path, column="title")
     (path,) = files(tmp_path, {"a.txt": "text\n" * 9})
-    with pytest.raises(OptionError, match=r"data\.column=body: must be null for .*a\.txt: it is text"):
+    with pytest.raises(
+        OptionError, match=r"data\.column=body: must be null for .*a\.txt: it is text"
+    ):
         records_of(tmp_path, path, column="body")
 
 
@@ -111,7 +130,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "words"), BAD)
-def test_a_bad_record_ends_with_its_line_or_is_counted(tmp_path: Path, capsys: Output, line: Any, words: str) -> None:
+def test_a_bad_record_ends_with_its_line_or_is_counted(
+    tmp_path: Path, capsys: Output, line: Any, words: str
+) -> None:
     bad = line if isinstance(line, bytes) else line.encode()
     (path,) = files(tmp_path, {"a.jsonl": b'{"text": "a"}\n' + bad + b'\n{"text": "b"}\n'})
     with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves such records out"):
@@ -123,7 +144,9 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(tmp_path: Path, capsys: O
 def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
     rows = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
     (path,) = files(tmp_path, {"a.csv": rows})
-    with pytest.raises(OptionError, match=r"the file after record 1 cannot be read .Error: ',' expected after"):
+    with pytest.raises(
+        OptionError, match=r"the file after record 1 cannot be read .Error: ',' expected after"
+    ):
         records_of(tmp_path, path, skip_bad=True)
     (path,) = files(tmp_path, {"b.csv": 'text,n\n"Hello,1\nlast,3\n'})
     with pytest.raises(OptionError, match=r"cannot be read .Error: unexpected end of data"):
@@ -138,8 +161,16 @@ DAMAGED = [
     ("a.json", b'["a", "b"]', "it is no object"),
     ("a.csv", b"# made by x\nid,text\n1,abc\n", "must be a column of .*a.csv: # made by x"),
     ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*3 fields, the header has 2"),
-    ("a.parquet", b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1", r"a\.parquet: the file cannot be read \(Arrow"),
-    ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", r"a\.parquet: the file cannot be read"),
+    (
+        "a.parquet",
+        b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1",
+        r"a\.parquet: the file cannot be read \(Arrow",
+    ),
+    (
+        "a.parquet",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        r"a\.parquet: the file cannot be read",
+    ),
     ("a.arrow", bytes(99), r"a\.arrow: the file cannot be read"),
     ("a.json.gz", gzip.compress(JSON_LINES, mtime=0)[:-9], "a.json.gz: cannot be read"),
     ("a.txt.xz", lzma.compress(b"text" * 999)[:-9], "a.txt.xz: cannot be read"),
@@ -158,14 +189,22 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None
     import datasets
 
     texts = {"train": TEXTS[:30], "validation": TEXTS[30:35], "test": TEXTS[35:]}
-    saved = {split: datasets.Dataset.from_dict({"text": of_split}) for split, of_split in texts.items()}
-    datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved", num_shards={"train": 2, "validation": 1, "test": 1})
+    saved = {
+        split: datasets.Dataset.from_dict({"text": of_split}) for split, of_split in texts.items()
+    }
+    datasets.DatasetDict(saved).save_to_disk(
+        tmp_path / "saved", num_shards={"train": 2, "validation": 1, "test": 1}
+    )
     (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"of a map that was run")
     corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
     for split, of_split in zip(SPLITS, texts.values(), strict=True):
-        assert text_of(corpus, split) == "".join(text.removesuffix("\n") + "\n" for text in of_split)
+        assert text_of(corpus, split) == "".join(
+            text.removesuffix("\n") + "\n" for text in of_split
+        )
     (tmp_path / "saved/train/data-00001-of-00002.arrow").unlink()
-    with pytest.raises(OptionError, match=r"data-00001-of-00002\.arrow cannot be read \(No such file"):
+    with pytest.raises(
+        OptionError, match=r"data-00001-of-00002\.arrow cannot be read \(No such file"
+    ):
         corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
 
 
@@ -175,7 +214,9 @@ SENTENCES = [f"日本語のテキスト {n % 9} です。 größer {'x ' * (n % 
 @pytest.mark.parametrize("level", ["char", "word", "bpe"])
 def test_cuts_between_splits_keep_records(tmp_path: Path, level: str) -> None:
     """A cut moves forward to a character or line; documents begin where the records do all the same."""
-    (path,) = files(tmp_path, {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in SENTENCES)})
+    (path,) = files(
+        tmp_path, {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in SENTENCES)}
+    )
     corpus = corpus_of(path, tmp_path, level=level, min_count=1 if level == "word" else None)
     lines = SENTENCES
     if level == "word":

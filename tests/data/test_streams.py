@@ -18,7 +18,11 @@ Make = Callable[..., Streams]
 
 def shuffled(lengths: list[int], *sizes: int, seed: int | None = None) -> ShuffledStreams:
     """Streams of <S> and then words that occur nowhere else: sentence 1 of 2 words is 0 100 101."""
-    tokens = [token for i, n in enumerate(lengths) for token in [SENTENCE, *range(100 * i + 100, 100 * i + 100 + n)]]
+    tokens = [
+        token
+        for i, n in enumerate(lengths)
+        for token in [SENTENCE, *range(100 * i + 100, 100 * i + 100 + n)]
+    ]
     starts = np.cumsum([0, *(n + 1 for n in lengths)])[:-1]
     return ShuffledStreams(np.array(tokens, dtype=np.int32), *sizes, starts=starts, seed=seed)
 
@@ -41,7 +45,9 @@ def epoch(streams: Streams) -> torch.Tensor:
 
 
 @given(few_streams, lengths_of_segments, st.integers(2, 12), st.integers(0, 3))
-def test_every_token_but_the_first_is_one_target(batch_size: int, segment_len: int, stream_len: int, rest: int) -> None:
+def test_every_token_but_the_first_is_one_target(
+    batch_size: int, segment_len: int, stream_len: int, rest: int
+) -> None:
     trimmed = min(rest, batch_size - 1)
     streams = Streams(np.arange(batch_size * stream_len + trimmed), batch_size, segment_len)
     segments = list(streams)
@@ -55,7 +61,9 @@ def test_every_token_but_the_first_is_one_target(batch_size: int, segment_len: i
 @given(few_streams, lengths_of_segments, st.integers(0, 7))
 @few
 @each_kind
-def test_extended_context_is_the_tokens_before(make: Make, batch_size: int, segment_len: int, ext_len: int) -> None:
+def test_extended_context_is_the_tokens_before(
+    make: Make, batch_size: int, segment_len: int, ext_len: int
+) -> None:
     streams = make(batch_size, segment_len, ext_len)
     past = torch.empty(batch_size, 0, dtype=torch.int64)
     for segment in streams:
@@ -63,7 +71,9 @@ def test_extended_context_is_the_tokens_before(make: Make, batch_size: int, segm
         extended = segment.tokens[:, :-n]
         assert extended.shape[1] == min(ext_len, segment.number * segment_len)
         assert torch.equal(extended, past[:, past.shape[1] - extended.shape[1] :])
-        assert torch.equal(segment.tokens[:, segment.tokens.shape[1] - n + 1 :], segment.targets[:, :-1])
+        assert torch.equal(
+            segment.tokens[:, segment.tokens.shape[1] - n + 1 :], segment.targets[:, :-1]
+        )
         past = torch.cat([past, segment.tokens[:, -n:]], dim=1)
     assert torch.equal(past[:, 1:], epoch(make(batch_size, segment_len))[:, :-1])
 
@@ -76,9 +86,14 @@ def test_the_first_ranks_have_one_stream_more() -> None:
 @given(few_streams, few_streams, lengths_of_segments)
 @few
 @each_kind
-def test_the_union_over_ranks_is_always_the_same(make: Make, more: int, world_size: int, segment_len: int) -> None:
+def test_the_union_over_ranks_is_always_the_same(
+    make: Make, more: int, world_size: int, segment_len: int
+) -> None:
     lengths = (world_size + more, segment_len, 2)
-    whole, *parts = make(*lengths), *(make(*lengths, rank, world_size) for rank in range(world_size))
+    whole, *parts = (
+        make(*lengths),
+        *(make(*lengths, rank, world_size) for rank in range(world_size)),
+    )
     assert [part.left_out for part in parts] == [whole.left_out] * world_size
     assert sum(part.n_targets for part in parts) == whole.n_targets
     for _ in range(2):
@@ -88,7 +103,9 @@ def test_the_union_over_ranks_is_always_the_same(make: Make, more: int, world_si
 
 
 @given(few_streams, lengths_of_segments, st.integers(0, 99))
-def test_a_seed_draws_where_the_streams_begin_and_they_wrap(batch_size: int, segment_len: int, seed: int) -> None:
+def test_a_seed_draws_where_the_streams_begin_and_they_wrap(
+    batch_size: int, segment_len: int, seed: int
+) -> None:
     n, stream_len = 647, 647 // batch_size
     streams, same = (Streams(np.arange(n), batch_size, segment_len, seed=seed) for _ in range(2))
     first = epoch(streams)
@@ -103,9 +120,15 @@ def test_a_seed_draws_where_the_streams_begin_and_they_wrap(batch_size: int, seg
 @given(few_streams, lengths_of_segments)
 @few
 @each_kind
-def test_every_target_has_its_position_and_the_rest_a_reason(make: Make, batch_size: int, segment_len: int) -> None:
+def test_every_target_has_its_position_and_the_rest_a_reason(
+    make: Make, batch_size: int, segment_len: int
+) -> None:
     streams = make(batch_size, segment_len)
-    text = np.append(streams.tokens, SENTENCE) if isinstance(streams, ShuffledStreams) else streams.tokens
+    text = (
+        np.append(streams.tokens, SENTENCE)
+        if isinstance(streams, ShuffledStreams)
+        else streams.tokens
+    )
     places: list[int] = []
     for index in range(len(streams)):
         positions = streams.positions(index)
@@ -119,24 +142,41 @@ def test_every_target_has_its_position_and_the_rest_a_reason(make: Make, batch_s
 
 
 @each_kind
-def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is_restored(make: Make) -> None:
+def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is_restored(
+    make: Make,
+) -> None:
     straight = make(3, 4)
     list(straight)
     expected = list(straight)
-    for stop in (0, 3, len(straight) - 1, len(straight)):  # after the last segment nothing is left of the epoch
+    for stop in (
+        0,
+        3,
+        len(straight) - 1,
+        len(straight),
+    ):  # after the last segment nothing is left of the epoch
         interrupted, resumed = make(3, 4), make(3, 4)
         list(interrupted)
         list(itertools.islice(interrupted, stop))
         resumed.load_state_dict(interrupted.state_dict())
         for segment, other in zip(resumed, expected[stop:], strict=True):
-            assert (segment.number, segment.targets.tolist()) == (other.number, other.targets.tolist())
+            assert (segment.number, segment.targets.tolist()) == (
+                other.number,
+                other.targets.tolist(),
+            )
         assert resumed.state_dict() == straight.state_dict()
         assert len(list(resumed)) == len(straight), "the next epoch is whole"
         assert len(list(interrupted)) == len(straight), "without its state it begins again"
 
 
-@given(few_streams, lengths_of_segments, st.lists(st.integers(1, 9), min_size=60, max_size=90), st.none() | st.just(1))
-def test_a_stream_is_whole_sentences(n: int, segment_len: int, lengths: list[int], seed: int | None) -> None:
+@given(
+    few_streams,
+    lengths_of_segments,
+    st.lists(st.integers(1, 9), min_size=60, max_size=90),
+    st.none() | st.just(1),
+)
+def test_a_stream_is_whole_sentences(
+    n: int, segment_len: int, lengths: list[int], seed: int | None
+) -> None:
     segments = list(shuffled(lengths, n, segment_len, seed=seed))
     seen: list[int] = []
     for index in range(n):
@@ -145,8 +185,14 @@ def test_a_stream_is_whole_sentences(n: int, segment_len: int, lengths: list[int
         stream = [*tokens, targets[-1]]
         assert stream[0] == SENTENCE, "no stream begins inside a sentence"
         assert targets == stream[1:]
-        assert (SENTENCE, SENTENCE) not in itertools.pairwise(stream), "the duplicate <S> is never a target"
-        pieces = [list(group) for is_mark, group in itertools.groupby(stream, lambda t: t == SENTENCE) if not is_mark]
+        assert (SENTENCE, SENTENCE) not in itertools.pairwise(stream), (
+            "the duplicate <S> is never a target"
+        )
+        pieces = [
+            list(group)
+            for is_mark, group in itertools.groupby(stream, lambda t: t == SENTENCE)
+            if not is_mark
+        ]
         firsts = [piece[0] // 100 for piece in pieces]
         whole = [list(range(100 * first, 100 * first + lengths[first - 1])) for first in firsts]
         assert [*pieces[:-1], pieces[-1]] == [*whole[:-1], whole[-1][: len(pieces[-1])]]
@@ -179,7 +225,10 @@ def test_evaluation_reads_the_texts_own_order_every_time_and_nearly_all_of_it() 
 IMPOSSIBLE = [
     ((0, 4), "batch_size=0"),
     ((2, 0), "segment_len=0"),
-    ((13, 4), "=13: must be at most 12: the text has 25 tokens|too few of 5 sentences .25 tokens. .* segment of 4"),
+    (
+        (13, 4),
+        "=13: must be at most 12: the text has 25 tokens|too few of 5 sentences .25 tokens. .* segment of 4",
+    ),
     ((1, 4, 0, 0, 2), "at least the 2 processes"),
 ]
 

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from txl_lightning.data import subwords
 from txl_lightning.data.subwords import BYTE_OF_CHARACTER, WORD, train_byte_pairs
@@ -39,7 +48,12 @@ TEXTS = {
     "code": CODE,
     "crlf": PROSE.replace("\n", "\r\n") + "\r\n\r\n",
     "one line": ACGT + "7" * 2_000 + " " * 3_000 + "()" * 999 + PROSE.replace("\n", "-"),
-    "white space": " " * 4_099 + "\n" * 777 + "\t \n" * 2_000 + "\u3000" * 55 + "\x1c ! \x1f " * 99 + " ",
+    "white space": " " * 4_099
+    + "\n" * 777
+    + "\t \n" * 2_000
+    + "\u3000" * 55
+    + "\x1c ! \x1f " * 99
+    + " ",
 }
 
 CL100K = (
@@ -63,7 +77,9 @@ WAYS: dict[str, Callable[[], Any]] = {
     "cl100k": lambda: expression(CL100K),
     "o200k": lambda: expression(O200K),
     "no expression": lambda: NO_REGEX,
-    "digits": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTE_LEVEL]),
+    "digits": lambda: pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), BYTE_LEVEL]
+    ),
     "unigram": lambda: BYTE_LEVEL,
     "metaspace": lambda: pre_tokenizers.Metaspace(prepend_scheme="never"),
     "metaspace of gemma": lambda: pre_tokenizers.Split(" ", "merged_with_previous"),
@@ -76,22 +92,36 @@ WAYS: dict[str, Callable[[], Any]] = {
 def tokenizer(way: str) -> str:
     """Train a tokenizer of 600 tokens that divides text in a way."""
     metaspace, unigram, gemma = way.startswith("metaspace"), way == "unigram", way.endswith("gemma")
-    made = Tokenizer(models.Unigram() if unigram else models.BPE(byte_fallback=metaspace, unk_token=None))
+    made = Tokenizer(
+        models.Unigram() if unigram else models.BPE(byte_fallback=metaspace, unk_token=None)
+    )
     made.pre_tokenizer = WAYS[way]()
     fallback = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     made.decoder = fallback if metaspace else decoders.ByteLevel()
-    made.normalizer = normalizers.NFC() if way == "gpt2 nfc" else normalizers.Replace(" ", "▁") if gemma else None
-    alphabet = [f"<0x{byte:02X}>" for byte in range(256)] if metaspace else pre_tokenizers.ByteLevel.alphabet()
+    made.normalizer = (
+        normalizers.NFC() if way == "gpt2 nfc" else normalizers.Replace(" ", "▁") if gemma else None
+    )
+    alphabet = (
+        [f"<0x{byte:02X}>" for byte in range(256)]
+        if metaspace
+        else pre_tokenizers.ByteLevel.alphabet()
+    )
     if unigram:
-        trainer: Any = trainers.UnigramTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+        trainer: Any = trainers.UnigramTrainer(
+            vocab_size=600, initial_alphabet=alphabet, show_progress=False
+        )
     else:
         of_bytes = {"special_tokens": alphabet} if metaspace else {"initial_alphabet": alphabet}
-        trainer = trainers.BpeTrainer(vocab_size=900 if metaspace else 600, show_progress=False, **of_bytes)
+        trainer = trainers.BpeTrainer(
+            vocab_size=900 if metaspace else 600, show_progress=False, **of_bytes
+        )
     made.train_from_iterator((PROSE + CODE).splitlines(keepends=True), trainer)
     if way == "gpt2 added":
         made.add_tokens([AddedToken(" " * n, normalized=True) for n in (4, 8)])
         made.add_special_tokens(["<|end|>"])
-    made = Tokenizer.from_str(json.dumps(json.loads(made.to_str()) | ({"added_tokens": []} if metaspace else {})))
+    made = Tokenizer.from_str(
+        json.dumps(json.loads(made.to_str()) | ({"added_tokens": []} if metaspace else {}))
+    )
     if gemma:
         made.add_tokens([AddedToken("▁▁", normalized=False)])
     return str(made.to_str())
@@ -103,7 +133,9 @@ def in_chunks(content: bytes, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("way", WAYS)
-def test_ids_are_those_of_the_whole_text(way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_those_of_the_whole_text(
+    way: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(subwords, "PART_CHARACTERS", 6_000)
     monkeypatch.setattr(subwords, "BATCH_CHARACTERS", 20_000)
     text = TEXTS[name] + ("" if way != "gpt2 added" else "x <|end|> y" * 9)
@@ -120,7 +152,9 @@ def test_ids_are_those_of_the_whole_text(way: str, name: str, monkeypatch: pytes
 def test_a_line_of_five_megabytes_has_the_ids_of_the_whole(way: str) -> None:
     line = " ".join(draw.choices(SENTENCES, k=5_000_000 // 75)) + "a" * 300_000 + "1" * 50_000
     expected = Tokenizer.from_str(tokenizer(way)).encode(line, add_special_tokens=False).ids
-    found = [*Vocabulary.of_tokenizer(tokenizer(way)).encode_chunks(in_chunks(line.encode(), 1 << 22))]
+    found = [
+        *Vocabulary.of_tokenizer(tokenizer(way)).encode_chunks(in_chunks(line.encode(), 1 << 22))
+    ]
     assert np.concatenate(found).tolist() == expected
 
 
@@ -130,14 +164,21 @@ PARTS = st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\
 @given(st.lists(PARTS, max_size=12), st.integers(1, 9))
 def test_ids_do_not_depend_on_how_the_text_is_read(parts: list[str], size: int) -> None:
     vocabulary, content = Vocabulary.of_tokenizer(tokenizer("gpt2")), "".join(parts).encode()
-    expected = Tokenizer.from_str(tokenizer("gpt2")).encode(content.decode(), add_special_tokens=False).ids
-    assert [token for chunk in vocabulary.encode_chunks(in_chunks(content, size)) for token in chunk] == expected
+    expected = (
+        Tokenizer.from_str(tokenizer("gpt2")).encode(content.decode(), add_special_tokens=False).ids
+    )
+    assert [
+        token for chunk in vocabulary.encode_chunks(in_chunks(content, size)) for token in chunk
+    ] == expected
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_documents_are_encoded_each_for_itself(way: str) -> None:
     documents = ["a\n\n", "", "größer 12  ", "\n\n  x", "y" * 30]
-    of_each = [Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids for text in documents]
+    of_each = [
+        Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids
+        for text in documents
+    ]
     contents = first, *inner, last = [text.encode() for text in documents]
     for chunks in ([contents], [[first[:1]], [first[1:], *inner, last[:9]], [last[9:]]]):
         tokens, begins, n = [], [], 0
@@ -158,7 +199,9 @@ def test_a_vocabulary_of_before_0_5_is_refused() -> None:
     state = Vocabulary.of_tokenizer(tokenizer("gpt2")).state_dict()
     assert Vocabulary.from_state_dict(state) == Vocabulary.of_tokenizer(tokenizer("gpt2"))
     del state["by_line"]
-    with pytest.raises(UserError, match=r"subwords are those of single lines, as before version 0\.5\.0"):
+    with pytest.raises(
+        UserError, match=r"subwords are those of single lines, as before version 0\.5\.0"
+    ):
         Vocabulary.from_state_dict(state)
 
 
@@ -166,17 +209,29 @@ def test_training_counts_the_words_of_the_whole_text() -> None:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = BYTE_LEVEL, decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=700, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, min_frequency=2, initial_alphabet=alphabet, show_progress=False
+    )
     made.train_from_iterator([CODE + PROSE], trainer)
-    found = train_byte_pairs([(CODE + PROSE)[at : at + 777] for at in range(0, len(CODE + PROSE), 777)], 700)
+    found = train_byte_pairs(
+        [(CODE + PROSE)[at : at + 777] for at in range(0, len(CODE + PROSE), 777)], 700
+    )
     assert json.loads(found)["model"] == json.loads(made.to_str())["model"]
 
 
 def without(way: str, *characters: str) -> str:
     state = json.loads(tokenizer(way))
-    kept = {token: number for token, number in state["model"]["vocab"].items() if not {*characters} & {*token}}
-    state["model"]["vocab"] = {token: number for number, token in enumerate(sorted(kept, key=kept.__getitem__))}
-    state["model"]["merges"] = [pair for pair in state["model"]["merges"] if not {*characters} & {*"".join(pair)}]
+    kept = {
+        token: number
+        for token, number in state["model"]["vocab"].items()
+        if not {*characters} & {*token}
+    }
+    state["model"]["vocab"] = {
+        token: number for number, token in enumerate(sorted(kept, key=kept.__getitem__))
+    }
+    state["model"]["merges"] = [
+        pair for pair in state["model"]["merges"] if not {*characters} & {*"".join(pair)}
+    ]
     return json.dumps(state)
 
 
@@ -199,7 +254,9 @@ def test_bytes_that_a_tokenizer_drops_are_counted(way: str) -> None:
 def test_dropout_of_training_is_off() -> None:
     state = json.loads(tokenizer("gpt2"))
     state["model"]["dropout"] = 0.5
-    dropping, plain = (Vocabulary.of_tokenizer(content) for content in (json.dumps(state), tokenizer("gpt2")))
+    dropping, plain = (
+        Vocabulary.of_tokenizer(content) for content in (json.dumps(state), tokenizer("gpt2"))
+    )
     assert np.array_equal(dropping.encode(PROSE.encode()), plain.encode(PROSE.encode()))
 
 

@@ -28,7 +28,9 @@ def words_of_the_original(text: str) -> list[list[str]]:
 
 
 @given(TEXTS, TEXTS, st.lists(st.integers(0, 9), max_size=8))
-def test_words_are_those_of_the_original_in_chunks_of_any_size(train: str, valid: str, sizes: list[int]) -> None:
+def test_words_are_those_of_the_original_in_chunks_of_any_size(
+    train: str, valid: str, sizes: list[int]
+) -> None:
     lines = words_of_the_original(train)
     counts = Counter(word for line in lines for word in [*line, "<eos>"])
     expected = ["<eos>", *(word for word, _ in counts.most_common() if word != "<eos>")]
@@ -38,7 +40,9 @@ def test_words_are_those_of_the_original_in_chunks_of_any_size(train: str, valid
     assert list(vocabulary.symbols) == expected
 
     words = [word for line in words_of_the_original(valid) for word in [*line, "<eos>"]]
-    tokens = np.concatenate([np.empty(0, int), *vocabulary.encode_chunks(chunks(valid.encode(), sizes))])
+    tokens = np.concatenate(
+        [np.empty(0, int), *vocabulary.encode_chunks(chunks(valid.encode(), sizes))]
+    )
     known = [word if word in expected else "<unk>" for word in words]
     assert [vocabulary.symbols[int(token)] for token in tokens] == known
     assert np.array_equal(tokens, vocabulary.encode(valid.encode()))
@@ -46,11 +50,21 @@ def test_words_are_those_of_the_original_in_chunks_of_any_size(train: str, valid
 
 
 @given(TEXTS, st.lists(st.integers(0, 9), max_size=8))
-def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(text: str, sizes: list[int]) -> None:
+def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(
+    text: str, sizes: list[int]
+) -> None:
     vocabulary = Vocabulary("word", ("<S>", "<UNK>", "a", "b"))
-    tokens = np.concatenate([np.empty(0, int), *vocabulary.encode_chunks(chunks(text.encode(), sizes))])
-    known = [[w if w in ("a", "b") else "<UNK>" for w in line] for line in words_of_the_original(text) if line]
-    assert [vocabulary.symbols[int(token)] for token in tokens] == [w for line in known for w in ["<S>", *line]]
+    tokens = np.concatenate(
+        [np.empty(0, int), *vocabulary.encode_chunks(chunks(text.encode(), sizes))]
+    )
+    known = [
+        [w if w in ("a", "b") else "<UNK>" for w in line]
+        for line in words_of_the_original(text)
+        if line
+    ]
+    assert [vocabulary.symbols[int(token)] for token in tokens] == [
+        w for line in known for w in ["<S>", *line]
+    ]
 
 
 def test_a_rare_word_of_lm1b_is_unknown() -> None:
@@ -85,7 +99,10 @@ def test_characters_do_not_depend_on_where_chunks_end(text: str, sizes: list[int
     assert by_code_point.decode(tokens) == text
 
 
-@given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from(["äöü".encode() + b"ab\xe9 c", "äöü€".encode()[:-1]]))
+@given(
+    st.lists(st.integers(0, 9), max_size=8),
+    st.sampled_from(["äöü".encode() + b"ab\xe9 c", "äöü€".encode()[:-1]]),
+)
 def test_bytes_that_are_not_utf8_are_an_error(sizes: list[int], content: bytes) -> None:
     with pytest.raises(UserError, match="not UTF-8 text"):
         counting.characters(chunks(content, sizes))
@@ -93,7 +110,9 @@ def test_bytes_that_are_not_utf8_are_an_error(sizes: list[int], content: bytes) 
 
 VOCABULARIES = {
     "bytes": Vocabulary("byte"),
-    "some bytes": Vocabulary("byte", tuple(map(chr, [10, 65, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF]))),
+    "some bytes": Vocabulary(
+        "byte", tuple(map(chr, [10, 65, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF]))
+    ),
     "characters": Vocabulary("char", ("<unk>", "a", "é", "\n", "漢")),
     "words": Vocabulary("word", ("<eos>", "<unk>", "the", "cat", ",")),
     "sentences": Vocabulary("word", ("<S>", "<UNK>", "the", "cat")),
@@ -116,4 +135,11 @@ def test_text_appears_when_its_last_byte_or_the_next_word_does() -> None:
     assert decoder.feed(b"\xe2\x82b") == "\ufffdb"
     assert decoder.feed(b"\xf0\x9f") + decoder.finish() == "\ufffd"
     decoder = StreamDecoder(VOCABULARIES["words"])
-    assert [decoder.feed([token]) for token in (2, 3, 0, 0, 2, 4)] == ["the", " cat", "\n", "\n", "the", " ,"]
+    assert [decoder.feed([token]) for token in (2, 3, 0, 0, 2, 4)] == [
+        "the",
+        " cat",
+        "\n",
+        "\n",
+        "the",
+        " ,",
+    ]

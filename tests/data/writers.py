@@ -34,18 +34,27 @@ def parquet_of(kind: Any = None, texts: list[str] | None = None) -> bytes:
     chosen = TEXTS if texts is None else texts
     column = pyarrow.array(chosen, pyarrow.string()).cast(kind or pyarrow.string())
     stored = io.BytesIO()
-    write_table(pyarrow.table({"url": ["example.org"] * len(chosen), "text": column}), stored, row_group_size=7)
+    write_table(
+        pyarrow.table({"url": ["example.org"] * len(chosen), "text": column}),
+        stored,
+        row_group_size=7,
+    )
     return stored.getvalue()
 
 
 def pzstd_of(content: bytes) -> bytes:
     """Begin with a frame to skip, and have two more, as pzstd writes."""
     half = len(content) // 2
-    packed = [pyarrow.compress(part, codec="zstd", asbytes=True) for part in (content[:half], content[half:])]
+    packed = [
+        pyarrow.compress(part, codec="zstd", asbytes=True)
+        for part in (content[:half], content[half:])
+    ]
     return b"\x50\x2a\x4d\x18\x04\0\0\0" + bytes(4) + b"".join(packed)
 
 
-def write_megatron(folder: Path, dtype: str = "int32", code: int = 4, is_fairseq: bool = False) -> Path:
+def write_megatron(
+    folder: Path, dtype: str = "int32", code: int = 4, is_fairseq: bool = False
+) -> Path:
     """Write a `.bin` and its `.idx` as the builders of indexed datasets of Megatron and fairseq do."""
     ids = IDS.astype(dtype)
     ids.tofile(folder / "corpus_text_document.bin")
@@ -56,7 +65,12 @@ def write_megatron(folder: Path, dtype: str = "int32", code: int = 4, is_fairseq
     if is_fairseq:
         index += lengths.tobytes() + pointers.tobytes()
     else:
-        index += struct.pack("<Q", len(documents)) + lengths.tobytes() + pointers.tobytes() + documents.tobytes()
+        index += (
+            struct.pack("<Q", len(documents))
+            + lengths.tobytes()
+            + pointers.tobytes()
+            + documents.tobytes()
+        )
     (folder / "corpus_text_document.idx").write_bytes(index)
     return folder / "corpus_text_document.bin"
 
@@ -77,7 +91,9 @@ def write_packed(folder: Path) -> Path:
 
 def write_lists(folder: Path, name: str, kind: Any) -> Path:
     """Write lists of ids as Parquet, Feather or a stream of Arrow."""
-    table = pyarrow.table({"id": range(len(LISTS)), "input_ids": pyarrow.array(LISTS, pyarrow.list_(kind))})
+    table = pyarrow.table(
+        {"id": range(len(LISTS)), "input_ids": pyarrow.array(LISTS, pyarrow.list_(kind))}
+    )
     path = folder / name
     if name.endswith(".parquet"):
         write_table(table, path)

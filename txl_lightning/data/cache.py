@@ -20,8 +20,17 @@ from txl_lightning.files import PART, file_checksum, new_folder, sync_folder, wr
 PREPARATION_VERSION = 11
 DESCRIPTION = "description.json"
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
-SECONDS_TO_LEAVE = 24 * 3600  # an unfinished folder that is older belongs to a process that was killed
-DAMAGES = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError)  # of any JSON
+SECONDS_TO_LEAVE = (
+    24 * 3600
+)  # an unfinished folder that is older belongs to a process that was killed
+DAMAGES = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+)  # of any JSON
 
 Description = dict[str, Any]
 Prepared = tuple[dict[str, np.ndarray], Description]

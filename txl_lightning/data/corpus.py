@@ -18,13 +18,27 @@ from txl_lightning.config.schemas import DataConfig, FileData
 from txl_lightning.data import files, installed, published_corpora, recall  # noqa: F401 - register their corpora
 from txl_lightning.data.cache import Description, cache_key, cached, checksum_once
 from txl_lightning.data.ids import chunks_of_ids, vocabulary_of_ids
-from txl_lightning.data.sources import CHUNK_BYTES, CORPORA, LEVELS_OF, SPLITS, WHOLE, Part, Source, read
+from txl_lightning.data.sources import (
+    CHUNK_BYTES,
+    CORPORA,
+    LEVELS_OF,
+    SPLITS,
+    WHOLE,
+    Part,
+    Source,
+    read,
+)
 from txl_lightning.data.subwords import N_BYTES, Tokens, train_byte_pairs
-from txl_lightning.data.vocabulary import SENTENCE, SplitTokens, Vocabulary, close_sentences, decoded
+from txl_lightning.data.vocabulary import (
+    SENTENCE,
+    SplitTokens,
+    Vocabulary,
+    close_sentences,
+    decoded,
+)
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
-GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
 LEVELS_OF_OPTIONS = {
     "vocab_size": ("bpe", "ids"),
@@ -93,7 +107,10 @@ class Corpus:
 
 
 def load_corpus(
-    config: DataConfig, vocabulary: Vocabulary | None = None, marked: bool = False, whole: bool = False
+    config: DataConfig,
+    vocabulary: Vocabulary | None = None,
+    marked: bool = False,
+    whole: bool = False,
 ) -> Corpus:
     """Load the corpus that `config` names; download, split, encode, check and cache it on first use.
 
@@ -117,13 +134,20 @@ def load_corpus(
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = corpus_source(config, whole)
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
-    require(config.min_count in (None, 1) or not source.published, "data.min_count", config.min_count, allowed)
+    require(
+        config.min_count in (None, 1) or not source.published,
+        "data.min_count",
+        config.min_count,
+        allowed,
+    )
     pattern = start_pattern(config.document_start) if marked else None
     is_new = vocabulary is None
     sample = None
     if config.level == "ids":
         vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, vocabulary)
-        if all(len(parts) == 1 for parts in source.parts.values()) and not (marked and config.document_start):
+        if all(len(parts) == 1 for parts in source.parts.values()) and not (
+            marked and config.document_start
+        ):
             return _mapped_corpus(source, vocabulary, checksum, marked)
     elif config.level == "bpe" and vocabulary is None:
         vocabulary, sample = _tokenizer(config, source, checksum)
@@ -132,7 +156,9 @@ def load_corpus(
     if is_new and not unknown.get("train") and any(unknown.values()):
         shares = ", ".join(f"{unknown[split]:.1%} of {split}" for split in SPLITS)
         more = 1 + (config.min_count or 1)
-        notice(f"data={config.name}: <unk> is never trained ({shares}); data.min_count={more} makes rare symbols <unk>")
+        notice(
+            f"data={config.name}: <unk> is never trained ({shares}); data.min_count={more} makes rare symbols <unk>"
+        )
     splits = dict(corpus.splits)
     if marked:
         for split, tokens in splits.items():
@@ -151,7 +177,11 @@ def _mapped_corpus(source: Source, vocabulary: Vocabulary, checksum: str, marked
 
 
 def _encoded_corpus(
-    config: DataConfig, source: Source, checksum: str, vocabulary: Vocabulary | None, pattern: Pattern | None
+    config: DataConfig,
+    source: Source,
+    checksum: str,
+    vocabulary: Vocabulary | None,
+    pattern: Pattern | None,
 ) -> Corpus:
     """Encode a corpus with a vocabulary, or one that is made from its text, and cache the tokens."""
     make = source.vocabulary
@@ -191,14 +221,20 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     Raises:
         OptionError: an option of `config` is not allowed.
     """
-    require(config.name not in GONE, "data", config.name, GONE.get(config.name, ""))
     source_of = CORPORA.named(config.name)
     levels = LEVELS_OF[config.name]
-    require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
+    require(
+        config.level in levels,
+        "data.level",
+        config.level,
+        f"must be {' or '.join(levels)} for data={config.name}",
+    )
     source = files.file(cast("FileData", config), whole) if whole else source_of(config)
     checksum = _checksum(source, expand(config.cache_dir))
     if source.checksum not in (None, checksum):
-        notice(f"data={config.name}: files of {source.name} differ from the published ones; it is another text")
+        notice(
+            f"data={config.name}: files of {source.name} differ from the published ones; it is another text"
+        )
         source = replace(source, name=f"{source.name}, changed")
     return source, checksum
 
@@ -210,7 +246,14 @@ def _checksum(source: Source, directory: Path) -> str:
     try:
         for name, parts in parts_of.items():
             for part in parts:
-                facts = [name, checksum_of(part.path), part.start, part.stop, part.alignment, part.format]
+                facts = [
+                    name,
+                    checksum_of(part.path),
+                    part.start,
+                    part.stop,
+                    part.alignment,
+                    part.format,
+                ]
                 if len(part.starts):
                     facts += [part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest()]
                 digest.update(repr(tuple(facts)).encode())
@@ -219,7 +262,9 @@ def _checksum(source: Source, directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocabulary, float | None]:
+def _tokenizer(
+    config: DataConfig, source: Source, checksum: str
+) -> tuple[Vocabulary, float | None]:
     """Read `data.tokenizer`, or train `data.vocab_size` tokens on the training split and cache the tokenizer.
 
     Of a split that is larger than `SAMPLE_BYTES`, chunks spread evenly over it are read, about as many bytes.
@@ -232,9 +277,16 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> tuple[Vocab
     """
     size = config.vocab_size
     if config.tokenizer is not None:
-        require(size is None, "data.vocab_size", size, "must not be given together with data.tokenizer")
+        require(
+            size is None, "data.vocab_size", size, "must not be given together with data.tokenizer"
+        )
         return _read_tokenizer(config.tokenizer), None
-    require(size is None or size >= N_BYTES, "data.vocab_size", size, f"must be an integer >= {N_BYTES}, the bytes")
+    require(
+        size is None or size >= N_BYTES,
+        "data.vocab_size",
+        size,
+        f"must be an integer >= {N_BYTES}, the bytes",
+    )
     most = source.subwords if size is None else size
 
     def train(_: Path) -> Description:
@@ -272,7 +324,9 @@ def start_pattern(document_start: str | None) -> Pattern:
     try:
         return re.compile((document_start or "(?!)").encode(), re.MULTILINE)
     except re.error as error:
-        raise OptionError("data.document_start", document_start, f"must be a regular expression ({error})") from error
+        raise OptionError(
+            "data.document_start", document_start, f"must be a regular expression ({error})"
+        ) from error
 
 
 def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[list[bytes]]:
@@ -290,7 +344,9 @@ def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[l
         if pattern is not None:
             text = b"".join(chunks)
             starts = np.union1d(starts, _matches(text, pattern))
-            chunks = (text[begin : begin + CHUNK_BYTES] for begin in range(0, len(text), CHUNK_BYTES))
+            chunks = (
+                text[begin : begin + CHUNK_BYTES] for begin in range(0, len(text), CHUNK_BYTES)
+            )
         at = 0
         for chunk in chunks:
             first, last = np.searchsorted(starts, [at, at + len(chunk)])
@@ -327,7 +383,9 @@ def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[
     yield b"".join(document)
 
 
-def id_documents(parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None) -> Iterator[Tokens]:
+def id_documents(
+    parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None
+) -> Iterator[Tokens]:
     """Yield ids in chunks, and the positions in them where documents begin.
 
     A document begins with every part, where the file says so, and with every id whose number or name is a match of the
@@ -370,7 +428,9 @@ def _prepare(
         if n_tokens == 0:
             reason = "it is too short"
             if encoder.level == "word":
-                reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
+                reason = (
+                    "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
+                )
             raise UserError(f"the {split} split is empty: {reason}")
         if encoder.unknown >= 0:
             unknown[split] = n_unknown / n_tokens
@@ -378,7 +438,9 @@ def _prepare(
         for name, published in source.published.items():
             if counts[name] != published:
                 differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-                raise UserError(f"the preparation has {differs}: it is not the published text, or not all of it")
+                raise UserError(
+                    f"the preparation has {differs}: it is not the published text, or not all of it"
+                )
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 
@@ -390,7 +452,9 @@ def _tokens_of(encoder: Vocabulary, parts: list[Part], pattern: Pattern | None) 
     return encoder.encode_documents(read_documents(parts, pattern))
 
 
-def _write_split(vocabulary: Vocabulary, chunks: Iterable[Tokens], path: Path, is_closed: bool) -> tuple[int, int]:
+def _write_split(
+    vocabulary: Vocabulary, chunks: Iterable[Tokens], path: Path, is_closed: bool
+) -> tuple[int, int]:
     """Write chunks of tokens and the positions where sentences or documents begin; count tokens and `<unk>`."""
     n_tokens = 0
     n_unknown = 0

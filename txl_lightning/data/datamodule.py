@@ -44,12 +44,23 @@ class StreamsDataModule(L.LightningDataModule):
         if marked:
             allowed = "must match the first lines of documents: with memory.reset=document the training split needs at "
             several = len(self.corpus.documents["train"]) > 1
-            require(several, "data.document_start", data.document_start, f"{allowed}least two documents")
-        n_tokens, needed = len(self.corpus.splits["train"]), data.batch_size * (data.segment_len + 1)
+            require(
+                several, "data.document_start", data.document_start, f"{allowed}least two documents"
+            )
+        n_tokens, needed = (
+            len(self.corpus.splits["train"]),
+            data.batch_size * (data.segment_len + 1),
+        )
         if n_tokens < needed:
             most = n_tokens // (data.segment_len + 1)
-            helps = f"data.batch_size={most}" if most else f"data.batch_size=1 data.segment_len={n_tokens - 1}"
-            streams = f"{data.batch_size} streams of a segment of {data.segment_len} tokens and a target"
+            helps = (
+                f"data.batch_size={most}"
+                if most
+                else f"data.batch_size=1 data.segment_len={n_tokens - 1}"
+            )
+            streams = (
+                f"{data.batch_size} streams of a segment of {data.segment_len} tokens and a target"
+            )
             short = f"the training split has {n_tokens:,} tokens, and {streams} need {needed:,}"
             raise UserError(f"{self.corpus.name} is short: {short}; {helps} fits")
         for split in SPLITS:

@@ -107,7 +107,12 @@ def file(config: FileData, whole: bool = False) -> Source:
     """
     fractions = list(config.fractions)
     is_good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
-    require(is_good, "data.fractions", fractions, "must be three positive numbers (train, valid, test) with sum 1")
+    require(
+        is_good,
+        "data.fractions",
+        fractions,
+        "must be three positive numbers (train, valid, test) with sum 1",
+    )
     name, splits = _find_splits(config, config.path, by_name=not whole)
     parts: Parts = {}
     formats: set[str] = set()
@@ -126,7 +131,9 @@ def file(config: FileData, whole: bool = False) -> Source:
         for split, of_split in parts.items():
             n_documents = sum(1 + len(part.inner_starts()) for part in of_split)
             counts.append(f"{split} {n_documents:,}")
-        notice(f"data.path={name}: {', '.join(sorted(formats))}; documents of each split: {', '.join(counts)}")
+        notice(
+            f"data.path={name}: {', '.join(sorted(formats))}; documents of each split: {', '.join(counts)}"
+        )
     return Source(name, parts, open_vocabulary(config), subwords=2048)
 
 
@@ -138,7 +145,12 @@ def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
     is_joined = JOINED in parts
     whole_files = parts[JOINED] if is_joined else parts["train"]
     first = whole_files[0]
-    is_one_text = len(whole_files) == 1 and config.level != "ids" and not first.start and len(first.starts) == 0
+    is_one_text = (
+        len(whole_files) == 1
+        and config.level != "ids"
+        and not first.start
+        and len(first.starts) == 0
+    )
     if len(missing) == 3 and is_one_text:
         cut = cut_file(first.path, list(config.fractions), first.alignment)
     else:
@@ -157,7 +169,11 @@ def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
         sizes = []
         for split, of_split in complete.items():
             sizes.append(f"{split} {sum(part.size for part in of_split):,}")
-        verb = f"{_few(paths)} joined and cut" if is_joined else f"{' and '.join(missing)} cut from the end of train"
+        verb = (
+            f"{_few(paths)} joined and cut"
+            if is_joined
+            else f"{' and '.join(missing)} cut from the end of train"
+        )
         notice(f"data.path={name}: {verb}, {unit} of each split: {', '.join(sizes)}")
     return complete
 
@@ -197,7 +213,9 @@ def _by_name(found: Found, given: Any) -> Splits:
     if set(splits) == {JOINED}:
         return splits
     for path in splits.get(JOINED, {}):
-        raise OptionError("data.path", given, f"has files that are splits and {path.name}, which is none; {HINT}")
+        raise OptionError(
+            "data.path", given, f"has files that are splits and {path.name}, which is none; {HINT}"
+        )
     require("train" in splits, "data.path", given, f"has no file that is train; {HINT}")
     return splits
 
@@ -211,7 +229,12 @@ def _split_of(path: Path, given: Any) -> str:
     for part in reversed(path.parts):
         words = WORD_IN_NAME.sub("-", part).lower()
         splits = sorted({str(match.lastgroup) for match in SPLIT_WORD.finditer(words)})
-        require(len(splits) < 2, "data.path", given, f"has {path}, which says {' and '.join(splits)}; {HINT}")
+        require(
+            len(splits) < 2,
+            "data.path",
+            given,
+            f"has {path}, which says {' and '.join(splits)}; {HINT}",
+        )
         if splits:
             return splits[0]
     return JOINED
@@ -224,7 +247,11 @@ def _find_files(config: FileData, given: Any) -> Found:
         OptionError: there are none, one cannot be read, or they have several formats.
     """
     listed = [given] if isinstance(given, str) else given
-    is_good = isinstance(listed, list) and len(listed) > 0 and all(isinstance(path, str) and path for path in listed)
+    is_good = (
+        isinstance(listed, list)
+        and len(listed) > 0
+        and all(isinstance(path, str) and path for path in listed)
+    )
     require(is_good, "data.path", given, ALLOWED)
     roots: list[Path] = []
     bases: list[Path] = []
@@ -238,7 +265,9 @@ def _find_files(config: FileData, given: Any) -> Found:
         paths = sorted({path for path in paths if path.stat().st_size > 0})
     except OSError as error:
         which = "" if str(error.filename) == given else f"{error.filename} "
-        raise OptionError("data.path", given, f"{which}cannot be read ({error.strerror})") from error
+        raise OptionError(
+            "data.path", given, f"{which}cannot be read ({error.strerror})"
+        ) from error
     require(len(paths) > 0, "data.path", given, "must not be empty")
     found = Found(roots[0].name or roots[0].resolve().name, Path(os.path.commonpath(bases)))
     if len(roots) > 1 and len(paths) > 1:
@@ -271,9 +300,13 @@ def _require_one_format(found: Found, given: Any, config: FileData) -> None:
         largest = max(found.left_out, key=_size)
         n_read = sum(map(_size, found.formats))
         n_left = sum(map(_size, found.left_out))
-        reason = f"has more that cannot be read than that can: {refuse_format(largest, config).allowed}"
+        reason = (
+            f"has more that cannot be read than that can: {refuse_format(largest, config).allowed}"
+        )
         require(n_left <= n_read, "data.path", given, f"{largest.name} {reason}; {pattern}")
-        notice(f"data.path={given}: {_few(found.left_out)}: left out, their suffixes name no format that is read")
+        notice(
+            f"data.path={given}: {_few(found.left_out)}: left out, their suffixes name no format that is read"
+        )
     examples: dict[str, str] = {}
     for path, format_name in found.formats.items():
         examples.setdefault(format_name, path.name)
@@ -315,7 +348,12 @@ def _files_of(given: str, root: Path) -> Iterator[Path]:
         if path.is_dir() or path.name.startswith(".") or DESCRIPTIONS.fullmatch(path.name):
             continue
         target = path.resolve()
-        require(target not in seen, "data.path", given, f"has {path} and {seen.get(target)}, one file, by a link")
+        require(
+            target not in seen,
+            "data.path",
+            given,
+            f"has {path} and {seen.get(target)}, one file, by a link",
+        )
         seen[target] = path
         yield path
 
@@ -325,8 +363,12 @@ def _walk(root: Path) -> Iterator[Path]:
         raise error
 
     for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        if "state.json" in names and "dataset_info.json" in names:  # of save_to_disk, which lists its files
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and name != "__pycache__"
+        ]
+        if (
+            "state.json" in names and "dataset_info.json" in names
+        ):  # of save_to_disk, which lists its files
             state = json.loads(Path(folder, "state.json").read_bytes())
             names = [file["filename"] for file in state["_data_files"]]
         for name in names:
@@ -354,7 +396,12 @@ def _read_files(config: FileData, files: dict[Path, str]) -> list[Part]:
         elif config.level == "ids":
             part = open_ids(path, config, name)
         else:
-            require(config.column is None, "data.column", config.column, f"must be null for {path}: it is text")
+            require(
+                config.column is None,
+                "data.column",
+                config.column,
+                f"must be null for {path}: it is text",
+            )
             check_text(path, config)
             start = len(BOM) if first_bytes(path).startswith(BOM) else 0
             part = Part(path, start, alignment=ALIGNMENT[config.level])
@@ -373,7 +420,9 @@ def _read_records(config: FileData, path: Path, name: str) -> Part:
     is_ids = config.level == "ids"
     directory = expand(config.cache_dir)
     file_name = "ids.int32" if is_ids else "text.uint8"
-    key = cache_key(checksum_once(directory, path), "records", name, config.column, is_ids, config.skip_bad)
+    key = cache_key(
+        checksum_once(directory, path), "records", name, config.column, is_ids, config.skip_bad
+    )
     usual = ID_COLUMNS if is_ids else TEXT_COLUMNS
     column = Column(path, config.column, usual)
 
@@ -384,14 +433,18 @@ def _read_records(config: FileData, path: Path, name: str) -> Part:
     if counts["missing"]:
         notice(f"{path}: {counts['missing']:,} records have no {counts['column']}; left out")
     if counts["bad"]:
-        notice(f"{path}: {counts['bad']:,} records cannot be read; left out. The first: {counts['first_bad']}")
+        notice(
+            f"{path}: {counts['bad']:,} records cannot be read; left out. The first: {counts['first_bad']}"
+        )
     stored = directory / key / file_name
     if is_ids:
         return Part(stored, format="int32", starts=arrays["starts"])
     return Part(stored, alignment=ALIGNMENT[config.level], starts=arrays["starts"])
 
 
-def _write_records(config: FileData, name: str, column: Column, folder: Path, file_name: str) -> Description:
+def _write_records(
+    config: FileData, name: str, column: Column, folder: Path, file_name: str
+) -> Description:
     unit = "line" if name in ("jsonl", "tsv") else "record"
     starts = array("q")
     counts: Description = {"missing": 0, "bad": 0, "first_bad": ""}
@@ -430,7 +483,9 @@ def _write_records(config: FileData, name: str, column: Column, folder: Path, fi
 
 def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> OptionError:
     reason = " ".join(str(error).split())[:200]
-    return OptionError("data.path", str(path), f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}")
+    return OptionError(
+        "data.path", str(path), f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}"
+    )
 
 
 def _encoded(value: Any, is_ids: bool) -> list[bytes]:

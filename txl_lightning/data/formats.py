@@ -29,7 +29,14 @@ TEXT_SUFFIXES = """
     cu cs go rs rb php pl sh lua r jl m swift kt scala hs ml clj lisp el sql py pyi yaml yml toml ini cfg abc fasta fa
 """
 FORMAT_OF = {f".{suffix}": "text" for suffix in TEXT_SUFFIXES.split()}
-FORMAT_OF |= {"": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
+FORMAT_OF |= {
+    "": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
 FORMAT_OF |= {".parquet": "parquet", ".arrow": "arrow", ".npy": "npy", ".bin": "bin"}
 FORMATS_OF_TEXT = ("text", "jsonl", "json", "csv", "tsv", "parquet", "arrow")
 FORMATS_OF_IDS = ("npy", "bin", "raw", "jsonl", "json", "parquet", "arrow")
@@ -45,7 +52,12 @@ def format_of(path: Path, config: FileData) -> str:
     """Return the format of a file: `data.format`, else that of its suffix; nothing if neither is one of the level."""
     allowed = FORMATS_OF_IDS if config.level == "ids" else FORMATS_OF_TEXT
     if config.format is not None:
-        require(config.format in allowed, "data.format", config.format, f"must be one of {', '.join(allowed)}")
+        require(
+            config.format in allowed,
+            "data.format",
+            config.format,
+            f"must be one of {', '.join(allowed)}",
+        )
         return config.format
     plain = path.with_suffix("") if path.suffix.lower() in UNPACK else path
     name = FORMAT_OF.get(plain.suffix.lower(), "")
@@ -70,7 +82,9 @@ def check_text(path: Path, config: FileData) -> None:
     head = first_bytes(path)
     said = config.format == "text"
     if head.startswith(GIT_LFS):
-        raise OptionError("data.path", str(path), "must be a text, not a pointer of Git LFS: git lfs pull")
+        raise OptionError(
+            "data.path", str(path), "must be a text, not a pointer of Git LFS: git lfs pull"
+        )
     if b"\0" in head and not (said and config.level == "byte"):
         others = "data.level=byte data.format=text reads any bytes, data.level=ids token ids"
         raise OptionError("data.path", str(path), f"must be a text, not binary; {others}")
@@ -150,7 +164,9 @@ def _objects(text: Any) -> Values:
     decoder = json.JSONDecoder()
     rest = ""
     number = 1
-    while chunk := text.read(max(CHUNK_BYTES, len(rest))):  # a long object is not read again and again
+    while chunk := text.read(
+        max(CHUNK_BYTES, len(rest))
+    ):  # a long object is not read again and again
         rest += chunk
         at = 0
         while True:

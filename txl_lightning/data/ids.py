@@ -20,7 +20,16 @@ from txl_lightning.files import expand, not_special
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 NUMPY = b"\x93NUMPY"
 INDEX = b"MMIDIDX\0\0"  # of Megatron and fairseq
-TYPES_OF_INDEX = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32", 10: "uint64"}
+TYPES_OF_INDEX = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    8: "uint16",
+    9: "uint32",
+    10: "uint64",
+}
 TYPES_OF_LLM_C = {20240520: "uint16", 20240801: "uint32"}
 LLM_C_HEADER = 256 * 4
 # First bytes of files that are no raw numbers.
@@ -28,8 +37,6 @@ KNOWN_HEADERS = {
     b"LITPKDS": "a PackedDataset of lit-gpt",
     b"\x89HDF": "HDF5",
     b"PK\x03\x04": "an archive",
-    b"TNTIDX": "an older index of fairseq",
-    b"PAR1": "Parquet",
 }
 PUNCTUATION = b" \t\r\n,;[]-"  # between numbers in a text
 IDS_AT_ONCE = 1 << 22
@@ -50,7 +57,12 @@ def open_ids(path: Path, config: FileData, name: str) -> Part:
     Raises:
         OptionError: it has no ids, or not as its header says.
     """
-    require(path.suffix.lower() not in UNPACK, "data.path", path, "must be ids that can be mapped: unpack it")
+    require(
+        path.suffix.lower() not in UNPACK,
+        "data.path",
+        path,
+        "must be ids that can be mapped: unpack it",
+    )
     with path.open("rb") as file:
         head = file.read(64)
     if name != "raw" and head.startswith(NUMPY):
@@ -73,17 +85,26 @@ def _numpy(path: Path) -> Part:
     require(ids.ndim == 1, "data.path", path, shape)
     is_whole = ids.offset + ids.nbytes == path.stat().st_size
     require(is_whole, "data.path", path, "must have one array, and no more")
-    return Part(path, 0, len(ids), format=dtype.name if dtype.isnative else dtype.str, offset=ids.offset)
+    return Part(
+        path, 0, len(ids), format=dtype.name if dtype.isnative else dtype.str, offset=ids.offset
+    )
 
 
 def _llm_c(path: Path) -> Part:
     header = np.fromfile(path, "<i4", 3).tolist()
     require(len(header) == 3, "data.path", path, "must have the header of llm.c, 1,024 bytes")
     magic, version, n_ids = header
-    require(version in (1, 7), "data.path", path, f"must be of version 1 or 7 of llm.c, not {version}")
+    require(
+        version in (1, 7), "data.path", path, f"must be of version 1 or 7 of llm.c, not {version}"
+    )
     dtype = np.dtype(TYPES_OF_LLM_C[magic])
     n_stored = (path.stat().st_size - LLM_C_HEADER) // dtype.itemsize
-    require(n_ids == n_stored, "data.path", path, f"must have the {n_ids:,} ids of its header; it has {n_stored:,}")
+    require(
+        n_ids == n_stored,
+        "data.path",
+        path,
+        f"must have the {n_ids:,} ids of its header; it has {n_stored:,}",
+    )
     return Part(path, 0, n_ids, format=dtype.name, offset=LLM_C_HEADER)
 
 
@@ -93,7 +114,12 @@ def _indexed(path: Path) -> Part:
     allowed = "must have an index of Megatron or fairseq: fairseq-preprocess --dataset-impl mmap"
     require(index.startswith(INDEX) and len(index) >= 26, "data.path", path, allowed)
     code, n = struct.unpack_from("<BQ", index, 17)
-    require(code in TYPES_OF_INDEX, "data.path", path, f"must have integers, not the type {code} of its .idx")
+    require(
+        code in TYPES_OF_INDEX,
+        "data.path",
+        path,
+        f"must have integers, not the type {code} of its .idx",
+    )
     dtype = np.dtype(TYPES_OF_INDEX[code])
     is_fairseq = len(index) == 26 + 12 * n  # without the number of documents
     at = 26 if is_fairseq else 34
@@ -104,7 +130,10 @@ def _indexed(path: Path) -> Part:
     pointers = np.frombuffer(index, "<i8", n, at + 4 * n)
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = np.append(0, ends)
-    is_whole = np.array_equal(pointers, starts[:-1] * dtype.itemsize) and size == starts[-1] * dtype.itemsize
+    is_whole = (
+        np.array_equal(pointers, starts[:-1] * dtype.itemsize)
+        and size == starts[-1] * dtype.itemsize
+    )
     require(is_whole, "data.path", path, allowed)
     if not is_fairseq:
         (n_documents,) = struct.unpack_from("<Q", index, 26)
@@ -126,7 +155,12 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
             require(not index.is_file(), "data.path", path, allowed)
         letters = head[:16].translate(None, PUNCTUATION)
         is_text = letters.isdigit() if dtype.itemsize == 1 else letters.isalnum()
-        require(not is_text, "data.path", path, f"begins with {head[:16]!r}, which are no plausible ids: {sure}")
+        require(
+            not is_text,
+            "data.path",
+            path,
+            f"begins with {head[:16]!r}, which are no plausible ids: {sure}",
+        )
     size = path.stat().st_size
     whole = f"must have a whole number of {dtype.name}, not {size:,} bytes"
     require(size % dtype.itemsize == 0, "data.path", path, whole)
@@ -157,7 +191,9 @@ def chunks_of_ids(ids: np.ndarray) -> Iterator[np.ndarray]:
         yield ids[start : start + IDS_AT_ONCE]
 
 
-def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:
+def vocabulary_of_ids(
+    config: FileData, source: Source, checksum: str, given: Vocabulary | None
+) -> Vocabulary:
     """Return the given vocabulary, or one of `data.vocab_size` ids, else of `data.names`, else up to the largest id.
 
     An id without a name is shown as its number. The range of the ids is cached.
@@ -169,7 +205,12 @@ def vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vo
     key = cache_key(checksum, "range of ids")
     _, counts = cached(expand(config.cache_dir), key, lambda _: _count_ids(source))
     largest = counts["largest"]
-    require(counts["smallest"] >= 0, "data.path", config.path, f"has the negative id {counts['smallest']}")
+    require(
+        counts["smallest"] >= 0,
+        "data.path",
+        config.path,
+        f"has the negative id {counts['smallest']}",
+    )
     if given is None:
         given = _vocabulary_up_to(config, counts)
     allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}"
@@ -214,7 +255,9 @@ def _vocabulary_up_to(config: FileData, counts: dict[str, int]) -> Vocabulary:
 
 def _require_plausible(counts: dict[str, int]) -> None:
     """Refuse ids that may be halves or pairs of others."""
-    number, largest, zeros, distinct = (counts[name] for name in ("number", "largest", "zeros", "distinct"))
+    number, largest, zeros, distinct = (
+        counts[name] for name in ("number", "largest", "zeros", "distinct")
+    )
     if largest >= max(number, FEW_IDS):
         reason = f"the largest of {number:,} ids is {largest:,}"
     elif 2 * zeros >= number > zeros:
@@ -223,7 +266,9 @@ def _require_plausible(counts: dict[str, int]) -> None:
         reason = f"{distinct:,} ids occur, and the largest is {largest:,}"
     else:
         return
-    raise OptionError("data.vocab_size", None, f"must be given: {reason}; is the type of the ids right?")
+    raise OptionError(
+        "data.vocab_size", None, f"must be given: {reason}; is the type of the ids right?"
+    )
 
 
 def names_of_ids(file: str) -> dict[int, str]:

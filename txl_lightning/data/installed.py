@@ -44,7 +44,9 @@ def python_packages(config: DataConfig) -> Source:
         try:
             installed = metadata.distribution(package)  # does not import it
         except metadata.PackageNotFoundError as error:
-            raise UserError(f"data={config.name}: {package} is not installed; use data=file data.path=…") from error
+            raise UserError(
+                f"data={config.name}: {package} is not installed; use data=file data.path=…"
+            ) from error
         root = Path(str(installed.locate_file(package)))
         roots[root] = root.parent
         names.append(f"{package} {installed.version}")
@@ -71,13 +73,17 @@ def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> 
     path_of: dict[str, Path] = {}
     for root, base in roots.items():
         for folder, folders, files in os.walk(root):
-            folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # not entered: they may be many
+            folders[:] = [
+                name for name in folders if name not in EXCLUDED_FOLDERS
+            ]  # not entered: they may be many
             for file in files:
                 if file.endswith(".py") and file != "conftest.py":
                     path = Path(folder, file)
                     path_of[path.relative_to(base).as_posix()] = path
     if not path_of:
-        raise UserError(f"data={config.name}: there are no source files under {root}; use data=file data.path=…")
+        raise UserError(
+            f"data={config.name}: there are no source files under {root}; use data=file data.path=…"
+        )
     in_order = sorted(path_of, key=lambda name: hashlib.sha256(name.encode()).digest())
     paths = [path_of[name] for name in in_order]
     ends = np.cumsum([path.stat().st_size for path in paths])

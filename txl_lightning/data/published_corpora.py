@@ -35,18 +35,28 @@ from txl_lightning.data.sources import (
 from txl_lightning.errors import UserError, first_line, require
 from txl_lightning.files import expand
 
-Layout = str | Callable[[Path, str], Parts | None]  # of a folder at a level
-SHARDS_OF_LM1B, TRAIN_SHARDS_OF_LM1B = ("news.en-?????-of-00100", "news.en.heldout-00000-of-00050"), 99
+Layout = str | Callable[[Path, str], Parts]  # of a folder at a level; no parts if it is not there
+SHARDS_OF_LM1B = "news.en-?????-of-00100"
+N_SHARDS_OF_LM1B = 99
+HELD_OUT_OF_LM1B = "news.en.heldout-00000-of-00050"
 SECONDS_TO_ANSWER = 15
-DAMAGED = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, zlib.error, EOFError)  # an archive
-WIKITEXT, REVISION = "Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3"
+DAMAGED = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    NotImplementedError,
+    RuntimeError,
+    zlib.error,
+    EOFError,
+)  # an archive
+WIKITEXT = "Salesforce/wikitext"
+REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
-# Archives, the names of the needed files in any of their folders, and the most bytes of these files together.
+# Archives, and the names of the needed files in any of their folders.
 ADDRESSES = {
-    "enwik8": ("https://mattmahoney.net/dc/enwik8.zip", "enwik8", 100_000_000),
-    "text8": ("https://mattmahoney.net/dc/text8.zip", "text8", 100_000_000),
-    "ptb": ("https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "ptb.*.txt", 100_000_000),
-    "lm1b": (f"https://www.statmt.org/lm-benchmark/{LM1B}", "news.en*-of-*", 6_000_000_000),
+    "enwik8": ("https://mattmahoney.net/dc/enwik8.zip", "enwik8"),
+    "text8": ("https://mattmahoney.net/dc/text8.zip", "text8"),
+    "ptb": ("https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "ptb.*.txt"),
+    "lm1b": (f"https://www.statmt.org/lm-benchmark/{LM1B}", "news.en*-of-*"),
 }
 # Of archives and of files in them, as ALGORITHM:HEXADECIMAL.
 CHECKSUMS = {
@@ -70,28 +80,41 @@ PUBLISHED: dict[str, dict[str, int]] = {
 }
 
 
-def _one_file(folder: Path, level: str) -> Parts | None:
-    path, cuts = folder / folder.name, [0, *accumulate(CHARACTERS.values())]
-    if path.is_file() and (size := path.stat().st_size) != cuts[-1]:
+def _one_file(folder: Path, level: str) -> Parts:
+    path = folder / folder.name
+    cuts = [0, *accumulate(CHARACTERS.values())]
+    if not path.is_file():
+        return {}
+    size = path.stat().st_size
+    if size != cuts[-1]:
         raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
     return by_split(Part(path, start, stop) for start, stop in pairwise(cuts))
 
 
-def _shards(folder: Path, level: str) -> Parts | None:
-    train, held_out = ([Part(path) for path in sorted(folder.glob(f"**/{name}"))] for name in SHARDS_OF_LM1B)
-    complete = held_out and len(train) == TRAIN_SHARDS_OF_LM1B
-    return {"train": train, "valid": held_out, "test": held_out} if complete else None
+def _shards(folder: Path, level: str) -> Parts:
+    train = [Part(path) for path in sorted(folder.glob(f"**/{SHARDS_OF_LM1B}"))]
+    held_out = [Part(path) for path in folder.glob(f"**/{HELD_OUT_OF_LM1B}")]
+    if not held_out or len(train) != N_SHARDS_OF_LM1B:
+        return {}
+    return {"train": train, "valid": held_out, "test": held_out}
 
 
-def _text_or_xz(folder: Path, level: str) -> Parts | None:
-    plain = folder / "wikipedia-2015.txt"
-    return cut_file(plain if plain.is_file() else Path(f"{plain}.xz"), alignment=ALIGNMENT[level])
+def _text_or_xz(folder: Path, level: str) -> Parts:
+    for name in ("wikipedia-2015.txt", "wikipedia-2015.txt.xz"):
+        if (folder / name).is_file():
+            return cut_file(folder / name, alignment=ALIGNMENT[level])
+    return {}
 
 
 # Folders in `data.root`, the layouts of files in them (`{}` is a split), and in words what to put there.
-FILES_OF_LM1B = "training-monolingual.tokenized.shuffled/news.en-* and heldout-monolingual.tokenized.shuffled/"
+FILES_OF_LM1B = (
+    "training-monolingual.tokenized.shuffled/news.en-* and heldout-monolingual.tokenized.shuffled/"
+)
 FILES_OF_LM1B += "news.en.heldout-00000-of-00050"
-WIKITEXT_FILES = ("wiki.{}.tokens", "{}.txt"), "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
+WIKITEXT_FILES = (
+    ("wiki.{}.tokens", "{}.txt"),
+    "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens",
+)
 FILES: dict[str, tuple[tuple[str, ...], tuple[Layout, ...], str]] = {
     "enwik8": (("enwik8",), (_one_file, "{}.txt.raw"), "the file enwik8 (100,000,000 bytes)"),
     "text8": (("text8",), (_one_file, "{}.txt.raw"), "the file text8 (100,000,000 bytes)"),
@@ -99,7 +122,11 @@ FILES: dict[str, tuple[tuple[str, ...], tuple[Layout, ...], str]] = {
     "wikitext-2": (("wikitext-2",), *WIKITEXT_FILES),
     "ptb": (("penn", "ptb"), ("{}.txt", "ptb.{}.txt"), "train.txt, valid.txt and test.txt"),
     "lm1b": (("one-billion-words", "lm1b"), (_shards, "{}.txt"), FILES_OF_LM1B),
-    "wikipedia-2015": (("wikipedia-2015",), (_text_or_xz,), "wikipedia-2015.txt or wikipedia-2015.txt.xz"),
+    "wikipedia-2015": (
+        ("wikipedia-2015",),
+        (_text_or_xz,),
+        "wikipedia-2015.txt or wikipedia-2015.txt.xz",
+    ),
 }
 
 
@@ -111,7 +138,12 @@ def enwik8(config: Enwik8Data) -> Source:
     symbols. The corpus' name says which.
     """
     ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
-    require(config.newlines in ways, "data.newlines", config.newlines, "must be dropped (as in the paper) or kept")
+    require(
+        config.newlines in ways,
+        "data.newlines",
+        config.newlines,
+        "must be dropped (as in the paper) or kept",
+    )
     return _source(config, ways[config.newlines], f", newlines {config.newlines}")
 
 
@@ -142,11 +174,15 @@ def lm1b(config: Lm1bData) -> Source:
     in training (the rule that made that file). `data.sentence_marks=both` has `<S>` at the ends of sentences too, as
     the TensorFlow code: the end of a sentence and the start of the next one are then two tokens.
     """
-    marks, allowed = config.sentence_marks, "must be start or both (as in the TensorFlow code)"
+    marks = config.sentence_marks
+    allowed = "must be start or both (as in the TensorFlow code)"
     require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
-    way, cutoffs = ", <S> at both ends" * (marks == "both"), (60_000, 100_000, 640_000)
-    source, listed = _source(config, vocabulary.words_of_sentences, way, cutoffs), _folder(config) / "1b_word_vocab.txt"
-    return replace(source, vocabulary=vocabulary.words_of_list, listed=(Part(listed),)) if listed.is_file() else source
+    way = ", <S> at both ends" if marks == "both" else ""
+    source = _source(config, vocabulary.words_of_sentences, way, cutoffs=(60_000, 100_000, 640_000))
+    listed = _folder(config) / "1b_word_vocab.txt"
+    if listed.is_file():
+        return replace(source, vocabulary=vocabulary.words_of_list, listed=(Part(listed),))
+    return source
 
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
@@ -164,13 +200,20 @@ def _folder(config: DataConfig) -> Path:
     Raises:
         OptionError: `data.root` or TXL_DATA is not a folder.
     """
-    given, names = config.root or os.environ.get("TXL_DATA"), FILES[config.name][0]
-    root = expand(given or f"{config.cache_dir}/downloads")
-    require(not given or root.is_dir(), "data.root" if config.root else "TXL_DATA", given, "must be a folder")
-    return next((root / name for name in names if (root / name).is_dir()), root / names[-1])
+    option = "data.root" if config.root else "TXL_DATA"
+    root_of_user = config.root or os.environ.get("TXL_DATA")
+    root = expand(root_of_user or f"{config.cache_dir}/downloads")
+    require(not root_of_user or root.is_dir(), option, root_of_user, "must be a folder")
+    names = FILES[config.name][0]
+    for name in names:
+        if (root / name).is_dir():
+            return root / name
+    return root / names[-1]
 
 
-def _source(config: DataConfig, make: MakeVocabulary, way: str = "", cutoffs: tuple[int, ...] = ()) -> Source:
+def _source(
+    config: DataConfig, make: MakeVocabulary, way: str = "", cutoffs: tuple[int, ...] = ()
+) -> Source:
     """Return a corpus by the first layout of `FILES` that is complete; it is downloaded if none is.
 
     Args:
@@ -182,26 +225,27 @@ def _source(config: DataConfig, make: MakeVocabulary, way: str = "", cutoffs: tu
     Raises:
         UserError: the corpus cannot be downloaded.
     """
-    (_, layouts, needed), folder = FILES[config.name], _folder(config)
-
-    def find() -> Parts | None:
-        for layout in layouts:
-            if isinstance(layout, str):
-                parts = by_split(Part(folder / layout.format(split)) for split in SPLITS)
-            else:
-                parts = layout(folder, config.level) or {}
-            if parts and all(part.path.is_file() for of_split in parts.values() for part in of_split):
-                return parts
-        return None
-
-    parts = find()
-    if parts is None:
-        fetch(config.name, folder, needed)
-        parts = find()
-    if parts is None:
+    folder = _folder(config)
+    parts = _find_parts(config, folder)
+    if not parts:
+        fetch(config.name, folder, FILES[config.name][2])
+        parts = _find_parts(config, folder)
+    if not parts:
         raise UserError(f"data={config.name}: the download in {folder} is not complete")
     name = f"{config.name}{way}"
     return Source(name, parts, make, published=PUBLISHED.get(name, {}), cutoffs=cutoffs)
+
+
+def _find_parts(config: DataConfig, folder: Path) -> Parts:
+    for layout in FILES[config.name][1]:
+        if not isinstance(layout, str):
+            parts = layout(folder, config.level)
+        else:
+            paths = [folder / layout.format(split) for split in SPLITS]
+            parts = by_split(map(Part, paths)) if all(path.is_file() for path in paths) else {}
+        if parts:
+            return parts
+    return {}
 
 
 def fetch(corpus: str, folder: Path, needed: str) -> None:
@@ -223,29 +267,29 @@ def fetch(corpus: str, folder: Path, needed: str) -> None:
             for path in paths:
                 path.replace(folder / path.name)
     except (UserError, OSError) as error:
-        raise UserError(
-            f"data={corpus}: not in {folder}, and {error}; put {needed} there "
-            f"(the folder {folder.parent} is data.root or TXL_DATA)"
-        ) from error
+        where = f"put {needed} there (the folder {folder.parent} is data.root or TXL_DATA)"
+        raise UserError(f"data={corpus}: not in {folder}, and {error}; {where}") from error
 
 
-def from_archive(url: str, pattern: str, most_bytes: int, folder: Path) -> list[Path]:
+def from_archive(url: str, pattern: str, folder: Path) -> list[Path]:
     """Download an archive, unpack the files that match the pattern into a folder, and return them.
 
-    Neither the archive nor its files may have more than `most_bytes`; checksums are compared before anything is opened
-    or returned. Nothing else is unpacked, and of a file's place in the archive only its name is used.
+    Checksums are compared before anything is opened or returned. Nothing else is unpacked, and only the name of a file
+    in the archive is used, not its place.
 
     Raises:
-        UserError: the download fails, the archive is damaged or too large, or a file is missing or not as expected.
+        UserError: the download fails, the archive is damaged, or a file is missing or not as expected.
     """
-    archive, paths = folder / url.rsplit("/", 1)[-1], []
+    archive = folder / url.rsplit("/", 1)[-1]
+    paths = []
     try:
         with urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response:
-            _copy(response, archive, most_bytes)
+            _write_checked(response, archive)
         for place, content in _members(archive):
-            if fnmatch.fnmatch(name := PurePosixPath(place).name, pattern):
+            name = PurePosixPath(place).name
+            if fnmatch.fnmatch(name, pattern):
                 paths.append(folder / "unpacked" / name)
-                most_bytes -= _copy(content, paths[-1], most_bytes)
+                _write_checked(content, paths[-1])
     except (OSError, http.client.HTTPException, *DAMAGED) as error:
         raise UserError(f"{url} cannot be downloaded and unpacked ({error})") from error
     if not paths:
@@ -257,30 +301,32 @@ def _members(archive: Path) -> Iterator[tuple[str, Any]]:
     """Yield the name and the open content of every file in a zip or tar archive."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
-            yield from ((name, zipped.open(name)) for name in zipped.namelist())
-    else:
-        with tarfile.open(archive) as tarred:
-            yield from ((member.name, tarred.extractfile(member)) for member in tarred if member.isfile())
+            for name in zipped.namelist():
+                yield name, zipped.open(name)
+        return
+    with tarfile.open(archive) as tarred:
+        for member in tarred:
+            if member.isfile():
+                yield member.name, tarred.extractfile(member)
 
 
-def _copy(source: Any, path: Path, most_bytes: int) -> int:
-    """Write what an open file holds, compare it with its checksum in `CHECKSUMS`, if there is one, and return its size.
+def _write_checked(source: Any, path: Path) -> None:
+    """Write what an open file holds, and compare it with its checksum in `CHECKSUMS`, if there is one.
 
     Raises:
-        UserError: it has another checksum, or more than `most_bytes`.
+        UserError: it has another checksum.
     """
     algorithm, _, expected = CHECKSUMS.get(path.name, "md5:").partition(":")
-    digest, n_bytes = hashlib.new(algorithm, usedforsecurity=False), 0
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file:
         while chunk := source.read(CHUNK_BYTES):
             digest.update(chunk)
-            n_bytes += file.write(chunk)
-            if n_bytes > most_bytes:
-                raise UserError(f"{path.name} is larger than expected")
+            file.write(chunk)
     if expected not in ("", digest.hexdigest()):
-        raise UserError(f"{path.name} has the {algorithm} {digest.hexdigest()}, expected is {expected}")
-    return n_bytes
+        raise UserError(
+            f"{path.name} has the {algorithm} {digest.hexdigest()}, expected is {expected}"
+        )
 
 
 def from_datasets(corpus: str, folder: Path) -> list[Path]:
@@ -299,8 +345,11 @@ def from_datasets(corpus: str, folder: Path) -> list[Path]:
         splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1", revision=REVISION)
     except Exception as error:
         raise UserError(f"datasets cannot load {WIKITEXT} ({first_line(error)})") from error
-    paths = [folder / f"wiki.{split}.tokens" for split in SPLITS]
-    for path, hub_split in zip(paths, ("train", "validation", "test"), strict=True):
+    paths = []
+    for split, split_of_hub in zip(SPLITS, ("train", "validation", "test"), strict=True):
+        path = folder / f"wiki.{split}.tokens"
         with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(row["text"].rstrip("\n") + "\n" for row in splits[hub_split])
+            for row in splits[split_of_hub]:
+                file.write(row["text"].rstrip("\n") + "\n")
+        paths.append(path)
     return paths

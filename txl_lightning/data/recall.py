@@ -69,10 +69,16 @@ class Recall:
         Args:
             context: c, in tokens.
         """
-        q, end, of_drawn = self.match, self.hazard, log(self.symbols)
-        of_repeated = -q * log(q) - (1 - q) * log((1 - q) / (self.symbols - 1))
-        seen = [(1 - end) ** (d - 1) if context >= d else 0.0 for d in self.distances]
-        within = of_drawn - sum(seen) / len(seen) * (of_drawn - of_repeated)
+        q = self.match
+        end = self.hazard
+        drawn = log(self.symbols)
+        wrong = log((1 - q) / (self.symbols - 1))
+        repeated = -q * log(q) - (1 - q) * wrong
+        seen = 0.0
+        for distance in self.distances:
+            if context >= distance:
+                seen += (1 - end) ** (distance - 1) / len(self.distances)
+        within = drawn - seen * (drawn - repeated)
         if not end:
             return within
         new = -log(end) + log((len(self.distances) - 1) * self.symbols)
@@ -85,24 +91,39 @@ class Recall:
             n_tokens: length.
             seed: seed; the text is the same with every version of NumPy.
         """
-        random, K, V = np.random.RandomState(seed), len(self.distances), self.symbols
+        random = np.random.RandomState(seed)
+        K = len(self.distances)
         if self.block_len is None:
-            rows = -(-n_tokens // K)
-            chains = [k * V + self._chain(random, rows, d // K) for k, d in enumerate(self.distances)]
-            tokens = np.stack(chains, axis=1).ravel()
+            tokens = self._lanes(random, n_tokens)
         else:
-            parts, n_left, k = [], n_tokens, random.randint(K)
+            parts = []
+            n_left = n_tokens
+            k = random.randint(K)
             while n_left > 0:
-                parts.append(k * V + self._chain(random, length := random.geometric(self.hazard), self.distances[k]))
-                k, n_left = (k + 1 + random.randint(K - 1)) % K, n_left - length
+                length = random.geometric(self.hazard)
+                parts.append(k * self.symbols + self._chain(random, length, self.distances[k]))
+                k = (k + 1 + random.randint(K - 1)) % K
+                n_left -= length
             tokens = np.concatenate(parts)
-        return np.array(list(CHARACTERS))[tokens[:n_tokens]].astype("S").tobytes().decode()
+        letters = np.array(list(CHARACTERS))[tokens[:n_tokens]]
+        return letters.astype("S").tobytes().decode()
+
+    def _lanes(self, random: np.random.RandomState, n_tokens: int) -> np.ndarray:
+        """Return the numbers of chains that take turns."""
+        K = len(self.distances)
+        rows = -(-n_tokens // K)
+        chains = []
+        for k, distance in enumerate(self.distances):
+            chains.append(k * self.symbols + self._chain(random, rows, distance // K))
+        return np.stack(chains, axis=1).ravel()
 
     def _chain(self, random: np.random.RandomState, n_tokens: int, distance: int) -> np.ndarray:
         """Return the numbers of one chain: row by row, each column repeats its last drawn number."""
-        shape = rows, _ = -(-n_tokens // distance), distance
-        drawn, repeats = random.randint(self.symbols, size=shape), random.random_sample(shape) < self.repeats
-        last_drawn = np.maximum.accumulate(np.where(repeats, 0, np.arange(rows)[:, None]), axis=0)
+        rows = -(-n_tokens // distance)
+        drawn = random.randint(self.symbols, size=(rows, distance))
+        repeats = random.random_sample((rows, distance)) < self.repeats
+        row_if_drawn = np.where(repeats, 0, np.arange(rows)[:, None])
+        last_drawn = np.maximum.accumulate(row_if_drawn, axis=0)
         return np.take_along_axis(drawn, last_drawn, axis=0).ravel()[:n_tokens]
 
 
@@ -114,18 +135,24 @@ def recall(config: RecallData) -> Source:
         OptionError: an option is not possible.
         UserError: the text cannot be stored.
     """
-    given, block_len, p, V = config.distance, config.block_len, config.repeats, config.symbols
-    distances = tuple(given if isinstance(given, list) else [given])
-    K, whole = len(distances), all(isinstance(d, int) and d >= 1 for d in distances)
-    require(K > 0 and whole, "data.distance", given, "must be an integer >= 1, or a list of such")
-    valid = block_len is None or (block_len > 1 and K > 1)
-    require(valid, "data.block_len", block_len, "must be null, or above 1 with at least two distances")
-    multiples = block_len is not None or all(d % K == 0 for d in distances)
-    require(multiples, "data.distance", given, f"must be multiples of {K}, their number, or need data.block_len")
-    require(0 < p < 1, "data.repeats", p, "must be above 0 and below 1")
+    distances = config.distance if isinstance(config.distance, list) else [config.distance]
+    block_len = config.block_len
+    K = len(distances)
+    is_good = K > 0 and all(isinstance(distance, int) and distance >= 1 for distance in distances)
+    require(is_good, "data.distance", config.distance, "must be an integer >= 1, or a list of such")
+    if block_len is None:
+        is_multiple = all(distance % K == 0 for distance in distances)
+        allowed = f"must be multiples of {K}, their number, or need data.block_len"
+        require(is_multiple, "data.distance", config.distance, allowed)
+    else:
+        allowed = "must be null, or above 1 with at least two distances"
+        require(block_len > 1 and K > 1, "data.block_len", block_len, allowed)
+    require(0 < config.repeats < 1, "data.repeats", config.repeats, "must be above 0 and below 1")
     most = len(CHARACTERS) // K
-    require(2 <= V <= most, "data.symbols", V, f"must be in 2 … {most} with {K} of data.distance")
+    allowed = f"must be in 2 … {most} with {K} of data.distance"
+    require(2 <= config.symbols <= most, "data.symbols", config.symbols, allowed)
     require(config.n_tokens >= 1, "data.n_tokens", config.n_tokens, "must be an integer >= 1")
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
-    path = generated(config, Recall.text, Recall(distances, p, V, block_len), config.n_tokens, config.text_seed)
+    text = Recall(tuple(distances), config.repeats, config.symbols, block_len)
+    path = generated(config, Recall.text, text, config.n_tokens, config.text_seed)
     return Source("recall", cut_file(path), open_vocabulary(config))

@@ -140,7 +140,9 @@ class Source:
     subwords: int = 8192
 
 
-CORPORA: Guests[Callable[[Any], Source]] = Guests("data", "txl_lightning.data.corpus", "txl_lightning.data.{}")
+CORPORA: Guests[Callable[[Any], Source]] = Guests(
+    "data", "txl_lightning.data.corpus", "txl_lightning.data.{}"
+)
 LEVELS_OF: dict[str, tuple[str, ...]] = {}  # the levels of every corpus
 S = TypeVar("S", bound=Callable[[Any], Source])
 
@@ -195,7 +197,9 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
     Raises:
         UserError: the text cannot be stored.
     """
-    code = Path(inspect.getfile(text)).read_text(encoding="utf-8")  # another text may follow from each change
+    code = Path(inspect.getfile(text)).read_text(
+        encoding="utf-8"
+    )  # another text may follow from each change
     directory = expand(config.cache_dir)
     key = cache_key(code, text.__qualname__, *arguments)
 
@@ -212,10 +216,14 @@ def by_split(parts: Iterable[Part]) -> Parts:
     return {split: [part] for split, part in zip(SPLITS, parts, strict=True)}
 
 
-def cut_file(path: Path, fractions: Sequence[float] = FRACTIONS, alignment: Alignment = "byte") -> Parts:
+def cut_file(
+    path: Path, fractions: Sequence[float] = FRACTIONS, alignment: Alignment = "byte"
+) -> Parts:
     """Cut a file into consecutive splits by fractions with sum 1; it is not unpacked to know its size."""
     shares = np.cumsum(fractions)[:-1].tolist()
-    return by_split(Part(path, start, stop, alignment) for start, stop in pairwise([0, *shares, None]))
+    return by_split(
+        Part(path, start, stop, alignment) for start, stop in pairwise([0, *shares, None])
+    )
 
 
 def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
@@ -284,7 +292,9 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
         with mapped(part.path) as text:
             start = _cut(text, part.start, part.alignment)
             stop = _cut(text, part.stop, part.alignment)
-            chunks = (text[at : min(at + CHUNK_BYTES, stop)] for at in range(start, stop, CHUNK_BYTES))
+            chunks = (
+                text[at : min(at + CHUNK_BYTES, stop)] for at in range(start, stop, CHUNK_BYTES)
+            )
             if part.alignment == "byte":
                 yield from chunks
                 continue
@@ -312,7 +322,9 @@ def _checked(path: Path, chunks: Iterable[bytes], start: int) -> Iterator[bytes]
     except UnicodeDecodeError as error:
         place = start - len(pending) + error.start
         value = error.object[error.start]
-        allowed = "convert it (iconv -f ENCODING -t UTF-8 FILE), for which you must know its encoding"
+        allowed = (
+            "convert it (iconv -f ENCODING -t UTF-8 FILE), for which you must know its encoding"
+        )
         text = f"not UTF-8 text, byte {place:,} is 0x{value:02x}: {allowed}, or read its bytes (data.level=byte)"
         raise UserError(f"{path}: {text}") from error
 

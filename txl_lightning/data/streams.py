@@ -38,7 +38,9 @@ class Batch(NamedTuple):
     def streams(self, first: int, end: int) -> Batch:
         """Return the streams from `first` to `end`."""
         known = None if self.known_targets is None else self.known_targets[first:end]
-        return self._replace(tokens=self.tokens[first:end], targets=self.targets[first:end], known_targets=known)
+        return self._replace(
+            tokens=self.tokens[first:end], targets=self.targets[first:end], known_targets=known
+        )
 
     def split(self, segment_len: int, ext_len: int) -> list[Batch]:
         """Cut a batch of several segments: each has `segment_len` positions, the last of an epoch maybe fewer.
@@ -53,7 +55,11 @@ class Batch(NamedTuple):
             stop = min(start + segment_len, n_targets)
             tokens = self.tokens[:, max(0, before + start - ext_len) : before + stop]
             known = None if self.known_targets is None else self.known_targets[:, start:stop]
-            parts.append(self._replace(tokens=tokens, targets=self.targets[:, start:stop], known_targets=known))
+            parts.append(
+                self._replace(
+                    tokens=tokens, targets=self.targets[:, start:stop], known_targets=known
+                )
+            )
         return parts
 
 
@@ -120,7 +126,11 @@ class Streams:
         most = f"must be at most {self.text_len // 2}"
         allowed = f"{most}: the text has {self.text_len} tokens, and a stream needs 2"
         require(stream_len >= 2, "batch_size", self.batch_size, allowed)
-        start = 0 if self.seed is None else int(np.random.default_rng(self.seed).integers(self.text_len))
+        start = (
+            0
+            if self.seed is None
+            else int(np.random.default_rng(self.seed).integers(self.text_len))
+        )
         self.stream_starts = start + np.arange(self.batch_size) * stream_len
         return stream_len - 1
 
@@ -138,7 +148,10 @@ class Streams:
         """
         n_targets, starts = self.targets_per_stream, self.stream_starts
         firsts = 1 + int((starts[1:] != starts[:-1] + n_targets).sum())
-        return {"first_of_streams": firsts, "trimmed": self.text_len - self.batch_size * n_targets - firsts}
+        return {
+            "first_of_streams": firsts,
+            "trimmed": self.text_len - self.batch_size * n_targets - firsts,
+        }
 
     def positions(self, index: int) -> NDArray[np.int64]:
         """Return the positions in the split of a segment's targets, [B, T]."""
@@ -147,7 +160,9 @@ class Streams:
     def _positions(self, index: int, ext_len: int) -> NDArray[np.int64]:
         """Return the positions in the split of a segment's tokens and of its last target, [B, E + T + 1]."""
         start = index * self.segment_len
-        places = np.arange(max(0, start - ext_len), min(start + self.segment_len, self.targets_per_stream) + 1)
+        places = np.arange(
+            max(0, start - ext_len), min(start + self.segment_len, self.targets_per_stream) + 1
+        )
         return self._in_split(self.stream_starts[self.own][:, None] + places)
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -159,14 +174,21 @@ class Streams:
 
     def __getitem__(self, index: int) -> Batch:
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
-        window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap").astype(np.int64)
-        window_BT, n_targets = torch.from_numpy(window), self.targets_per_stream - index * self.segment_len
+        window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap").astype(
+            np.int64
+        )
+        window_BT, n_targets = (
+            torch.from_numpy(window),
+            self.targets_per_stream - index * self.segment_len,
+        )
         return Batch(window_BT[:, :-1], window_BT[:, -min(self.segment_len, n_targets) :], index)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all segments of the epoch, or once those from a restored position on."""
         start, self._start = self._start, 0
-        if start == 0 and self.position == len(self):  # the last iteration stopped after the last segment
+        if start == 0 and self.position == len(
+            self
+        ):  # the last iteration stopped after the last segment
             self._end_epoch()
         for index in range(start, len(self)):
             segment = self[index]
@@ -252,7 +274,9 @@ class ShuffledStreams(Streams):
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the split; the `<S>` after the epoch's last sentence is after the last token."""
-        sentence = np.minimum(np.searchsorted(self._ends, places, side="right"), len(self._ends) - 1)
+        sentence = np.minimum(
+            np.searchsorted(self._ends, places, side="right"), len(self._ends) - 1
+        )
         before_end = self._ends[sentence] - places
         chosen = self._sentences[sentence]
         inside = self.starts[chosen] + self.lengths[chosen] - before_end
@@ -285,7 +309,9 @@ def streams_of(
     lengths = (sizes.batch_size, sizes.segment_len, ext_len, rank, world_size)
     try:
         if corpus.sentences:
-            return ShuffledStreams(corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed)
+            return ShuffledStreams(
+                corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed
+            )
         return Streams(corpus.splits[split], *lengths, seed=seed)
     except OptionError as error:
         raise error.within("evaluation" if hasattr(sizes, "max_segments") else "data") from error

@@ -21,7 +21,10 @@ LONGEST_WORD = 1024  # training is quadratic in the length of a word, so longer 
 # Byte-level tokenizers write a byte as the character of its number if that is printable, others as these from 256 on.
 PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 OTHERS = [byte for byte in range(N_BYTES) if byte not in PRINTABLE]
-BYTE_OF_CHARACTER = {chr(byte if byte in PRINTABLE else N_BYTES + OTHERS.index(byte)): byte for byte in range(N_BYTES)}
+BYTE_OF_CHARACTER = {
+    chr(byte if byte in PRINTABLE else N_BYTES + OTHERS.index(byte)): byte
+    for byte in range(N_BYTES)
+}
 WORD_START = "▁"  # stands for a space in tokenizers like those of SentencePiece
 # White space before other characters: GPT-2's expression always divides a text before a run of it. Python's white space
 # is that of the expression but for the separators 1c to 1f.
@@ -61,10 +64,16 @@ class Subwords:
             self._tokenizer = Tokenizer.from_str(tokenizer)
             state = json.loads(tokenizer)
             added = self._tokenizer.get_added_tokens_decoder()
-            contents = _contents(self._tokenizer.get_vocab(with_added_tokens=False), state, set(added))
-        except Exception as error:  # the library raises a plain Exception for a file that it cannot read
+            contents = _contents(
+                self._tokenizer.get_vocab(with_added_tokens=False), state, set(added)
+            )
+        except (
+            Exception
+        ) as error:  # the library raises a plain Exception for a file that it cannot read
             reason = str(error) if isinstance(error, UserError) else repr(error)
-            raise UserError(f"is not a tokenizer.json of tokens that are bytes, like GPT-2's ({reason})") from error
+            raise UserError(
+                f"is not a tokenizer.json of tokens that are bytes, like GPT-2's ({reason})"
+            ) from error
         for number, token in added.items():
             contents.setdefault(number, token.content.encode())
         self.contents = tuple(contents.get(number, b"") for number in range(1 + max(contents)))
@@ -121,7 +130,9 @@ class Subwords:
         while len(text) - start > 2 * PART_CHARACTERS:
             place = CUT.search(text, start + PART_CHARACTERS, len(text) - CONTEXT_CHARACTERS)
             while place is not None and not self._is_cut(text, place.start()):
-                place = CUT.search(text, place.start() + CONTEXT_CHARACTERS, len(text) - CONTEXT_CHARACTERS)
+                place = CUT.search(
+                    text, place.start() + CONTEXT_CHARACTERS, len(text) - CONTEXT_CHARACTERS
+                )
             if place is None:
                 return
             start = place.start()
@@ -140,7 +151,9 @@ class Subwords:
             if context:
                 ids = next(contexts)
                 if not encoded[number].startswith(ids):
-                    raise UserError("the tokenizer reads a long run of this text as one word: put spaces into it")
+                    raise UserError(
+                        "the tokenizer reads a long run of this text as one word: put spaces into it"
+                    )
                 encoded[number] = encoded[number][len(ids) :]
         tokens = np.frombuffer(b"".join(encoded), np.int32)
         self._compare(tokens, "".join(text for _, text in parts))
@@ -156,7 +169,9 @@ class Subwords:
         if len(self._ids_of_word) > MOST_WORDS:
             self._ids_of_word = {}
         new = list(set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word))
-        for word, encoding in zip(new, self._tokenizer.encode_batch_fast(new, add_special_tokens=False), strict=True):
+        for word, encoding in zip(
+            new, self._tokenizer.encode_batch_fast(new, add_special_tokens=False), strict=True
+        ):
             self._ids_of_word[word] = array("i", encoding.ids).tobytes()
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
 
@@ -183,7 +198,11 @@ class Subwords:
 def _divides_words(state: dict[str, Any], added: list[str]) -> bool:
     """Return whether a tokenizer is known to divide a text before a run of white space, like GPT-2's expression."""
     before = state.get("pre_tokenizer") or {}
-    is_gpt2 = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before["add_prefix_space"]
+    is_gpt2 = (
+        before.get("type") == "ByteLevel"
+        and before.get("use_regex", True)
+        and not before["add_prefix_space"]
+    )
     normalizer = state.get("normalizer") or {"type": "NFC"}
     if not is_gpt2 or normalizer["type"] != "NFC":
         return False
@@ -199,7 +218,9 @@ def _unknown_of(model: dict[str, Any]) -> bytes:
     return str(model.get("unk_token") or "").encode()
 
 
-def _contents(vocabulary: dict[str, int], state: dict[str, Any], added: set[int]) -> dict[int, bytes]:
+def _contents(
+    vocabulary: dict[str, int], state: dict[str, Any], added: set[int]
+) -> dict[int, bytes]:
     """Return the bytes of every token by number, without those that are added to a text as they are."""
     kinds = set()
     for name in ("pre_tokenizer", "decoder"):
@@ -216,7 +237,11 @@ def _contents(vocabulary: dict[str, int], state: dict[str, Any], added: set[int]
                 raise UserError(f"its token {text!r} has characters that stand for no byte")
             contents[number] = bytes(map(BYTE_OF_CHARACTER.__getitem__, text))
         return contents
-    if model.get("type", "BPE") not in ("BPE", "Unigram") or not kinds & {"Metaspace", "ByteFallback", "Replace"}:
+    if model.get("type", "BPE") not in ("BPE", "Unigram") or not kinds & {
+        "Metaspace",
+        "ByteFallback",
+        "Replace",
+    }:
         raise UserError("it is neither byte-level nor of SentencePiece's kind")
     for text, number in vocabulary.items():
         byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
@@ -243,11 +268,16 @@ def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES
     """
     by_words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([by_words, pre_tokenizers.FixedLength(LONGEST_WORD)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [by_words, pre_tokenizers.FixedLength(LONGEST_WORD)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=LEAST_COUNT, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size,
+        min_frequency=LEAST_COUNT,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_whole_words(texts), trainer)
     if tokenizer.get_vocab_size() < least:
@@ -262,7 +292,10 @@ def _whole_words(texts: Iterable[str]) -> Iterator[str]:
     """Yield the same text, cut only before a space or line break after other characters."""
     pending: list[str] = []
     for text in texts:
-        cuts = [match.start() for match in BEFORE_WORD.finditer(text, max(0, len(text) - PART_CHARACTERS))]
+        cuts = [
+            match.start()
+            for match in BEFORE_WORD.finditer(text, max(0, len(text) - PART_CHARACTERS))
+        ]
         if cuts:
             yield "".join([*pending, text[: cuts[-1]]])
             pending = [text[cuts[-1] :]]

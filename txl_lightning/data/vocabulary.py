@@ -19,7 +19,10 @@ from txl_lightning.errors import UserError
 
 Level = Literal["byte", "char", "word", "bpe", "ids"]
 LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # of texts
-KEPT_LEVELS = ("bpe", "ids")  # read with the vocabulary of a checkpoint, which is not made from the text again
+KEPT_LEVELS = (
+    "bpe",
+    "ids",
+)  # read with the vocabulary of a checkpoint, which is not made from the text again
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 SENTENCE = "<S>"
@@ -120,7 +123,9 @@ class Vocabulary:
         """Words that begin inside each token and its line ends; whether its first and last bytes are of words, [V]."""
         first_V = np.array([bool(content[:1].strip()) for content in self._bytes])
         last_V = np.array([bool(content[-1:].strip()) for content in self._bytes])
-        words_V = np.array([len(content.split()) + content.count(b"\n") for content in self._bytes], np.int64)
+        words_V = np.array(
+            [len(content.split()) + content.count(b"\n") for content in self._bytes], np.int64
+        )
         return words_V - first_V, first_V, last_V
 
     @cached_property
@@ -203,7 +208,9 @@ class Vocabulary:
             else:
                 documents = [words_of_lines(text, mark) for text in texts]
             symbols = list(chain.from_iterable(documents))
-            tokens = np.fromiter(map(self.numbers.get, symbols, repeat(self.unknown)), np.int32, len(symbols))
+            tokens = np.fromiter(
+                map(self.numbers.get, symbols, repeat(self.unknown)), np.int32, len(symbols)
+            )
             yield self._known(tokens, _begins(documents), symbols.__getitem__)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
@@ -234,8 +241,12 @@ class Vocabulary:
         """
         level = state["level"]
         if level == "bpe" and state.get("by_line", True):
-            raise UserError("its subwords are those of single lines, as before version 0.5.0; that version reads them")
-        return cls(level, tuple(state["symbols"]), state.get("tokenizer", ""), state.get("lenient", False))
+            raise UserError(
+                "its subwords are those of single lines, as before version 0.5.0; that version reads them"
+            )
+        return cls(
+            level, tuple(state["symbols"]), state.get("tokenizer", ""), state.get("lenient", False)
+        )
 
     @cached_property
     def _subwords(self) -> Subwords:
@@ -244,7 +255,9 @@ class Vocabulary:
     @cached_property
     def _table(self) -> np.ndarray:
         """Token number by code point; the last entry is for all larger code points."""
-        numbers = {ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1}
+        numbers = {
+            ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1
+        }
         other = self.unknown if self.lenient else -1
         table = np.full(max(numbers, default=0) + 2, other, dtype=np.int32)
         table[list(numbers)] = list(numbers.values())
@@ -255,12 +268,16 @@ class Vocabulary:
         tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
         return self._known(tokens, begins, lambda place: chr(int(values[place])))
 
-    def _known(self, tokens: np.ndarray, begins: NDArray[np.int64], symbol_at: Callable[[int], str]) -> Tokens:
+    def _known(
+        self, tokens: np.ndarray, begins: NDArray[np.int64], symbol_at: Callable[[int], str]
+    ) -> Tokens:
         """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is left out, or an error."""
         if tokens.min(initial=0) < 0:
             if not self.lenient:
                 symbol = symbol_at(int(tokens.argmin()))
-                raise UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")
+                raise UserError(
+                    f"{symbol!r} is not among the {len(self)} symbols of the training split"
+                )
             is_known = tokens >= 0
             begins = np.append(0, np.cumsum(is_known))[begins]
             tokens = tokens[is_known]
@@ -345,7 +362,9 @@ class SplitTokens:
         UserError: when tokens are read and the file has changed since it was opened.
     """
 
-    def __init__(self, tokens: np.ndarray, starts: np.ndarray | None = None, path: Path | None = None) -> None:
+    def __init__(
+        self, tokens: np.ndarray, starts: np.ndarray | None = None, path: Path | None = None
+    ) -> None:
         self.tokens = tokens
         self.starts = starts
         self.path = path
@@ -370,7 +389,9 @@ class SplitTokens:
     def take(self, positions: Any, mode: Any = "raise") -> NDArray[np.int64]:
         """Return the token numbers at positions, as `numpy.take`."""
         if self._look() != self._status:
-            raise UserError(f"{self.path}: has changed since it was opened; its ids must stay as they are")
+            raise UserError(
+                f"{self.path}: has changed since it was opened; its ids must stay as they are"
+            )
         tokens = self.tokens.take(positions, mode=mode).astype(np.int64)
         if self.starts is None:
             return tokens
@@ -471,7 +492,9 @@ def _make_rare_unknown(counts: Counter[str], min_count: int) -> None:
     counts[UNKNOWN] += n_rare
     others = "use data.level=bpe, char or byte"
     if n_bytes > LONGEST_WORD * n_words:
-        raise UserError(f"data.level=word: a word has {n_bytes / n_words:.0f} bytes on average; {others}")
+        raise UserError(
+            f"data.level=word: a word has {n_bytes / n_words:.0f} bytes on average; {others}"
+        )
     if n_words >= ENOUGH_WORDS and n_rare > MOST_UNKNOWN * n_words:
         reason = f"{n_rare:,} of {n_words:,} training words are <unk>, as rarer than data.min_count"
         raise UserError(f"data.level=word: {reason}; {others}")
@@ -522,7 +545,9 @@ def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
             yield texts
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file") from error
+        raise UserError(
+            f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file"
+        ) from error
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
