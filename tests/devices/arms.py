@@ -26,8 +26,14 @@ ENCODINGS = ("relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope")
 ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     **{f"{name}, memory": replace(RELATIVE, encoding=name) for name in ENCODINGS},
     **{f"{name}, no memory": replace(RELATIVE, encoding=name, mem_len=0) for name in ENCODINGS},
-    **{f"terms {terms}": replace(RELATIVE, terms=terms) for terms in ("abd", "ab", "ac", "ad", "cd", "d", "a", "")},
-    **{f"shaw, terms {terms}": replace(RELATIVE, encoding="shaw", terms=terms) for terms in ("ab", "d")},
+    **{
+        f"terms {terms}": replace(RELATIVE, terms=terms)
+        for terms in ("abd", "ab", "ac", "ad", "cd", "d", "a", "")
+    },
+    **{
+        f"shaw, terms {terms}": replace(RELATIVE, encoding="shaw", terms=terms)
+        for terms in ("ab", "d")
+    },
     "attention dropout": replace(RELATIVE, attention_dropout=0.1),
     "pre-norm": replace(RELATIVE, pre_norm=True),
     "biases per layer": replace(RELATIVE, untie_biases=True),
@@ -44,7 +50,14 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 }
 # Together these run every branch of the models; `make test-all` takes all arms.
 ALWAYS = (
-    *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
+    *(
+        "relative, memory",
+        "shaw, memory",
+        "absolute, no memory",
+        "al_rfou, memory",
+        "alibi, memory",
+        "terms cd",
+    ),
     *("rope, memory", "biases per layer", "same length, clamp"),
     *("memory of zeros", "adaptive embedding", "documents"),
     *("lstm", "qrnn"),
@@ -59,7 +72,11 @@ def cases(arms: Iterable[str] = tuple(ARMS)) -> list[Any]:
 def make(arm: str, device: str = "cpu") -> Model:
     """Return the model of an arm on a device."""
     config = ARMS[arm]
-    model: Model = TransformerXL(config) if isinstance(config, TransformerXLConfig) else RecurrentLanguageModel(config)
+    model: Model = (
+        TransformerXL(config)
+        if isinstance(config, TransformerXLConfig)
+        else RecurrentLanguageModel(config)
+    )
     return model.to(device)
 
 

@@ -48,8 +48,11 @@ def test_recl_has_losses_by_context(arm: str) -> None:
 def test_tokens_are_generated(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `txl generate` does it: without a memory, from a window that is recomputed for every token."""
 
-    def likeliest(log_probabilities_BV: Tensor, *sampling: float, generators: Any) -> Tensor:
-        return generation.candidates(log_probabilities_BV, *sampling)[1][:, 0]  # type: ignore[arg-type]
+    def likeliest(log_probabilities_BV: Tensor, sampling: Any, generators: Any) -> Tensor:
+        _, tokens_Bk = generation.candidates(
+            log_probabilities_BV, sampling.top_k, sampling.top_p, sampling.temperature
+        )
+        return tokens_Bk[:, 0]
 
     monkeypatch.setattr(generation, "_sample", likeliest)  # draws on the CPU for every device
     model: Any = make(arm, "meta").eval()

@@ -22,7 +22,9 @@ from txl_lightning.training.module import LanguageModelModule
 def _without_kernels_or_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Allow fused Adam on meta, whose kernel only checks the devices there; replace the read of the softmax."""
     module = sys.modules[torch.optim.Optimizer.__module__]
-    monkeypatch.setattr(module, "_get_fused_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"])
+    monkeypatch.setattr(
+        module, "_get_fused_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"]
+    )
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name in ("_fused_adam_", "_fused_adamw_"):
         library.impl(name, _check_devices)
@@ -32,7 +34,10 @@ def _without_kernels_or_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _check_devices(*lists: list[Tensor], found_inf: Tensor | None = None, **options: Any) -> None:
-    for tensor in [*(tensor for tensors in lists for tensor in tensors), *([] if found_inf is None else [found_inf])]:
+    for tensor in [
+        *(tensor for tensors in lists for tensor in tensors),
+        *([] if found_inf is None else [found_inf]),
+    ]:
         assert tensor.is_meta
 
 
@@ -57,12 +62,17 @@ def test_every_arm_trains(arm: str) -> None:
     train(module, optimizer)
     state = [value for values in optimizer.state.values() for value in values.values()]
     assert state
-    assert all(value.is_meta for value in [*state, module.loss, module.gradient_norm, module.finite])
+    assert all(
+        value.is_meta for value in [*state, module.loss, module.gradient_norm, module.finite]
+    )
 
 
 OPTIONS = [{"loss": "half"}, {"loss": "random_half"}, {"n_groups": 2}]
 OPTIONS += [{"optimizer": "adamw"}, {"optimizer": "muon"}]
-SEVERAL = [{"segment_len": 2}, {"segment_len": 2, "loss": "random_half", "n_groups": 2}]  # segments in a step
+SEVERAL = [
+    {"segment_len": 2},
+    {"segment_len": 2, "loss": "random_half", "n_groups": 2},
+]  # segments in a step
 TRAINED = [*product(["relative, memory", "qrnn"], OPTIONS), *product(["relative, memory"], SEVERAL)]
 
 

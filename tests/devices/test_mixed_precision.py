@@ -15,7 +15,9 @@ def test_losses_norms_and_memory_are_in_float32(arm: str) -> None:
     model, seen = make(arm), []
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            module.register_forward_hook(lambda _, inputs, output: seen.extend((inputs[0].dtype, output.dtype)))
+            module.register_forward_hook(
+                lambda _, inputs, output: seen.extend((inputs[0].dtype, output.dtype))
+            )
     window = tokens()
     with torch.autocast("cpu", torch.bfloat16):
         nll_BT, memory = model.score(window[:, :-1], window[:, 1:])

@@ -38,15 +38,24 @@ def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
         moved = window.to(device)
         _, memory = model.score(moved[:, :-1], moved[:, 1:])
         nll_BT, _ = model.score(moved[:, :-1], moved[:, 1:], memory)  # type: ignore[arg-type]
-        if device == "cuda" and any(isinstance(module, torch.nn.LSTM) for module in model.modules()):
-            results[device] = (nll_BT.detach().cpu(), results["cpu"][1])  # cuDNN has no backward in evaluation mode
+        if device == "cuda" and any(
+            isinstance(module, torch.nn.LSTM) for module in model.modules()
+        ):
+            results[device] = (
+                nll_BT.detach().cpu(),
+                results["cpu"][1],
+            )  # cuDNN has no backward in evaluation mode
             continue
         nll_BT.mean().backward()
         # Copies, because `model.to` moves gradients too.
         gradients = [p.grad.to("cpu", copy=True) for p in model.parameters() if p.grad is not None]
         results[device] = (nll_BT.detach().cpu(), gradients)
-    torch.testing.assert_close(*(results[device][0] for device in ("cpu", "cuda")), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(*(results[device][1] for device in ("cpu", "cuda")), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        *(results[device][0] for device in ("cpu", "cuda")), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(
+        *(results[device][1] for device in ("cpu", "cuda")), rtol=1e-3, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -58,7 +67,9 @@ def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
         found = [stream_losses(model, streams).nll]
         if can_cache(model):
             found.append(stream_losses(CachedTransformerXL(model), streams).nll)
-        found.append(window_losses(window_reader(model, trained_len=T), CORPUS, np.arange(50, 60), [2, 4, 6]))
+        found.append(
+            window_losses(window_reader(model, trained_len=T), CORPUS, np.arange(50, 60), [2, 4, 6])
+        )
         results[device] = found
     for one, other in zip(*results.values(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
@@ -75,11 +86,18 @@ class ErrorOfWaiting(L.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("overrides", [(), ("encoding=shaw",), ("optimizer=muon",), ("trainer.precision=32-true",)])
+@pytest.mark.parametrize(
+    "overrides", [(), ("encoding=shaw",), ("optimizer=muon",), ("trainer.precision=32-true",)]
+)
 def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
     try:
         with quiet_libraries():
-            run = build(tiny_config(tmp_path, *GPU, *overrides), tmp_path / "run", Ranks(), StopSignals(Ranks()))
+            run = build(
+                tiny_config(tmp_path, *GPU, *overrides),
+                tmp_path / "run",
+                Ranks(),
+                StopSignals(Ranks()),
+            )
             run.trainer.callbacks.append(ErrorOfWaiting())
             fit(run)
     finally:

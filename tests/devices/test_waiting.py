@@ -40,7 +40,12 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def reads_of_steps(directory: Path, *overrides: str) -> list[str]:
     watch = Watch()
     with quiet_libraries():
-        run = build(tiny_config(directory, *STEPS, *overrides), directory / "run", Ranks(), StopSignals(Ranks()))
+        run = build(
+            tiny_config(directory, *STEPS, *overrides),
+            directory / "run",
+            Ranks(),
+            StopSignals(Ranks()),
+        )
         run.trainer.callbacks.append(watch)
         fit(run)
     return watch.reads.found
@@ -67,14 +72,25 @@ def test_an_adaptive_softmax_waits_once(tmp_path: Path) -> None:
     assert reads_of_steps(tmp_path, "model.cutoffs=[20,40,60]") == ["tolist"] * 5
 
 
-NOTICED = {"trainer.log_every_n_steps": 6, "checkpoint.every_n_steps": 5, "checkpoint.keep_every_n_steps": 8}
+NOTICED = {
+    "trainer.log_every_n_steps": 6,
+    "checkpoint.every_n_steps": 5,
+    "checkpoint.keep_every_n_steps": 8,
+}
 NOTICED |= {"trainer.val_every_n_steps": 7, "trainer.max_steps": 12}
 
 
 @pytest.mark.parametrize("option", NOTICED)
-def test_a_loss_that_is_not_finite_ends_the_run_unsaved(option: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
+    option: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     poison(monkeypatch, (4,))
-    step, options = NOTICED[option], (*STEPS, "trainer.log_every_n_steps=50", f"{option}={NOTICED[option]}")
-    with pytest.raises(UserError, match=f"not finite in or before step {step}; no checkpoint was written yet"):
+    step, options = (
+        NOTICED[option],
+        (*STEPS, "trainer.log_every_n_steps=50", f"{option}={NOTICED[option]}"),
+    )
+    with pytest.raises(
+        UserError, match=f"not finite in or before step {step}; no checkpoint was written yet"
+    ):
         train(tiny_config(tmp_path, *options), tmp_path / "run")
     assert not list((tmp_path / "run").rglob("*.ckpt"))

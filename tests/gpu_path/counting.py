@@ -8,8 +8,29 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 VIEWS = {
-    *("view", "_unsafe_view", "t", "transpose", "split", "split_with_sizes", "slice", "detach", "unbind", "expand"),
-    *("as_strided", "permute", "unsqueeze", "squeeze", "select", "alias", "chunk", "diagonal", "_reshape_alias"),
+    *(
+        "view",
+        "_unsafe_view",
+        "t",
+        "transpose",
+        "split",
+        "split_with_sizes",
+        "slice",
+        "detach",
+        "unbind",
+        "expand",
+    ),
+    *(
+        "as_strided",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "select",
+        "alias",
+        "chunk",
+        "diagonal",
+        "_reshape_alias",
+    ),
 }
 
 

@@ -36,10 +36,15 @@ def test_only_probabilities_of_half_size_are_kept(monkeypatch: pytest.MonkeyPatc
     logits = torch.randn(25, 300, dtype=torch.bfloat16, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         negative_log_likelihood(logits, torch.randint(300, (25,)))
-    assert sum(x.nbytes for x in kept if x.is_floating_point() and x.ndim == 2 and x.shape[1] > 1) == logits.nbytes
+    assert (
+        sum(x.nbytes for x in kept if x.is_floating_point() and x.ndim == 2 and x.shape[1] > 1)
+        == logits.nbytes
+    )
 
 
-@pytest.mark.parametrize("arm", ["adaptive softmax", "adaptive embedding", "lstm, adaptive embedding"])
+@pytest.mark.parametrize(
+    "arm", ["adaptive softmax", "adaptive embedding", "lstm, adaptive embedding"]
+)
 def test_targets_on_the_cpu_spare_the_wait_and_change_nothing(arm: str) -> None:
     model, window = make(arm).eval(), tokens()
     before, after = window[:, :-1], window[:, 1:]

@@ -20,7 +20,10 @@ from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.training.module import compiled
 
-SIZES = {"enwik8 base": (8, 22, 512, 1024, 64), "wt103 base": (10, 60, 150, 300, 41)}  # H, B, T, K, E
+SIZES = {
+    "enwik8 base": (8, 22, 512, 1024, 64),
+    "wt103 base": (10, 60, 150, 300, 41),
+}  # H, B, T, K, E
 
 
 class LeadingDimensions(TorchDispatchMode):
@@ -42,10 +45,14 @@ class LeadingDimensions(TorchDispatchMode):
 def _the_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors take the efficient kernel, as CUDA ones do; it refuses what is not aligned."""
 
-    def efficient(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float, scale: float) -> Tensor:
+    def efficient(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float, scale: float
+    ) -> Tensor:
         assert {x.shape[-1] % 8 for x in (q, k, v)} == {0}
         kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-        return kernel(q, k, v, attn_mask, compute_log_sumexp=True, dropout_p=dropout_p, scale=scale)[0]
+        return kernel(
+            q, k, v, attn_mask, compute_log_sumexp=True, dropout_p=dropout_p, scale=scale
+        )[0]
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", efficient)
 
@@ -54,7 +61,10 @@ def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     """Forward and backward pass of one layer's attention in bfloat16."""
     H, B, T, K, E = SIZES[sizes]
     shapes = [(H, B, T, E), (H, B, K, E), (H, K + 1, E), (H, E), (H, E), (H, B, K, E)]
-    inputs = [torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    inputs = [
+        torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        for shape in shapes
+    ]
     mask = torch.empty((B, T, K) if documents else (T, K), device="meta", dtype=torch.bfloat16)
     q, k, r, u, v, values = inputs
     visible = VisibleKeys(mask, sees_memory=True)
@@ -64,10 +74,20 @@ def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     heads_HBTE.backward(torch.empty_like(heads_HBTE))
 
 
-ODD = {"n_layer": 1, "d_model": 10, "n_head": 2, "d_head": 5, "d_inner": 21, "vocab_size": 31, "table_len": 14}
+ODD = {
+    "n_layer": 1,
+    "d_model": 10,
+    "n_head": 2,
+    "d_head": 5,
+    "d_inner": 21,
+    "vocab_size": 31,
+    "table_len": 14,
+}
 
 
-@pytest.mark.parametrize("options", [{}, {"cutoffs": (5, 12)}, {"pre_norm": True, "encoding": "shaw"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"cutoffs": (5, 12)}, {"pre_norm": True, "encoding": "shaw"}], ids=str
+)
 def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options: dict[str, Any]) -> None:
     with torch.device("meta"):
         model = TransformerXL(TransformerXLConfig(mem_len=6, **(ODD | options))).bfloat16()
@@ -79,7 +99,9 @@ def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options: dict[str, Any
 
 
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"])
-def test_padded_products_change_no_loss_and_no_gradient(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_products_change_no_loss_and_no_gradient(
+    arm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, window = make(arm).double().eval(), tokens()
     results = []
     for pads in (False, True):
@@ -89,13 +111,19 @@ def test_padded_products_change_no_loss_and_no_gradient(arm: str, monkeypatch: p
         nll_BT = nll_BT + model.score(window[:, :-1], window[:, 1:], memory)[0]  # type: ignore[arg-type]
         nll_BT.mean().backward()
         of_all_BTV = model.softmax.log_probabilities(model(window)[0], model.embedding)
-        results.append([nll_BT, of_all_BTV, *(p.grad for p in model.parameters() if p.grad is not None)])
+        results.append(
+            [nll_BT, of_all_BTV, *(p.grad for p in model.parameters() if p.grad is not None)]
+        )
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"documents": True}], ids=str)
-@pytest.mark.parametrize(("sizes", "launches", "scores"), [("enwik8 base", 26, 4.0), ("wt103 base", 34, 6.5)])
-def test_launches_and_bytes_of_a_layer(sizes: str, launches: int, scores: float, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "launches", "scores"), [("enwik8 base", 26, 4.0), ("wt103 base", 34, 6.5)]
+)
+def test_launches_and_bytes_of_a_layer(
+    sizes: str, launches: int, scores: float, options: dict[str, Any]
+) -> None:
     """Bytes in units of all scores of the layer, without what the fused kernel writes."""
     H, B, T, K, _ = SIZES[sizes]
     with Launches() as counted:
@@ -107,7 +135,15 @@ def test_launches_and_bytes_of_a_layer(sizes: str, launches: int, scores: float,
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_no_view_is_written_in_place_in_a_layer(dropout: float) -> None:
     """Its gradient would be copied: CopySlices."""
-    nodes, seen = [tiny_model(dropout=dropout).train().score(*random_stream(2, 6).split(3, dim=1))[0].grad_fn], set()
+    nodes, seen = (
+        [
+            tiny_model(dropout=dropout)
+            .train()
+            .score(*random_stream(2, 6).split(3, dim=1))[0]
+            .grad_fn
+        ],
+        set(),
+    )
     while nodes:
         node = nodes.pop()
         if node is not None and node not in seen:

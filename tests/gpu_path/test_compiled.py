@@ -18,9 +18,13 @@ UNEVEN = ("relative, memory/3", "adaptive softmax/3", "lstm/3")  # 4 streams in 
 @pytest.mark.timeout(1300)
 def test_nothing_is_compiled_after_the_first_step(tmp_path: Path) -> None:
     """One graph a shape, but for the tails of the softmax, whose shapes differ in every step, and torch's LSTM."""
-    done = start_module(tmp_path, "tests.gpu_path.compiled_steps", *ARMS, *UNEVEN).finish(timeout=1200)
+    done = start_module(tmp_path, "tests.gpu_path.compiled_steps", *ARMS, *UNEVEN).finish(
+        timeout=1200
+    )
     assert done.returncode == 0, done.stderr
     graphs = json.loads(done.stdout.splitlines()[-1])
-    divided = {arm: LSTM_GRAPHS * arm.startswith("lstm") + 2 * ("adaptive" in arm) for arm in graphs}
+    divided = {
+        arm: LSTM_GRAPHS * arm.startswith("lstm") + 2 * ("adaptive" in arm) for arm in graphs
+    }
     most = {arm: (1 + n) * (1 + (arm in UNEVEN)) for arm, n in divided.items()}
     assert {arm: n for arm, n in graphs.items() if not isinstance(n, int) or n > most[arm]} == {}

@@ -13,26 +13,39 @@ from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.training.optimizers import make_optimizer
 
 
-def scaled_step(name: str, scale: float, poisoned: bool = False) -> tuple[Tensor, list[Tensor], float]:
+def scaled_step(
+    name: str, scale: float, poisoned: bool = False
+) -> tuple[Tensor, list[Tensor], float]:
     """Return the norm of the gradients after unscaling, the weights after the step, and the next scale."""
     torch.manual_seed(1)
     model = make("relative, memory").eval()
-    optimizer, _ = make_optimizer(model, OptimizerConfig(name=name, lr=0.01, warmup_steps=0), 10, fused=False)
+    optimizer, _ = make_optimizer(
+        model, OptimizerConfig(name=name, lr=0.01, warmup_steps=0), 10, fused=False
+    )
     scaler, window = torch.amp.GradScaler("cpu", init_scale=scale), tokens()
     nll_BT, _ = model.score(window[:, :-1], window[:, 1:])
     scaler.scale(nll_BT.mean()).backward()
     if poisoned:
-        next(p for n, p in model.named_parameters() if n.endswith("qkv.weight")).grad[0, 0] = torch.inf  # type: ignore[index]
+        next(p for n, p in model.named_parameters() if n.endswith("qkv.weight")).grad[0, 0] = (
+            torch.inf
+        )  # type: ignore[index]
     scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.25)
     scaler.step(optimizer)
     scaler.update()
-    return norm, [parameter.detach().clone() for parameter in model.parameters()], scaler.get_scale()
+    return (
+        norm,
+        [parameter.detach().clone() for parameter in model.parameters()],
+        scaler.get_scale(),
+    )
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
 def test_a_gradient_scaler_changes_no_gradient_and_skips_an_infinite_one(name: str) -> None:
-    (norm, weights, _), (scaled_norm, scaled_weights, _) = scaled_step(name, 1.0), scaled_step(name, 65536.0)
+    (norm, weights, _), (scaled_norm, scaled_weights, _) = (
+        scaled_step(name, 1.0),
+        scaled_step(name, 65536.0),
+    )
     torch.testing.assert_close(scaled_norm, norm)
     torch.testing.assert_close(scaled_weights, weights)
     torch.manual_seed(1)
@@ -45,7 +58,9 @@ def test_a_gradient_scaler_changes_no_gradient_and_skips_an_infinite_one(name: s
 def test_a_step_of_muon_at_base_size_has_few_launches() -> None:
     """One list operation is counted as one launch: a GPU has a kernel for many tensors."""
     with torch.device("meta"):
-        config = TransformerXLConfig(vocab_size=205, n_layer=12, d_model=512, n_head=8, d_head=64, d_inner=2048)
+        config = TransformerXLConfig(
+            vocab_size=205, n_layer=12, d_model=512, n_head=8, d_head=64, d_inner=2048
+        )
         model = TransformerXL(config)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)

@@ -43,13 +43,17 @@ class Collectives(L.Callback):
             self.profiler.__exit__(None, None, None)
             found = Counter(e.name for e in self.profiler.events() if e.name.startswith("c10d::"))
             if trainer.is_global_zero:
-                self.file.write_text(json.dumps({name: n / len(STEPS) for name, n in found.items()}))
+                self.file.write_text(
+                    json.dumps({name: n / len(STEPS) for name, n in found.items()})
+                )
 
 
 def test_two_ranks_exchange_gradients_and_one_flag(tmp_path: Path) -> None:
     """One bucket of gradients, and one flag through gloo, which no GPU waits for."""
     config = tiny_config(tmp_path, *OPTIONS, "trainer.log_every_n_steps=100", "trainer.devices=2")
-    config.trainer.callbacks = [{"_target_": f"{__name__}.Collectives", "file": f"{tmp_path}/found.json"}]
+    config.trainer.callbacks = [
+        {"_target_": f"{__name__}.Collectives", "file": f"{tmp_path}/found.json"}
+    ]
     run.train(config, tmp_path / "run")
     assert json.loads((tmp_path / "found.json").read_text()) == {"c10d::allreduce_": 2.0}
 
@@ -71,20 +75,31 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 
 @pytest.mark.parametrize(("visible", "index"), [(4, 2), (1, 0)])
-def test_a_command_makes_its_gpu_the_current_one(visible: int, index: int, devices: Devices, monkeypatch: Any) -> None:
+def test_a_command_makes_its_gpu_the_current_one(
+    visible: int, index: int, devices: Devices, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setenv("LOCAL_RANK", "2")
     assert [chosen_device("gpu")] == devices == [torch.device("cuda", index)]
 
 
 @pytest.mark.parametrize(("accelerator", "backend"), [("gpu", "nccl"), ("cpu", "gloo")])
-def test_ranks_meet_with_the_gpu_of_each(accelerator: str, backend: str, devices: Devices, monkeypatch: Any) -> None:
+def test_ranks_meet_with_the_gpu_of_each(
+    accelerator: str, backend: str, devices: Devices, monkeypatch: Any
+) -> None:
     """NCCL knows the GPU from the start; flags have a group of gloo's."""
     made: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, *_, **place: made.append((backend, place)))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, *_, **place: made.append((backend, place))
+    )
     monkeypatch.setattr(dist, "new_group", lambda backend, **_: made.append(backend) or backend)
-    elastic = {"TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
+    elastic = {
+        "TORCHELASTIC_RUN_ID": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "WORLD_SIZE": "4",
+    }
     for name, value in {**elastic, "RANK": "2", "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
     connected = connect(TrainerConfig(accelerator=accelerator, devices=4))
@@ -94,7 +109,9 @@ def test_ranks_meet_with_the_gpu_of_each(accelerator: str, backend: str, devices
     assert (connected.rank, connected.world_size, connected.group) == (2, 4, "gloo")
 
 
-def test_a_task_of_slurm_may_see_its_own_gpu_alone(tmp_path: Path, devices: Devices, monkeypatch: Any) -> None:
+def test_a_task_of_slurm_may_see_its_own_gpu_alone(
+    tmp_path: Path, devices: Devices, monkeypatch: Any
+) -> None:
     """`srun --gpus-per-task=1`: four ranks a machine, each of which sees one GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(CUDAAccelerator, "is_available", staticmethod(lambda: True))
@@ -102,12 +119,25 @@ def test_a_task_of_slurm_may_see_its_own_gpu_alone(tmp_path: Path, devices: Devi
     config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4", "evaluation.batch_size=4")
     with pytest.raises(OptionError, match=r"1 GPUs are visible and trainer\.devices=4"):
         check_config(config)
-    slurm = {"NTASKS": 4, "STEP_NUM_TASKS": 4, "NTASKS_PER_NODE": 4, "PROCID": 2, "LOCALID": 2, "NODEID": 0}
+    slurm = {
+        "NTASKS": 4,
+        "STEP_NUM_TASKS": 4,
+        "NTASKS_PER_NODE": 4,
+        "PROCID": 2,
+        "LOCALID": 2,
+        "NODEID": 0,
+    }
     for name, value in {**slurm, "JOB_ID": 7, "JOB_NAME": "txl"}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     check_config(config)
-    monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)  # the trainer sets it, for the whole process
+    monkeypatch.setattr(
+        rank_zero_only, "rank", 0, raising=False
+    )  # the trainer sets it, for the whole process
     trainer = run.make_trainer(config, tmp_path, [], run.Start())
-    assert (trainer.strategy.root_device, trainer.global_rank, trainer.world_size) == (torch.device("cuda", 0), 2, 4)
+    assert (trainer.strategy.root_device, trainer.global_rank, trainer.world_size) == (
+        torch.device("cuda", 0),
+        2,
+        4,
+    )
     assert (type(trainer.strategy), trainer.precision) == (DDPStrategy, "bf16-mixed")
     assert ranks.own_gpu(2) == torch.device("cuda", 0)

@@ -32,10 +32,16 @@ class CopiesToGpu(TorchFunctionMode):
         if name == "pin_memory":
             self.pinned.append(args[0])
             return args[0]
-        devices = [x for x in (*args[1:], kwargs.get("device")) if isinstance(x, torch.device | str)]
-        if name == "cuda" or (name == "to" and any(torch.device(device).type == "cuda" for device in devices)):
+        devices = [
+            x for x in (*args[1:], kwargs.get("device")) if isinstance(x, torch.device | str)
+        ]
+        if name == "cuda" or (
+            name == "to" and any(torch.device(device).type == "cuda" for device in devices)
+        ):
             self.n += 1
-            self.waits += not (kwargs.get("non_blocking") and any(args[0] is tensor for tensor in self.pinned))
+            self.waits += not (
+                kwargs.get("non_blocking") and any(args[0] is tensor for tensor in self.pinned)
+            )
             return args[0]
         return func(*args, **kwargs)
 
@@ -43,11 +49,15 @@ class CopiesToGpu(TorchFunctionMode):
 @pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
 @pytest.mark.parametrize("segment_len", [6, 2])
 @pytest.mark.parametrize("loss", ["full", "half", "random_half"])
-def test_a_step_copies_from_pinned_memory_alone(loss: str, segment_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_copies_from_pinned_memory_alone(
+    loss: str, segment_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = bare_module(make("relative, memory"), loss=loss, segment_len=segment_len)
     monkeypatch.setattr(LanguageModelModule, "device", torch.device("cuda"))
     batch = segment(0)
-    batch = batch._replace(tokens=torch.ones(batch.tokens.shape).long(), targets=torch.ones(batch.targets.shape).long())
+    batch = batch._replace(
+        tokens=torch.ones(batch.tokens.shape).long(), targets=torch.ones(batch.targets.shape).long()
+    )
     with CopiesToGpu() as copies:
         add_gradients(module, batch)
     assert copies.n == (6 // segment_len if loss == "random_half" else 0)

@@ -95,7 +95,9 @@ def heads_and_gradients(problem: Problem, attend: Attend, dtype: torch.dtype) ->
     for tensor in tensors.values():
         tensor.requires_grad_()
     output = attend(problem.inputs(tensors))
-    gradients = torch.autograd.grad(output, list(tensors.values()), output.detach().cos(), materialize_grads=True)
+    gradients = torch.autograd.grad(
+        output, list(tensors.values()), output.detach().cos(), materialize_grads=True
+    )
     results = {"output": output}
     results.update(zip(tensors, gradients, strict=True))
     return results

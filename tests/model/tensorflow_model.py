@@ -10,12 +10,29 @@ from txl_lightning import TransformerXL
 
 V = 30
 FLAGS = {"mem_len": 5, "same_length": True, "clamp_len": -1}
-SUBLAYERS, NORM = {"attention": "rel_attn", "feed_forward": "ff"}, {"weight": "gamma", "bias": "beta"}
-PROJECTIONS, LINEAR = {"qkv": "qkv", "position": "r", "output": "o"}, {"weight": "kernel", "bias": "bias"}
+SUBLAYERS, NORM = (
+    {"attention": "rel_attn", "feed_forward": "ff"},
+    {"weight": "gamma", "bias": "beta"},
+)
+PROJECTIONS, LINEAR = (
+    {"qkv": "qkv", "position": "r", "output": "o"},
+    {"weight": "kernel", "bias": "bias"},
+)
 LAYER = {
-    **{f"attention.{ours}.weight": f"rel_attn/{theirs}/kernel" for ours, theirs in PROJECTIONS.items()},
-    **{f"feed_forward.{i}.{x}": f"ff/layer_{n}/{y}" for i, n in ((0, 1), (3, 2)) for x, y in LINEAR.items()},
-    **{f"{ours}_norm.{x}": f"{s}/LayerNorm/{y}" for ours, s in SUBLAYERS.items() for x, y in NORM.items()},
+    **{
+        f"attention.{ours}.weight": f"rel_attn/{theirs}/kernel"
+        for ours, theirs in PROJECTIONS.items()
+    },
+    **{
+        f"feed_forward.{i}.{x}": f"ff/layer_{n}/{y}"
+        for i, n in ((0, 1), (3, 2))
+        for x, y in LINEAR.items()
+    },
+    **{
+        f"{ours}_norm.{x}": f"{s}/LayerNorm/{y}"
+        for ours, s in SUBLAYERS.items()
+        for x, y in NORM.items()
+    },
 }
 
 
@@ -27,7 +44,10 @@ def tensorflow_like(**options: Any) -> TransformerXL:
 
 def variables_of(model: TransformerXL) -> dict[str, np.ndarray]:
     """Variables of the TensorFlow graph by name, whose kernels and projections are transposed."""
-    config, state = model.config, {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    config, state = (
+        model.config,
+        {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()},
+    )
     named = {f"r_{name}_bias": state[f"encoding.{ours}"] for name, ours in (("w", "u"), ("r", "v"))}
     if not config.untie_biases:
         named = {name: value[0] for name, value in named.items()}

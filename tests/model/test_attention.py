@@ -19,7 +19,9 @@ from txl_lightning.model.positions import VisibleKeys, attention_mask, sinusoids
 def R(distance: float, D: int) -> Tensor:
     """Sinusoid of a distance: half sines, half cosines of the same angles."""
     angles = [distance / 10000 ** (2 * k / D) for k in range(D // 2)]
-    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
+    return torch.tensor(
+        [math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64
+    )
 
 
 def sees(i: int, j: int, M: int, filled: int, attention_len: int | None) -> bool:
@@ -51,8 +53,14 @@ def naive_attention(hidden: Tensor, memory: Tensor, w: Any, problem: dict) -> Te
             heads = []
             for h in range(H):
                 q = w.W_q[h] @ states[M + i]
-                keys = [j for j in range(M + T) if sees(i, j, M, problem["filled"], problem["attention_len"])]
-                scores = [naive_score(w, h, q, w.W_kE[h] @ states[j], M + i - j, problem) for j in keys]
+                keys = [
+                    j
+                    for j in range(M + T)
+                    if sees(i, j, M, problem["filled"], problem["attention_len"])
+                ]
+                scores = [
+                    naive_score(w, h, q, w.W_kE[h] @ states[j], M + i - j, problem) for j in keys
+                ]
                 probabilities = torch.softmax(torch.stack(scores), dim=0)
                 values = [w.W_v[h] @ states[j] for j in keys]
                 heads.append(sum(p * value for p, value in zip(probabilities, values, strict=True)))
@@ -81,14 +89,28 @@ PROBLEMS = st.fixed_dictionaries(
 @settings(max_examples=80)
 @given(PROBLEMS)
 def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
-    (B, T, H, E, D), (M, problem["filled"]) = (problem[letter] for letter in "BTHED"), problem["memory"]
+    (B, T, H, E, D), (M, problem["filled"]) = (
+        (problem[letter] for letter in "BTHED"),
+        problem["memory"],
+    )
     generator = torch.Generator().manual_seed(problem["seed"])
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
-    shapes = {"W_q": (H, E, D), "W_kE": (H, E, D), "W_v": (H, E, D), "W_o": (D, H * E), "u": (H, E), "v": (H, E)}
-    shapes |= {"W_kR": (H, E, D), "table": (H, problem["table_len"], E), "bias": (H, problem["table_len"])}
+    shapes = {
+        "W_q": (H, E, D),
+        "W_kE": (H, E, D),
+        "W_v": (H, E, D),
+        "W_o": (D, H * E),
+        "u": (H, E),
+        "v": (H, E),
+    }
+    shapes |= {
+        "W_kR": (H, E, D),
+        "table": (H, problem["table_len"], E),
+        "bias": (H, problem["table_len"]),
+    }
     w = SimpleNamespace(**{name: random(*shape) for name, shape in shapes.items()})
     terms, shaw = problem["terms"], problem["encoding"] == "shaw"
     options = {name: problem[name] for name in ("encoding", "terms", "table_len")}
@@ -97,25 +119,33 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
     state = {"qkv.weight": torch.cat([*used, w.W_v]).flatten(0, 1), "output.weight": w.W_o}
     if not shaw and set("bd") & set(terms):
         state["position.weight"] = w.W_kR.flatten(0, 1)
-    assert {name for name, _ in attention.named_parameters()} == set(state), "there are no weights that no term needs"
+    assert {name for name, _ in attention.named_parameters()} == set(state), (
+        "there are no weights that no term needs"
+    )
 
     hidden, memory = random(B, T, D), random(B, M, D)
     distances = torch.arange(M + T, -1, -1).clamp(max=problem["table_len"] - 1)
     positions = LayerPositions(
         u_HE=w.u if "c" in terms else None,
         v_HE=w.v if "d" in terms and not shaw else None,
-        sinusoids_SD=None if shaw else sinusoids_of_distances(M + T, D, problem["clamp_len"], hidden),
+        sinusoids_SD=None
+        if shaw
+        else sinusoids_of_distances(M + T, D, problem["clamp_len"], hidden),
         table_HSE=w.table[:, distances] if shaw and "b" in terms else None,
         bias_HS=w.bias[:, distances] if shaw and "d" in terms else None,
     )
     filled, attention_len = problem["filled"], problem["attention_len"]
-    visible = VisibleKeys(attention_mask(T, M, filled, attention_len, hidden), filled == M and attention_len is None)
+    visible = VisibleKeys(
+        attention_mask(T, M, filled, attention_len, hidden), filled == M and attention_len is None
+    )
     fast = torch.func.functional_call(attention, state, (hidden, memory, positions, visible))
     naive = naive_attention(hidden, memory, w, problem)
     torch.testing.assert_close(fast, naive, rtol=1e-10, atol=1e-10)
 
     cotangent, inputs = random(B, T, D).detach(), [hidden, memory, *vars(w).values()]
-    ours, theirs = (torch.autograd.grad(y, inputs, cotangent, materialize_grads=True) for y in (fast, naive))
+    ours, theirs = (
+        torch.autograd.grad(y, inputs, cotangent, materialize_grads=True) for y in (fast, naive)
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 

@@ -86,7 +86,9 @@ def test_blocks_of_queries_in_training(problem: Problem, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("problem", [Problem("abd"), *TABLES, *LENGTHS], ids=str)
-def test_blocks_of_queries_without_gradient(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_queries_without_gradient(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "EVALUATION_BLOCK", 4)
     dtype, tolerance = torch.float64, EXACT
     if DEVICE == "cuda":
@@ -130,7 +132,9 @@ def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("on_cpu", "calls"), [(True, 0), (False, 1)])
-def test_elsewhere_torchs_kernel_computes(on_cpu: bool, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_torchs_kernel_computes(
+    on_cpu: bool, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = []
 
     def kernel(inputs: AttentionInputs, dropout: nn.Module) -> Tensor:
@@ -265,7 +269,9 @@ def test_an_adapter_of_a_projection_equals_merged_weights_and_cached_inference(
     with torch.no_grad():
         expected = losses(merged)
         torch.testing.assert_close(losses(adapted), expected, rtol=0, atol=1e-10)
-        torch.testing.assert_close(losses(CachedTransformerXL(adapted)), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            losses(CachedTransformerXL(adapted)), expected, rtol=0, atol=1e-10
+        )
 
 
 def test_a_hook_of_a_projection_acts_on_the_memory_too() -> None:
@@ -306,3 +312,22 @@ def test_a_projection_with_a_hook_is_not_plain(table: str, register: str) -> Non
     getattr(projection, register)(lambda *arguments: None)
     assert len(getattr(projection, table)) == 1
     assert not attention.is_plain(projection)
+
+
+def test_a_kernel_replaces_attention_with_the_documented_arguments() -> None:
+    model = tiny_model(mem_len=6)
+    stream = random_stream(2, 9)
+    expected, _ = model.score(stream[:, :-1], stream[:, 1:])
+    calls = []
+
+    def kernel(q, k, r, u, v, values, visible, dropout, bias, terms):  # type: ignore[no-untyped-def]
+        calls.append(terms)
+        return attend_as_written(
+            AttentionInputs(q, k, values, r, u, v, bias, terms, visible), dropout
+        )
+
+    for layer in model.layers:
+        layer.attention.kernel = kernel
+    losses, _ = model.score(stream[:, :-1], stream[:, 1:])
+    assert calls == ["abcd", "abcd"]
+    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-12)

@@ -18,7 +18,10 @@ from txl_lightning.model.baselines import (
 )
 
 both = pytest.mark.parametrize("cell", ["lstm", "qrnn"])
-ADAPTIVE = [{"cutoffs": (4, 8), "div_val": 2}, {"d_embed": 4, "cutoffs": (4, 8), "tie_projections": "none"}]
+ADAPTIVE = [
+    {"cutoffs": (4, 8), "div_val": 2},
+    {"d_embed": 4, "cutoffs": (4, 8), "tie_projections": "none"},
+]
 ADAPTIVE += [{"d_embed": 6, "cutoffs": (4,), "div_val": 2, "tie_projections": "all"}]
 
 
@@ -26,7 +29,9 @@ def random_state(model: RecurrentLanguageModel, n_streams: int) -> RecurrentStat
     """A state that the model did not return, and that requires gradients."""
     generator = torch.Generator().manual_seed(2)
     shape = (model.config.n_layer, n_streams, model.config.d_model)
-    previous, cells = torch.randn(2, *shape, generator=generator, dtype=torch.float64).requires_grad_()
+    previous, cells = torch.randn(
+        2, *shape, generator=generator, dtype=torch.float64
+    ).requires_grad_()
     return RecurrentState(previous, cells)
 
 
@@ -37,7 +42,9 @@ SEGMENTS = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 @given(st.sampled_from(["lstm", "qrnn"]), st.sampled_from([{}, *ADAPTIVE]), SEGMENTS)
 def test_segments_do_not_matter(cell, adaptive, segments):
     model, stream = tiny_model(cell=cell, **adaptive), random_stream(2, sum(segments) + 1)
-    (whole, after_whole), (cut, after_cut) = (score_segments(model, stream, x) for x in ([sum(segments)], segments))
+    (whole, after_whole), (cut, after_cut) = (
+        score_segments(model, stream, x) for x in ([sum(segments)], segments)
+    )
     torch.testing.assert_close(cut, whole, **EXACT)
     torch.testing.assert_close(after_cut.state_dict(), after_whole.state_dict(), **EXACT)
 
@@ -71,7 +78,10 @@ def test_no_gradient_enters_or_leaves_a_state(cell):
     state = random_state(model, 2)
     nll, new = model.score(stream[:, :-1], stream[:, 1:], state)
     assert not any(values.requires_grad for values in (new.previous, new.cells))
-    assert torch.autograd.grad(nll.sum(), (state.previous, state.cells), allow_unused=True) == (None, None)
+    assert torch.autograd.grad(nll.sum(), (state.previous, state.cells), allow_unused=True) == (
+        None,
+        None,
+    )
 
 
 @both
@@ -88,10 +98,14 @@ def test_dropout_follows_the_seed_in_training_and_is_absent_in_evaluation(cell, 
     assert (first - second).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(("cell", "a_layer"), [("lstm", 8 * 64**2 + 8 * 64), ("qrnn", 6 * 64**2 + 3 * 64)])
+@pytest.mark.parametrize(
+    ("cell", "a_layer"), [("lstm", 8 * 64**2 + 8 * 64), ("qrnn", 6 * 64**2 + 3 * 64)]
+)
 def test_parameters_and_their_start(cell, a_layer):
     torch.manual_seed(0)
-    model = RecurrentLanguageModel(RecurrentConfig(vocab_size=256, cell=cell, n_layer=2, d_model=64))
+    model = RecurrentLanguageModel(
+        RecurrentConfig(vocab_size=256, cell=cell, n_layer=2, d_model=64)
+    )
     assert sum(p.numel() for p in model.parameters()) == 2 * a_layer + 256 * 64 + 256
     assert model.embedding.tables[0].std().item() == pytest.approx(0.02, rel=0.05)
     assert not model.softmax.bias.any()
@@ -112,7 +126,9 @@ def loop(forget: Tensor, candidate: Tensor, cell: Tensor) -> Tensor:
 @pytest.mark.parametrize("T", [*range(1, 18), 31, 32, 33, 100, 257])
 def test_pooling_over_time_equals_a_loop(T):
     """With some gates of exactly or almost 0 or 1."""
-    gates, candidates, cells = (torch.randn(2, *shape, dtype=torch.float64) for shape in ((T, 3), (T, 3), (3,)))
+    gates, candidates, cells = (
+        torch.randn(2, *shape, dtype=torch.float64) for shape in ((T, 3), (T, 3), (3,))
+    )
     forget = F.hardtanh(1.04 * (6 * gates).sigmoid() - 0.02, 0, 1)
     inputs = [x.requires_grad_() for x in (forget, candidates, cells)]
     fast, slow = forget_mult(*inputs), loop(*inputs)
@@ -124,7 +140,9 @@ def test_pooling_over_time_equals_a_loop(T):
 
 def test_qrnn_is_the_papers_formula_token_by_token():
     layer = QRNNLayer(4).double()
-    x, previous, cell = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 6, 4), (2, 4), (2, 4)))
+    x, previous, cell = (
+        torch.randn(shape, dtype=torch.float64) for shape in ((2, 6, 4), (2, 4), (2, 4))
+    )
     outputs, last_x, last_c = layer(x, previous, cell)
     now, before = layer.gates.weight[:, :4], layer.gates.weight[:, 4:]
     for t in range(6):
@@ -136,7 +154,9 @@ def test_qrnn_is_the_papers_formula_token_by_token():
     assert torch.equal(last_x, x[:, -1])
 
 
-@pytest.mark.parametrize(("layer", "weight"), [(LSTMLayer, "lstm.weight_hh_l0"), (QRNNLayer, "gates.weight")])
+@pytest.mark.parametrize(
+    ("layer", "weight"), [(LSTMLayer, "lstm.weight_hh_l0"), (QRNNLayer, "gates.weight")]
+)
 def test_weight_dropout_is_one_mask_for_a_segment(layer, weight):
     dropping, plain = layer(8, 0.5).double(), layer(8).double()
     plain.load_state_dict(dropping.state_dict())

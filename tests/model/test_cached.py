@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import CACHEABLE, ENCODINGS, STATEFUL, SUBSETS, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import (
+    CACHEABLE,
+    ENCODINGS,
+    STATEFUL,
+    SUBSETS,
+    random_stream,
+    score_segments,
+    tiny_model,
+)
 from txl_lightning import TransformerXL
 from txl_lightning.model.inference.cached import CachedTransformerXL, weights_of
 
@@ -30,15 +38,21 @@ def outputs(model: Any, stream: Tensor, segments: list[int]) -> Tensor:
     results, memory = [], None
     for tokens in stream.split(segments, dim=1):
         hidden, memory = model(tokens, memory)
-        results.append(torch.cat([hidden, model.log_probabilities(hidden)[..., :1].to(hidden)], dim=-1))
+        results.append(
+            torch.cat([hidden, model.log_probabilities(hidden)[..., :1].to(hidden)], dim=-1)
+        )
     return torch.cat(results, dim=1)
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+    torch.testing.assert_close(
+        actual, expected, rtol=0, atol=tolerance * expected.abs().max().item()
+    )
 
 
-def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], tolerance: float) -> None:
+def assert_same(
+    model: TransformerXL, stream: Tensor, segments: list[int], tolerance: float
+) -> None:
     cached = outputs(CachedTransformerXL(model), stream, segments)
     assert_close(cached, outputs(model, stream, segments), tolerance)
 
@@ -70,7 +84,9 @@ def test_the_window_slides_many_times_over_one_buffer(T):
     with torch.no_grad():
         expected, _ = score_segments(model, stream, [117])  # same_length: segments do not matter
         for first in range(0, 117, T):
-            nll, memory = cached.score(stream[:, first : first + T], stream[:, first + 1 : first + T + 1], memory)
+            nll, memory = cached.score(
+                stream[:, first : first + T], stream[:, first + 1 : first + T + 1], memory
+            )
             losses.append(nll)
             places.append((memory.begin, memory.buffer_NPXCE.data_ptr()))
     assert_close(torch.cat(losses, dim=1), expected, EXACT)
@@ -88,8 +104,14 @@ def test_a_memory_can_be_given_once_and_copied_before():
         for use, words in (
             (lambda: cached(stream[:, 6:], memory), "this memory is spent"),
             (lambda: memory.copy(), "this memory is spent"),
-            (lambda: cached(stream[:1, 6:], twin), "memory of 2 streams given with tokens of 1 streams"),
-            (lambda: cached.with_lengths()(stream[:, 6:], twin), "made by another CachedTransformerXL"),
+            (
+                lambda: cached(stream[:1, 6:], twin),
+                "memory of 2 streams given with tokens of 1 streams",
+            ),
+            (
+                lambda: cached.with_lengths()(stream[:, 6:], twin),
+                "made by another CachedTransformerXL",
+            ),
         ):
             with pytest.raises(ValueError, match=words):
                 use()
@@ -103,7 +125,9 @@ def load_others(model: TransformerXL) -> None:
 
 def replace_one(model: TransformerXL) -> None:
     """Seen in torch's private `_parameters`."""
-    model.layers[1].attention.position.weight = torch.nn.Parameter(torch.randn(6, 8, dtype=torch.float64))
+    model.layers[1].attention.position.weight = torch.nn.Parameter(
+        torch.randn(6, 8, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("change", [load_others, replace_one, TransformerXL.float])
@@ -114,18 +138,30 @@ def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change)
         _, memory = cached(stream[:, :6])
     change(model)
     with torch.no_grad():
-        for use in (lambda: cached(stream[:, 6:], memory), lambda: cached(stream), lambda: cached.start_memory(2)):
-            with pytest.raises(RuntimeError, match=r"\w changed after cached inference was set up; make a new"):
+        for use in (
+            lambda: cached(stream[:, 6:], memory),
+            lambda: cached(stream),
+            lambda: cached.start_memory(2),
+        ):
+            with pytest.raises(
+                RuntimeError, match=r"\w changed after cached inference was set up; make a new"
+            ):
                 use()
     tolerance = SINGLE if change is TransformerXL.float else EXACT
     assert_same(model, stream, [6, 6], tolerance)
-    assert_close(outputs(cached.with_lengths(), stream, [6, 6]), outputs(model, stream, [6, 6]), tolerance)
+    assert_close(
+        outputs(cached.with_lengths(), stream, [6, 6]), outputs(model, stream, [6, 6]), tolerance
+    )
 
 
 def test_torch_counts_changes_in_place_except_those_of_a_fused_optimizer():
     """Fails when torch drops `_version`, or counts fused steps: then say so in `weights_of`."""
     layer, seen = torch.nn.Linear(2, 3), []
-    for change in (lambda p: None, lambda p: p.mul_(2), lambda p: torch.optim.Adam([p], fused=True).step()):
+    for change in (
+        lambda p: None,
+        lambda p: p.mul_(2),
+        lambda p: torch.optim.Adam([p], fused=True).step(),
+    ):
         layer.weight.grad = torch.ones(3, 2)
         with torch.no_grad():
             change(layer.weight)
@@ -152,7 +188,9 @@ def test_in_inference_mode():
             assert_same(made, stream, [3] * 4, EXACT)
 
 
-@pytest.mark.parametrize("options", [{"terms": "acd"}, ENCODINGS["shaw"], ENCODINGS["rope"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"terms": "acd"}, ENCODINGS["shaw"], ENCODINGS["rope"]], ids=str
+)
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
     model, stream = tiny_model(**options).float(), random_stream(2, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
@@ -178,7 +216,10 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
         torch.testing.assert_close(nll, expected, rtol=0, atol=1e-12)
         if isinstance(other, TransformerXL):
             assert torch.equal(after.states, memory.states)
-            for places in (torch.tensor([0, 3, 7]), torch.tensor([5])):  # all queries, and that of a single place
+            for places in (
+                torch.tensor([0, 3, 7]),
+                torch.tensor([5]),
+            ):  # all queries, and that of a single place
                 some, same_memory = other(stream[:, 9:], again, places_Q=places)
                 torch.testing.assert_close(some, hidden[:, places], rtol=0, atol=1e-12)
                 assert torch.equal(same_memory.states, memory.states)

@@ -12,15 +12,24 @@ from txl_lightning.model.checkpoints import (
     to_original,
 )
 
-CONVERSIONS = {"original": (to_original, from_original), "huggingface": (to_huggingface, from_huggingface)}
+CONVERSIONS = {
+    "original": (to_original, from_original),
+    "huggingface": (to_huggingface, from_huggingface),
+}
 SHARED = [
     {"pre_norm": True, "untie_biases": True, "n_layer": 1},
     {"same_length": True, "clamp_len": 3, "dropout": 0.2, "attention_dropout": 0.1},
     {"cutoffs": (3, 7), "d_embed": 4, "mem_len": 0},
     {"cutoffs": (3, 7), "div_val": 2, "tie_projections": "none"},
 ]
-OF_ORIGINAL = [{"encoding": "shaw", "table_len": 9}, {"encoding": "al_rfou", "table_len": 5, "d_head": 4}]
-OF_ORIGINAL += [{"encoding": "absolute"}, {"cutoffs": (3, 7), "d_embed": 6, "tie_projections": "all"}]
+OF_ORIGINAL = [
+    {"encoding": "shaw", "table_len": 9},
+    {"encoding": "al_rfou", "table_len": 5, "d_head": 4},
+]
+OF_ORIGINAL += [
+    {"encoding": "absolute"},
+    {"cutoffs": (3, 7), "d_embed": 6, "tie_projections": "all"},
+]
 OF_ORIGINAL += [{"ext_len": 2}, {"memory_start": "empty"}]
 ROUND_TRIPS = [(family, options) for family in CONVERSIONS for options in SHARED]
 ROUND_TRIPS += [("original", options) for options in OF_ORIGINAL]
@@ -48,7 +57,11 @@ def test_shared_biases_are_found_in_the_layers_of_huggingface():
 QKV, SOFTMAX = "layers.1.dec_attn.qkv_net.weight", "crit.out_layers.0.weight"
 
 
-CHANGED = [(QKV, None, QKV), ("r_w_bias", None, "r_w_bias"), (SOFTMAX, lambda x: x + 1, rf"{SOFTMAX} is not tied")]
+CHANGED = [
+    (QKV, None, QKV),
+    ("r_w_bias", None, "r_w_bias"),
+    (SOFTMAX, lambda x: x + 1, rf"{SOFTMAX} is not tied"),
+]
 
 
 @pytest.mark.parametrize("family", CONVERSIONS)
@@ -73,7 +86,9 @@ def test_a_surplus_weight_is_named_and_a_tied_one_may_be_left_out(family):
         load({**weights, "layers.7.unknown.weight": torch.zeros(1)}, config)
 
 
-@pytest.mark.parametrize(("option", "value"), [("attn_type", 4), ("tie_projs", [True, False, True])])
+@pytest.mark.parametrize(
+    ("option", "value"), [("attn_type", 4), ("tie_projs", [True, False, True])]
+)
 def test_an_architecture_that_is_not_covered_is_named(option, value):
     weights, config = to_original(tiny_model())
     with pytest.raises(CheckpointError, match=f"{option}="):
@@ -82,10 +97,17 @@ def test_an_architecture_that_is_not_covered_is_named(option, value):
 
 NOWHERE = [  # options that neither family has, and the beginning of the message
     ({"terms": "abd"}, "terms=abd: "),
-    ({"memory_reset": "document", "mem_len": 0, "memory_start": "empty"}, "memory_reset=document: "),
+    (
+        {"memory_reset": "document", "mem_len": 0, "memory_start": "empty"},
+        "memory_reset=document: ",
+    ),
 ]
 NOT_IN_HUGGINGFACE = [
-    *((options, f"encoding={options['encoding']}: ") for options in OF_ORIGINAL if "encoding" in options),
+    *(
+        (options, f"encoding={options['encoding']}: ")
+        for options in OF_ORIGINAL
+        if "encoding" in options
+    ),
     ({"cutoffs": (3, 7), "tie_projections": "all"}, "tie_projections=all: "),
     ({"ext_len": 2}, "ext_len=2: "),
     ({"memory_start": "empty"}, "memory_start=empty: "),

@@ -16,8 +16,16 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 
 B, T, L = 3, 4, 18
 
-LENGTHS: list[dict[str, Any]] = [{"mem_len": 0}, {"mem_len": 3}, {"mem_len": 9}, {"mem_len": 4, "ext_len": 6}]
-LENGTHS += [{"mem_len": 5, "same_length": True, "pre_norm": True}, {"mem_len": 5, "ext_len": 2, "clamp_len": 3}]
+LENGTHS: list[dict[str, Any]] = [
+    {"mem_len": 0},
+    {"mem_len": 3},
+    {"mem_len": 9},
+    {"mem_len": 4, "ext_len": 6},
+]
+LENGTHS += [
+    {"mem_len": 5, "same_length": True, "pre_norm": True},
+    {"mem_len": 5, "ext_len": 2, "clamp_len": 3},
+]
 
 
 documents_model = partial(tiny_model, memory_reset="document")
@@ -50,17 +58,26 @@ places = st.lists(st.lists(st.integers(0, L - 1), unique=True, max_size=6), min_
 
 
 @settings(max_examples=12)
-@given(starts=places, encoding=st.sampled_from(list(ENCODINGS)), lengths=st.sampled_from(LENGTHS), cached=st.booleans())
+@given(
+    starts=places,
+    encoding=st.sampled_from(list(ENCODINGS)),
+    lengths=st.sampled_from(LENGTHS),
+    cached=st.booleans(),
+)
 def test_a_document_scores_as_it_does_alone_in_a_stream(starts, encoding, lengths, cached):
     model, stream = documents_model(**{**ENCODINGS[encoding], **lengths}), random_stream(B, L)
     plain = model.with_lengths(memory_reset="never")
     with torch.no_grad():
-        together, _ = scored(CachedTransformerXL(model) if cached else model, marked(stream, starts))
+        together, _ = scored(
+            CachedTransformerXL(model) if cached else model, marked(stream, starts)
+        )
         for row in range(B):
             for first, stop in documents_of(starts[row]):
                 # Later text is left in place: absolute positions count from the end of a segment.
                 alone, _ = scored(plain, stream[row : row + 1], first)
-                torch.testing.assert_close(together[row, first:stop], alone[0, : stop - first], **EXACT)
+                torch.testing.assert_close(
+                    together[row, first:stop], alone[0, : stop - first], **EXACT
+                )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -70,7 +87,10 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     other = stream.clone()
     other[:, :1300] = (other[:, :1300] + 1) % model.config.vocab_size
     losses = []
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16),
+    ):
         for text in (stream, other):
             tokens = marked(text, [[1300]])
             _, memory = model.score(tokens[:, :1280], unmarked(tokens)[:, 1:1281])
@@ -85,7 +105,9 @@ def test_a_memory_of_an_unmarked_stream_is_one_document():
     assert memory.in_document_B is None
     assert "in_document_B" not in memory.state_dict()
     resetting = model.with_lengths(memory_reset="document")
-    torch.testing.assert_close(scored(resetting, stream, memory=memory)[0], scored(model, stream, memory=memory)[0])
+    torch.testing.assert_close(
+        scored(resetting, stream, memory=memory)[0], scored(model, stream, memory=memory)[0]
+    )
 
 
 def test_a_sliding_window_ends_at_the_start_of_its_document():
@@ -98,8 +120,12 @@ def test_a_sliding_window_ends_at_the_start_of_its_document():
             torch.testing.assert_close(nll[:, i : i + 1], alone, **EXACT)
 
 
-@pytest.mark.parametrize(("length", "same_length", "equal"), [(16, False, True), (60, True, True), (60, False, False)])
-def test_the_place_of_a_document_counts_only_if_it_is_longer_than_the_memory(length, same_length, equal):
+@pytest.mark.parametrize(
+    ("length", "same_length", "equal"), [(16, False, True), (60, True, True), (60, False, False)]
+)
+def test_the_place_of_a_document_counts_only_if_it_is_longer_than_the_memory(
+    length, same_length, equal
+):
     """A query without `same_length` sees M + t keys, t its place in the segment."""
     model, losses = documents_model(mem_len=16, same_length=same_length), []
     for before in (3, 40):

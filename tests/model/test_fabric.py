@@ -32,7 +32,9 @@ def test_score_has_the_precision_of_a_call(precision: Any) -> None:
     model: Any = tiny_model(n_layer=1, mem_len=9).float()
     wrapped: Any = Fabric(accelerator="cpu", devices=1, precision=precision).setup_module(model)
     types = []
-    model.layers[0].attention.register_forward_hook(lambda module, given, output: types.append(output.dtype))
+    model.layers[0].attention.register_forward_hook(
+        lambda module, given, output: types.append(output.dtype)
+    )
     _, memory = wrapped(TOKENS)
     nll, memory = wrapped.score(TOKENS, TOKENS, memory)
     nll.mean().backward()

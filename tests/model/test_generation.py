@@ -24,9 +24,14 @@ def drawn(model: Any, prompt: Tensor, n_tokens: int, **options: Any) -> Tensor:
     return torch.stack(list(generate(model, prompt, n_tokens, **options)), dim=1)
 
 
-def allowed(probabilities: list[float], top_k: int | None, top_p: float, temperature: float) -> dict[int, float]:
+def allowed(
+    probabilities: list[float], top_k: int | None, top_p: float, temperature: float
+) -> dict[int, float]:
     """Candidates in plain Python: the likeliest k, of these the nucleus, normalised."""
-    weights = {token: (p / max(probabilities)) ** (1 / temperature) for token, p in enumerate(probabilities)}
+    weights = {
+        token: (p / max(probabilities)) ** (1 / temperature)
+        for token, p in enumerate(probabilities)
+    }
     likeliest = sorted(weights, key=lambda token: -weights[token])[: top_k or len(weights)]
     total, nucleus, reached = sum(weights[token] for token in likeliest), [], 0.0
     for token in likeliest:
@@ -38,8 +43,16 @@ def allowed(probabilities: list[float], top_k: int | None, top_p: float, tempera
     return {token: weights[token] / total for token in nucleus}
 
 
-CUT = {"as it is": {}, "cut": {"top_k": 3, "top_p": 0.9, "temperature": 1.5}, "greedy": {"temperature": 1e-6}}
-CUT |= {"nucleus": {"top_p": 0.5, "temperature": 0.3}, "all": {"top_k": None}, "tiny": {"top_p": 1e-300}}
+CUT = {
+    "as it is": {},
+    "cut": {"top_k": 3, "top_p": 0.9, "temperature": 1.5},
+    "greedy": {"temperature": 1e-6},
+}
+CUT |= {
+    "nucleus": {"top_p": 0.5, "temperature": 0.3},
+    "all": {"top_k": None},
+    "tiny": {"top_p": 1e-300},
+}
 
 
 @pytest.mark.parametrize(("name", "cut"), product_of(MODELS, CUT))
@@ -56,14 +69,29 @@ def test_tokens_follow_the_models_distribution(name, cut):
         assert set(tokens[:, position].tolist()) <= set(expected)
         for token, p in expected.items():
             error = 5 * math.sqrt(p * (1 - p) / len(tokens)) + 1e-9
-            assert (tokens[:, position] == token).double().mean().item() == pytest.approx(p, abs=error)
+            assert (tokens[:, position] == token).double().mean().item() == pytest.approx(
+                p, abs=error
+            )
         commonest = tokens[:, position].mode().values
-        tokens = tokens[tokens[:, position] == commonest]  # continue with the streams that share a context
+        tokens = tokens[
+            tokens[:, position] == commonest
+        ]  # continue with the streams that share a context
         context = torch.cat([context, commonest.view(1, 1)], dim=1)
 
 
-WRONG = [("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("temperature", 0.0), ("n_tokens", -1), ("segment_len", 0)]
-WRONG += [("prompt_BT", []), ("prompt_BT", [torch.tensor([1]), torch.tensor([]).long()]), ("seed", [1, 2])]
+WRONG = [
+    ("top_k", 0),
+    ("top_p", 0.0),
+    ("top_p", 1.1),
+    ("temperature", 0.0),
+    ("n_tokens", -1),
+    ("segment_len", 0),
+]
+WRONG += [
+    ("prompt_BT", []),
+    ("prompt_BT", [torch.tensor([1]), torch.tensor([]).long()]),
+    ("seed", [1, 2]),
+]
 WRONG += [("mem_len", 0)]
 
 
@@ -74,7 +102,9 @@ def test_an_option_that_is_not_allowed_is_named_at_once(option, value):
         generate(tiny_model(mem_len=options.pop("mem_len", 4)), **options)
 
 
-@pytest.mark.parametrize("model", [tiny_model(dropout=0.1), tiny_model(cell="lstm", dropout=0.1)], ids=["txl", "lstm"])
+@pytest.mark.parametrize(
+    "model", [tiny_model(dropout=0.1), tiny_model(cell="lstm", dropout=0.1)], ids=["txl", "lstm"]
+)
 def test_a_model_in_training_is_refused(model: nn.Module):
     model.train()
     with pytest.raises(RuntimeError, match="call eval"):
@@ -83,7 +113,11 @@ def test_a_model_in_training_is_refused(model: nn.Module):
 
 
 UNEQUAL: dict[str, dict[str, Any]] = {
-    **{name: arm for name, arm in STATEFUL.items() if not {"ext_len", "n_tokens"} & arm.keys() and name != "no memory"},
+    **{
+        name: arm
+        for name, arm in STATEFUL.items()
+        if not {"ext_len", "n_tokens"} & arm.keys() and name != "no memory"
+    },
     "relative": {"mem_len": 400},
     "documents": {"mem_len": 30, "memory_reset": "document"},
     "sliding window": {"mem_len": 0},
@@ -102,7 +136,9 @@ def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k
     options = {"top_k": top_k, "segment_len": 32}
     together = drawn(model, prompts, 8, seed=seeds, **options)
     for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-        assert torch.equal(together[row : row + 1], drawn(model, prompt[None], 8, seed=seed, **options))
+        assert torch.equal(
+            together[row : row + 1], drawn(model, prompt[None], 8, seed=seed, **options)
+        )
     assert torch.equal(together, generate_all(model, prompts, 8, seed=seeds, **options))
     assert top_k == 1 or len(set(map(tuple, together.tolist()))) > 1
 
@@ -125,7 +161,9 @@ def test_prompts_of_different_lengths_are_one_batch(name):
 
 def test_a_seed_or_a_generator_leaves_the_global_random_state_alone():
     model, prompt, state = tiny_model(), random_stream(1, 5), torch.get_rng_state()
-    seeded, generated = (drawn(model, prompt, 20, seed=seed) for seed in (2, torch.Generator().manual_seed(2)))
+    seeded, generated = (
+        drawn(model, prompt, 20, seed=seed) for seed in (2, torch.Generator().manual_seed(2))
+    )
     assert torch.equal(seeded, generated)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -141,7 +179,11 @@ class Reading:
         return tokens_BT[..., None].float(), None
 
     def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
-        return torch.nn.functional.one_hot(torch.tensor([[next(self.tokens)]]), VOCABULARY).float().log()
+        return (
+            torch.nn.functional.one_hot(torch.tensor([[next(self.tokens)]]), VOCABULARY)
+            .float()
+            .log()
+        )
 
 
 @pytest.mark.parametrize("segment_len", [3, 64])

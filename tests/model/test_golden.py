@@ -25,9 +25,13 @@ def loss_curve(**options: object) -> list[float]:
     sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "mem_len": 8}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        torch.set_default_dtype(torch.float64)  # initial weights too: random float32 numbers differ between CPUs
+        torch.set_default_dtype(
+            torch.float64
+        )  # initial weights too: random float32 numbers differ between CPUs
         try:
-            model = TransformerXL(TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options}))
+            model = TransformerXL(
+                TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options})
+            )
         finally:
             torch.set_default_dtype(torch.float32)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
@@ -35,7 +39,10 @@ def loss_curve(**options: object) -> list[float]:
         stream = torch.stack([(3 * time + 5 * b + time // 7) % VOCABULARY for b in range(STREAMS)])
         memory, losses = None, []
         for start in range(0, STEPS * SEGMENT, SEGMENT):
-            tokens, targets = stream[:, start : start + SEGMENT], stream[:, start + 1 : start + SEGMENT + 1]
+            tokens, targets = (
+                stream[:, start : start + SEGMENT],
+                stream[:, start + 1 : start + SEGMENT + 1],
+            )
             nll, memory = model.score(tokens, targets, memory)
             optimizer.zero_grad()
             nll.mean().backward()
@@ -52,4 +59,7 @@ def test_losses_of_a_short_training_are_golden(name):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    GOLDEN.write_text(json.dumps({name: loss_curve(**options) for name, options in CURVES.items()}, indent=1) + "\n")
+    GOLDEN.write_text(
+        json.dumps({name: loss_curve(**options) for name, options in CURVES.items()}, indent=1)
+        + "\n"
+    )

@@ -33,10 +33,14 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm: str, mode: str) -> 
             memory, hidden = None, []
             for tokens in stream.split(T, dim=1):
                 given = {"inputs_BTD": model.embedding(tokens)} if embed else {"tokens_BT": tokens}
-                hidden_BTD, memory = scorer(**given, n_last=3, **({} if memory is None else name(memory, arm)))
+                hidden_BTD, memory = scorer(
+                    **given, n_last=3, **({} if memory is None else name(memory, arm))
+                )
                 hidden.append(hidden_BTD)
             found.append(torch.cat(hidden, dim=1))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)  # no bits: AVX2's products depend on places in memory
+    torch.testing.assert_close(
+        *found, rtol=0, atol=1e-12
+    )  # no bits: AVX2's products depend on places in memory
 
 
 def name(memory: Any, arm: str) -> dict[str, Any]:
@@ -46,7 +50,11 @@ def name(memory: Any, arm: str) -> dict[str, Any]:
 @pytest.mark.parametrize("arm", STATEFUL)
 def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax(arm: str) -> None:
     model, bare = model_of(arm), model_of(arm, vocab_size=None, cutoffs=())
-    weights = {key: x for key, x in model.state_dict().items() if key.split(".")[0] not in ("embedding", "softmax")}
+    weights = {
+        key: x
+        for key, x in model.state_dict().items()
+        if key.split(".")[0] not in ("embedding", "softmax")
+    }
     assert bare.state_dict().keys() == weights.keys() < model.state_dict().keys()
     bare.load_state_dict(weights)
     inputs = torch.randn(2, 2 * T, 8, dtype=torch.float64, requires_grad=True)
@@ -55,14 +63,23 @@ def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax
     assert torch.equal(hidden, model(inputs_BTD=inputs[:, :T])[0])
     (hidden.square().sum() + again.square().sum()).backward()
     assert bool((inputs.grad.abs().sum(dim=-1) > 0).all())
-    assert all(parameter.grad is not None for key, parameter in bare.named_parameters() if "compressor" not in key)
+    assert all(
+        parameter.grad is not None
+        for key, parameter in bare.named_parameters()
+        if "compressor" not in key
+    )
 
 
 def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line() -> None:
     bare, tokens = tiny_model(vocab_size=None).eval(), random_stream(2, T)
     hidden, _ = bare(inputs_BTD=torch.zeros(2, T, 8, dtype=torch.float64))
     recurrent = tiny_model(cell="lstm", vocab_size=None)
-    calls = [(bare, tokens), (bare.score, tokens, tokens), (bare.log_probabilities, hidden), (recurrent, tokens)]
+    calls = [
+        (bare, tokens),
+        (bare.score, tokens, tokens),
+        (bare.log_probabilities, hidden),
+        (recurrent, tokens),
+    ]
     for call, *given in [*calls, (lambda *prompt: list(generate(bare, *prompt)), tokens, 3)]:
         with pytest.raises(OptionError, match=NO_TOKENS):
             call(*given)

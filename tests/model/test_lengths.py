@@ -16,7 +16,9 @@ from txl_lightning.model.inference.cached import can_cache
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 B, T = 4, 5
-LENGTHS = torch.tensor([[5, 2, 0, 1], [0, 5, 3, 5], [4, 1, 5, 0], [1, 1, 1, 1], [2, 5, 4, 3]])  # of each segment
+LENGTHS = torch.tensor(
+    [[5, 2, 0, 1], [0, 5, 3, 5], [4, 1, 5, 0], [1, 1, 1, 1], [2, 5, 4, 3]]
+)  # of each segment
 
 
 def stream_of(model: Any, n_streams: int, length: int) -> Tensor:
@@ -36,11 +38,16 @@ def test_selected_streams_continue_as_they_would_in_their_places(arm: str) -> No
             hidden, after = scorer(stream[:, 2 * T :], memory)
             selected, after_some = scorer(stream[indices, 2 * T :], some)
             torch.testing.assert_close(selected, hidden[indices], **EXACT)
-            again, both = scorer(stream[:, :T], after), scorer(stream[indices, :T], after_some.select(range(5)))
+            again, both = (
+                scorer(stream[:, :T], after),
+                scorer(stream[indices, :T], after_some.select(range(5))),
+            )
             torch.testing.assert_close(both[0], again[0][indices], **EXACT)
 
 
-def ragged(model: Any, stream: Tensor, padding: int, row: int | None = None) -> tuple[list[Tensor], Any]:
+def ragged(
+    model: Any, stream: Tensor, padding: int, row: int | None = None
+) -> tuple[list[Tensor], Any]:
     """Losses of every stream in segments of LENGTHS, all streams together or one of them alone, and the last state."""
     losses: list[list[Tensor]] = [[] for _ in range(B)]
     memory, starts = None, torch.zeros(B, dtype=torch.int64)
@@ -91,7 +98,10 @@ def test_padding_never_enters_the_memory_of_a_stream(arm: str, mode: str) -> Non
 
 def test_gradients_through_a_memory_of_unequal_streams_are_those_of_each_alone() -> None:
     """`memory.gradient_segments`, in a loop of one's own; a vector of the padding may be anything."""
-    model, inputs = tiny_model(mem_len=6), torch.randn(B, T, 8, dtype=torch.float64, requires_grad=True)
+    model, inputs = (
+        tiny_model(mem_len=6),
+        torch.randn(B, T, 8, dtype=torch.float64, requires_grad=True),
+    )
     padded = torch.where(torch.arange(T)[:, None] < LENGTHS[0][:, None, None], inputs, torch.nan)
     memory = replace(model.start_memory(B), keeps_gradient=True)
     _, memory = model(inputs_BTD=padded, memory=memory, lengths_B=LENGTHS[0])
@@ -99,7 +109,9 @@ def test_gradients_through_a_memory_of_unequal_streams_are_those_of_each_alone()
     together, inputs.grad = inputs.grad, None
     for row, n in enumerate(LENGTHS[0].tolist()):
         memory = replace(model.start_memory(1), keeps_gradient=True)
-        _, memory = model(inputs_BTD=inputs[row : row + 1, :n], memory=memory) if n else (None, memory)
+        _, memory = (
+            model(inputs_BTD=inputs[row : row + 1, :n], memory=memory) if n else (None, memory)
+        )
         model(inputs_BTD=inputs[row : row + 1], memory=memory)[0].square().sum().backward()
     torch.testing.assert_close(together, inputs.grad, **EXACT)
 
@@ -107,8 +119,14 @@ def test_gradients_through_a_memory_of_unequal_streams_are_those_of_each_alone()
 @pytest.mark.parametrize("arm", ["memory tokens", "compressive", "lstm"])
 def test_lengths_that_cannot_be_are_refused_in_one_line(arm: str) -> None:
     tokens = random_stream(2, T)
-    with pytest.raises(OptionError, match=r"^lengths_B=\[5, 2\]: must be None: this model needs streams of one length"):
+    with pytest.raises(
+        OptionError,
+        match=r"^lengths_B=\[5, 2\]: must be None: this model needs streams of one length",
+    ):
         tiny_model(**STATEFUL[arm]).score(tokens, tokens, None, torch.tensor([5, 2]))
     for lengths in ([5, 6], [-1, 5]):
-        with pytest.raises(ValueError, match=rf"^lengths_B={re.escape(str(lengths))}: must be 2 lengths from 0 to 5$"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^lengths_B={re.escape(str(lengths))}: must be 2 lengths from 0 to 5$",
+        ):
             tiny_model().score(tokens, tokens, None, torch.tensor(lengths))

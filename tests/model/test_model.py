@@ -10,7 +10,9 @@ from txl_lightning.model.layers import Dropout
 
 
 def test_initialization_is_the_papers():
-    model = TransformerXL(TransformerXLConfig(vocab_size=300, n_layer=2, d_model=128, n_head=4, d_inner=256))
+    model = TransformerXL(
+        TransformerXLConfig(vocab_size=300, n_layer=2, d_model=128, n_head=4, d_inner=256)
+    )
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             assert not parameter.any(), name
@@ -30,8 +32,12 @@ def dropped(p: float, n_elements: int = 1_000_003) -> Tensor:
 def test_dropout_decides_neighbours_independently():
     kept = dropped(0.5)[:1_000_000].ne(0).double().view(-1, 4)
     error = 5 * 0.5 / len(kept) ** 0.5
-    torch.testing.assert_close(kept.mean(0), torch.full((4,), 0.5, dtype=torch.float64), rtol=0, atol=error)
-    torch.testing.assert_close(kept.T.cov(), 0.25 * torch.eye(4, dtype=torch.float64), rtol=0, atol=error)
+    torch.testing.assert_close(
+        kept.mean(0), torch.full((4,), 0.5, dtype=torch.float64), rtol=0, atol=error
+    )
+    torch.testing.assert_close(
+        kept.T.cov(), 0.25 * torch.eye(4, dtype=torch.float64), rtol=0, atol=error
+    )
 
 
 @pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])
@@ -49,8 +55,15 @@ def test_dropout_is_at_the_papers_sites():
     sites = []
     for module in model.modules():
         if isinstance(module, Dropout):
-            module.register_forward_hook(lambda module, _, output: sites.append((module.p, tuple(output.shape))))
+            module.register_forward_hook(
+                lambda module, _, output: sites.append((module.p, tuple(output.shape)))
+            )
     model(random_stream(B, T), model.start_memory(B, static=True))
     attention = [(0.3, (H, B, T, M + T)), (0.2, (B, T, D))]
     feed_forward = [(0.2, (B, T, d_inner)), (0.2, (B, T, D))]
-    assert sites == [(0.2, (B, T, D)), (0.2, (M + T + 1, D)), *(N * (attention + feed_forward)), (0.2, (B, T, D))]
+    assert sites == [
+        (0.2, (B, T, D)),
+        (0.2, (M + T + 1, D)),
+        *(N * (attention + feed_forward)),
+        (0.2, (B, T, D)),
+    ]

@@ -25,11 +25,20 @@ def stream_of(segments: list[int]) -> Tensor:
 
 
 @settings(max_examples=40)
-@given(architecture=architectures, clamp_len=clamps, segments=cuts, mem_len=st.none() | st.integers(1, 20))
-def test_with_enough_memory_or_same_length_segments_do_not_matter(architecture, clamp_len, segments, mem_len):
+@given(
+    architecture=architectures,
+    clamp_len=clamps,
+    segments=cuts,
+    mem_len=st.none() | st.integers(1, 20),
+)
+def test_with_enough_memory_or_same_length_segments_do_not_matter(
+    architecture, clamp_len, segments, mem_len
+):
     enough, same_length = mem_len is None, mem_len is not None
     mem_len = sum(segments) if mem_len is None else mem_len
-    model = tiny_model(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, **architecture)
+    model = tiny_model(
+        mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, **architecture
+    )
     whole, whole_memory = score_segments(model, stream_of(segments), [sum(segments)])
     cut, cut_memory = score_segments(model, stream_of(segments), segments)
     torch.testing.assert_close(cut, whole, **EXACT)
@@ -38,22 +47,32 @@ def test_with_enough_memory_or_same_length_segments_do_not_matter(architecture, 
 
 
 @settings(max_examples=20)
-@given(architecture=architectures, same_length=st.booleans(), segments=cuts, mem_len=st.integers(0, 12))
-def test_a_static_memory_computes_what_a_growing_one_does(architecture, same_length, segments, mem_len):
+@given(
+    architecture=architectures, same_length=st.booleans(), segments=cuts, mem_len=st.integers(0, 12)
+)
+def test_a_static_memory_computes_what_a_growing_one_does(
+    architecture, same_length, segments, mem_len
+):
     model = tiny_model(mem_len=mem_len, same_length=same_length, **architecture)
     slots = model.config.memory_slots
     growing_nll, growing = score_segments(model, stream_of(segments), segments)
-    static_nll, static = score_segments(model, stream_of(segments), segments, model.start_memory(2, static=True))
+    static_nll, static = score_segments(
+        model, stream_of(segments), segments, model.start_memory(2, static=True)
+    )
     torch.testing.assert_close(static_nll, growing_nll, **EXACT)
     assert (static.length, static.filled) == (slots, growing.filled)
-    torch.testing.assert_close(static.states[:, :, slots - growing.length :], growing.states, **EXACT)
+    torch.testing.assert_close(
+        static.states[:, :, slots - growing.length :], growing.states, **EXACT
+    )
 
 
 @pytest.mark.parametrize(("n_layer", "reach"), [(1, 2), (4, 5), (6, 7)])
 def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer, reach):
     L = 3
     model, stream = tiny_model(n_layer=n_layer, mem_len=L), random_stream(1, L * (n_layer + 2))
-    distances = torch.arange(L + 1, reach * L + 2)  # from the stream's end to the token that is changed
+    distances = torch.arange(
+        L + 1, reach * L + 2
+    )  # from the stream's end to the token that is changed
     streams = stream.repeat(1 + len(distances), 1)
     rows = torch.arange(1, len(streams))
     streams[rows, -distances] = (streams[rows, -distances] + 1) % model.config.vocab_size
@@ -67,12 +86,17 @@ def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer,
 
 
 def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
-    lengths, stream = {"mem_len": 7, "same_length": True, "clamp_len": 3, "memory_start": "zeros"}, random_stream(2, 17)
+    lengths, stream = (
+        {"mem_len": 7, "same_length": True, "clamp_len": 3, "memory_start": "zeros"},
+        random_stream(2, 17),
+    )
     model, made = tiny_model(), tiny_model(**lengths)
     config, view = model.config, model.with_lengths(**lengths)
     assert model.config is config
     assert view.config == made.config
-    assert all(ours is theirs for ours, theirs in zip(view.parameters(), model.parameters(), strict=True))
+    assert all(
+        ours is theirs for ours, theirs in zip(view.parameters(), model.parameters(), strict=True)
+    )
     assert torch.equal(score_segments(view, stream, 4)[0], score_segments(made, stream, 4)[0])
 
 
@@ -80,7 +104,9 @@ HIDDEN = torch.randn(2, 6, 3, 4)
 STATES = {
     "memory": Memory(HIDDEN, filled=2, first_column=10),
     "documents": Memory(HIDDEN, filled=3, in_document_B=torch.arange(6), first_column=10),
-    "memory tokens": TokenMemory(HIDDEN, filled=2, tokens_nBD=torch.randn(5, 6, 4), first_column=10),
+    "memory tokens": TokenMemory(
+        HIDDEN, filled=2, tokens_nBD=torch.randn(5, 6, 4), first_column=10
+    ),
     "compressive": CompressiveMemory(HIDDEN, filled=3, n_compressed=1, first_column=10),
     "recurrent": RecurrentState(torch.randn(2, 6, 4), torch.randn(2, 6, 4), first_column=10),
 }

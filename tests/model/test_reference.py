@@ -13,7 +13,12 @@ from torch import Tensor
 
 from tests.model.tiny_model import EXACT
 from txl_lightning import Memory, TransformerXL
-from txl_lightning.model.checkpoints import from_huggingface, from_original, to_huggingface, to_original
+from txl_lightning.model.checkpoints import (
+    from_huggingface,
+    from_original,
+    to_huggingface,
+    to_original,
+)
 
 FILES = sorted((Path(__file__).parent.parent / "reference").glob("*.safetensors"))
 ORIGINAL = [path for path in FILES if not path.stem.startswith("hf_")]
@@ -30,7 +35,10 @@ class Reference:
     @classmethod
     def load(cls, path: Path) -> "Reference":
         with safe_open(path, "pt") as file:
-            return cls(json.loads(file.metadata()["config"]), {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+            return cls(
+                json.loads(file.metadata()["config"]),
+                {key: file.get_tensor(key) for key in file.keys()},  # noqa: SIM118
+            )
 
     @property
     def is_original(self) -> bool:
@@ -41,7 +49,11 @@ class Reference:
         return self.under("weights/")
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        return {key.removeprefix(prefix): tensor for key, tensor in self.tensors.items() if key.startswith(prefix)}
+        return {
+            key.removeprefix(prefix): tensor
+            for key, tensor in self.tensors.items()
+            if key.startswith(prefix)
+        }
 
     def model(self) -> TransformerXL:
         return (from_original if self.is_original else from_huggingface)(self.weights, self.config)
@@ -100,11 +112,15 @@ def test_gradients_of_every_parameter_in_the_last_segment(reference):
     assert_gradients(ours, expected, learned_alone(reference.weights), EXACT)
 
 
-def assert_gradients(ours: dict[str, Tensor], expected: dict[str, Tensor], learned: set[str], close: dict) -> None:
+def assert_gradients(
+    ours: dict[str, Tensor], expected: dict[str, Tensor], learned: set[str], close: dict
+) -> None:
     """Gradients by name are close, and of what was learned nothing else has one."""
     assert expected.keys() <= ours.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(ours[name], gradient, **close, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            ours[name], gradient, **close, msg=lambda text, name=name: f"{name}: {text}"
+        )
     assert [name for name in learned - expected.keys() if ours[name].any()] == []
 
 
@@ -121,7 +137,9 @@ def test_weights_convert_back_to_the_same_bits(reference):
 def with_gradients_as_weights(model: TransformerXL) -> TransformerXL:
     """A copy whose parameters are the gradients, so that the conversion of weights names them."""
     holder = copy.deepcopy(model)
-    for parameter, gradient in zip(holder.parameters(), (p.grad for p in model.parameters()), strict=True):
+    for parameter, gradient in zip(
+        holder.parameters(), (p.grad for p in model.parameters()), strict=True
+    ):
         parameter.data = torch.zeros_like(parameter) if gradient is None else gradient
     return holder
 
@@ -130,6 +148,8 @@ def learned_alone(weights: dict[str, Tensor]) -> set[str]:
     """Names of the parameters that share their tensor with no other name."""
 
     def shared(name: str) -> bool:
-        return any(torch.equal(weights[name], tensor) for other, tensor in weights.items() if other != name)
+        return any(
+            torch.equal(weights[name], tensor) for other, tensor in weights.items() if other != name
+        )
 
     return {name for name in weights if not name.endswith(COMPUTED) and not shared(name)}

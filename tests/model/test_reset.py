@@ -15,12 +15,25 @@ from txl_lightning.variants.compressive import CompressiveTransformerXL
 from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL
 
 B, T, N = 3, 4, 6
-DONE: list[list[int]] = [[], [1], [0, 1], [], [2], []]  # streams that start from scratch before each segment
+DONE: list[list[int]] = [
+    [],
+    [1],
+    [0, 1],
+    [],
+    [2],
+    [],
+]  # streams that start from scratch before each segment
 
 TOKENS = {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 5}
-ARMS: dict[str, dict[str, Any]] = {name: arm for name, arm in STATEFUL.items() if "model_class" not in arm}
+ARMS: dict[str, dict[str, Any]] = {
+    name: arm for name, arm in STATEFUL.items() if "model_class" not in arm
+}
 ARMS |= {"memory tokens": {**TOKENS, "mem_len": 0}, "memory tokens and states": TOKENS}
-ARMS["memory tokens that see states, in their places"] = {**TOKENS, "tokens_see_states": True, "write_tokens": False}
+ARMS["memory tokens that see states, in their places"] = {
+    **TOKENS,
+    "tokens_see_states": True,
+    "write_tokens": False,
+}
 
 
 def done_before(segment: int) -> Tensor:
@@ -38,20 +51,30 @@ def hidden_of(model: Any, stream: Tensor, static: bool, resets: bool) -> Tensor:
 
 
 @pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["model", "static", "cached"]))
-def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(arm: str, mode: str) -> None:
+def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(
+    arm: str, mode: str
+) -> None:
     model, stream = tiny_model(**ARMS[arm]), random_stream(B, N * T)
     scorer = CachedTransformerXL(model) if mode == "cached" and arm in CACHEABLE else model
     with torch.no_grad():
-        together, without = (hidden_of(scorer, stream, mode == "static", resets) for resets in (True, False))
-        for row, first_reset in enumerate((2, 1, 4)):  # until then the resets of other streams change nothing
-            torch.testing.assert_close(without[row, : first_reset * T], together[row, : first_reset * T], **EXACT)
+        together, without = (
+            hidden_of(scorer, stream, mode == "static", resets) for resets in (True, False)
+        )
+        for row, first_reset in enumerate(
+            (2, 1, 4)
+        ):  # until then the resets of other streams change nothing
+            torch.testing.assert_close(
+                without[row, : first_reset * T], together[row, : first_reset * T], **EXACT
+            )
             starts = [n for n in range(N) if n == 0 or row in DONE[n]]
             for first, stop in zip(starts, [*starts[1:], N], strict=True):
                 alone, own = [], None
                 for tokens in stream[row : row + 1, first * T : stop * T].split(T, dim=1):
                     hidden, own = model(tokens, own)
                     alone.append(hidden)
-                torch.testing.assert_close(together[row, first * T : stop * T], torch.cat(alone, dim=1)[0], **EXACT)
+                torch.testing.assert_close(
+                    together[row, first * T : stop * T], torch.cat(alone, dim=1)[0], **EXACT
+                )
 
 
 def test_gradients_of_an_episode_reach_the_first_memory_tokens_but_not_what_was_before() -> None:
@@ -82,7 +105,9 @@ def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm: str) -> 
 def test_resets_add_up_and_a_reset_of_none_changes_nothing() -> None:
     model, stream = tiny_model(mem_len=6), random_stream(B, 2 * T)
     _, memory = model(stream[:, :T])
-    twice = memory.reset(torch.tensor([True, False, False])).reset(torch.tensor([False, True, False]))
+    twice = memory.reset(torch.tensor([True, False, False])).reset(
+        torch.tensor([False, True, False])
+    )
     assert twice.in_document_B.tolist() == [-1, -1, 4]
     none = memory.reset(torch.tensor([False] * B))
     assert torch.equal(model(stream[:, T:], none)[0], model(stream[:, T:], memory)[0])
@@ -93,7 +118,10 @@ def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
     stream, done = random_stream(B, 2 * T), torch.tensor([True, False, False])
     model = tiny_model(CompressiveTransformerXL, mem_len=4, compressed_len=2, rate=2)
     _, memory = model(stream[:, :T])
-    with pytest.raises(OptionError, match=r"^reset=True: is not possible: a compressed state may be of two documents$"):
+    with pytest.raises(
+        OptionError,
+        match=r"^reset=True: is not possible: a compressed state may be of two documents$",
+    ):
         model(stream[:, T:], memory.reset(done))
     with torch.no_grad():
         _, memory = CachedTransformerXL(tiny_model())(stream[:, :T])

@@ -43,15 +43,21 @@ def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
     torch.testing.assert_close(seen[0], attention.combine_heads(heads), **EXACT)
 
 
-@pytest.mark.parametrize(("arm", "dtype"), product_of(["rope", "alibi", "none"], [torch.float64, torch.float32]))
-def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(arm: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("arm", "dtype"), product_of(["rope", "alibi", "none"], [torch.float64, torch.float32])
+)
+def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(
+    arm: str, dtype: torch.dtype
+) -> None:
     """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""
     model = tiny_model(**ENCODINGS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype)
     stream, cached = random_stream(1, 3001), CachedTransformerXL(model)
     with torch.no_grad():
         ours, _ = score_segments(cached, stream, 10)
         alone, _ = score_segments(model, stream[:, -21:], 20)
-    torch.testing.assert_close(ours[:, -10:], alone[:, -10:], rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5)
+    torch.testing.assert_close(
+        ours[:, -10:], alone[:, -10:], rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5
+    )
 
 
 def test_an_encoding_that_rotates_has_terms_that_allow_it() -> None:
@@ -82,9 +88,14 @@ def test_slopes_are_the_published_ones(n_head: int) -> None:
 def test_alibi_adds_a_slope_times_the_distance(clamp_len: int) -> None:
     """As attention adds a bias of distances, divided by sqrt(E): see tests/model/test_attention.py."""
     model = tiny_model(encoding="alibi", n_head=6)
-    (bias_HS,) = {positions.bias_HS for positions in model.encoding.positions(5, clamp_len, torch.zeros(1).double())}
+    (bias_HS,) = {
+        positions.bias_HS
+        for positions in model.encoding.positions(5, clamp_len, torch.zeros(1).double())
+    }
     distances = [min(d, clamp_len) if clamp_len > 0 else d for d in range(5, -1, -1)]
-    expected = torch.tensor([[-slope * d for d in distances] for slope in PUBLISHED[6]], dtype=torch.float64)
+    expected = torch.tensor(
+        [[-slope * d for d in distances] for slope in PUBLISHED[6]], dtype=torch.float64
+    )
     torch.testing.assert_close(bias_HS / SIZES["d_head"] ** 0.5, expected, **EXACT)
 
 
@@ -93,6 +104,11 @@ def test_without_an_encoding_the_order_of_earlier_tokens_does_not_matter_to_one_
     mixed = tokens[:, [3, 0, 5, 1, 4, 2, 6]]
     for encoding, same in (("none", True), ("alibi", False), ("rope", False)):
         model = tiny_model(encoding=encoding, n_layer=1, d_head=4)
-        assert torch.allclose(model(tokens)[0][:, -1], model(mixed)[0][:, -1], rtol=0, atol=1e-12) == same
-    two_layers = tiny_model(encoding="none")  # the causal mask tells later layers how far a token has seen
+        assert (
+            torch.allclose(model(tokens)[0][:, -1], model(mixed)[0][:, -1], rtol=0, atol=1e-12)
+            == same
+        )
+    two_layers = tiny_model(
+        encoding="none"
+    )  # the causal mask tells later layers how far a token has seen
     assert not torch.allclose(two_layers(tokens)[0][:, -1], two_layers(mixed)[0][:, -1])

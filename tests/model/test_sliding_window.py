@@ -8,7 +8,9 @@ from txl_lightning.errors import OptionError
 from txl_lightning.model import SlidingWindow, generate
 
 
-@pytest.mark.parametrize("encoding", ["relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope"])
+@pytest.mark.parametrize(
+    "encoding", ["relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope"]
+)
 def test_the_last_loss_of_every_window(encoding: str) -> None:
     model = tiny_model(encoding=encoding, table_len=9, mem_len=4, d_head=4)
     stream, window = random_stream(2, 12), SlidingWindow(model, 5)
@@ -43,5 +45,7 @@ def test_a_mask_for_a_memory_leaves_the_window_visible() -> None:
     """Without memory `same_length` with `extra_key` would show a token nothing but itself."""
     model, stream = tiny_model(mem_len=4), random_stream(2, 9)
     masked = model.with_lengths(same_length=True, extra_key=True)
-    losses = [SlidingWindow(each, 5).score(stream[:, :-1], stream[:, 1:])[0] for each in (model, masked)]
+    losses = [
+        SlidingWindow(each, 5).score(stream[:, :-1], stream[:, 1:])[0] for each in (model, masked)
+    ]
     assert torch.equal(*losses)

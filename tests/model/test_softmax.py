@@ -22,7 +22,9 @@ def make(tie_projections: str = "all", **options: object) -> tuple[TokenEmbeddin
     return embedding, softmax
 
 
-def plain_log_probabilities(hidden: Tensor, embedding: TokenEmbedding, softmax: TokenSoftmax, tie: str) -> Tensor:
+def plain_log_probabilities(
+    hidden: Tensor, embedding: TokenEmbedding, softmax: TokenSoftmax, tie: str
+) -> Tensor:
     """Grave et al.'s definition for one vector, one token after the other."""
     edges = embedding.edges
 
@@ -34,10 +36,17 @@ def plain_log_probabilities(hidden: Tensor, embedding: TokenEmbedding, softmax: 
         return (softmax.projections[str(i)] if own else shared).T @ hidden
 
     def row(token: int, i: int) -> Tensor:
-        return embedding.tables[i][token - edges[i]] if embedding.div_val > 1 else embedding.tables[0][token]
+        return (
+            embedding.tables[i][token - edges[i]]
+            if embedding.div_val > 1
+            else embedding.tables[0][token]
+        )
 
     head = [row(t, 0) @ projected(0) + softmax.bias[t] for t in range(edges[1])]
-    head += [softmax.cluster_weight[i] @ projected(0) + softmax.cluster_bias[i] for i in range(len(edges) - 2)]
+    head += [
+        softmax.cluster_weight[i] @ projected(0) + softmax.cluster_bias[i]
+        for i in range(len(edges) - 2)
+    ]
     head_log = torch.stack(head).log_softmax(0)
     columns = list(head_log[: edges[1]])
     for i in range(1, len(edges) - 1):
@@ -57,22 +66,32 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @settings(max_examples=50)
-@given(options=OPTIONS, targets=st.lists(st.integers(0, 11), min_size=1, max_size=6), seed=st.integers(0, 99))
+@given(
+    options=OPTIONS,
+    targets=st.lists(st.integers(0, 11), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+)
 def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
     tie = options["tie_projections"]
     embedding, softmax = make(**options)
     generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(1, len(targets), 8, generator=generator, dtype=torch.float64).requires_grad_()
+    hidden = torch.randn(
+        1, len(targets), 8, generator=generator, dtype=torch.float64
+    ).requires_grad_()
     targets_BT = torch.tensor([targets])
     nll = softmax(hidden, targets_BT, embedding)
     plain = torch.stack([plain_log_probabilities(h, embedding, softmax, tie) for h in hidden[0]])
     expected = -plain.gather(1, targets_BT[0][:, None])[:, 0]
     torch.testing.assert_close(nll[0], expected, rtol=0, atol=1e-11)
-    torch.testing.assert_close(softmax.log_probabilities(hidden, embedding)[0], plain, rtol=0, atol=1e-11)
+    torch.testing.assert_close(
+        softmax.log_probabilities(hidden, embedding)[0], plain, rtol=0, atol=1e-11
+    )
 
     inputs = [hidden, *embedding.parameters(), *softmax.parameters()]
     weights = torch.randn(len(targets), generator=generator, dtype=torch.float64)
-    ours, theirs = (torch.autograd.grad(y, inputs, weights, materialize_grads=True) for y in (nll[0], expected))
+    ours, theirs = (
+        torch.autograd.grad(y, inputs, weights, materialize_grads=True) for y in (nll[0], expected)
+    )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
@@ -106,10 +125,16 @@ def test_a_second_derivative_of_the_losses_is_refused():
 def test_losses_and_their_gradients_are_torchs(dtype, on_cpu, monkeypatch):
     """Both as a CPU and as a GPU compute them."""
     monkeypatch.setattr(module, "is_eager_on_cpu", lambda tensor: on_cpu)
-    logits, targets, cotangent = 5 * torch.randn(25, 4000, dtype=dtype), torch.randint(4000, (25,)), torch.randn(25)
+    logits, targets, cotangent = (
+        5 * torch.randn(25, 4000, dtype=dtype),
+        torch.randint(4000, (25,)),
+        torch.randn(25),
+    )
     ours, torchs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     nll = negative_log_likelihood(ours + 0, targets)
-    expected = F.cross_entropy(torchs.to(torch.promote_types(dtype, torch.float32)), targets, reduction="none")
+    expected = F.cross_entropy(
+        torchs.to(torch.promote_types(dtype, torch.float32)), targets, reduction="none"
+    )
     torch.testing.assert_close(nll, expected)
     for losses in (nll, expected):
         losses.backward(cotangent.to(losses.dtype))

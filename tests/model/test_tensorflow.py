@@ -29,11 +29,16 @@ SINGLE = {"rtol": 1e-5, "atol": 1e-5}  # their numbers have float32
 @pytest.mark.parametrize("only_lengths", [False, True], ids=["all flags", "lengths only"])
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
 def test_files_losses_and_last_memory_are_those_of_tensorflow(reference, only_lengths):
-    weights, found = dict(np.load(reference / "weights.npz")), read_variables(reference / "model.ckpt-0")
+    weights, found = (
+        dict(np.load(reference / "weights.npz")),
+        read_variables(reference / "model.ckpt-0"),
+    )
     assert found.keys() == weights.keys()
     for name, array in weights.items():
         np.testing.assert_array_equal(found[name], array, strict=True)
-    outputs = {name: torch.from_numpy(array) for name, array in np.load(reference / "outputs.npz").items()}
+    outputs = {
+        name: torch.from_numpy(array) for name, array in np.load(reference / "outputs.npz").items()
+    }
     flags = json.loads((reference / "config.json").read_text())
     model = from_tensorflow(found, {name: flags[name] for name in FLAGS} if only_lengths else flags)
     nll, memory = score_segments(model.eval(), outputs["tokens"], flags["tgt_len"])
@@ -56,7 +61,9 @@ VARIANTS: list[dict] = [
 
 def assert_read(variables: dict[str, np.ndarray], model: TransformerXL) -> None:
     """The variables make a model that computes what this one does, cached or not."""
-    read_model = from_tensorflow(variables, {name: getattr(model.config, name) for name in FLAGS}).eval()
+    read_model = from_tensorflow(
+        variables, {name: getattr(model.config, name) for name in FLAGS}
+    ).eval()
     stream = random_stream(2, 12, model.config.vocab_size)
     with torch.no_grad():
         expected, expected_memory = score_segments(model, stream, 4)
@@ -88,23 +95,37 @@ def test_clusters_may_be_tied_in_any_pattern(options):
 @pytest.mark.parametrize("tied", [NONE, ALL], ids=str)
 def test_a_projection_of_equal_widths_may_be_left_out_and_is_the_identity(tied):
     model = tensorflow_like(**DIVIDED, **tied, untie_biases=True)
-    for projection in (model.embedding.projections[0], *(p for i, p in model.softmax.projections.items() if i == "0")):
+    for projection in (
+        model.embedding.projections[0],
+        *(p for i, p in model.softmax.projections.items() if i == "0"),
+    ):
         projection.copy_(torch.eye(8))
-    left_out = "transformer/adaptive_embed/cutoff_0/proj_W", "transformer/adaptive_softmax/cutoff_0/proj"
-    assert_read({name: value for name, value in variables_of(model).items() if name not in left_out}, model)
+    left_out = (
+        "transformer/adaptive_embed/cutoff_0/proj_W",
+        "transformer/adaptive_softmax/cutoff_0/proj",
+    )
+    assert_read(
+        {name: value for name, value in variables_of(model).items() if name not in left_out}, model
+    )
 
 
 def test_variables_of_the_optimizer_are_ignored():
     model = tensorflow_like()
     variables = variables_of(model)
-    slots = {f"{name}/{slot}": value for name, value in variables.items() for slot in ("Adam", "Adam_1")}
+    slots = {
+        f"{name}/{slot}": value for name, value in variables.items() for slot in ("Adam", "Adam_1")
+    }
     assert_read({**slots, "global_step": np.array(7), **variables}, model)
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("float16", "float32"), ("bfloat16", "float32"), ("float32",) * 2])
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float16", "float32"), ("bfloat16", "float32"), ("float32",) * 2]
+)
 def test_half_precision_becomes_single_precision(dtype, expected):
     variables = variables_of(tensorflow_like())
-    weights = {name: torch.tensor(value, dtype=getattr(torch, dtype)) for name, value in variables.items()}
+    weights = {
+        name: torch.tensor(value, dtype=getattr(torch, dtype)) for name, value in variables.items()
+    }
     table = from_tensorflow(weights, FLAGS).embedding.tables[0]
     assert table.dtype == getattr(torch, expected)
     assert torch.equal(table, weights["transformer/adaptive_embed/lookup_table"].to(table.dtype))
@@ -138,7 +159,9 @@ def test_other_formats_keep_the_mask_and_the_epsilon():
 def test_files_that_were_cut_short_or_are_missing_are_named(tmp_path):
     for path in REFERENCES[0].glob("model.ckpt-0.*"):
         shutil.copyfile(path, tmp_path / path.name)
-    copy, index, data = (tmp_path / f"model.ckpt-0{end}" for end in ("", ".index", ".data-00000-of-00001"))
+    copy, index, data = (
+        tmp_path / f"model.ckpt-0{end}" for end in ("", ".index", ".data-00000-of-00001")
+    )
 
     def refused(message: str) -> None:
         with pytest.raises(UserError, match=message):

@@ -13,8 +13,17 @@ from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL
 
 VOCABULARY = 11
 EXACT = {"rtol": 0, "atol": 1e-9}  # tolerances of a comparison in float64
-SIZES = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
-SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]  # of the terms
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "n_layer": 2,
+    "d_model": 8,
+    "n_head": 2,
+    "d_head": 3,
+    "d_inner": 12,
+}
+SUBSETS = [
+    "".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)
+]  # of the terms
 ENCODINGS: dict[str, dict[str, Any]] = {
     **{name: {"encoding": name} for name in ("relative", "absolute", "alibi", "none")},
     "shaw": {"encoding": "shaw", "table_len": 5},
@@ -33,11 +42,18 @@ STATEFUL: dict[str, dict[str, Any]] = {  # of every kind of state
     "documents": {"mem_len": 9, "memory_reset": "document"},
     "clusters": {"mem_len": 9, "cutoffs": (3, 7), "div_val": 2},
     "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 3},
-    "compressive": {"model_class": CompressiveTransformerXL, "mem_len": 4, "rate": 2, "compressed_len": 3},
+    "compressive": {
+        "model_class": CompressiveTransformerXL,
+        "mem_len": 4,
+        "rate": 2,
+        "compressed_len": 3,
+    },
     "lstm": {"cell": "lstm"},
     "qrnn": {"cell": "qrnn"},
 }
-CACHEABLE = [name for name, options in STATEFUL.items() if not {"cell", "model_class"} & options.keys()]
+CACHEABLE = [
+    name for name, options in STATEFUL.items() if not {"cell", "model_class"} & options.keys()
+]
 
 
 def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: object) -> Any:
@@ -45,7 +61,13 @@ def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: obje
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if "cell" in options:
-            sizes = {"vocab_size": VOCABULARY, "n_layer": 3, "d_model": 8, "dropout": 0.0, "hidden_dropout": 0.0}
+            sizes = {
+                "vocab_size": VOCABULARY,
+                "n_layer": 3,
+                "d_model": 8,
+                "dropout": 0.0,
+                "hidden_dropout": 0.0,
+            }
             model: Any = RecurrentLanguageModel(RecurrentConfig(**{**sizes, **options})).double()
         else:
             config = model_class.config_class(**{**SIZES, "dropout": 0.0, "mem_len": 4, **options})
@@ -58,7 +80,9 @@ def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: obje
 
 def random_stream(n_streams: int, length: int, vocab_size: int = VOCABULARY) -> Tensor:
     """Tokens [B, time]."""
-    return torch.randint(vocab_size, (n_streams, length), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        vocab_size, (n_streams, length), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def unmarked(stream: Tensor) -> Tensor:
@@ -66,11 +90,14 @@ def unmarked(stream: Tensor) -> Tensor:
     return torch.maximum(stream, ~stream)
 
 
-def score_segments(model: Any, stream: Tensor, segments: list[int] | int, memory: Any = None) -> tuple[Tensor, Any]:
+def score_segments(
+    model: Any, stream: Tensor, segments: list[int] | int, memory: Any = None
+) -> tuple[Tensor, Any]:
     """Losses of all targets of the stream, cut into segments of these lengths, and the last memory."""
     losses = []
     targets_of_stream = unmarked(stream)[:, 1:].split(segments, 1)
-    for tokens, targets in zip(stream[:, :-1].split(segments, 1), targets_of_stream, strict=True):
+    tokens_of_stream = stream[:, :-1].split(segments, 1)
+    for tokens, targets in zip(tokens_of_stream, targets_of_stream, strict=True):
         nll, memory = model.score(tokens, targets, memory)
         losses.append(nll)
     return torch.cat(losses, dim=1), memory

@@ -9,9 +9,14 @@ from txl_lightning.variants.attention_gate import AttentionGateTransformerXL
 
 
 @pytest.mark.parametrize(("gates", "width"), [("head", 1), ("element", 3)])
-def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(gates: str, width: int) -> None:
+def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(
+    gates: str, width: int
+) -> None:
     model = tiny_model(AttentionGateTransformerXL, gates=gates, terms="acd")
-    attention, (hidden, memory) = model.layers[0].attention, torch.randn(2, 2, 3, 8, dtype=torch.float64)
+    attention, (hidden, memory) = (
+        model.layers[0].attention,
+        torch.randn(2, 2, 3, 8, dtype=torch.float64),
+    )
     positions = model.encoding.positions(6, -1, hidden)[0]
     visible = VisibleKeys(attention_mask(3, 3, 3, None, hidden))
     weights_HBTK = attention.logits(hidden, memory, positions, visible).softmax(-1)
@@ -21,4 +26,6 @@ def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(gates
     for h, W_g in enumerate(attention.gate.weight.split(width)):
         heads.append(weights_HBTK[h] @ v_HBKE[h] / (1 + torch.exp(-(hidden @ W_g.T))))
     expected = torch.cat(heads, dim=-1) @ attention.output.weight.T
-    torch.testing.assert_close(attention(hidden, memory, positions, visible), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        attention(hidden, memory, positions, visible), expected, rtol=1e-10, atol=1e-10
+    )

@@ -19,7 +19,11 @@ def gradients(model: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """Gradients of a loss by parameter, without those that it does not reach."""
     named = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
-    return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None and grad.any()}
+    return {
+        name: grad
+        for name, grad in zip(named, found, strict=True)
+        if grad is not None and grad.any()
+    }
 
 
 LIKE_ANY_KEYS = [{}, {"same_length": True, "clamp_len": 5}, {"memory_start": "zeros"}]
@@ -27,10 +31,19 @@ LIKE_ANY_KEYS += [{"encoding": "alibi"}, {"encoding": "rope", "d_head": 4}, {"en
 
 
 @pytest.mark.parametrize(("options", "compression"), product_of(LIKE_ANY_KEYS, ["max", "mean"]))
-def test_rate_one_is_an_ordinary_memory_of_the_summed_length(options: dict[str, object], compression: str) -> None:
+def test_rate_one_is_an_ordinary_memory_of_the_summed_length(
+    options: dict[str, object], compression: str
+) -> None:
     """At rate 1 a pool of one state is that state."""
     ordinary = tiny_model(mem_len=7, **options)
-    ours = tiny_model(CompressiveTransformerXL, mem_len=4, compressed_len=3, compression=compression, rate=1, **options)
+    ours = tiny_model(
+        CompressiveTransformerXL,
+        mem_len=4,
+        compressed_len=3,
+        compression=compression,
+        rate=1,
+        **options,
+    )
     stream = random_stream(2, 34)
     for segments in (4, [6, 1, 5, 12, 2, 7]):
         expected, plain = score_segments(ordinary, stream, segments)
@@ -53,7 +66,10 @@ def test_a_group_becomes_one_state(compression: str, rate: int) -> None:
 
 
 def test_a_convolution_starts_near_the_mean() -> None:
-    function, groups = compressive().compressor.functions[0], torch.randn(2, 3, 2, 8, dtype=torch.float64)
+    function, groups = (
+        compressive().compressor.functions[0],
+        torch.randn(2, 3, 2, 8, dtype=torch.float64),
+    )
     function.weight.data.zero_()
     function.initialize()
     torch.testing.assert_close(function(groups.flatten(1, 2)), groups.mean(dim=2))
@@ -68,8 +84,12 @@ def test_groups_do_not_depend_on_how_the_stream_is_cut(compression: str) -> None
     for segments in (4, 1, [3, 5, 1, 7, 2, 3], [21]):
         _, memory = score_segments(model, stream, segments)
         assert (memory.n_compressed, memory.length, memory.filled) == (5, 10, 10)
-        compressed = model.compressor.functions[0](embedded[:, 6:16])  # 21 states: 16 fall out, 5 stay
-        torch.testing.assert_close(memory.states[0], torch.cat([compressed, embedded[:, 16:21]], dim=1))
+        compressed = model.compressor.functions[0](
+            embedded[:, 6:16]
+        )  # 21 states: 16 fall out, 5 stay
+        torch.testing.assert_close(
+            memory.states[0], torch.cat([compressed, embedded[:, 16:21]], dim=1)
+        )
 
 
 def test_extended_context_enters_the_memory_once() -> None:
@@ -78,7 +98,9 @@ def test_extended_context_enters_the_memory_once() -> None:
     embedded = model.embedding(stream)
     for start in range(0, 16, 4):
         _, memory = model(stream[:, max(0, start - 2) : start + 4], memory)
-    expected = torch.cat([embedded[:, 6:10].unflatten(1, (-1, 2)).mean(2), embedded[:, 10:14]], dim=1)
+    expected = torch.cat(
+        [embedded[:, 6:10].unflatten(1, (-1, 2)).mean(2), embedded[:, 10:14]], dim=1
+    )
     torch.testing.assert_close(memory.states[0], expected)
 
 
@@ -102,7 +124,9 @@ def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm: bool) -> No
     nll, memory = model.score(stream[:, -5:-1], stream[:, -4:], memory)
     assert (after.compression_loss > 0, memory.compression_loss) == (True, None)
     of_loss, of_tokens = gradients(model, after.compression_loss), gradients(model, alone.mean())
-    assert [*of_tokens, *of_loss] == [name for name, _ in model.named_parameters()], "the compressor is the last one"
+    assert [*of_tokens, *of_loss] == [name for name, _ in model.named_parameters()], (
+        "the compressor is the last one"
+    )
     assert all(name.startswith("compressor.") for name in of_loss)
     torch.testing.assert_close(gradients(model, nll.mean()), of_tokens | of_loss)
     assert torch.equal(nll, alone)
@@ -122,7 +146,10 @@ def test_the_reconstruction_loss_is_that_of_algorithm_2(pre_norm: bool) -> None:
         norm = layer.attention_norm if pre_norm else torch.nn.Identity()
         query, key, value = layer.attention.qkv.weight.detach().chunk(3)
         outputs = []
-        for m in (memory.states[n, :, -4:], after.states[n, :, :2]):  # the 4 oldest, and their compression
+        for m in (
+            memory.states[n, :, -4:],
+            after.states[n, :, :2],
+        ):  # the 4 oldest, and their compression
             q, k, v = (norm(x) @ w.T for x, w in ((inputs[n], query), (m, key), (m, value)))
             q, k, v = (x.unflatten(-1, (2, 3)) for x in (q, k, v))
             scores = torch.einsum("bthe,bkhe->bhtk", q, k) / 3**0.5

@@ -13,28 +13,44 @@ from txl_lightning.variants.forget_gate import ForgetGateConfig, ForgetGateTrans
 def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key(options):
     T, M = 4, 3
     model = tiny_model(ForgetGateTransformerXL, **options)
-    attention, states = model.layers[0].attention, torch.randn(2, M + T, 8, dtype=torch.float64).requires_grad_()
+    attention, states = (
+        model.layers[0].attention,
+        torch.randn(2, M + T, 8, dtype=torch.float64).requires_grad_(),
+    )
     memory, hidden = states[:, :M], states[:, M:]
     positions = model.encoding.positions(M + T, -1, hidden)[0]
     visible = VisibleKeys(attention_mask(T, M, M, None, hidden))
     scores = Attention.logits(attention, hidden, memory, positions, visible)
-    log_f = (states @ attention.forget.weight.T + attention.forget.bias).sigmoid().log()  # B × K × H
-    added = [torch.stack([log_f[:, j + 1 : M + i + 1].sum(dim=1) for j in range(M + T)], dim=-1) for i in range(T)]
-    probabilities = (scores + torch.stack(added).permute(2, 1, 0, 3)).softmax(dim=-1)  # added: T × B × H × K
+    log_f = (
+        (states @ attention.forget.weight.T + attention.forget.bias).sigmoid().log()
+    )  # B × K × H
+    added = [
+        torch.stack([log_f[:, j + 1 : M + i + 1].sum(dim=1) for j in range(M + T)], dim=-1)
+        for i in range(T)
+    ]
+    probabilities = (scores + torch.stack(added).permute(2, 1, 0, 3)).softmax(
+        dim=-1
+    )  # added: T × B × H × K
     naive = attention.combine_heads(probabilities @ attention.project(hidden, memory)[1][-1])
     ours = attention(hidden, memory, positions, visible)
     torch.testing.assert_close(ours, naive, rtol=1e-10, atol=1e-10)
     inputs, cotangent = [states, *attention.parameters()], torch.randn_like(naive)
-    found, expected = (torch.autograd.grad(y, inputs, cotangent, retain_graph=True) for y in (ours, naive))
+    found, expected = (
+        torch.autograd.grad(y, inputs, cotangent, retain_graph=True) for y in (ours, naive)
+    )
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_heads_start_to_forget_over_one_token_to_the_longest_in_geometric_steps():
     longest = 27
-    model = ForgetGateTransformerXL(ForgetGateConfig(9, n_layer=2, d_model=8, n_head=4, d_head=2, forget_len=longest))
+    model = ForgetGateTransformerXL(
+        ForgetGateConfig(9, n_layer=2, d_model=8, n_head=4, d_head=2, forget_len=longest)
+    )
     for layer in model.layers:
         lengths = -1 / layer.attention.forget.bias.double().sigmoid().log()
-        expected = torch.tensor([1.0, longest ** (1 / 3), longest ** (2 / 3), longest], dtype=torch.float64)
+        expected = torch.tensor(
+            [1.0, longest ** (1 / 3), longest ** (2 / 3), longest], dtype=torch.float64
+        )
         torch.testing.assert_close(lengths, expected, rtol=1e-4, atol=0)
 
 
@@ -43,8 +59,12 @@ def test_near_keys_keep_their_precision_after_long_sums():
     bias = forgetting(torch.zeros(1, 1, 4001, dtype=torch.bfloat16))
     assert bias.dtype == torch.float32
     differences = bias.double().diff(dim=-1)
-    torch.testing.assert_close(differences[..., -64:], torch.full((1, 1, 64), 2.0).double().log(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(differences[..., :64], torch.full((1, 1, 64), 2.0).double().log(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        differences[..., -64:], torch.full((1, 1, 64), 2.0).double().log(), rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(
+        differences[..., :64], torch.full((1, 1, 64), 2.0).double().log(), rtol=0, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -27,7 +27,10 @@ def naive_gate(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("mem_len", [0, 4])
 def test_a_gated_residual_is_the_published_layer_in_outputs_and_gradients(mem_len):
     model = tiny_model(GRUResidualTransformerXL, mem_len=mem_len, n_layer=1)
-    layer, (x, memory) = model.layers[0], torch.randn(2, 2, 3, 8, dtype=torch.float64).requires_grad_().unbind()
+    layer, (x, memory) = (
+        model.layers[0],
+        torch.randn(2, 2, 3, 8, dtype=torch.float64).requires_grad_().unbind(),
+    )
     memory = memory[:, : mem_len or 0].requires_grad_()
     M = memory.shape[1]
     positions = model.encoding.positions(M + 3, -1, x)[0]
@@ -48,12 +51,18 @@ def test_a_gated_residual_is_the_published_layer_in_outputs_and_gradients(mem_le
 
 def test_a_new_gate_nearly_returns_its_input_and_has_twelve_more_matrices_in_a_layer():
     sizes = {**SIZES, "d_model": 32}
-    gated, plain = (model(model.config_class(**sizes)) for model in (GRUResidualTransformerXL, TransformerXL))
-    n_gated, n_plain = (sum(p.numel() for p in model.layers[0].parameters()) for model in (gated, plain))
+    gated, plain = (
+        model(model.config_class(**sizes)) for model in (GRUResidualTransformerXL, TransformerXL)
+    )
+    n_gated, n_plain = (
+        sum(p.numel() for p in model.layers[0].parameters()) for model in (gated, plain)
+    )
     assert n_gated - n_plain == 12 * 32**2 + 2 * 32
     gate = gated.layers[1].feed_forward_residual
     assert gate.b_g.tolist() == [2.0] * 32
     x, y = torch.randn(2, 1, 5, 32).unbind()
     kept = 1 - torch.sigmoid(torch.tensor(-2.0))
     torch.testing.assert_close(gate(x, y), kept * x, rtol=0.2, atol=0.1)
-    assert plain.state_dict().keys() == gated.state_dict().keys() - {n for n in gated.state_dict() if "residual" in n}
+    assert plain.state_dict().keys() == gated.state_dict().keys() - {
+        n for n in gated.state_dict() if "residual" in n
+    }

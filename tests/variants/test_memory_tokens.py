@@ -19,7 +19,11 @@ from txl_lightning.model import CachedTransformerXL, attention, generate_all
 from txl_lightning.model.checkpoints import CheckpointError, to_original
 from txl_lightning.model.checkpoints.names import named_views
 from txl_lightning.model.positions import sinusoid
-from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL, TokenMemory, from_original
+from txl_lightning.variants.memory_tokens import (
+    MemoryTokensTransformerXL,
+    TokenMemory,
+    from_original,
+)
 
 FILES = sorted((Path(__file__).parent.parent / "reference/rmt").glob("*.safetensors"))
 
@@ -45,43 +49,66 @@ def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cl
     return {"rtol": 0, "atol": 1e-12}
 
 
-def scored(reference: Reference, model: Any, keeps_gradient: bool = False) -> list[tuple[Tensor, TokenMemory]]:
+def scored(
+    reference: Reference, model: Any, keeps_gradient: bool = False
+) -> list[tuple[Tensor, TokenMemory]]:
     """Losses of every segment and the memory after it."""
     memory, results = replace(model.start_memory(2), keeps_gradient=keeps_gradient), []
     for tokens, targets in reference.segments():
         nll, memory = model.score(tokens, targets, memory)
         results.append((nll, memory))
-        memory = replace(memory, states=memory.states.detach())  # in their code states never carry a gradient
+        memory = replace(
+            memory, states=memory.states.detach()
+        )  # in their code states never carry a gradient
     return results
 
 
-def test_losses_memory_tokens_and_states_are_those_of_the_authors(reference: Reference, close: Close) -> None:
-    for i, (nll, memory) in enumerate(scored(reference, from_original(reference.weights, reference.config))):
+def test_losses_memory_tokens_and_states_are_those_of_the_authors(
+    reference: Reference, close: Close
+) -> None:
+    for i, (nll, memory) in enumerate(
+        scored(reference, from_original(reference.weights, reference.config))
+    ):
         torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **close)
-        torch.testing.assert_close(memory.tokens_nBD.transpose(0, 1), reference.tensors[f"memory_tokens/{i}"], **close)
+        torch.testing.assert_close(
+            memory.tokens_nBD.transpose(0, 1), reference.tensors[f"memory_tokens/{i}"], **close
+        )
         reference.assert_states(i, memory, close)
 
 
 @pytest.mark.parametrize("through", [False, True], ids=["last segment", "all segments"])
-def test_gradients_of_parameters_are_those_of_the_authors(reference: Reference, close: Close, through: bool) -> None:
+def test_gradients_of_parameters_are_those_of_the_authors(
+    reference: Reference, close: Close, through: bool
+) -> None:
     model = from_original(reference.weights, reference.config)
     expected = reference.under("grad_through/" if through else "grad_last/")
     nll, memory = scored(reference, model, keeps_gradient=through)[-1]
     assert memory.tokens_nBD.requires_grad is through
     nll.mean().backward()
     ours = {"mem_tokens": model.memory_tokens.initial.grad[:, None]}
-    gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
-    ours |= {name: view for names, view in named_views(gradients, model.config, "original") for name in names}
+    gradients = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in model.named_parameters()
+    }
+    ours |= {
+        name: view
+        for names, view in named_views(gradients, model.config, "original")
+        for name in names
+    }
     assert ("mem_tokens" in expected) is through
     assert_gradients(ours, expected, {"mem_tokens", *learned_alone(reference.weights)}, close)
 
 
-def naive(model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemory, b: int) -> tuple[Tensor, Tensor]:
+def naive(
+    model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemory, b: int
+) -> tuple[Tensor, Tensor]:
     """Hidden states of one stream and the memory tokens that it writes, pair by pair."""
     config, layers = model.config, list[Any](model.layers)
     n, T, M, scale = config.n_tokens, len(tokens_T), memory.length, config.d_head**-0.5
     z_nD = memory.tokens_nBD[:, b]
-    hidden = torch.cat([z_nD, model.embedding(tokens_T[None])[0], *([z_nD] if config.write_tokens else [])])
+    hidden = torch.cat(
+        [z_nD, model.embedding(tokens_T[None])[0], *([z_nD] if config.write_tokens else [])]
+    )
     Q, K = len(hidden), M + len(hidden)
 
     def sees(i: int, j: int) -> bool:
@@ -94,7 +121,9 @@ def naive(model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemor
         keys = torch.cat([memory.states[number, b], hidden])
         q, _, _ = attention.qkv(hidden).unflatten(-1, (3, *heads)).unbind(1)
         _, k, v = attention.qkv(keys).unflatten(-1, (3, *heads)).unbind(1)
-        r = attention.position(sinusoid(torch.arange(K).double(), config.d_model)).unflatten(-1, heads)
+        r = attention.position(sinusoid(torch.arange(K).double(), config.d_model)).unflatten(
+            -1, heads
+        )
         u, w = model.encoding.u[0], model.encoding.v[0]
         attended = torch.zeros(Q, *heads, dtype=torch.float64)
         for h in range(config.n_head):
@@ -114,9 +143,15 @@ def naive(model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemor
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("n", "mem_len", "writes", "see_states"), product_of([1, 4], [0, 7], *[[True, False]] * 2))
-def test_segments_equal_loops_over_all_pairs(n: int, mem_len: int, writes: bool, see_states: bool) -> None:
-    model = tokens_model(n_tokens=n, mem_len=mem_len, write_tokens=writes, tokens_see_states=see_states)
+@pytest.mark.parametrize(
+    ("n", "mem_len", "writes", "see_states"), product_of([1, 4], [0, 7], *[[True, False]] * 2)
+)
+def test_segments_equal_loops_over_all_pairs(
+    n: int, mem_len: int, writes: bool, see_states: bool
+) -> None:
+    model = tokens_model(
+        n_tokens=n, mem_len=mem_len, write_tokens=writes, tokens_see_states=see_states
+    )
     memory = model.start_memory(2)
     for tokens in random_stream(2, 9).split([4, 3, 2], dim=1):
         hidden, after = model(tokens, memory)
@@ -124,7 +159,10 @@ def test_segments_equal_loops_over_all_pairs(n: int, mem_len: int, writes: bool,
             expected, written = naive(model, tokens[b], memory, b)
             torch.testing.assert_close(hidden[b], expected, **EXACT)
             torch.testing.assert_close(after.tokens_nBD[:, b], written, **EXACT)
-        (last, same), (some, _) = model(tokens, memory, n_last=2), model(tokens, memory, places_Q=torch.tensor([1, 0]))
+        (last, same), (some, _) = (
+            model(tokens, memory, n_last=2),
+            model(tokens, memory, places_Q=torch.tensor([1, 0])),
+        )
         torch.testing.assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]), **EXACT)
         torch.testing.assert_close(same.tokens_nBD, after.tokens_nBD, **EXACT)
         memory = after
@@ -133,7 +171,10 @@ def test_segments_equal_loops_over_all_pairs(n: int, mem_len: int, writes: bool,
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(encoding: str) -> None:
-    model, stream = tokens_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": 0}), random_stream(1, 12)
+    model, stream = (
+        tokens_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": 0}),
+        random_stream(1, 12),
+    )
     changed = stream.repeat(3, 1)
     changed[1, 0] = (changed[1, 0] + 1) % 11  # in the first segment
     changed[2, 10] = (changed[2, 10] + 1) % 11  # in the last
@@ -145,8 +186,12 @@ def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(enco
     assert (difference[1] > 1e-9).tolist() == [False, False, True, True]
 
 
-@pytest.mark.parametrize("options", [{}, {"write_tokens": False, "encoding": "rope", "d_head": 4}], ids=str)
-def test_long_segments_on_the_cpu_equal_the_fused_kernel(options: dict[str, Any], monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"write_tokens": False, "encoding": "rope", "d_head": 4}], ids=str
+)
+def test_long_segments_on_the_cpu_equal_the_fused_kernel(
+    options: dict[str, Any], monkeypatch: Any
+) -> None:
     """Blocks of queries would hide the later keys that memory tokens see."""
     stream, found = random_stream(2, 301), []
     for on_cpu in (True, False):
@@ -155,17 +200,39 @@ def test_long_segments_on_the_cpu_equal_the_fused_kernel(options: dict[str, Any]
         losses, _ = score_segments(model, stream, 150)
         losses.mean().backward()
         with torch.no_grad():
-            found.append([score_segments(model, stream, 150)[0], losses, *(p.grad for p in model.parameters())])
+            found.append(
+                [
+                    score_segments(model, stream, 150)[0],
+                    losses,
+                    *(p.grad for p in model.parameters()),
+                ]
+            )
     torch.testing.assert_close(*found, **EXACT)
 
 
 def test_what_memory_tokens_cannot_do_is_refused_in_one_line() -> None:
     model, tokens = tokens_model(n_tokens=3).eval(), random_stream(2, 4)
     for use, error, words in (
-        (lambda: CachedTransformerXL(model), OptionError, r"^model=Memory\w+: cannot be cached, use the model itself"),
-        (lambda: generate_all(model, tokens, 1), OptionError, r"^model=Memory\w+: cannot generate: memory tokens are"),
-        (lambda: to_original(model), CheckpointError, "MemoryTokensTransformerXL: the paper's code has no such model"),
-        (lambda: model(tokens, tiny_model().start_memory(2)), ValueError, r"Memory given to a MemoryTokens\w+XL"),
+        (
+            lambda: CachedTransformerXL(model),
+            OptionError,
+            r"^model=Memory\w+: cannot be cached, use the model itself",
+        ),
+        (
+            lambda: generate_all(model, tokens, 1),
+            OptionError,
+            r"^model=Memory\w+: cannot generate: memory tokens are",
+        ),
+        (
+            lambda: to_original(model),
+            CheckpointError,
+            "MemoryTokensTransformerXL: the paper's code has no such model",
+        ),
+        (
+            lambda: model(tokens, tiny_model().start_memory(2)),
+            ValueError,
+            r"Memory given to a MemoryTokens\w+XL",
+        ),
     ):
         with pytest.raises(error, match=words):
             use()

@@ -34,7 +34,9 @@ def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         layer.factor = 1.0
     assert not found.allclose(model.score(tokens, tokens)[0])
     config.variant["facto"] = 1
-    with pytest.raises(OptionError, match=r"variant\.facto=1: is no option of variant=toy, which has factor"):
+    with pytest.raises(
+        OptionError, match=r"variant\.facto=1: is no option of variant=toy, which has factor"
+    ):
         train(config, tmp_path / "second")
 
 
@@ -58,4 +60,8 @@ def test_a_model_with_another_forward_is_not_cached() -> None:
         def next_memory(self, *args: Any, **options: Any) -> Any:
             return super().next_memory(*args, **options)
 
-    assert [can_cache(tiny_model(kind)) for kind in (TransformerXL, Model, Forgetful)] == [True, False, False]
+    assert [can_cache(tiny_model(kind)) for kind in (TransformerXL, Model, Forgetful)] == [
+        True,
+        False,
+        False,
+    ]

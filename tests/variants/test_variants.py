@@ -27,9 +27,19 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "gru_residual": (),
     "memory_tokens": ("variant.n_tokens=3",),
 }
-OPTIONS = ("model.dropout=0.2", "optimizer.schedule=constant", "evaluation.max_segments=2", "loss=random_half")
+OPTIONS = (
+    "model.dropout=0.2",
+    "optimizer.schedule=constant",
+    "evaluation.max_segments=2",
+    "loss=random_half",
+)
 PARALLEL = (
-    *("trainer.max_steps=10", "data.batch_size=9", "evaluation.batch_size=5", "data.random_start=true"),
+    *(
+        "trainer.max_steps=10",
+        "data.batch_size=9",
+        "evaluation.batch_size=5",
+        "data.random_start=true",
+    ),
     *("model.dropout=0", "trainer.stream_groups=2", "trainer.precision=64-true"),
 )
 
@@ -52,26 +62,42 @@ def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> No
         given: Any = OmegaConf.load(CONF / f"variant/{name}.yaml")
         given = given.get("variant", given)
         left_out = known | {option for option in given if OmegaConf.is_interpolation(given, option)}
-        own = {f.name: f.default for f in fields(model_class(config).config_class) if f.name not in left_out}
-        assert {option: x for option, x in config.variant.items() if option not in left_out} == {"name": name} | own
+        own = {
+            f.name: f.default
+            for f in fields(model_class(config).config_class)
+            if f.name not in left_out
+        }
+        assert {option: x for option, x in config.variant.items() if option not in left_out} == {
+            "name": name
+        } | own
 
 
 SEGMENTS = "memory.gradient_segments=2"
 DOCUMENTS = f"{SEGMENTS} memory.reset=document data.document_start='^line.*5:'"
-RESUMED = [*product_of(VARIANTS, ["memory=on", "memory=off"]), ("none", SEGMENTS), ("memory_tokens", SEGMENTS)]
+RESUMED = [
+    *product_of(VARIANTS, ["memory=on", "memory=off"]),
+    ("none", SEGMENTS),
+    ("memory_tokens", SEGMENTS),
+]
 RESUMED += [pytest.param("none", DOCUMENTS, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize(("variant", "words"), RESUMED)
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str, words: str) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, variant: str, words: str
+) -> None:
     options = (f"variant={variant}", *VARIANTS.get(variant, ()), *words.split(), *OPTIONS)
     whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=16"), tmp_path / "whole")
     first = train(tiny_config(tmp_path, *options, "trainer.max_steps=6"), tmp_path / "second")
-    train(tiny_config(tmp_path, *options, "trainer.max_steps=16", "resume=auto"), tmp_path / "second")
+    train(
+        tiny_config(tmp_path, *options, "trainer.max_steps=16", "resume=auto"), tmp_path / "second"
+    )
     assert whole["val/bpb"] < first["val/bpb"] < 8.5
     assert whole["tokens"] == 16 * 4 * 8 * (3 if SEGMENTS in words else 1)
     checkpoints = [tmp_path / name / "checkpoints/last.ckpt" for name in ("whole", "second")]
-    states = [(read_file(path)["state_dict"], stored_memory(path).state_dict()) for path in checkpoints]
+    states = [
+        (read_file(path)["state_dict"], stored_memory(path).state_dict()) for path in checkpoints
+    ]
     torch.testing.assert_close(*states, rtol=0, atol=0)
     file = "model.transformer_xl" if variant == "none" else f"variants.{variant}"
     assert type(load_trained(checkpoints[1]).model).__module__ == f"txl_lightning.{file}"

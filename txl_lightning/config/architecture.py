@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import ChainMap
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -130,12 +128,10 @@ class Architecture(ModelOptions):
     """
 
     vocab_size: int | None = option(MISSING, COUNT)
-    rules: ClassVar[Mapping[str, Rule]] = {}  # of fields of a subclass, which may have them by `option` too
-    initial_only: ClassVar[frozenset[str]] = frozenset()  # of these fields, those that only initialize weights
+    initial_only: ClassVar[frozenset[str]] = frozenset()  # fields that only initialize weights
 
     def __post_init__(self) -> None:
         kinds, line = _types(cast("Any", type(self))), type(self).__mro__
-        own = ChainMap(*(vars(kind).get("rules", {}) for kind in line))
         described = [f for kind in line if is_dataclass(kind) for f in fields(kind)]  # a new default has no rules
         rules = {f.name: f.metadata["rules"] for f in described[::-1] if f.metadata.get("rules")}
         for f in fields(self):
@@ -143,7 +139,7 @@ class Architecture(ModelOptions):
             hint = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
             require(_fits(value, kinds[name]), name, value, f"must be of type {hint}".replace("typing.", ""))
             require(not isinstance(value, int) or abs(value) < 2**60, name, value, "must be below 2^60")
-            check(name, value, *([own[name]] if name in own else rules.get(name, ())))
+            check(name, value, *rules.get(name, ()))
         below = f"must be below the {self.vocab_size} tokens of the vocabulary"
         require(max(self.cutoffs, default=-1) < (self.vocab_size or 0), "cutoffs", list(self.cutoffs), below)
         narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)

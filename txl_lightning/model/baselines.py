@@ -61,17 +61,16 @@ class LSTMLayer(nn.Module):
         start = (previous_BD.to(cell_BD.dtype)[None], cell_BD[None])
         x_BTD = x_BTD.to(cell_BD.dtype)
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
-            if self.training and self.weight_dropout.p:
-                weight_hh = self.weight_dropout(self.lstm.weight_hh_l0)
-                weights = [
-                    self.lstm.weight_ih_l0,
-                    weight_hh,
-                    self.lstm.bias_ih_l0,
-                    self.lstm.bias_hh_l0,
-                ]
-                h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
-            else:
+            if not (self.training and self.weight_dropout.p):
                 h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
+                return h_BTD, last_h[0], last_c[0]
+            weights = [
+                self.lstm.weight_ih_l0,
+                self.weight_dropout(self.lstm.weight_hh_l0),
+                self.lstm.bias_ih_l0,
+                self.lstm.bias_hh_l0,
+            ]
+            h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
         return h_BTD, last_h[0], last_c[0]
 
 
@@ -88,16 +87,16 @@ def lstm_with_weights(
         start: h and c before them, 1 × B × D.
         weights: input-to-hidden and hidden-to-hidden weights, then their biases.
     """
-    has_biases, n_layer, dropout, training, bidirectional, batch_first = (
-        True,
-        1,
-        0.0,
-        True,
-        False,
-        True,
-    )
     return torch.lstm(
-        x_BTD, start, weights, has_biases, n_layer, dropout, training, bidirectional, batch_first
+        x_BTD,
+        start,
+        weights,
+        has_biases=True,
+        num_layers=1,
+        dropout=0.0,
+        train=True,
+        bidirectional=False,
+        batch_first=True,
     )
 
 
@@ -141,12 +140,12 @@ class QRNNLayer(nn.Module):
         """
         shifted_BTD = torch.cat([previous_BD[:, None].to(x_BTD.dtype), x_BTD[:, :-1]], dim=1)
         window = torch.cat([x_BTD, shifted_BTD], dim=-1)
-        gates = F.linear(window, self.weight_dropout(self.gates.weight), self.gates.bias).to(
-            cell_BD.dtype
-        )
+        weight = self.weight_dropout(self.gates.weight)
+        gates = F.linear(window, weight, self.gates.bias).to(cell_BD.dtype)
         z_BTD, f_BTD, o_BTD = gates.chunk(3, dim=-1)
         c_BTD = forget_mult(f_BTD.sigmoid(), z_BTD.tanh(), cell_BD)
-        return o_BTD.sigmoid() * c_BTD, x_BTD[:, -1], c_BTD[:, -1]
+        h_BTD = o_BTD.sigmoid() * c_BTD
+        return h_BTD, x_BTD[:, -1], c_BTD[:, -1]
 
 
 def forget_mult(
@@ -195,14 +194,15 @@ def _scan(f: Tensor, u: Tensor) -> Tensor:
     if T == 1:
         return u
     even = T - T % 2
-    first, second = slice(0, even, 2), slice(1, even, 2)
-    every_second = _scan(
-        f[:, second] * f[:, first], torch.addcmul(u[:, second], f[:, second], u[:, first])
-    )
+    f_first, f_second = f[:, 0:even:2], f[:, 1:even:2]
+    u_first, u_second = u[:, 0:even:2], u[:, 1:even:2]
+    merged_u = torch.addcmul(u_second, f_second, u_first)
+    every_second = _scan(f_second * f_first, merged_u)
     y = torch.empty_like(u)
     y[:, 0] = u[:, 0]
     y[:, 1::2] = every_second
-    y[:, 2::2] = torch.addcmul(u[:, 2::2], f[:, 2::2], every_second[:, : (T - 1) // 2])
+    before = every_second[:, : (T - 1) // 2]
+    y[:, 2::2] = torch.addcmul(u[:, 2::2], f[:, 2::2], before)
     return y
 
 
@@ -245,11 +245,11 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         self.config = config
         self.embedding = make_embedding(config)
         self.softmax = make_softmax(config, self.embedding)
-        self.dropout, self.hidden_dropout = Dropout(config.dropout), Dropout(config.hidden_dropout)
-        layer = LAYERS[config.cell]
-        self.layers = nn.ModuleList(
-            layer(config.d_model, config.weight_dropout) for _ in range(config.n_layer)
-        )
+        self.dropout = Dropout(config.dropout)
+        self.hidden_dropout = Dropout(config.hidden_dropout)
+        self.layers = nn.ModuleList()
+        for _ in range(config.n_layer):
+            self.layers.append(LAYERS[config.cell](config.d_model, config.weight_dropout))
         initialize(self.embedding)
         initialize(self.softmax)
 
@@ -303,16 +303,24 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
             raise ValueError(
                 f"state of {state.batch_size} streams given with tokens of {B} streams"
             )
-        previous_NBD, cells_NBD = state.previous.detach(), state.cells.detach()
-        carried: list[tuple[Tensor, Tensor]] = []
+        previous_NBD = state.previous.detach()
+        cells_NBD = state.cells.detach()
+        previous: list[Tensor] = []
+        cells: list[Tensor] = []
         for n, layer in enumerate(self.layers):
-            input_BTD = self.hidden_dropout(hidden_BTD) if n else hidden_BTD
-            hidden_BTD, previous_BD, cell_BD = layer(input_BTD, previous_NBD[n], cells_NBD[n])
-            carried.append((previous_BD, cell_BD))
+            if n > 0:
+                hidden_BTD = self.hidden_dropout(hidden_BTD)
+            hidden_BTD, previous_BD, cell_BD = layer(hidden_BTD, previous_NBD[n], cells_NBD[n])
+            previous.append(previous_BD)
+            cells.append(cell_BD)
         # Autocast computes the layers in another type; the state keeps the type of the weights.
-        previous, cells = (
-            torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True)
+        dtype = cells_NBD.dtype
+        after = replace(
+            state,
+            previous=torch.stack(previous).detach().to(dtype),
+            cells=torch.stack(cells).detach().to(dtype),
         )
         hidden_BTD = self.dropout(hidden_BTD)
-        n_first = 0 if n_last is None else hidden_BTD.shape[1] - n_last
-        return hidden_BTD[:, n_first:], replace(state, previous=previous, cells=cells)
+        if n_last is not None:
+            hidden_BTD = hidden_BTD[:, hidden_BTD.shape[1] - n_last :]
+        return hidden_BTD, after

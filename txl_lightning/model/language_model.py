@@ -58,18 +58,22 @@ class ScoringModel:
         """
         if (tokens_BT is None) == (inputs_BTD is None):
             raise ValueError("give either tokens or inputs_BTD")
-        if inputs_BTD is not None and inputs_BTD.shape[2:] != (self.config.d_model,):
-            raise ValueError(
-                f"inputs_BTD of shape {tuple(inputs_BTD.shape)}: D must be d_model={self.config.d_model}"
-            )
-        x: Any = tokens_BT if inputs_BTD is None else inputs_BTD
         if lengths_B is not None:
             require(self.takes_lengths, "lengths_B", lengths_B.tolist(), NO_LENGTHS)
-            x = x.masked_fill(
-                padding(lengths_B, *x.shape[:2]).view(*x.shape[:2], *[1] * (x.ndim - 2)), 0
-            )
-        embedded_BTD: Tensor = self.embedding(x) if inputs_BTD is None else x
-        return embedded_BTD
+        if inputs_BTD is None:
+            assert tokens_BT is not None
+            if lengths_B is not None:
+                tokens_BT = tokens_BT.masked_fill(padding(lengths_B, *tokens_BT.shape), 0)
+            embedded_BTD: Tensor = self.embedding(tokens_BT)
+            return embedded_BTD
+        d_model = self.config.d_model
+        if inputs_BTD.shape[2:] != (d_model,):
+            shape = tuple(inputs_BTD.shape)
+            raise ValueError(f"inputs_BTD of shape {shape}: D must be d_model={d_model}")
+        if lengths_B is not None:
+            padding_BT = padding(lengths_B, *inputs_BTD.shape[:2])
+            inputs_BTD = inputs_BTD.masked_fill(padding_BT[:, :, None], 0)
+        return inputs_BTD
 
     def score(
         self: Any,
@@ -98,20 +102,25 @@ class ScoringModel:
             ValueError: there are fewer tokens than targets, the memory is of another number of
                 streams, or the lengths do not fit.
         """
-        T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
+        T = tokens_BT.shape[1]
+        T_targets = targets_BT.shape[1]
         if T_targets > T:
             raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
-        options = {} if lengths_B is None else {"lengths_B": lengths_B}
+        options: dict[str, Any] = {"n_last": T_targets}
+        if lengths_B is not None:
+            options["lengths_B"] = lengths_B
+        precision: Any = nullcontext()
         if self._fabric is not None:
             memory = self._fabric._precision.convert_input(memory)  # private
-        with nullcontext() if self._fabric is None else self._fabric.autocast():
-            hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets, **options)
+            precision = self._fabric.autocast()
+        with precision:
+            hidden_BTD, memory = self(tokens_BT, memory, **options)
             if lengths_B is None:
                 return self.losses(hidden_BTD, targets_BT, known_targets_BT), memory
-            padding_BT = padding(lengths_B, *tokens_BT.shape)[:, T - T_targets :]
-            return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(
-                padding_BT, 0.0
-            ), memory
+            is_padding_BT = padding(lengths_B, *tokens_BT.shape)[:, T - T_targets :]
+            targets_BT = targets_BT.masked_fill(is_padding_BT, 0)
+            nll_BT = self.losses(hidden_BTD, targets_BT)
+            return nll_BT.masked_fill(is_padding_BT, 0.0), memory
 
     def losses(
         self: Any,
@@ -137,8 +146,8 @@ def padding(lengths_B: Int[Tensor, " B"], batch_size: int, n_tokens: int) -> Boo
     Raises:
         ValueError: there is not one length for each stream, or one is not in 0 … T.
     """
-    if lengths_B.shape != (batch_size,) or not 0 <= lengths_B.min() <= lengths_B.max() <= n_tokens:
-        raise ValueError(
-            f"lengths_B={lengths_B.tolist()}: must be {batch_size} lengths from 0 to {n_tokens}"
-        )
+    fit = lengths_B.shape == (batch_size,)
+    if not fit or lengths_B.min() < 0 or lengths_B.max() > n_tokens:
+        allowed = f"must be {batch_size} lengths from 0 to {n_tokens}"
+        raise ValueError(f"lengths_B={lengths_B.tolist()}: {allowed}")
     return torch.arange(n_tokens, device=lengths_B.device) >= lengths_B[:, None]

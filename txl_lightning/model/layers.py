@@ -34,7 +34,9 @@ class Dropout(nn.Module):
         """Drop elements of `x` in training; return them all in evaluation."""
         if not (self.training and self.p > 0.0):
             return x
-        return x * self._factors(x) if is_eager_on_cpu(x) else F.dropout(x, self.p)
+        if not is_eager_on_cpu(x):
+            return F.dropout(x, self.p)
+        return x * self._factors(x)
 
     @property
     def _dropped_levels(self) -> int:
@@ -46,12 +48,13 @@ class Dropout(nn.Module):
 
     def _factors(self, x: Tensor) -> Tensor:
         """Draw 0 or the scale for every element of `x`."""
-        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+        n_draws = (x.numel() + 3) // 4
+        draws = torch.empty(n_draws, dtype=torch.int64).random_(-(1 << 63), None)
         levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        keep = torch.ge(
-            levels, self._dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False)
-        )
-        return keep.mul_(self._scale)
+        lowest_kept = self._dropped_levels - LEVELS // 2
+        factors = torch.empty_like(x, requires_grad=False)
+        torch.ge(levels, lowest_kept, out=factors)
+        return factors.mul_(self._scale)
 
     def extra_repr(self) -> str:
         """Show p."""

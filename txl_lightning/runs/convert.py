@@ -52,9 +52,10 @@ from txl_lightning.runs.trained import load_trained
 
 READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}
-SOURCES = ("original", "huggingface", "txl", "tensorflow")
+TARGETS = ("original", "huggingface", "txl")
+SOURCES = (*TARGETS, "tensorflow")
 EVALUATION_LENGTHS = ("mem_len", "same_length", "clamp_len")
-LENGTHS = (*EVALUATION_LENGTHS, "memory_start")
+GIVEN_LENGTHS = (*EVALUATION_LENGTHS, "memory_start")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
 OF_CORPUS = "corpus"
@@ -73,39 +74,57 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     Raises:
         UserError: a file is missing or not a checkpoint, or the target's format cannot hold the model.
     """
-    source, source_format = options.source, options.source_format
-    require(source_format in SOURCES, "source_format", source_format, f"must be one of {', '.join(SOURCES)}")
-    targets = [name for name in SOURCES[:3] if name != source_format]
-    allowed = f"must be one of {', '.join(targets)} for source_format={source_format}"
-    require(options.target_format in targets, "target_format", options.target_format, allowed)
+    _check_formats(options)
     target = Path(options.target)
     require(not target.exists(), "target", options.target, "must not exist yet")
-    lengths = {name: value for name in LENGTHS if (value := getattr(options, name)) is not None}
-    vocabulary = _given_vocabulary(options) if options.target_format == "txl" else None
-    if source_format == "txl":
-        recurrent = "is a recurrent model; the other formats hold Transformer-XLs only"
-        trained = load_trained(source, "source")
+    lengths = {}
+    for name in GIVEN_LENGTHS:
+        value = getattr(options, name)
+        if value is not None:
+            lengths[name] = value
+    vocabulary = None
+    if options.target_format == "txl":
+        vocabulary = _given_vocabulary(options)
+    trained = None
+    if options.source_format == "txl":
+        trained = load_trained(options.source, "source")
         model: Any = trained.model
-        require(isinstance(model, TransformerXL), "source", source, recurrent)
-    elif source_format == "tensorflow":
-        model, segment_len = _read_tensorflow(source, lengths)
+        allowed = "is a recurrent model; the other formats hold Transformer-XLs only"
+        require(isinstance(model, TransformerXL), "source", options.source, allowed)
+    elif options.source_format == "tensorflow":
+        model, segment_len = _read_tensorflow(options.source, lengths)
         options = _as_in_tensorflow(options, model, segment_len, vocabulary)
     else:
-        model = _read_model(source, source_format)
+        model = _read_model(options.source, options.source_format)
     model = model.with_lengths(**lengths)
     if options.target_format == "txl":
         _write_run(model, options, vocabulary, target)
         return [str(target)]
     weights, config = WRITERS[options.target_format](model)
     with new_folder(target) as folder:
-        try:
-            save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, folder / WEIGHTS[0])
-        except SafetensorError as error:  # of a full disk too
-            raise OSError(errno.EIO, str(error)) from error
+        _write_weights(weights, folder / WEIGHTS[0])
         write_json(folder / CONFIG, config)
-        if source_format == "txl" and options.target_format == "huggingface":
+        if trained is not None and options.target_format == "huggingface":
             _write_vocabulary(trained.vocabulary, folder)
     return [str(target)]
+
+
+def _check_formats(options: ConvertOptions) -> None:
+    source_format = options.source_format
+    allowed = f"must be one of {', '.join(SOURCES)}"
+    require(source_format in SOURCES, "source_format", source_format, allowed)
+    targets = [name for name in TARGETS if name != source_format]
+    allowed = f"must be one of {', '.join(targets)} for source_format={source_format}"
+    require(options.target_format in targets, "target_format", options.target_format, allowed)
+
+
+def _write_weights(weights: dict[str, Tensor], path: Path) -> None:
+    """Write safetensors, which hold no views."""
+    copies = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
+    try:
+        save_file(copies, path)
+    except SafetensorError as error:  # of a full disk too
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
@@ -118,12 +137,20 @@ def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
 
 def _read_model(source: str, source_format: str) -> TransformerXL:
     path = Path(source)
-    folder = path if path.is_dir() else path.parent
-    found = [file for file in ([folder / name for name in WEIGHTS] if path.is_dir() else [path]) if file.is_file()]
-    problem = f"has none of {', '.join(WEIGHTS)}" if path.is_dir() else "no such file"
-    require(bool(found), "source", source, problem)
-    weights, config = _read_weights(found[0]), _read_config(folder)
-    require(bool(config), "source", source, f"must have {CONFIG} with its options in the same folder")
+    if path.is_dir():
+        folder = path
+        candidates = [folder / name for name in WEIGHTS]
+        problem = f"has none of {', '.join(WEIGHTS)}"
+    else:
+        folder = path.parent
+        candidates = [path]
+        problem = "no such file"
+    files = [file for file in candidates if file.is_file()]
+    require(bool(files), "source", source, problem)
+    weights = _read_weights(files[0])
+    config = _read_config(folder)
+    needed = f"must have {CONFIG} with its options in the same folder"
+    require(bool(config), "source", source, needed)
     try:
         return READERS[source_format](weights, config)
     except UserError as error:
@@ -134,14 +161,22 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors by name, from safetensors or from a torch file that holds only tensors."""
     is_safe = path.suffix == ".safetensors"
     try:
-        contents = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
+        if is_safe:
+            contents: Any = load_file(path)
+        else:
+            contents = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers have no common error for other files
-        code = "must hold tensors only; code in a file is never run"
-        damaged = "is not a file of safetensors, or was cut short"
-        raise OptionError("source", path, damaged if is_safe else code) from error
-    is_state = isinstance(contents, dict) and all(isinstance(value, Tensor) for value in contents.values())
-    require(is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model")
-    return contents
+        problem = "must hold tensors only; code in a file is never run"
+        if is_safe:
+            problem = "is not a file of safetensors, or was cut short"
+        raise OptionError("source", path, problem) from error
+    is_state = isinstance(contents, dict)
+    if is_state:
+        is_state = all(isinstance(value, Tensor) for value in contents.values())
+    needed = "is not a dictionary of tensors; save the state_dict of the model"
+    require(is_state, "source", path, needed)
+    weights: dict[str, Tensor] = contents
+    return weights
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -162,14 +197,20 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
     `lengths` of the options replace these flags.
     """
     path = Path(source)
-    named = [file for file in (path, path.with_name(path.name + INDEX)) if file.suffix == INDEX and file.is_file()]
-    found = named or sorted(path.rglob(f"*{INDEX}"))
-    one = f"must be a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one; {len(found)} found"
-    require(len(found) == 1, "source", source, one)
-    flags = {**_read_config(found[0].parent), **lengths}
-    without = f"must be given, since there is no {CONFIG} with the model's flags in {found[0].parent}"
-    require(flags.get("mem_len") is not None, "mem_len", None, without)
-    return from_tensorflow(read_variables(found[0].with_suffix("")), flags), flags.get("tgt_len")
+    named = [path, path.with_name(path.name + INDEX)]
+    files = [file for file in named if file.suffix == INDEX and file.is_file()]
+    if not files:
+        files = sorted(path.rglob(f"*{INDEX}"))
+    checkpoint = f"a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…)"
+    needed = f"must be {checkpoint} or a folder with one; {len(files)} found"
+    require(len(files) == 1, "source", source, needed)
+    folder = files[0].parent
+    flags = _read_config(folder)
+    flags.update(lengths)
+    needed = f"must be given, since there is no {CONFIG} with the model's flags in {folder}"
+    require(flags.get("mem_len") is not None, "mem_len", None, needed)
+    variables = read_variables(files[0].with_suffix(""))
+    return from_tensorflow(variables, flags), flags.get("tgt_len")
 
 
 def _as_in_tensorflow(
@@ -179,13 +220,21 @@ def _as_in_tensorflow(
 
     A model of One Billion Word reads `<S>` at both ends of a sentence, as the TensorFlow code does.
     """
-    data, evaluation = options.data, options.evaluation
-    if data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
-        data = data if isinstance(data, (Lm1bData, FileData)) else file_data(data, None, data.level)
+    data = options.data
+    evaluation = options.evaluation
+    marks_sentences = vocabulary is not None and vocabulary.starts_sentences
+    if data.name == "lm1b" or marks_sentences:
+        if not isinstance(data, (Lm1bData, FileData)):
+            data = file_data(data, None, data.level)
         data = replace(data, sentence_marks="both")
-    own = {name: getattr(model.config, name) for name in EVALUATION_LENGTHS if getattr(evaluation, name) is None}
-    segment: dict[str, Any] = {} if segment_len is None else {"segment_len": segment_len}
-    return replace(options, evaluation=replace(evaluation, **own, **segment), data=replace(data, **segment))
+    lengths: dict[str, Any] = {}
+    for name in EVALUATION_LENGTHS:
+        if getattr(evaluation, name) is None:
+            lengths[name] = getattr(model.config, name)
+    if segment_len is not None:
+        lengths["segment_len"] = segment_len
+        data = replace(data, segment_len=segment_len)
+    return replace(options, evaluation=replace(evaluation, **lengths), data=data)
 
 
 def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
@@ -301,14 +350,17 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
     """Write a checkpoint like those of `txl train`, at step 0, with the given vocabulary or the chosen corpus' own."""
     if given is None:
         corpus = load_corpus(options.data)
-        vocabulary, source = corpus.vocabulary, f"data={corpus.name}"
+        vocabulary = corpus.vocabulary
+        source = f"data={corpus.name}"
         advice = "choose the corpus the model was trained on with data=…"
     else:
-        vocabulary, advice = given, "choose the model's own with vocabulary=FILE"
+        vocabulary = given
         source = f"the file {options.vocabulary}" if options.vocabulary else "the file beside it"
-    if len(vocabulary) != model.config.vocab_size:
-        both = f"{model.config.vocab_size} tokens, that of {source} has {len(vocabulary)}"
-        raise UserError(f"the vocabulary of the model has {both}: {advice}")
+        advice = "choose the model's own with vocabulary=FILE"
+    n_tokens = model.config.vocab_size
+    if len(vocabulary) != n_tokens:
+        sizes = f"{n_tokens} tokens, that of {source} has {len(vocabulary)}"
+        raise UserError(f"the vocabulary of the model has {sizes}: {advice}")
     contents = {
         "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
         "global_step": 0,
@@ -324,11 +376,18 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
 
 def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
     """Return the configuration of a run with this model; everything else comes from the options."""
-    groups: dict[str, dict[str, Any]] = {"model": {"name": "converted"}, "encoding": {}, "memory": {}}
+    model_options: dict[str, Any] = {"name": "converted"}
+    encoding_options: dict[str, Any] = {}
+    memory_options: dict[str, Any] = {}
+    groups = {"model": model_options, "encoding": encoding_options, "memory": memory_options}
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         value = getattr(model.config, field)
         groups[group][name] = list(value) if isinstance(value, tuple) else value
-    kinds = {"model": TransformerXLModelConfig, "encoding": TableEncodingConfig, "memory": MemoryConfig}
-    own: dict[str, Any] = {name: kind(**groups[name]) for name, kind in kinds.items()}
-    return Config(**{f.name: getattr(options, f.name) for f in fields(Config)} | own)
+    values: dict[str, Any] = {}
+    for f in fields(Config):
+        values[f.name] = getattr(options, f.name)
+    values["model"] = TransformerXLModelConfig(**model_options)
+    values["encoding"] = TableEncodingConfig(**encoding_options)
+    values["memory"] = MemoryConfig(**memory_options)
+    return Config(**values)

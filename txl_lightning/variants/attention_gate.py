@@ -11,7 +11,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from txl_lightning.config.architecture import TransformerXLConfig, one_of
+from txl_lightning.config.architecture import TransformerXLConfig, one_of, option
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
@@ -26,8 +26,7 @@ class AttentionGateConfig(TransformerXLConfig):
         gates: one gate for each `head` of a token, or for each of its E elements (`element`).
     """
 
-    gates: str = "head"
-    rules: ClassVar = {"gates": one_of("head", "element")}
+    gates: str = option("head", one_of("head", "element"))
 
 
 class GatedAttention(Attention):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig, one_of
+from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig, one_of, option
 from txl_lightning.errors import require
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
@@ -34,32 +34,19 @@ class CompressiveConfig(TransformerXLConfig):
             `reconstruction_loss` trains.
     """
 
-    compressed_len: int = 512
-    rate: int = 4
-    compression: str = "conv"
-    rules: ClassVar = {
-        "compressed_len": LENGTH,
-        "rate": COUNT,
-        "compression": one_of("max", "mean", "conv"),
-    }
+    compressed_len: int = option(512, LENGTH)
+    rate: int = option(4, COUNT)
+    compression: str = option("conv", one_of("max", "mean", "conv"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        blind = self.compression == "conv" and "a" not in self.active_terms
-        for name, wrong, allowed in (
-            (
-                "encoding",
-                self.kind.absolute,
-                "must have distances: compressed states have no position",
-            ),
-            (
-                "compression",
-                blind,
-                f"compares attention by content, term (a), which terms={self.terms} lack",
-            ),
-            ("mem_len", 0 < self.mem_len < self.rate, f"must be 0 or at least rate={self.rate}"),
-        ):
-            require(not wrong, name, getattr(self, name), allowed)
+        allowed = "must have distances: compressed states have no position"
+        require(not self.kind.absolute, "encoding", self.encoding, allowed)
+        compares = self.compression != "conv" or "a" in self.active_terms
+        allowed = f"compares attention by content, term (a), which terms={self.terms} lack"
+        require(compares, "compression", self.compression, allowed)
+        fills_groups = self.mem_len == 0 or self.mem_len >= self.rate
+        require(fills_groups, "mem_len", self.mem_len, f"must be 0 or at least rate={self.rate}")
 
     @property
     def compresses(self) -> bool:
@@ -68,7 +55,9 @@ class CompressiveConfig(TransformerXLConfig):
 
     @property
     def memory_slots(self) -> int:
-        return self.mem_len + (self.compressed_len if self.compresses else 0)
+        if not self.compresses:
+            return self.mem_len
+        return self.mem_len + self.compressed_len
 
 
 @dataclass
@@ -152,15 +141,15 @@ class Compressor(nn.Module):
 
     def __init__(self, config: CompressiveConfig, layers: Iterable[nn.Module]) -> None:
         super().__init__()
-        #  A tuple, because the layers are the model's: they must not be registered here a second
-        # time.
+        # A tuple, because the layers are the model's: they must not be registered here a second time.
         self._attention = tuple(ContentAttention(layer) for layer in layers)
-        D, self.rate, kind = config.d_model, config.rate, config.compression
-        makers = (
-            Convolution(D, self.rate) if kind == "conv" else Pooling(kind, self.rate)
-            for _ in self._attention
-        )
-        self.functions = nn.ModuleList(makers)
+        self.rate = config.rate
+        self.functions = nn.ModuleList()
+        for _ in self._attention:
+            if config.compression == "conv":
+                self.functions.append(Convolution(config.d_model, config.rate))
+            else:
+                self.functions.append(Pooling(config.compression, config.rate))
         initialize(self, config.init_std)
 
     def next_memory(
@@ -184,47 +173,47 @@ class Compressor(nn.Module):
             inputs: input of every layer.
             config: its `mem_len`, `compressed_len` and `ext_len` count.
         """
-        C, appended = memory.n_compressed, max(0, inputs[0].shape[1] - config.ext_len)
+        C = memory.n_compressed
+        appended = max(0, inputs[0].shape[1] - config.ext_len)
         n_ordinary = memory.length - C + appended
-        evicted = max(0, n_ordinary - config.mem_len) // self.rate * self.rate
-        states, losses, trained = (
-            [],
-            [],
-            torch.is_grad_enabled() and len(list(self.parameters())) > 0,
-        )
+        n_groups = max(0, n_ordinary - config.mem_len) // self.rate
+        evicted = n_groups * self.rate
+        is_trained = torch.is_grad_enabled() and any(True for _ in self.parameters())
+        states: list[Tensor] = []
+        losses: list[Tensor] = []
         for n, input_BTD in enumerate(inputs):
             hidden_BTD = input_BTD.detach()
-            row_BSD = torch.cat(
-                [memory.states[n].to(hidden_BTD.dtype), hidden_BTD[:, :appended]], dim=1
-            )
+            old_states_BMD = memory.states[n].to(hidden_BTD.dtype)
+            row_BSD = torch.cat([old_states_BMD, hidden_BTD[:, :appended]], dim=1)
             compressed_BCD, ordinary_BMD = row_BSD.split([C, n_ordinary], dim=1)
             if evicted:
-                old_BSD = ordinary_BMD[:, :evicted]
-                new_BGD = self.functions[n](old_BSD)
-                if trained:
-                    losses.append(
-                        reconstruction_loss(self._attention[n], hidden_BTD, old_BSD, new_BGD)
-                    )
-                compressed_BCD = torch.cat(
-                    [compressed_BCD, new_BGD.detach().to(row_BSD.dtype)], dim=1
-                )
+                evicted_BSD = ordinary_BMD[:, :evicted]
+                new_BGD = self.functions[n](evicted_BSD)
+                if is_trained:
+                    attention = self._attention[n]
+                    losses.append(reconstruction_loss(attention, hidden_BTD, evicted_BSD, new_BGD))
+                new_BGD = new_BGD.detach().to(row_BSD.dtype)
+                compressed_BCD = torch.cat([compressed_BCD, new_BGD], dim=1)
             kept_BCD = compressed_BCD[:, -config.compressed_len :]
             states.append(torch.cat([kept_BCD, ordinary_BMD[:, evicted:]], dim=1))
         loss = None
-        if trained:
+        if is_trained:
             loss = torch.stack(losses).sum() if losses else self.zero_loss()
-        n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = states[0].shape[1]
-        first = memory.first_column
         return CompressiveMemory(
-            torch.stack(states), filled, None, n_compressed, loss, first_column=first
+            torch.stack(states),
+            filled,
+            n_compressed=filled - (n_ordinary - evicted),
+            compression_loss=loss,
+            first_column=memory.first_column,
         )
 
     def zero_loss(self) -> Tensor:
         """Return zero with gradients of zero while nothing is compressed: DDP waits for one of every parameter."""
-        return torch.stack(
-            [parameter.sum() * 0.0 for parameter in self.parameters()] or [torch.zeros(())]
-        ).sum()
+        zero = torch.zeros(())
+        for parameter in self.parameters():
+            zero = zero.to(parameter.device) + parameter.sum() * 0.0
+        return zero
 
 
 def reconstruction_loss(
@@ -265,19 +254,17 @@ class ContentAttention(nn.Module):
     def forward(self, hidden_BTD: Tensor, *memories: Tensor) -> list[Tensor]:
         """Return attn(h, m) of all heads, [H, B, T, E], for each of the memories."""
         layer: Any = self.layer
-        q_HBTE = (
-            layer.attention.project(layer.attention_input(hidden_BTD))[0]
-            * layer.attention.d_head**-0.5
-        )
+        attention = layer.attention
+        q_HBTE, _ = attention.project(layer.attention_input(hidden_BTD))
+        q_HBTE = q_HBTE * attention.d_head**-0.5
         outputs = []
         for memory_BSD in memories:
-            #  One after the other: joined to states with a gradient, those without one would get
-            # one as well.
-            _, (k_HBSE, v_HBSE) = layer.attention.project(
-                layer.attention_input(memory_BSD.to(hidden_BTD.dtype))
-            )
+            # One after the other: joined to states with a gradient, the others would get one as well.
+            past_BSD = layer.attention_input(memory_BSD.to(hidden_BTD.dtype))
+            _, (k_HBSE, v_HBSE) = attention.project(past_BSD)
             # Torch's fused attention is slow here: on CPU its backward pass took 40 % of a step.
-            outputs.append((q_HBTE @ k_HBSE.mT).softmax(dim=-1) @ v_HBSE)
+            probabilities_HBTS = (q_HBTE @ k_HBSE.mT).softmax(dim=-1)
+            outputs.append(probabilities_HBTS @ v_HBSE)
         return outputs
 
 
@@ -329,8 +316,10 @@ class CompressiveTransformerXL(TransformerXL):
 
     def score(self, *inputs: Any, **options: Any) -> tuple[Float[Tensor, "B T"], Any]:
         nll_BT, memory = super().score(*inputs, **options)
-        if torch.is_grad_enabled():
-            loss = memory.compression_loss
-            loss = self.compressor.zero_loss() if loss is None else loss
-            nll_BT, memory = nll_BT + (loss - loss.detach()), replace(memory, compression_loss=None)
-        return nll_BT, memory
+        if not torch.is_grad_enabled():
+            return nll_BT, memory
+        loss = memory.compression_loss
+        if loss is None:
+            loss = self.compressor.zero_loss()
+        gradient_alone = loss - loss.detach()
+        return nll_BT + gradient_alone, replace(memory, compression_loss=None)

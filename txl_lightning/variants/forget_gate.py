@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.config.architecture import LENGTH, TransformerXLConfig
+from txl_lightning.config.architecture import LENGTH, TransformerXLConfig, option
 from txl_lightning.model.attention import Attention, masked_scores
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
@@ -34,8 +34,7 @@ class ForgetGateConfig(TransformerXLConfig):
             `forget_len` of them, in geometric steps. 0 begins with gates of 1/2.
     """
 
-    forget_len: int = 0
-    rules: ClassVar = {"forget_len": LENGTH}
+    forget_len: int = option(0, LENGTH)
     initial_only: ClassVar = frozenset({"forget_len"})
 
 
@@ -54,7 +53,8 @@ class ForgettingAttention(Attention):
                 0.0, math.log(self.forget_len), self.n_head, dtype=torch.float64
             )
             with torch.no_grad():
-                self.forget.bias.copy_(-(-log_t_H).exp().expm1().log())
+                one_over_t_H = (-log_t_H).exp()
+                self.forget.bias.copy_(-one_over_t_H.expm1().log())
 
     def heads(
         self,

@@ -71,18 +71,15 @@ class GRUResidualLayer(TransformerXLLayer):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         self.pre_norm = True
-        self.attention_residual, self.feed_forward_residual = (
-            GRUGate(config.d_model),
-            GRUGate(config.d_model),
-        )
+        self.attention_residual = GRUGate(config.d_model)
+        self.feed_forward_residual = GRUGate(config.d_model)
 
     def after_attention(
         self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
         hidden_BTD = self.attention_residual(hidden_BTD, self.dropout(attended_BTD))
-        return self.feed_forward_residual(
-            hidden_BTD, self.feed_forward(self.feed_forward_norm(hidden_BTD))
-        )
+        output_BTD = self.feed_forward(self.feed_forward_norm(hidden_BTD))
+        return self.feed_forward_residual(hidden_BTD, output_BTD)
 
 
 @register_variant("gru_residual")

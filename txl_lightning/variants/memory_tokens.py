@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.config.architecture import COUNT, TransformerXLConfig
+from txl_lightning.config.architecture import COUNT, TransformerXLConfig, option
 from txl_lightning.model import checkpoints
 from txl_lightning.model.checkpoints import check
 from txl_lightning.model.encodings import LayerPositions
@@ -40,10 +40,9 @@ class MemoryTokensConfig(TransformerXLConfig):
             (`read_mem_from_cache`).
     """
 
-    n_tokens: int = 10
+    n_tokens: int = option(10, COUNT)
     write_tokens: bool = True
     tokens_see_states: bool = False
-    rules: ClassVar = {"n_tokens": COUNT}
 
     @property
     def is_recurrent(self) -> bool:
@@ -123,59 +122,81 @@ class MemoryTokensTransformerXL(TransformerXL):
         lengths_B: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], Any]:
         embedded_BTD = self.embed(tokens_BT, inputs_BTD, lengths_B)
-        (B, T), n, writes = embedded_BTD.shape[:2], self.config.n_tokens, self.config.write_tokens
-        memory = self.checked(self.start_memory(B) if memory is None else memory, B)
-        z_nBD = memory.tokens_nBD
-        if memory.in_document_B is not None:  # streams that were reset
-            z_nBD = torch.where(
-                memory.in_document_B[:, None] < 0, self.memory_tokens.initial[:, None], z_nBD
-            )
-        #  DDP waits for a gradient of every parameter; after the first segment that of `initial` is
-        # zero.
-        z_BnD = z_nBD.transpose(0, 1) + 0.0 * self.memory_tokens.initial
-        row_BQD = torch.cat([z_BnD, embedded_BTD, *([z_BnD] if writes else [])], dim=1)
+        B, T = embedded_BTD.shape[:2]
+        n = self.config.n_tokens
+        if memory is None:
+            memory = self.start_memory(B)
+        memory = self.checked(memory, B)
+        z_BnD = self._tokens_before(memory)
+        row = [z_BnD, embedded_BTD]
+        if self.config.write_tokens:
+            row.append(z_BnD)
         n_returned = T if n_last is None else n_last
-        last = (
-            n_returned if writes else T
-        ) + n  # places that hold the returned tokens and all that is written
-        hidden_BQD, after = super().forward(memory=memory, n_last=last, inputs_BTD=row_BQD)
-        written_BnD = hidden_BQD[:, -n:] if writes else hidden_BQD[:, :n]
+        # Places, from the last, that hold the returned tokens and all that is written.
+        last = n + (n_returned if self.config.write_tokens else T)
+        hidden_BQD, after = super().forward(
+            memory=memory, n_last=last, inputs_BTD=torch.cat(row, dim=1)
+        )
+        if self.config.write_tokens:
+            hidden_BTD, written_BnD = hidden_BQD.split([n_returned, n], dim=1)
+        else:
+            written_BnD = hidden_BQD[:, :n]
+            hidden_BTD = hidden_BQD[:, last - n_returned :]
         # A copy: a checkpoint would hold all places of a view.
         written_nBD = written_BnD.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-        written_nBD = written_nBD if memory.keeps_gradient else written_nBD.detach()
-        hidden_BTD = hidden_BQD[:, : last - n] if writes else hidden_BQD[:, last - n_returned :]
-        hidden_BTD = hidden_BTD if places_Q is None else hidden_BTD[:, places_Q]
+        if not memory.keeps_gradient:
+            written_nBD = written_nBD.detach()
+        if places_Q is not None:
+            hidden_BTD = hidden_BTD[:, places_Q]
         return hidden_BTD, replace(after, tokens_nBD=written_nBD)  # type: ignore[call-arg]
 
+    def _tokens_before(self, memory: Any) -> Float[Tensor, "B n D"]:
+        """Return the memory tokens that a segment reads; the initial ones where a stream was reset."""
+        z_nBD = memory.tokens_nBD
+        initial = self.memory_tokens.initial
+        if memory.in_document_B is not None:
+            was_reset_B1 = memory.in_document_B[:, None] < 0
+            z_nBD = torch.where(was_reset_B1, initial[:, None], z_nBD)
+        # DDP waits for a gradient of every parameter; after the first segment it is zero.
+        return z_nBD.transpose(0, 1) + 0.0 * initial
+
     def positions(self, n_keys: int, like: Tensor) -> list[LayerPositions]:
-        return [without_distance_k(of_layer) for of_layer in super().positions(n_keys, like)]
+        layers = super().positions(n_keys, like)
+        return [without_distance_k(positions) for positions in layers]
 
     def visible(self, memory: Memory, n_tokens: int, like: Tensor) -> VisibleKeys:
         """Return the keys that the places of a row may attend to."""
-        visible, n = super().visible(memory, n_tokens, like), self.config.n_tokens
+        visible = super().visible(memory, n_tokens, like)
         if self.config.attention_len is not None:
             return visible
-        mask_QK, M = visible.mask_TK, memory.length
-        written = slice(mask_QK.shape[0] - n, None), slice(mask_QK.shape[1] - n, None)
-        for places, keys in [(slice(n), slice(M, M + n)), written][: 1 + self.config.write_tokens]:
-            mask_QK[places, keys] = 0.0
+        mask_QK = visible.mask_TK
+        M = memory.length
+        n = self.config.n_tokens
+        read = slice(0, n)
+        mask_QK[read, M : M + n] = 0.0
+        if not self.config.tokens_see_states:
+            mask_QK[read, :M] = float("-inf")
+        if self.config.write_tokens:
+            written = slice(mask_QK.shape[0] - n, None)
+            mask_QK[written, mask_QK.shape[1] - n :] = 0.0
             if not self.config.tokens_see_states:
-                mask_QK[places, :M] = float("-inf")
+                mask_QK[written, :M] = float("-inf")
         return visible._replace(causal=False)
 
 
 def without_distance_k(positions: LayerPositions) -> LayerPositions:
-    """Set what belongs to distance K, which is that of no key, to zero; the rotation stays.
+    """Set the entries of distance K, which no key has, to zero; the rotation stays.
 
     `relative_shift` gives these entries to the key after each query.
     """
-    by_distance = {"table_HSE": positions.table_HSE, "sinusoids_SD": positions.sinusoids_SD}
-    padded = {
-        name: x if x is None else F.pad(x[..., 1:, :], (0, 0, 1, 0))
-        for name, x in by_distance.items()
-    }
-    bias_HS = None if positions.bias_HS is None else F.pad(positions.bias_HS[:, 1:], (1, 0))
-    return positions._replace(**padded, bias_HS=bias_HS)
+    changed: dict[str, Tensor] = {}
+    for name in ("table_HSE", "sinusoids_SD"):
+        vectors = getattr(positions, name)
+        if vectors is not None:
+            changed[name] = F.pad(vectors[..., 1:, :], (0, 0, 1, 0))
+    if positions.bias_HS is not None:
+        changed["bias_HS"] = F.pad(positions.bias_HS[:, 1:], (1, 0))
+    return positions._replace(**changed)
 
 
 def from_original(
@@ -190,19 +211,19 @@ def from_original(
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
     """
-    core = checkpoints.from_original(
-        {name: x for name, x in weights.items() if name != "mem_tokens"}, config
-    )
-    options = {f.name: getattr(core.config, f.name) for f in fields(core.config)}
-    own = {
-        "n_tokens": config.get("num_mem_tokens", 0),
-        "write_tokens": bool(config.get("mem_at_end", True)),
-        "tokens_see_states": bool(config.get("read_mem_from_cache", False)),
-    }
-    model = MemoryTokensTransformerXL(MemoryTokensConfig(**options, **own)).to(
-        next(core.parameters()).dtype
-    )
-    given = weights.get("mem_tokens", torch.empty(0))
-    check({"mem_tokens": given}, {"mem_tokens": model.memory_tokens.initial[:, None]})
-    model.load_state_dict({**core.state_dict(), "memory_tokens.initial": given[:, 0]})
+    of_core = dict(weights)
+    tokens_n1D = of_core.pop("mem_tokens", torch.empty(0))
+    core = checkpoints.from_original(of_core, config)
+    options: dict[str, Any] = {}
+    for f in fields(core.config):
+        options[f.name] = getattr(core.config, f.name)
+    options["n_tokens"] = config.get("num_mem_tokens", 0)
+    options["write_tokens"] = bool(config.get("mem_at_end", True))
+    options["tokens_see_states"] = bool(config.get("read_mem_from_cache", False))
+    dtype = next(core.parameters()).dtype
+    model = MemoryTokensTransformerXL(MemoryTokensConfig(**options)).to(dtype)
+    check({"mem_tokens": tokens_n1D}, {"mem_tokens": model.memory_tokens.initial[:, None]})
+    state = core.state_dict()
+    state["memory_tokens.initial"] = tokens_n1D[:, 0]
+    model.load_state_dict(state)
     return model

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
-from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,12 @@ DTYPE, SHAPE, SHARD, OFFSET, SIZE = range(1, 6)  # fields of BundleEntryProto
 def model_variables(names: Iterable[str]) -> list[str]:
     """Return the variables of the model: in its scope, and not below another one, as `…/Adam` is."""
     known = set(names)
-    return [
-        name
-        for name in known
-        if name.startswith(SCOPE) and not any(name.startswith(f"{other}/") for other in known)
-    ]
+    variables = []
+    for name in known:
+        is_below = any(name.startswith(f"{other}/") for other in known)
+        if name.startswith(SCOPE) and not is_below:
+            variables.append(name)
+    return variables
 
 
 def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -55,44 +55,58 @@ def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
     Raises:
         CheckpointError: a variable is missing, or has too few or too many axes.
     """
-
-    def shape(name: str, *n_axes: int) -> tuple[int, ...]:
-        if name not in variables:
-            raise CheckpointError(
-                f"not a checkpoint of the TensorFlow Transformer-XL: it has no {name!r}"
-            )
-        found = tuple(variables[name].shape)
-        if len(found) not in n_axes:
-            raise CheckpointError(
-                f"{name} has shape {list(found)}, which is not that of a Transformer-XL"
-            )
-        return found
-
-    def found(pattern: str) -> list[str]:
-        return list(takewhile(variables.__contains__, map(pattern.format, count())))
-
-    biases = shape(f"{SCOPE}r_w_bias", 2, 3)
-    tables = found(f"{EMBEDDING}cutoff_{{}}/lookup_table")
-    sizes, widths = zip(
-        *(shape(name, 2) for name in tables or [f"{EMBEDDING}lookup_table"]), strict=True
-    )
-    ends = [*accumulate(shape(name, 1)[0] for name in found(f"{SOFTMAX}cutoff_{{}}/b"))]
-    d_model, _ = shape(f"{SCOPE}layer_0/rel_attn/qkv/kernel", 2)
-    has_projections = len(tables) > 1 or widths[0] != d_model
-    tied = [f"{SOFTMAX}cutoff_{i}/proj" not in variables for i in range(max(1, len(ends)))]
+    biases = _shape(variables, f"{SCOPE}r_w_bias", 2, 3)
+    first_table = f"{EMBEDDING}cutoff_0/lookup_table"
+    n_tables = _count(variables, f"{EMBEDDING}cutoff_{{}}/lookup_table")
+    tables = [_shape(variables, f"{EMBEDDING}cutoff_{i}/lookup_table", 2) for i in range(n_tables)]
+    if first_table not in variables:
+        tables = [_shape(variables, f"{EMBEDDING}lookup_table", 2)]
+    widths = [width for _, width in tables]
+    ends: list[int] = []
+    for i in range(_count(variables, f"{SOFTMAX}cutoff_{{}}/b")):
+        (size,) = _shape(variables, f"{SOFTMAX}cutoff_{i}/b", 1)
+        ends.append(size + (ends[-1] if ends else 0))
+    d_model, _ = _shape(variables, f"{SCOPE}layer_0/rel_attn/qkv/kernel", 2)
+    _, d_inner = _shape(variables, f"{SCOPE}layer_0/ff/layer_1/kernel", 2)
+    tied = []
+    if len(tables) > 1 or widths[0] != d_model:  # there are projections
+        for i in range(max(1, len(ends))):
+            tied.append(f"{SOFTMAX}cutoff_{i}/proj" not in variables)
+    div_val = 1
+    if len(widths) > 1:
+        div_val = widths[0] // max(1, widths[1])
     return {
-        "vocab_size": sum(sizes),
-        "n_layer": len(found(f"{SCOPE}layer_{{}}/rel_attn/qkv/kernel")),
+        "vocab_size": sum(size for size, _ in tables),
+        "n_layer": _count(variables, f"{SCOPE}layer_{{}}/rel_attn/qkv/kernel"),
         "d_model": d_model,
         "d_embed": widths[0],
         "n_head": biases[-2],
         "d_head": biases[-1],
-        "d_inner": shape(f"{SCOPE}layer_0/ff/layer_1/kernel", 2)[1],
+        "d_inner": d_inner,
         "untie_r": len(biases) == 3,
         "cutoffs": ends[:-1],
-        "div_val": widths[0] // max(1, widths[1]) if len(widths) > 1 else 1,
-        "tie_projs": tied if has_projections else [],
+        "div_val": div_val,
+        "tie_projs": tied,
     }
+
+
+def _shape(variables: Mapping[str, Tensor], name: str, *n_axes: int) -> tuple[int, ...]:
+    """Return the shape of a variable, which must have one of these numbers of axes."""
+    if name not in variables:
+        lacks = f"it has no {name!r}"
+        raise CheckpointError(f"not a checkpoint of the TensorFlow Transformer-XL: {lacks}")
+    shape = tuple(variables[name].shape)
+    if len(shape) not in n_axes:
+        raise CheckpointError(f"{name} has shape {list(shape)}, no Transformer-XL has it")
+    return shape
+
+
+def _count(variables: Mapping[str, Tensor], pattern: str) -> int:
+    """Return how many variables there are under the names of a pattern, from number 0 on."""
+    n = 0
+    while pattern.format(n) in variables:
+        n += 1
+    return n
 
 
 def with_all_projections(

@@ -39,9 +39,12 @@ class SlidingWindow:
         self, tokens_BT: Int[Tensor, "B T"], seen_BL: Int[Tensor, "B seen"] | None = None
     ) -> tuple[Float[Tensor, "B 1 D"], Int[Tensor, "B L"]]:
         """Return the hidden state of the last token, from the window that ends with it, and the window's tokens."""
-        text = tokens_BT if seen_BL is None else torch.cat([seen_BL, tokens_BT], dim=1)
+        text = tokens_BT
+        if seen_BL is not None:
+            text = torch.cat([seen_BL, tokens_BT], dim=1)
         window_BL = text[:, -self.attention_len :]
-        return self.model(window_BL)[0][:, -1:], window_BL
+        hidden_BTD, _ = self.model(window_BL)
+        return hidden_BTD[:, -1:], window_BL
 
     @torch.no_grad()
     def score(
@@ -58,14 +61,17 @@ class SlidingWindow:
         Raises:
             ValueError: there are fewer tokens than targets, or no target.
         """
-        T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
+        T = tokens_BT.shape[1]
+        T_targets = targets_BT.shape[1]
         if not 1 <= T_targets <= T:
             raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
-        first, *others = tokens_BT.split([T - T_targets + 1, *[1] * (T_targets - 1)], dim=1)
         nll = []
-        for token_BT, target_B1 in zip((first, *others), targets_BT.split(1, dim=1), strict=True):
-            hidden_B1D, seen_BL = self(token_BT, seen_BL)
-            nll.append(self.model.losses(hidden_B1D, target_B1))
+        begin = 0
+        for target in range(T_targets):
+            end = T - T_targets + target + 1
+            hidden_B1D, seen_BL = self(tokens_BT[:, begin:end], seen_BL)
+            nll.append(self.model.losses(hidden_B1D, targets_BT[:, target : target + 1]))
+            begin = end
         assert seen_BL is not None
         return torch.cat(nll, dim=1), seen_BL
 
