@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model, unmarked
+from tests.model.tiny_model import (
+    ENCODINGS,
+    EXACT,
+    random_stream,
+    score_segments,
+    tiny_model,
+    unmarked,
+)
 from txl_lightning.model import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
