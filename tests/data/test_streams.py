@@ -148,12 +148,7 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
     straight = make(3, 4)
     list(straight)
     expected = list(straight)
-    for stop in (
-        0,
-        3,
-        len(straight) - 1,
-        len(straight),
-    ):  # after the last segment nothing is left of the epoch
+    for stop in (0, 3, len(straight) - 1):
         interrupted, resumed = make(3, 4), make(3, 4)
         list(interrupted)
         list(itertools.islice(interrupted, stop))
@@ -166,6 +161,19 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
         assert resumed.state_dict() == straight.state_dict()
         assert len(list(resumed)) == len(straight), "the next epoch is whole"
         assert len(list(interrupted)) == len(straight), "without its state it begins again"
+
+
+@each_kind
+def test_after_the_last_segment_a_restored_state_continues_with_the_next_epoch(make: Make) -> None:
+    straight = make(3, 4)
+    list(straight)
+    interrupted = make(3, 4)
+    list(itertools.islice(interrupted, len(straight)))
+    resumed = make(3, 4)
+    resumed.load_state_dict(interrupted.state_dict())
+    for segment, expected in zip(resumed, straight, strict=True):
+        assert segment.number == expected.number
+        assert torch.equal(segment.targets, expected.targets)
 
 
 @given(
