@@ -11,11 +11,19 @@ from tests.fixtures import Output, Patch
 from tests.in_process import success
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.training.callbacks import RunProgress
+from txl_lightning.training.run import train
 
 LATEST = {"train/nll": 3.0, "train/ppl": 20.086, "train/tokens_per_second": 81234.0}
 
 
-@pytest.mark.full
+def test_progress_goes_on_through_validation_and_test(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "trainer.progress_bar=true", "trainer.max_steps=2")
+
+    metrics = train(config, tmp_path / "run")
+
+    assert metrics["steps"] == 2
+
+
 def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_path: Path) -> None:
     tiny_config(tmp_path)
     (tmp_path / "text.txt").write_text("".join(f"word{i} and and {i % 7}\n" for i in range(900)))

@@ -408,11 +408,13 @@ class RunProgress(ProgressBar):
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        self.has_dataloader_changed(dataloader_idx)  # Lightning counts batches of this loader
         self._show_segment("validation", batch_idx, self.total_val_batches_current_dataloader)
 
     def on_test_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        self.has_dataloader_changed(dataloader_idx)  # Lightning counts batches of this loader
         self._show_segment("test", batch_idx, self.total_test_batches_current_dataloader)
 
     def _show_segment(self, what: str, index: int, total: float) -> None:
