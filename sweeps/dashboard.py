@@ -30,7 +30,6 @@ NAME = "Transformer-XL"
 RUNSET_ID = "txl-runs"
 BY_ARM: dict[str, Any] = {"groupby": wr.Config("arm"), "groupby_aggfunc": "mean", "groupby_rangefunc": "stderr"}
 UNITS = {"bpc": "bits per character", "bpb": "bits per byte", "ppl": "perplexity"}
-LINES = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}  # the columns of `wandb.plot.line_series`
 FRACTIONS = ("0.1", "0.5", "1.0")  # r of hardest positions
 PINNED = (
     *("config:arm.value", "summary:final/test/bpc", "summary:final/test/bpb", "summary:final/test/ppl"),
@@ -76,16 +75,6 @@ def curve(metric: str, title: str, unit: str, **options: Any) -> Any:
     return wr.LinePlot(title=title, x="tokens", y=[metric], title_x="tokens", title_y=unit, **{**BY_ARM, **options})
 
 
-def line_series(key: str, title: str, x_name: str) -> Any:
-    """Build the chart of a key that `log_line_series` logged."""
-    return wr.CustomChart(
-        query={"summaryTable": {"tableKey": f"{key}_table"}},
-        chart_name="wandb/lineseries/v0",
-        chart_fields=LINES,
-        chart_strings={"title": title, "xname": x_name},
-    )
-
-
 def ablation() -> ws.Section:
     """Build the section of Table 6: test loss by arm, attention lengths, and the options that differ between runs."""
     bars = [
@@ -113,10 +102,10 @@ def learning_curves() -> ws.Section:
 
 def recl_and_context() -> ws.Section:
     """Build the section of Table 8, Figures 3 and 4, and RECL during training."""
-    gains = [line_series(f"recl/gains_r{r}", f"Perplexity gain, r = {r}", "c") for r in FRACTIONS]
-    contexts = [line_series(f"recl/{unit}", f"{name} by context", "context") for unit, name in UNITS.items()]
+    gains = [f"recl/gains_r{r}" for r in FRACTIONS]
+    figures = wr.MediaBrowser(title="Loss by context and gains", media_keys=["recl/contexts", *gains])
     growth = [curve(f"recl/{r}", f"RECL of the model alone, r = {r}", "tokens of context") for r in FRACTIONS]
-    return section("RECL and context", [*gains, *contexts, *growth])
+    return section("RECL and context", [figures, *growth])
 
 
 def speed() -> ws.Section:

@@ -104,7 +104,6 @@ def test_a_command_that_cannot_write_ends_with_one_line(tmp_path: Path, command:
 LARGE_RESULTS = [
     ("out", ".", ("convert", f"source={BEST}", "source_format=txl", "target=out", "target_format=original")),
     ("losses_train.npz", "run", ("evaluate", f"checkpoint={BEST}", "losses=true", "splits=[train]")),
-    ("tokens_test.parquet", "run", ("evaluate", f"checkpoint={BEST}", "per=token", "table=parquet", "splits=[test]")),
     ("attention.npz", "run", ("attention", f"checkpoint={BEST}", "logger=none")),
 ]
 

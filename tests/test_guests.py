@@ -97,7 +97,8 @@ def test_without_the_variable_a_line_says_that_it_is_not_set(tmp_path: Path, mon
     forget_guests()
     for group, name in (("variant", "layer_scale"), ("data", "brackets"), ("encoding", "t5")):
         refused = refusal("train", f"{group}={name}", directory=tmp_path)
-        assert re.fullmatch(rf"txl train: {group}={name}: must be one of .*, or {re.escape(NOT_SET)}\n", refused)
+        assert f"Could not find '{group}/{name}'" in refused
+        assert len(refused.splitlines()) == 1
     refused = refusal("evaluate", "checkpoint=run/checkpoints/best.ckpt", directory=tmp_path)
     assert re.fullmatch(rf"txl evaluate: checkpoint=run/checkpoints/best.ckpt: .*{re.escape(NOT_SET)}\n", refused)
 
@@ -146,7 +147,7 @@ def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeyp
     assert json.loads((tmp_path / "e/evaluation.json").read_text())["test"]["tokens"] == 198
     for word, error in {
         "data.depth=x": "Value 'x' of type 'str' could not be converted to Integer",
-        "data.deph=3": "data.deph=3: no such option",
+        "data.deph=3": "data.deph: no such option, did you mean data.depth",
         "data.level=word": "data.level=word: must be char or byte for data=brackets",
     }.items():
         assert error in refusal(*words, word, "hydra.run.dir=wrong", directory=tmp_path)

@@ -120,7 +120,7 @@ def test_jobs_are_found_by_their_options_and_new_ones_get_a_folder(tmp_path: Pat
     assert written(tmp_path) == {**before, "4": written(tmp_path)["4"]}
     states = {job["overrides"]["seed"]: (job["job"], job["state"]) for job in results(tmp_path)["jobs"]}
     done = "finished"
-    assert states == {"1": ("0", done), "2": ("1", done), "3": ("4", done), "-1": ("5", "failed")}
+    assert states == {"1": ("0", done), "2": ("1", done), "3": ("4", done), "-1": ("3", "failed")}
     (error,) = [job["error"] for job in results(tmp_path)["jobs"] if "error" in job]
     assert error == "seed=-1: must be an integer >= 0 and below 2^32"
 

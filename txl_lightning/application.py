@@ -217,7 +217,10 @@ class Task:
         try:
             return run_in_process(self.command, config, settings, lambda given: self._run(given, directory))
         except (UserError, OmegaConfBaseException, OSError) as error:
-            raise CompactHydraException(one_line(error)) from None
+            of_this_job = f"hydra.run.dir={directory} resume=auto"
+            of_the_sweep = f"hydra.sweep.dir={CALL.sweep_dir}"
+            message = one_line(error).replace(of_this_job, of_the_sweep)
+            raise CompactHydraException(message) from None
 
     def _run(self, config: DictConfig, directory: Path) -> None:
         """Run the command; print its lines and the directory."""
@@ -353,6 +356,8 @@ def one_line(error: BaseException) -> str:
         return f"{error.full_key}: must be given ({error.full_key}=…)"
     if isinstance(error, OSError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: a file of the run or the output could not be written"
     else:
         text = " ".join(str(error).split()) or type(error).__name__
     cause = error.__cause__

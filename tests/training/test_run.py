@@ -41,7 +41,7 @@ def test_more_steps_say_that_the_learning_rate_jumps(tmp_path: Path, capsys: Out
     [(("data=file",), False), (("data=file", "data.random_start=true"), True), (("data=lm1b",), True)],
 )
 def test_the_seed_of_the_data_must_stay_where_it_is_read(tmp_path: Path, words: tuple[str, ...], is_read: bool) -> None:
-    contents = {"pytorch-lightning_version": "2", "txl_lightning": {}}
+    contents = {"pytorch-lightning_version": "2", "txl_lightning": {}, "optimizer_states": []}
     resumed = Checkpoint(Path("a.ckpt"), "resume", contents, tiny_config(tmp_path, *words), Vocabulary("byte"), {})
     with pytest.raises(OptionError, match=r"data.seed=5: must be 1, as in ") if is_read else nullcontext():
         check_same_run(tiny_config(tmp_path, *words, "data.seed=5"), resumed, "")

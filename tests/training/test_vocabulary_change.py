@@ -47,7 +47,7 @@ def test_a_vocabulary_is_kept(tmp_path: Path, capsys: Output, options: tuple[str
         expected = [symbol if symbol in before.vocabulary.numbers else "<unk>" for symbol in symbols]
         assert [after.vocabulary.symbols[token] for token in read] == expected
         share = expected[: len(splits["train"])].count("<unk>") / len(splits["train"])
-        assert f"what the vocabulary lacks is <unk>: {share:.1%} of train, " in said
+        assert f"out-of-vocabulary tokens become <unk>: {share:.1%} of train, " in said
     else:
         assert after.vocabulary.decode(read) == NEW_TEXT
         assert "<unk>" not in said

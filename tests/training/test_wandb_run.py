@@ -50,7 +50,8 @@ def test_it_is_named_grouped_and_tagged_and_has_its_config(run: Path) -> None:
     (record,) = (record["run"] for record in records(run) if record["type"] == "run")
     assert (record["job_type"], record["run_group"]) == ("train", "table_6")
     expected = plain(load_trained(run.parents[2] / "checkpoints/best.ckpt").config)
-    assert expected.pop("variant") == {}  # W&B drops it
+    assert expected.pop("variant") == {}  # W&B drops empty mappings
+    assert expected["trainer"].pop("lightning") == {}
     assert {name: shown["config"][name] for name in expected} == expected
     assert (shown["config"]["arm"], shown["config"]["parameters"]) == ("relative, recurrence, full loss", 91392)
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from txl_lightning.recl.positions import position_blocks
 
 MODULES = {
-    "WindowReader": "evaluation.losses",
-    "window_losses": "evaluation.losses",
-    "window_reader": "evaluation.losses",
+    "WindowReader": "evaluation.windows",
+    "window_losses": "evaluation.windows",
+    "window_reader": "evaluation.windows",
     "compare": "recl.comparison",
     "context_curve": "recl.loss_by_context",
     "context_gains": "recl.loss_by_context",

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from txl_lightning.config.schemas import CheckpointConfig
 from txl_lightning.errors import UserError, notice
@@ -182,6 +184,16 @@ class RunCheckpoint(ModelCheckpoint):
     @property
     def state_key(self) -> str:
         return f"{super().state_key}{self.filename}"
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._trainer = trainer
+
+    def format_checkpoint_name(self, metrics: dict[str, Tensor], *more: Any, **options: Any) -> str:
+        """Name a checkpoint by the Trainer's step: a logged `step` is the one of the last validation."""
+        named = dict(metrics)
+        named["step"] = torch.tensor(self._trainer.global_step)
+        return super().format_checkpoint_name(named, *more, **options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best values if their files are in this folder, which may have moved; else they begin anew."""
