@@ -48,7 +48,7 @@ def in_segments(model: TransformerXL, window: torch.Tensor, cuts: Sequence[int] 
     memory, alone = None, model.with_lengths(memory_start="empty")
     for start, stop in pairwise(cuts or [0, *range((len(window) - 2) % TRAINED + 1, len(window), TRAINED)]):
         nll, memory = alone.score(window[None, start:stop], window[None, stop : stop + 1], memory)
-    return float(nll)
+    return nll.item()
 
 
 def at_once(model: Any, window: torch.Tensor) -> float:

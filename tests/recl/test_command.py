@@ -80,7 +80,7 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
         position = found["positions"][7]
         window = tokens[:, position - context : position + 1]
         nll, _ = model.score(window[:, :-1], window[:, -1:], None)
-        assert found["nll"][0, c, 7] == pytest.approx(float(nll), rel=1e-5)
+        assert found["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
     assert found["nll"][1, 0] == pytest.approx(np.log(256))
     np.testing.assert_allclose(values(result, "nll"), found["nll"].mean(axis=2), rtol=1e-5)
 

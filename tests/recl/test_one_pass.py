@@ -75,7 +75,7 @@ def fresh_loss(model: Any, context: int, place: int) -> float:
     with torch.no_grad():
         fresh = copy.deepcopy(model)
         losses, _ = fresh.score(window[:, :-1], window[:, -1:])
-    return float(losses)
+    return losses.item()
 
 
 @pytest.mark.parametrize(("kind", "options", "one_pass"), KINDS)
