@@ -50,6 +50,7 @@ SECTIONS: dict[str, ModuleType] = {
     "table_10": table_10,
     "figures_5_to_7": figures_5_to_7,
 }
+"""Sections of the report; each is a file, such as experiments/tables/table_6.py, with `jobs` and `section`."""
 SECONDS_BETWEEN_REPORTS = 30.0
 
 

@@ -149,8 +149,9 @@ def test_the_papers_numbers_stand_there_before_ours(
         assert not before.figures
         for early, late in zip(before.tables, sections[name].tables, strict=False):
             papers = [column.key for column in early.columns if column.of == "paper"]
-            for key, row in early.rows.items():
-                assert [row.get(of) for of in papers] == [late.rows[key].get(of) for of in papers]
+            for key, row in late.rows.items():
+                for column in papers:
+                    assert early.rows[key].get(column) == row.get(column)
         late_percents = {row.key: row.paper for row in sections[name].differences}
         for row in before.differences:
             assert row.effect is None
