@@ -23,7 +23,7 @@ from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.texts import OpenDocument, document_pattern, encode_open, split_documents
 from txl_lightning.files import write_atomically, write_json
-from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
+from txl_lightning.model.inference.generation import GenerativeModel, Sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -101,7 +101,7 @@ def check_options(options: GenerateOptions) -> None:
     name = given[-1] if given else "prompt"
     require(len(given) == 1, name, getattr(options, name), f"one of {', '.join(names)} must be given")
     check_values(options)
-    check_sampling(options.top_k, options.top_p, options.temperature)
+    Sampling(options.top_k, options.top_p, options.temperature).check()
     position = options.position
     fits = position is None or (options.context is not None and position >= 0)
     require(fits, "position", position, "must be an integer >= 0, with context=N")
