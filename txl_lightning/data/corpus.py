@@ -394,8 +394,10 @@ def _write_split(
             stored.write(tokens.astype(dtype).tobytes())
             n_tokens += len(tokens)
             n_unknown += int(np.count_nonzero(tokens == vocabulary.unknown))  # -1 never occurs
-    positions = np.unique(np.concatenate(starts))  # empty documents begin with the next one
+    positions = np.concatenate(starts)
     positions = positions[positions < n_tokens]
+    # Empty documents begin with the next one.
+    positions = positions[np.diff(positions, prepend=-1) > 0]
     positions.tofile(path.with_name(f"{path.name}.starts.int64"))
     if marked and n_tokens:
         written = np.memmap(file, dtype, mode="r+")

@@ -98,8 +98,7 @@ class Part:
         if len(self.starts) == 0:
             return self.starts
         start, stop = self.bounds()
-        starts = np.unique(self.starts)
-        return starts[(starts > start) & (starts < stop)] - start
+        return self.starts[(self.starts > start) & (self.starts < stop)] - start
 
 
 Parts = dict[str, list[Part]]  # by split

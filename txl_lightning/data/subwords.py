@@ -27,6 +27,7 @@ WORD_START = "▁"  # stands for a space in tokenizers like those of SentencePie
 # White space before other characters: GPT-2's expression always divides a text before a run of it. Python's white space
 # is that of the expression but for the separators 1c to 1f.
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
+SPACE = re.compile(r"[^\S\x1c-\x1f]")
 BEFORE_WORD = re.compile(r"(?<=[^\s\x1c-\x1f])(?=[ \n])")
 MOST_WORDS = 1 << 18  # words whose tokens are remembered
 # Long documents are encoded in parts. A place to cut is before a space between letters, or after a line break.
@@ -75,6 +76,7 @@ class Subwords:
         self._tokenizer.no_padding()
         self._has_words = _divides_words(state)
         self._ids_of_word: dict[str, bytes] = {}
+        self._lengths = np.array([len(content) for content in self.contents])
 
     def encode(self, chunks: Iterable[Texts]) -> Iterator[Tokens]:
         """Yield the tokens of documents in chunks, which may end anywhere, and the positions where documents begin.
@@ -133,9 +135,29 @@ class Subwords:
         words_of_texts = [WORD.findall(text) for text in texts]
         if len(self._ids_of_word) > MOST_WORDS:
             self._ids_of_word = {}
-        new = list(set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word))
-        self._ids_of_word.update(zip(new, self._encode(new), strict=True))
+        new = set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word)
+        self._remember([word for word in new if not word[-1].isspace()])
+        spaces = [word for word in new if word[-1].isspace()]
+        self._ids_of_word.update(zip(spaces, self._encode(spaces), strict=True))
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
+
+    def _remember(self, words: list[str]) -> None:
+        """Encode words as one text, which is quicker; the tokenizer divides it before each."""
+        spaced = [SPACE.match(word) is not None for word in words]
+        texts = [
+            word if has_space else f"\n{word}"
+            for word, has_space in zip(words, spaced, strict=True)
+        ]
+        line_break, ids = self._encode(["\n", "".join(texts)])
+        lengths = self._lengths[np.frombuffer(ids, np.int32)]
+        ends = np.cumsum([len(text.encode()) for text in texts])
+        ends = 4 * np.searchsorted(np.cumsum(lengths), ends, side="right")
+        start = 0
+        for word, has_space, stop in zip(words, spaced, ends.tolist(), strict=True):
+            if not has_space:
+                start += len(line_break)
+            self._ids_of_word[word] = ids[start:stop]
+            start = stop
 
     def _encode(self, texts: list[str]) -> list[bytes]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
