@@ -16,7 +16,7 @@ from txl_lightning.data.streams import Streams
 from txl_lightning.evaluation.attention import attention_maps, farthest_heads, run, text_attention
 from txl_lightning.evaluation.attention_figures import most_attended
 from txl_lightning.evaluation.options import AttentionOptions
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 
 
 def written(runs: SmallRuns, kind: str, directory: Path, **given: Any) -> tuple[dict[str, Any], list[str]]:

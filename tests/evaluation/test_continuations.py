@@ -16,7 +16,7 @@ from txl_lightning.evaluation.continuations import Continuation, encode_pair, ra
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
 from txl_lightning.evaluation.protocol import protocol_from_options
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 
 KINDS = ["relative", "documents", "extended", "rope", "words", "compressive", "lstm", "pairs"]
 PAIRS = [

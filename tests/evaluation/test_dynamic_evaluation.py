@@ -20,7 +20,7 @@ from txl_lightning.evaluation.dynamic_evaluation import LearningProtocol, gradie
 from txl_lightning.evaluation.options import DynamicOptions, EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
 from txl_lightning.evaluation.protocol import Protocol
-from txl_lightning.runs.trained import TrainedModel, load_trained
+from txl_lightning.evaluation.trained import TrainedModel, load_trained
 
 T = 8  # segment of the small runs, and their memory
 RATES = {"lr": 3e-3, "decay": 0.02, "epsilon": 1e-4}

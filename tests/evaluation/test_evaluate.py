@@ -19,7 +19,7 @@ from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
 from txl_lightning.evaluation.scores import LINE_WIDTH
-from txl_lightning.runs.trained import checkpoint_corpus, load_trained
+from txl_lightning.evaluation.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 
 UNCACHED = ["compressive", "tokens"]
@@ -154,5 +154,5 @@ def test_bfloat16_is_close_to_float32(runs: SmallRuns, tmp_path: Path, kind: str
 
 
 def test_auto_is_resolved(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txl_lightning.runs.hardware.fastest_precision", lambda accelerator: "bf16-mixed")
+    monkeypatch.setattr("txl_lightning.evaluation.hardware.fastest_precision", lambda accelerator: "bf16-mixed")
     assert result(runs, "relative", tmp_path, precision="auto")["evaluation"]["precision"] == "bf16-mixed"

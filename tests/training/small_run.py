@@ -34,10 +34,10 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.evaluation.models import Model, State, model_class
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run as evaluate
-from txl_lightning.runs.models import Model, State, model_class
-from txl_lightning.runs.storage import read_file
+from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 

@@ -14,7 +14,7 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.evaluation import generate
 from txl_lightning.evaluation.options import GenerateOptions
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.training.run import train
 
 BEST = "run/checkpoints/best.ckpt"

@@ -16,10 +16,9 @@ from tests.evaluation.kept_figures import curves, kept_figures
 from tests.training.small_run import logged_rows, tiny_config, trained
 from txl_lightning.config.lengths import trained_clamp
 from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.evaluation.trained import load_trained, read_file
 from txl_lightning.recl.loss_by_context import context_curve
 from txl_lightning.recl.positions import position_blocks
-from txl_lightning.runs.storage import read_file
-from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.callbacks import ContextCurves
 from txl_lightning.training.run import train
 

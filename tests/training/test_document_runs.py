@@ -7,7 +7,7 @@ import pytest
 from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import plain
-from txl_lightning.runs.storage import read_file
+from txl_lightning.evaluation.trained import read_file
 
 DOCUMENTS = ("memory.reset=document", "data.document_start='^line'", "optimizer.schedule=constant")
 

@@ -13,7 +13,12 @@ from tests.fixtures import Output, Patch
 from tests.training.small_run import tiny_config
 from txl_lightning import files
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.hardware import cpu_bfloat16_speedup, cpu_has_bfloat16, resolve_accelerator, resolve_precision
+from txl_lightning.evaluation.hardware import (
+    cpu_bfloat16_speedup,
+    cpu_has_bfloat16,
+    resolve_accelerator,
+    resolve_precision,
+)
 from txl_lightning.training import module
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.run import train
@@ -22,7 +27,7 @@ from txl_lightning.training.run import train
 def test_auto_takes_the_first_accelerator_that_the_machine_has(tmp_path: Path, monkeypatch: Patch) -> None:
     options = ("trainer.accelerator=auto", "trainer.precision=auto", "optimizer.ns_precision=auto")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    monkeypatch.setattr("txl_lightning.runs.hardware.cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr("txl_lightning.evaluation.hardware.cpu_has_bfloat16", lambda: False)
     for cuda, mps, word, *chosen in (
         (True, True, "optimizer=muon", "gpu", "bf16-mixed", "bf16-true"),
         (False, True, "optimizer=muon", "mps", "32-true", "32-true"),
@@ -51,7 +56,7 @@ def test_a_cpu_has_bfloat16_where_it_is_faster(tmp_path: Path, monkeypatch: Patc
     assert isinstance(cpu_has_bfloat16(), bool)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr("txl_lightning.runs.hardware.cpu_bfloat16_speedup", lambda: speedup)
+    monkeypatch.setattr("txl_lightning.evaluation.hardware.cpu_bfloat16_speedup", lambda: speedup)
     assert resolve_precision(tiny_config(tmp_path, "trainer.precision=auto")).trainer.precision == precision
 
 
@@ -64,7 +69,7 @@ def test_the_choice_is_printed_recorded_and_kept(tmp_path: Path, monkeypatch: Pa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     options = ("trainer.precision=auto", "trainer.accelerator=auto", "optimizer=muon", "resume=auto")
     for fastest, steps in (("bf16-mixed", 12), ("32-true", 20)):
-        monkeypatch.setattr("txl_lightning.runs.hardware.fastest_precision", lambda _, name=fastest: name)
+        monkeypatch.setattr("txl_lightning.evaluation.hardware.fastest_precision", lambda _, name=fastest: name)
         train(tiny_config(tmp_path, *options, f"trainer.max_steps={steps}"), tmp_path / "run")
         assert "device: cpu, precision bf16-mixed, " in capsys.readouterr().err
         written = OmegaConf.load(tmp_path / "run/config.yaml")

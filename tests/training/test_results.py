@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from tests.training.small_run import logged_rows, patch_module, tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.reporting.code import code_version
-from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.callbacks import ValidationCurve
 from txl_lightning.training.checkpoints import RunCheckpoint
 from txl_lightning.training.module import LanguageModelModule

@@ -16,7 +16,7 @@ import torch
 
 from tests.training.recorded_run import recorded_losses, start
 from tests.training.small_run import logged_rows, stored_memory
-from txl_lightning.runs.storage import read_file
+from txl_lightning.evaluation.trained import read_file
 
 OPTIONS = (
     *("trainer.val_every_n_steps=30", "trainer.val_max_segments=3", "evaluation.max_segments=3", "logger=csv"),

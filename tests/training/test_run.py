@@ -10,7 +10,7 @@ from tests.fixtures import Output
 from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.runs.trained import Checkpoint, load_trained
+from txl_lightning.evaluation.trained import Checkpoint, load_trained
 from txl_lightning.training.checks import options_without_effect
 from txl_lightning.training.run import make_data, train
 from txl_lightning.training.start import check_same_run

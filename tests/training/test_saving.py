@@ -19,7 +19,7 @@ import torch
 from tests.fixtures import Output, Patch
 from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.runs.storage import read_file
+from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training import checkpoints
 from txl_lightning.training.callbacks import CurveFile
 from txl_lightning.training.checkpoints import DurableCheckpointIO, RunCheckpoint

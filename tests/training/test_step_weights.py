@@ -7,8 +7,7 @@ import pytest
 
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.storage import read_file
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained, read_file
 from txl_lightning.training.run import train
 
 KEEP = ("checkpoint.keep_every_n_steps=4", "evaluation.max_segments=2")

@@ -19,8 +19,8 @@ from tests.in_process import run_txl
 from tests.training.recorded_run import start
 from tests.training.small_run import TINY, patch_module, poison, tiny_config
 from txl_lightning.errors import Stopped, UserError, notice
+from txl_lightning.evaluation.trained import read_file
 from txl_lightning.files import PART
-from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import disable_signal_handlers, run, train
 

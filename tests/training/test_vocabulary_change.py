@@ -9,8 +9,7 @@ import torch
 from tests.fixtures import Output
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import checkpoint_corpus, load_trained
+from txl_lightning.evaluation.trained import checkpoint_corpus, load_trained, write_checkpoint
 from txl_lightning.training.run import train
 
 NEW_TEXT = "".join(f"verse {i}: the circle of {i} is zero Ü\n" for i in range(60))

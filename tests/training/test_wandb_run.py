@@ -17,11 +17,11 @@ from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.trained import Checkpoint, load_trained
+from txl_lightning.evaluation.trained import read_checkpoint as load_checkpoint
 from txl_lightning.reporting import wandb_panels
 from txl_lightning.reporting.code import code_version
 from txl_lightning.reporting.wandb_panels import start_run
-from txl_lightning.runs.trained import Checkpoint, load_trained
-from txl_lightning.runs.trained import read_checkpoint as load_checkpoint
 from txl_lightning.training.loggers import run_name, start_wandb, upload_line
 from txl_lightning.training.run import train
 

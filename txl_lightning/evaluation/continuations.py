@@ -21,14 +21,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.commands import log_results
+from txl_lightning.evaluation.hardware import autocast
 from txl_lightning.evaluation.losses import SEGMENT_TOKENS, device_of
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
 from txl_lightning.evaluation.tables import write_tsv
 from txl_lightning.evaluation.texts import encode_open
+from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.files import not_special, write_json
-from txl_lightning.runs.hardware import autocast
-from txl_lightning.runs.trained import TrainedModel
 
 FORMATS = (".tsv", ".csv", ".jsonl")
 GREEDY_POSITIONS = 256  # whose distributions are held at once

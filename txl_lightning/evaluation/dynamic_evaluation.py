@@ -17,11 +17,11 @@ from torch import Tensor
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.errors import require
+from txl_lightning.evaluation.hardware import autocast
 from txl_lightning.evaluation.losses import TokenLosses, collect_losses, device_of, number_of_segments
 from txl_lightning.evaluation.options import DynamicOptions
 from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.scores import SplitScores, score_line
-from txl_lightning.runs.hardware import autocast
 
 RUN = 8  # neighbouring segments of training text, before the next place
 

@@ -17,6 +17,8 @@ from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import check_common_options, chosen_device, log_results, write_markdown
+from txl_lightning.evaluation.hardware import set_threads
+from txl_lightning.evaluation.models import require_room
 from txl_lightning.evaluation.options import SpeedOptions
 from txl_lightning.files import write_json
 from txl_lightning.model.inference.cached import CachedTransformerXL
@@ -25,8 +27,6 @@ from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting import processor
 from txl_lightning.reporting.canvas import line_figure
-from txl_lightning.runs.hardware import set_threads
-from txl_lightning.runs.models import require_room
 
 VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
 SIZES = ("n_layer", "d_model", "n_head", "d_inner")

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 from txl_lightning.data.vocabulary import END_OF_LINE, SENTENCE, Vocabulary, close_sentences
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.evaluation.trained import TrainedModel
 
 Pattern = re.Pattern[bytes]
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
-from txl_lightning.runs.models import State
+from txl_lightning.evaluation.models import State
 
 
 class CarriedMemory:

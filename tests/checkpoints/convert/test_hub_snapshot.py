@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.checkpoints.convert.test_convert_command import Convert
 from tests.model.tiny_model import score_segments, tiny_model
-from tests.runs.convert.test_convert_command import Convert
 from tests.training.small_run import evaluated
 from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.checkpoints import to_huggingface
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.trained import load_trained
 
 WORDS = ["<eos>", "the", ",", "–", "café", "<unk>", "of", "in", "was", "@-@", "=", "naïve", "city", "river", "東京"]
 LINES = [" = the river = ", " the café of 東京 was naïve – unheard , ", " in the city @-@ of "]

@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.runs.convert.test_convert_command import composed
+from tests.checkpoints.convert.test_convert_command import composed
 from tests.training.small_run import trained
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.convert import run
+from txl_lightning.evaluation.convert import run
 
 QKV = "layers.0.dec_attn.qkv_net.weight"
 

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from tests.fixtures import Output, Patch
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import cores
-from txl_lightning.runs import hardware
-from txl_lightning.runs.hardware import set_threads
-from txl_lightning.runs.trained import load_trained, read_checkpoint
+from txl_lightning.evaluation import hardware
+from txl_lightning.evaluation.hardware import set_threads
+from txl_lightning.evaluation.trained import load_trained, read_checkpoint
 from txl_lightning.training import run
 from txl_lightning.training.run import train
 

@@ -10,8 +10,7 @@ import torch
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.runs.storage import read_file, write_checkpoint
-from txl_lightning.runs.trained import checkpoint_corpus, load_trained
+from txl_lightning.evaluation.trained import checkpoint_corpus, load_trained, read_file, write_checkpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 

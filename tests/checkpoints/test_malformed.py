@@ -15,13 +15,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.runs.convert.test_convert_command import composed
+from tests.checkpoints.convert.test_convert_command import composed
 from tests.training.small_run import tiny_config, trained
 from txl_lightning.errors import UserError
+from txl_lightning.evaluation.convert import run as convert
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run as evaluate
-from txl_lightning.runs.convert import run as convert
-from txl_lightning.runs.storage import read_file, write_checkpoint
+from txl_lightning.evaluation.trained import read_file, write_checkpoint
 from txl_lightning.training.run import train
 
 RUN = ("trainer.max_steps=4", "trainer.val_every_n_steps=2", "evaluation.max_segments=2")

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.storage import read_file
-from txl_lightning.runs.storage import write_checkpoint as write
+from txl_lightning.evaluation.trained import read_file
+from txl_lightning.evaluation.trained import write_checkpoint as write
 
 OLD = Path(__file__).parents[1] / "old_checkpoint/relative.ckpt"
 CONTENTS = {"weights": torch.arange(500.0), "step": 3, "nested": {"half": torch.ones(3, dtype=torch.bfloat16)}}

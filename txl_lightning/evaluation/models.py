@@ -6,7 +6,12 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig, option_names, options_beside
+from txl_lightning.config.architecture import (
+    RecurrentConfig,
+    TransformerXLConfig,
+    option_names,
+    options_beside,
+)
 from txl_lightning.config.lengths import table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require, require_memory
@@ -20,7 +25,11 @@ State: TypeAlias = Memory | RecurrentState
 
 LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
 SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
-OPTIONS = {**option_names(TransformerXLConfig), **{name: name for name in VARIABLES}}  # by the name in an error
+NEEDED_ABILITIES = (  # option, the ability of the model that it needs
+    ("memory.reset", "documents"),
+    ("memory.gradient_segments", "gradient segments"),
+    ("model.ext_len", "extended context"),
+)
 
 
 def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
@@ -30,9 +39,10 @@ def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
         OptionError: there is no such variant, or the model is recurrent.
     """
     name = str(config.variant.get("name") or "")
-    recurrent = isinstance(config.model, RecurrentModelConfig)
-    require(not (name and recurrent), "variant", name, f"must be none: {config.model.name} is no Transformer-XL")
-    return VARIANTS.named(name) if name else RecurrentLanguageModel if recurrent else TransformerXL
+    if isinstance(config.model, RecurrentModelConfig):
+        require(not name, "variant", name, f"must be none: {config.model.name} is no Transformer-XL")
+        return RecurrentLanguageModel
+    return VARIANTS.named(name) if name else TransformerXL
 
 
 def carries_state(config: Config) -> bool:
@@ -52,37 +62,54 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     Raises:
         OptionError: a value is not allowed; the error names the option as typed on the command line.
     """
-    memory, model = config.memory, model_class(config)
+    model = model_class(config)
     kind: Any = model.config_class
-    core = RecurrentConfig if kind is RecurrentConfig else TransformerXLConfig
-    options = {field: option for field, option in option_names(core).items() if field != "table_len"}
-    values = {field: attrgetter(option)(config) for field, option in options.items()}
+    is_recurrent = kind is RecurrentConfig
+    core = RecurrentConfig if is_recurrent else TransformerXLConfig
+    _check_abilities(config, model)
+    options = option_names(core)
+    values = {}
+    for field, option in options.items():
+        if field != "table_len":
+            values[field] = attrgetter(option)(config)
     values["cutoffs"] = tuple(values["cutoffs"])
-    own = {name: x for name, x in config.variant.items() if name != "name"}
-    of_variant = {name: f"variant.{name}" for name in options_beside(kind, core)}
-    unable = {
-        "memory.reset": memory.reset == "document" and "documents",
-        "memory.gradient_segments": memory.gradient_segments > 0 and "gradient segments",
-        "model.ext_len": getattr(config.model, "ext_len", 0) > 0 and "extended context",
-    }
-    for option, ability in unable.items():
-        if why := getattr(model, "cannot", {}).get(ability):
-            possible = f"is not possible with variant={config.variant.get('name')}: {why}"
-            raise OptionError(option, attrgetter(option)(config), possible)
-    for name in own:
-        allowed = f"is no option of variant={config.variant['name']}, which has {', '.join(of_variant) or 'none'}"
-        require(name in of_variant, f"variant.{name}", own[name], allowed)
+    variant_options = options_beside(kind, core)
+    for name in variant_options:
+        options[name] = f"variant.{name}"
+    for name, value in config.variant.items():
+        if name != "name":
+            known = ", ".join(variant_options) or "none"
+            allowed = f"is no option of variant={config.variant['name']}, which has {known}"
+            require(name in variant_options, f"variant.{name}", value, allowed)
+            values[name] = value
+    if is_recurrent:
+        carries = f"{config.model.name} always carries its state"
+        memory = config.memory
+        require(memory.mem_len > 0, "memory.mem_len", memory.mem_len, f"must be > 0: {carries}")
+        require(memory.reset == "never", "memory.reset", memory.reset, f"must be never: {carries}")
     try:
-        if core is RecurrentConfig:
-            carries = f"{config.model.name} always carries its state"
-            require(memory.mem_len > 0, "mem_len", memory.mem_len, f"must be > 0: {carries}")
-            require(memory.reset == "never", "memory_reset", memory.reset, f"must be never: {carries}")
-        else:
+        if not is_recurrent:
             values["table_len"] = table_len(config)
-        return kind(vocab_size=vocab_size, **values, **own)
+        return kind(vocab_size=vocab_size, **values)
     except OptionError as error:
-        option = {**OPTIONS, **of_variant}.get(error.option, f"model.{error.option}")
+        for name in VARIABLES:
+            options.setdefault(name, name)
+        option = options.get(error.option, f"model.{error.option}")
         raise OptionError(option.removesuffix(".name"), error.value, error.allowed) from error
+
+
+def _check_abilities(config: Config, model: Any) -> None:
+    """Refuse options that need an ability that a variant lacks."""
+    cannot = getattr(model, "cannot", {})
+    asked = {
+        "memory.reset": config.memory.reset == "document",
+        "memory.gradient_segments": config.memory.gradient_segments > 0,
+        "model.ext_len": getattr(config.model, "ext_len", 0) > 0,
+    }
+    for option, ability in NEEDED_ABILITIES:
+        if asked[option] and ability in cannot:
+            allowed = f"is not possible with variant={config.variant.get('name')}: {cannot[ability]}"
+            raise OptionError(option, attrgetter(option)(config), allowed)
 
 
 def make_model(config: Config, vocab_size: int) -> Model:
@@ -111,7 +138,12 @@ def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int =
         rows = 3 * sizes.d_model
     else:
         rows = 2 * sizes.d_inner + 4 * sizes.n_head * sizes.d_head
-    numbers = {f.name: getattr(sizes, f.name) / f.default for f in fields(sizes) if f.name in SIZES}
-    name = max(numbers, key=lambda name: numbers[name])
-    option = option_names(type(sizes))[name].removeprefix(without)
-    require_memory(sizes.n_layer * (bytes_each * rows * sizes.d_model + LAYER_BYTES), option, getattr(sizes, name))
+    n_bytes = sizes.n_layer * (bytes_each * rows * sizes.d_model + LAYER_BYTES)
+    farthest = ""
+    most = 0.0
+    for field in fields(sizes):
+        if field.name in SIZES and getattr(sizes, field.name) / field.default > most:
+            farthest = field.name
+            most = getattr(sizes, field.name) / field.default
+    option = option_names(type(sizes))[farthest].removeprefix(without)
+    require_memory(n_bytes, option, getattr(sizes, farthest))

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.checkpoints.convert.test_convert_command import Convert
 from tests.data.helpers import files
 from tests.model.test_tensorflow import REFERENCES
-from tests.runs.convert.test_convert_command import Convert
 from tests.training.small_run import evaluated
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.convert import read_vocabulary
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.checkpoints import from_tensorflow
-from txl_lightning.runs.convert import read_vocabulary
-from txl_lightning.runs.trained import load_trained
 
 REFERENCE, V = next(path for path in REFERENCES if path.name == "tensorflow_words"), 60
 LENGTHS = ("mem_len=9", "same_length=true")

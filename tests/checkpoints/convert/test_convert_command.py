@@ -18,8 +18,8 @@ from txl_lightning.config.schemas import CONF
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import CheckpointError, OptionError, UserError
-from txl_lightning.runs import convert as command
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation import convert as command
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.training.run import train
 
 TRAINED = ("memory.start=zeros", "model.untie_biases=true", "trainer.max_steps=2")
