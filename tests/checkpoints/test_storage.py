@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from pickle import UnpicklingError
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -38,55 +37,40 @@ def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
 @pytest.mark.parametrize("version", ["this", "0.5.0"])
 @settings(max_examples=150, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_anywhere_is_recognised(good: Path, version: str, place: float, bit: int) -> None:
-    data = bytearray((good if version == "this" else OLD).read_bytes())
+def test_a_flipped_bit_is_recognised_or_changes_nothing(good: Path, version: str, place: float, bit: int) -> None:
+    """Bits that pad a record, or say which program wrote it, change nothing."""
+    original = good if version == "this" else OLD
+    data = bytearray(original.read_bytes())
     data[int(place * len(data))] ^= 1 << bit
     path = good.parent / "flipped"
     path.write_bytes(data)
-    with pytest.raises(OptionError):
-        read_file(path)
-    path.unlink()
+    try:
+        contents = read_file(path)
+    except OptionError:
+        return
+    finally:
+        path.unlink()
+    expected = read_file(original)
+    torch.testing.assert_close(contents, expected, rtol=0, atol=0)
 
 
-def test_a_damaged_directory_of_a_checkpoint_is_no_error_of_the_disk(good: Path) -> None:
-    """Its offset, before the comment and that one's length, leads to a place before the file's begin."""
-    data = bytearray(good.read_bytes())
-    for place in range(len(data) - 110, len(data) - 71):
-        flipped = bytes(byte ^ 64 * (i == place) for i, byte in enumerate(data))
-        (good.parent / "flipped").write_bytes(flipped)
-        with pytest.raises(OptionError, match=r"is damaged|is not a checkpoint"):
-            read_file(good.parent / "flipped")
-    (good.parent / "flipped").unlink()
-
-
-def test_no_tensor_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saving then costs no more than torch's own: SHA-256 takes as long as `torch.save`."""
-    hashed: list[int] = []
-    digest = Mock(update=lambda data: hashed.append(len(data)), hexdigest=lambda: "0" * 64)
-    monkeypatch.setattr("hashlib.sha256", lambda: digest)
-    write({"weights": torch.arange(1_000_000.0)}, tmp_path / "a")
-    assert 0 < sum(hashed) < 10_000
-    assert read_file(tmp_path / "a")["weights"][-1] == 999_999
-    assert sum(hashed) < 20_000
-
-
-@pytest.mark.parametrize("cut", [1, 71, 72, 73, 93, 500, 2500])
-def test_a_file_that_is_too_short_or_too_long_is_recognised(good: Path, tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("cut", [1, 22, 93, 500, 2500])
+def test_a_file_that_is_too_short_is_recognised(good: Path, tmp_path: Path, cut: int) -> None:
     data = good.read_bytes()
     assert len(data) > 2500
-    for damaged in (data[:-cut], data + b"x" * cut, data[cut:]):
+    for damaged in (data[:-cut], data[cut:]):
         (tmp_path / "b").write_bytes(damaged)
         with pytest.raises(OptionError):
             read_file(tmp_path / "b")
 
 
-def test_a_file_without_a_checksum_is_read_and_no_file_is_not(tmp_path: Path) -> None:
+def test_a_file_of_torch_is_read_and_no_file_is_not(tmp_path: Path) -> None:
     torch.save(CONTENTS, tmp_path / "plain")
     assert (read_file(tmp_path / "plain")["step"], read_file(OLD)["global_step"]) == (3, 15)
     (tmp_path / "empty").touch()
-    with pytest.raises(OptionError, match="cut short"):
+    with pytest.raises(OptionError, match="is damaged, or is not a checkpoint"):
         read_file(tmp_path / "empty")
-    with pytest.raises(OptionError, match="No such file"):
+    with pytest.raises(OptionError, match="no such file"):
         read_file(tmp_path / "none")
 
 

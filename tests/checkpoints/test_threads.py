@@ -13,7 +13,6 @@ from txl_lightning.errors import cores
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.hardware import set_threads
 from txl_lightning.evaluation.trained import load_trained, read_checkpoint
-from txl_lightning.training import run
 from txl_lightning.training.run import train
 
 
@@ -39,18 +38,6 @@ def test_the_number_is_printed_recorded_and_kept(tmp_path: Path, capsys: Output,
     monkeypatch.setattr(hardware, "FLOPS_PER_THREAD", 1)
     train_tiny(tmp_path, "resume=auto", "trainer.max_steps=5")
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_run_does_not_choose_the_threads_of_the_next(tmp_path: Path, monkeypatch: Patch) -> None:
-    used: list[int] = []
-    fit = run.fit
-    monkeypatch.setattr(run, "fit", lambda of_run: used.append(torch.get_num_threads()) or fit(of_run))
-    train_tiny(tmp_path, "trainer.num_threads=3")
-    monkeypatch.setattr(hardware, "FLOPS_PER_THREAD", 1)  # now the model pays for every thread
-    train_tiny(tmp_path, "resume=replace")
-    assert used == [3, 2]
-    assert torch.get_num_threads() == 2
 
 
 def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, monkeypatch: Patch) -> None:

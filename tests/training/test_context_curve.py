@@ -66,7 +66,7 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -
 
 def test_a_line_that_was_cut_short_and_later_rows_are_removed(tmp_path: Path) -> None:
     curve = ContextCurves(tiny_config(tmp_path, *OPTIONS), np.zeros(200, np.uint8), tmp_path)
-    rows = [{"steps": step, "contexts": CONTEXTS, "nll": [1.0] * 8} for step in (2, 4, 6)]
+    rows = [{"steps": step, "contexts": CONTEXTS, "bpb": [1.0] * 8} for step in (2, 4, 6)]
     lines = [json.dumps(row) + "\n" for row in rows]
     curve.file.path.write_text("".join(lines) + '{"steps": 6')
     trainer: Any = SimpleNamespace(is_global_zero=True, global_step=4, loggers=[])

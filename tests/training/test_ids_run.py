@@ -71,27 +71,6 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
         (tmp_path / "moved.bin").rename(run / "notes.bin")
 
 
-def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "other.npy", (IDS[:900] + 7).astype(">u4"))
-    result = evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
-    assert result["tokens"] == 900 - 2  # all but the first ones of two streams
-    assert evaluation(run, tmp_path, data_path=[str(tmp_path / "other.npy")] * 3, splits=["test"])["tokens"] > 800
-    np.save(tmp_path / "other.npy", IDS + 8)
-    words = r"^data_path=.*other.npy: has the id 60, the vocabulary .data.vocab_size. only ids from 0 to 59"
-    with pytest.raises(OptionError, match=words):
-        evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
-
-
-def test_ids_have_documents_and_no_lines(run: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "new.npy", IDS[:50])
-    given = {"data_path": str(tmp_path / "new.npy")}
-    evaluation(run, tmp_path, **given, per="document", batch_size=1)
-    place, text, tokens, _ = (tmp_path / "documents_whole.tsv").read_text().splitlines()[1].split("\t")
-    assert (place, text, tokens) == ("1", " ".join(f"n{number}" for number in IDS[:50]), "49")
-    with pytest.raises(OptionError, match=r"per=line: .*ids have no lines"):
-        evaluation(run, tmp_path, **given, per="line")
-
-
 def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
     def generated(**prompt: Any) -> dict[str, Any]:
         generate.run(GenerateOptions(str(run / BEST), n_tokens=5, **prompt), tmp_path)

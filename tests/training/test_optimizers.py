@@ -52,11 +52,6 @@ def test_the_cosine_and_the_constant() -> None:
     assert rates(99, schedule="constant") == [0.4]
 
 
-def test_the_optimizer_is_the_one_that_was_asked_for() -> None:
-    for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        assert type(make_optimizer(torch.nn.Linear(2, 2), replace(ADAM, name=name), 4, True)[0]) is kind
-
-
 def draw_gradients(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():

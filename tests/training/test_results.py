@@ -8,7 +8,6 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.reporting.code import code_version
-from txl_lightning.training.callbacks import ValidationCurve
 from txl_lightning.training.checkpoints import RunCheckpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
@@ -196,31 +194,3 @@ def test_config_yaml_and_the_files_of_a_run(recorded: Recorded) -> None:
     }
     names |= {f"checkpoints/{name}.ckpt" for name in ("last", "previous", "best")}
     assert {path.relative_to(recorded.run).as_posix() for path in recorded.run.rglob("*.*")} == names
-
-
-def test_a_resumed_run_adds_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 10.0
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    curve = ValidationCurve(tmp_path)
-    curve.load_state_dict({"seconds": 5.0})
-    now = 20.0
-    curve.on_train_start(SimpleNamespace(global_step=0, is_global_zero=True), None)  # type: ignore[arg-type]
-    now = 50.0
-    assert curve.seconds == 35.0
-    assert curve.state_dict() == {"seconds": 35.0}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("memory.start=zeros",), ("carried", "with a memory of zeros that are attended to")),
-        (("evaluation.mem_len=0", "evaluation.ext_len=0"), ("segment only", "without context")),
-        (("memory=off",), ("window", "without context")),
-        (("model=lstm", "model.d_model=8"), ("carried", "without context")),
-    ],
-)
-def test_the_protocol_is_named(tmp_path: Path, overrides: tuple[str, ...], expected: tuple[str, str]) -> None:
-    options = ("trainer.max_steps=1", "checkpoint.enabled=false", "evaluation.max_segments=1")
-    metrics = train(tiny_config(tmp_path, *options, *overrides), tmp_path / "run")
-    assert (metrics["evaluation"]["protocol"], metrics["evaluation"]["streams_start"]) == expected
-    assert (metrics["weights"], metrics["weights_step"]) == ("last", 1)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +18,10 @@ from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training import checkpoints
-from txl_lightning.training.callbacks import CurveFile
-from txl_lightning.training.checkpoints import DurableCheckpointIO, RunCheckpoint
+from txl_lightning.training.checkpoints import DurableCheckpointIO, RunCheckpoint, last_good
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
-from txl_lightning.training.start import last_good, prepare_directory, refuse_to_replace
+from txl_lightning.training.start import prepare_directory, refuse_to_replace
 
 VARYING = {"seconds": 0, "peak_memory_bytes": 0}  # by run
 OPTIONS = ("checkpoint.every_n_steps=4", "evaluation.max_segments=2", "optimizer.schedule=constant")
@@ -82,7 +78,7 @@ def test_auto_resumes_from_the_last_good_checkpoint(tmp_path: Path, capsys: Outp
     (folder / "last.ckpt").write_bytes(data)
     assert train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), run)["steps"] == 12
     said = capsys.readouterr().err
-    assert f"{folder}/last.ckpt: is damaged: its checksum is not the one stored in the file" in said
+    assert f"{folder}/last.ckpt: is damaged, or is not a checkpoint" in said
     assert f"resume=auto: resuming from {folder}/previous.ckpt" in said
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 
@@ -150,7 +146,7 @@ def test_auto_does_not_continue_what_a_kill_left_half_replaced(run: Path, monkey
 
 def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: Output) -> None:
     results = []
-    nothing = "12 steps are done, trainer.max_steps=5: nothing to train"
+    nothing = "12 of 5 steps are done, the run is evaluated again"
     for n_steps, said in ((12, "no checkpoint in"), (12, "resuming from"), (5, nothing)):
         config = tiny_config(tmp_path, *OPTIONS, "resume=auto", f"trainer.max_steps={n_steps}")
         metrics = train(config, tmp_path / "run")
@@ -207,20 +203,6 @@ def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Pa
     assert {**again, **VARYING} == {**whole, **VARYING}
 
 
-def test_a_memory_has_its_own_precision_and_steps_no_autocast(tmp_path: Path, monkeypatch: Patch) -> None:
-    seen = set()
-
-    def note(module: LanguageModelModule) -> None:
-        seen.add(torch.is_autocast_enabled("cpu"))
-
-    patch_module(monkeypatch, "configure_gradient_clipping", note)
-    train(tiny_config(tmp_path, *OPTIONS, "trainer.precision=bf16-mixed"), tmp_path / "run")
-    record = read_file(tmp_path / "run/checkpoints/last.ckpt")["txl_lightning"]
-    memory = record["training"]["memory"]["memory"]["states"]
-    assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
-    assert seen == {False}
-
-
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_which_continues(tmp_path: Path, monkeypatch: Patch) -> None:
     save = checkpoints.write_checkpoint
 
@@ -231,30 +213,10 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_which_continues(tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints, "write_checkpoint", fails)
-        words = r"could not write the checkpoint of step 8: .*No space left on device; to continue, repeat the command"
+        words = r"could not write the checkpoint of step 8: .*No space left on device; with space again repeat"
         with pytest.raises(UserError, match=words):
             train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 5, "previous.ckpt": 5}
     again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
     whole = json.loads((trained(*OPTIONS) / "run/metrics.json").read_text())
     assert {**again, **VARYING} == {**whole, **VARYING}
-
-
-@contextmanager
-def no_file_beyond(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size` bytes, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_lines_that_found_no_room_are_written_with_the_next(tmp_path: Path, capsys: Output) -> None:
-    file = CurveFile(tmp_path / "validation.jsonl")
-    for step, size in ((1, 1000), (2, 20), (3, 20), (4, 1000)):
-        with no_file_beyond(size):
-            file.append({"steps": step})
-    assert [row["steps"] for row in file.rows()] == [1, 2, 3, 4]
-    assert capsys.readouterr().err.count("could not write validation.jsonl: [Errno 2") == 2

@@ -10,9 +10,8 @@ import pytest
 import wandb
 
 from tests.fixtures import Patch
-from tests.in_process import success
 from tests.training.recorded_run import start
-from tests.training.small_run import TEXT, TINY, tiny_config
+from tests.training.small_run import tiny_config
 from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
@@ -90,38 +89,6 @@ def test_one_command_uploads_all_offline_sessions(run: Path) -> None:
     assert upload_line(directory / "run") == f"{TO_UPLOAD} {first.parent} {second.parent}"
 
 
-@pytest.mark.slow
-def test_a_run_of_the_command_resumes(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The files of W&B have a link that leads out of the run directory, into the folder of caches."""
-    wandb.teardown()  # its service opens its log at its start
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    (tmp_path / "text.txt").write_text(TEXT)
-    words = ("train", *TINY, "logger=wandb", "data.path=text.txt", "hydra.run.dir=run", "trainer.val_every_n_steps=2")
-    for steps, resume in ((2, "null"), (4, "auto")):
-        success(*words, f"trainer.max_steps={steps}", f"resume={resume}", directory=tmp_path)
-    logs = list((tmp_path / "run").glob("wandb/offline-*/logs/debug-core.log"))
-    assert [path.resolve().is_relative_to(tmp_path / "caches") for path in logs] == [True, True]
-    wandb.teardown()
-
-
-@pytest.mark.slow
-def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Of several with one id an upload would keep the last."""
-    monkeypatch.setenv("WANDB_RUN_ID", "given")
-    monkeypatch.setenv("WANDB_JOB_TYPE", "ci")
-    wandb.teardown()  # it reads its variables once in a process
-    for steps in (12, 14, 16):
-        config = tiny_config(tmp_path, "logger=wandb", f"trainer.max_steps={steps}", "resume=auto")
-        train(config, tmp_path / "run")
-    start_run(tmp_path / "evaluated", LoggerConfig("wandb", mode="offline"), "evaluate", {}).finish()
-    ids = [file.stem.removeprefix("run-") for file in sorted(run_files(tmp_path / "run"))]
-    (evaluated,) = run_files(tmp_path / "evaluated")
-    assert ids[0] == "given"
-    assert len({*ids, evaluated.stem.removeprefix("run-")}) == 4
-    (record,) = (record["run"] for record in records(run_files(tmp_path / "run")[0]) if record["type"] == "run")
-    assert record["job_type"] == "ci"
-
-
 def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> None:
     """An offline id that was synced later would be replaced, not continued."""
     ids = []
@@ -148,29 +115,12 @@ def test_the_arm_in_words(tmp_path: Path) -> None:
         assert run_name(tiny_config(tmp_path, *overrides.split())).startswith(f"{words}; memory ")
 
 
-def test_variables_of_wandb_go_before_our_settings(tmp_path: Path, monkeypatch: Patch) -> None:
-    wandb.teardown()  # it reads its variables once in a process
-    given = {"SILENT": "false", "CONSOLE": "wrap", "DISABLE_GIT": "false", "RESUME": "must", "RUN_ID": "given"}
-    for name, value in given.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    run = start_run(tmp_path, LoggerConfig("wandb", mode="offline"), "train", {}, takes_given_id=True)
-    run.finish()
-    settings = run.settings
-    assert (settings.silent, settings.console, settings.disable_git) == (False, "wrap", False)
-    assert (settings.resume, settings.run_id) == ("must", "given")
-
-
 @pytest.mark.parametrize(("name", "value"), [("CONSOLE", "x"), ("BASE_URL", "nonsense"), ("SILENT", "maybe")])
 def test_a_variable_with_an_unknown_value_is_named(tmp_path: Path, monkeypatch: Patch, name: str, value: str) -> None:
     wandb.teardown()  # it reads its variables once in a process
     monkeypatch.setenv(f"WANDB_{name}", value)
     with pytest.raises(OptionError, match=f"^WANDB_{name}={value}: Weights & Biases says: Input should be .*$"):
         start_run(tmp_path, LoggerConfig(name="wandb", mode="offline"), "train", {})
-
-
-def test_a_project_with_a_wrong_name_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^logger.project=a/b: Weights & Biases says: .*cannot contain.*$"):
-        start_run(tmp_path, LoggerConfig(name="wandb", mode="offline", project="a/b"), "train", {})
 
 
 def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: Patch) -> None:

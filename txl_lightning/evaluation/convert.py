@@ -52,8 +52,7 @@ READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}
 TARGETS = ("original", "huggingface", "txl")
 SOURCES = (*TARGETS, "tensorflow")
-EVALUATION_LENGTHS = ("mem_len", "same_length", "clamp_len")
-GIVEN_LENGTHS = (*EVALUATION_LENGTHS, "memory_start")
+LENGTHS = ("mem_len", "same_length", "clamp_len", "memory_start")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
 VOCABULARIES = ("vocab.json", "vocab", "vocab.txt", "1b_word_vocab.txt")
@@ -75,7 +74,7 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     target = Path(options.target)
     require(not target.exists(), "target", options.target, "must not exist yet")
     lengths = {}
-    for name in GIVEN_LENGTHS:
+    for name in LENGTHS:
         if getattr(options, name) is not None:
             lengths[name] = getattr(options, name)
     file_vocabulary = None
@@ -90,7 +89,7 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         require(isinstance(model, TransformerXL), "source", options.source, allowed)
     elif options.source_format == "tensorflow":
         model, segment_len = _read_tensorflow(options.source, lengths)
-        options = _as_in_tensorflow(options, model, segment_len, file_vocabulary)
+        options = _as_in_tensorflow(options, segment_len, file_vocabulary)
     else:
         model = _read_model(options.source, options.source_format)
     model = model.with_lengths(**lengths)
@@ -195,26 +194,20 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
 
 
 def _as_in_tensorflow(
-    options: ConvertOptions, model: TransformerXL, segment_len: int | None, vocabulary: Vocabulary | None
+    options: ConvertOptions, segment_len: int | None, vocabulary: Vocabulary | None
 ) -> ConvertOptions:
-    """Return options that evaluate the model at its own lengths, except for those that they give.
-
-    A model of One Billion Word reads `<S>` at both ends of a sentence, as the TensorFlow code does.
-    """
+    """Return options with the model's segments; One Billion Word has `<S>` at both ends of a sentence there."""
     data = options.data
+    evaluation = options.evaluation
     marks_sentences = vocabulary is not None and vocabulary.starts_sentences
     if data.name == "lm1b" or marks_sentences:
         if not isinstance(data, (Lm1bData, FileData)):
             data = file_data(data, None, data.level)
         data = replace(data, sentence_marks="both")
-    lengths: dict[str, Any] = {}
-    for name in EVALUATION_LENGTHS:
-        if getattr(options.evaluation, name) is None:
-            lengths[name] = getattr(model.config, name)
     if segment_len is not None:
-        lengths["segment_len"] = segment_len
         data = replace(data, segment_len=segment_len)
-    return replace(options, evaluation=replace(options.evaluation, **lengths), data=data)
+        evaluation = replace(evaluation, segment_len=segment_len)
+    return replace(options, evaluation=evaluation, data=data)
 
 
 def _vocabulary_of_file(options: ConvertOptions) -> Vocabulary | None:

@@ -11,12 +11,11 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
 
 import lightning as L
 import numpy as np
-from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -74,19 +73,26 @@ class StopSignals(Checkpoint):
         self._handlers.close()
         if isinstance(error, SignalError):
             signum = error.args[0]
-            raise Stopped(f"stopped by {signal.Signals(signum).name}{self._to_continue()}", signum) from None
+            raise Stopped(
+                f"stopped by {signal.Signals(signum).name}{self._to_continue()}", signum
+            ) from None
 
     def _handle(self, signum: int, frame: Any) -> None:
         is_again = signum == self.signum == signal.SIGINT
         now = time.monotonic()
-        if is_again and now - self._received_at < 1.0:  # one Ctrl-C, from the terminal and from the parent
+        if (
+            is_again and now - self._received_at < 1.0
+        ):  # one Ctrl-C, from the terminal and from the parent
             return
         self.signum = self.signum or signum
         self._received_at = now
         if is_again or not self.training:
             raise SignalError(signum)
         if self.ranks.rank == 0:  # print is not reentrant
-            os.write(2, f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode())
+            os.write(
+                2,
+                f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode(),
+            )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.training = True
@@ -99,7 +105,11 @@ class StopSignals(Checkpoint):
         self.agreed = self.ranks.largest(self.signum)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        if self.agreed and not trainer.fit_loop._should_accumulate() and not validation_follows(trainer):
+        if (
+            self.agreed
+            and not trainer.fit_loop._should_accumulate()
+            and not validation_follows(trainer)
+        ):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -112,7 +122,9 @@ class StopSignals(Checkpoint):
         if self.checkpoint is not None and self.checkpoint.saved_step != trainer.global_step:
             self.checkpoint.save(trainer)
         name = signal.Signals(self.agreed).name
-        raise Stopped(f"stopped by {name} after step {trainer.global_step}{self._to_continue()}", self.agreed)
+        raise Stopped(
+            f"stopped by {name} after step {trainer.global_step}{self._to_continue()}", self.agreed
+        )
 
     def _to_continue(self) -> str:
         if self.checkpoint is None or self.checkpoint.saved_step < 0:
@@ -170,9 +182,17 @@ class ValidationCurve(Callback):
             self.file.keep_until(trainer.global_step)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or not trainer.is_global_zero:
+        if (
+            trainer.state.fn != TrainerFn.FITTING
+            or trainer.sanity_checking
+            or not trainer.is_global_zero
+        ):
             return
-        row = {"steps": trainer.global_step, "tokens": pl_module.tokens, "seconds": round(self.seconds, 2)}
+        row = {
+            "steps": trainer.global_step,
+            "tokens": pl_module.tokens,
+            "seconds": round(self.seconds, 2),
+        }
         for name, value in pl_module.metrics.items():
             if name.startswith("val/"):
                 row[name] = value
@@ -242,7 +262,9 @@ class ContextCurves(Callback):
         if step % self.every_n_steps or step == self._measured_step:
             return
         self._measured_step = step
-        curve = context_curve(pl_module.model, self.tokens, self.positions, self.contexts, **self.definition)
+        curve = context_curve(
+            pl_module.model, self.tokens, self.positions, self.contexts, **self.definition
+        )
         if trainer.is_global_zero:
             self._log(trainer, pl_module, curve)
         pl_module.restart_clock()
@@ -258,7 +280,10 @@ class ContextCurves(Callback):
         }
         row.update(curve.gains)
         row["recl"] = {str(r): vars(recl) for r, recl in curve.recl.items()}
-        values = {"tokens": module.tokens, "context/within_1_percent": float(row["within_1_percent"])}
+        values = {
+            "tokens": module.tokens,
+            "context/within_1_percent": float(row["within_1_percent"]),
+        }
         for c, loss in zip(self.contexts, row[unit], strict=True):
             values[f"context/{unit}/{c}"] = loss
         for doubling in row["doublings"]:
@@ -286,32 +311,21 @@ class ContextCurves(Callback):
         for i, c in enumerate(self.contexts):
             curves[f"{c} tokens"] = [(steps, [row[unit][i] for row in rows])]
         path = self.file.path.with_suffix(".png")
-        line_figure(path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training")
+        line_figure(
+            path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training"
+        )
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 log_file(logger.experiment, "context_curve", path)
 
 
-class RunProgress(ProgressBar):
-    """Shows steps, time left, loss, the last validation and tokens/s on one line that fits the terminal.
-
-    Validation and test are shown too; after each validation one line stays. Without a terminal, and on one that cannot
-    go back to the start of a line (TERM=dumb), there is a new line every minute.
-    """
+class Progress(Callback):
+    """Prints a line on stderr every ten seconds or hundredth of the run, and one for each validation."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._rewrites = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._seconds_between = 0.5 if self._rewrites else 60.0
-        self._is_open = False  # whether a rewritten line is the last one
-        self._is_enabled = True
         self._shown = time.monotonic()
         self._started = 0.0
         self._first_step = 0
-
-    def disable(self) -> None:
-        """Show nothing: Lightning calls this on all ranks but the first."""
-        self._is_enabled = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._started = time.monotonic()
@@ -319,72 +333,42 @@ class RunProgress(ProgressBar):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         step = trainer.global_step
-        last = trainer.max_steps
-        if step == self._first_step or not (self._is_due() or step == last):
-            return
-        seconds = (time.monotonic() - self._started) / (step - self._first_step) * (last - step)
-        left = timedelta(seconds=round(seconds))
-        latest = pl_module.latest
-        parts = [f"{step:,}/{last:,} steps", f"{left} left"]
-        for unit in shown_units(latest, "train/")[:1]:
-            parts.append(f"{unit} {latest[f'train/{unit}']:.3f}")
-        parts += _validation_losses(pl_module.metrics)[:1]
-        if "train/tokens_per_second" in latest:
-            parts.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
-        self._show(*parts)
+        if step > self._first_step and self._is_due():
+            per_step = (time.monotonic() - self._started) / (step - self._first_step)
+            left = timedelta(seconds=round(per_step * (trainer.max_steps - step)))
+            words = [f"{step:,}/{trainer.max_steps:,} steps, {left} left"]
+            words += _losses(pl_module.latest, "train/")
+            if "train/tokens_per_second" in pl_module.latest:
+                words.append(f"{pl_module.latest['train/tokens_per_second']:,.0f} tokens/s")
+            self._show(trainer, ", ".join(words))
 
-    def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if self._is_due():
-            self._show(f"validation: {batch_idx + 1:,}/{trainer.num_val_batches[0]:,} segments")
+            n_segments = trainer.num_val_batches[0]
+            self._show(trainer, f"validation: {batch[2] + 1:,}/{n_segments:,} segments")
 
-    def on_test_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def on_test_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if self._is_due():
-            self._show(f"test: {batch_idx + 1:,}/{trainer.num_test_batches[0]:,} segments")
+            n_segments = trainer.num_test_batches[0]
+            self._show(trainer, f"test: {batch[2] + 1:,}/{n_segments:,} segments")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         when = f"step {trainer.global_step:,}"
         if trainer.state.fn != TrainerFn.FITTING:
             when = "best weights, validation split"
         if not trainer.sanity_checking:
-            self._show(f"{when}: {', '.join(_validation_losses(pl_module.metrics))}")
-            self._close()
+            self._show(trainer, f"{when}: {', '.join(_losses(pl_module.metrics, 'val/'))}")
 
     def _is_due(self) -> bool:
-        return time.monotonic() - self._shown >= self._seconds_between
+        now = time.monotonic()
+        return now - self._shown >= max(10.0, (now - self._started) / 100)
 
-    def _show(self, *parts: str) -> None:
-        if not self._is_enabled:
-            return
-        line = ", ".join(parts)
-        if self._rewrites:
-            width = get_terminal_size().columns - 1
-            line = f"\r{line[:width]:<{width}}"
-        else:
-            line = f"{line}\n"
-        sys.stderr.write(line)
-        sys.stderr.flush()
-        self._is_open = self._rewrites
+    def _show(self, trainer: L.Trainer, line: str) -> None:
         self._shown = time.monotonic()
-
-    def _close(self) -> None:
-        """End a rewritten line, which stays."""
-        if self._is_open:
-            sys.stderr.write("\n")
-            self._is_open = False
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._close()
-
-    def on_test_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._close()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        self._close()  # otherwise the error would begin in the middle of the line
+        if trainer.is_global_zero:
+            print(line, file=sys.stderr, flush=True)
 
 
-def _validation_losses(metrics: dict[str, float]) -> list[str]:
-    return [f"val/{unit} {metrics[f'val/{unit}']:.3f}" for unit in shown_units(metrics, "val/")]
+def _losses(values: dict[str, float], prefix: str) -> list[str]:
+    names = [f"{prefix}{unit}" for unit in shown_units(values, prefix)]
+    return [f"{name} {values[name]:.3f}" for name in names]

@@ -15,7 +15,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
@@ -27,7 +27,11 @@ from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.distributed.ranks import Ranks, connect, environment, leaving, n_processes
 from txl_lightning.errors import OptionError, UserError, cores, first_line, require
-from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision, resolve_threads
+from txl_lightning.evaluation.hardware import (
+    resolve_accelerator,
+    resolve_precision,
+    resolve_threads,
+)
 from txl_lightning.evaluation.models import (
     Model,
     always_carries_state,
@@ -39,7 +43,7 @@ from txl_lightning.evaluation.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.evaluation.units import peak_memory, shown_units
 from txl_lightning.files import write_json
 from txl_lightning.reporting.code import code_version
-from txl_lightning.training.callbacks import ContextCurves, RunProgress, StopSignals, ValidationCurve
+from txl_lightning.training.callbacks import ContextCurves, Progress, StopSignals, ValidationCurve
 from txl_lightning.training.checkpoints import (
     DurableCheckpointIO,
     LastCheckpoint,
@@ -48,7 +52,11 @@ from txl_lightning.training.checkpoints import (
     last_good,
     who_stopped,
 )
-from txl_lightning.training.checks import check_config, check_same_on_all_ranks, options_without_effect
+from txl_lightning.training.checks import (
+    check_config,
+    check_same_on_all_ranks,
+    options_without_effect,
+)
 from txl_lightning.training.loaders import GroupedStreamsDataModule
 from txl_lightning.training.loggers import (
     arm,
@@ -126,7 +134,9 @@ def _require_room(config: Config) -> None:
 
 def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
     options = config.trainer
-    require(options.num_nodes == 1, "trainer.num_nodes", options.num_nodes, "needs torchrun or SLURM")
+    require(
+        options.num_nodes == 1, "trainer.num_nodes", options.num_nodes, "needs torchrun or SLURM"
+    )
     # Prepare the corpus once; bad options end the run before the processes start. A resumed run needs no tokenizer:
     # each process takes the one of the checkpoint.
     resumed: Any = config.resume
@@ -154,7 +164,9 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
                 write_json(training.directory / "metrics.json", metrics, allow_nan=False)
                 for logger in training.trainer.loggers:
                     if isinstance(logger, WandbLogger):  # of the best weights on the whole split
-                        logger.experiment.summary.update({f"final/{name}": x for name, x in metrics.items()})
+                        logger.experiment.summary.update(
+                            {f"final/{name}": x for name, x in metrics.items()}
+                        )
             exit_code = 0
         finally:
             if signals.agreed:
@@ -219,13 +231,15 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     return TrainingRun(config, directory, data, module, trainer, callbacks[0], start)  # type: ignore[arg-type]
 
 
-def make_callbacks(config: Config, directory: Path, corpus: Corpus, signals: StopSignals) -> list[Callback]:
+def make_callbacks(
+    config: Config, directory: Path, corpus: Corpus, signals: StopSignals
+) -> list[Callback]:
     """Return the callbacks that the options choose: context curves, progress, checkpoints; signals stand last."""
     callbacks: list[Callback] = []
     if config.context_curve.every_n_steps is not None:
         callbacks.append(ContextCurves(config, corpus.splits["valid"], directory))
     if config.trainer.progress_bar:
-        callbacks.append(RunProgress())
+        callbacks.append(Progress())
     if config.checkpoint.enabled:
         folder = directory / "checkpoints"
         callbacks += best_checkpoints(folder, config.checkpoint)
@@ -236,7 +250,11 @@ def make_callbacks(config: Config, directory: Path, corpus: Corpus, signals: Sto
 
 
 def start_loggers(
-    config: Config, directory: Path, made: dict[str, Logger], n_parameters: int, resumed: Checkpoint | None
+    config: Config,
+    directory: Path,
+    made: dict[str, Logger],
+    n_parameters: int,
+    resumed: Checkpoint | None,
 ) -> list[Logger]:
     """Return the loggers in the order of the group, `made` and W&B's; they get the config."""
     loggers: list[Logger] = []
@@ -249,7 +267,9 @@ def start_loggers(
     return loggers
 
 
-def make_trainer(config: Config, directory: Path, callbacks: list[Callback], start: Start) -> L.Trainer:
+def make_trainer(
+    config: Config, directory: Path, callbacks: list[Callback], start: Start
+) -> L.Trainer:
     """Return the Trainer; a run that a callback had ended trains no further steps."""
     options = config.trainer
     n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
@@ -275,7 +295,7 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], sta
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
         "enable_model_summary": False,
-        "enable_progress_bar": options.progress_bar,
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
         "default_root_dir": directory,
         "callbacks": callbacks,
         "logger": False,
@@ -337,7 +357,9 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
     upload = upload_line(directory)
     if "wandb" in options.logger.names and upload is not None:
         lines.append(upload)
-    lines.append(f"lower is better; metrics.json, config.yaml, validation.jsonl and checkpoints are in {directory}")
+    lines.append(
+        f"lower is better; metrics.json, config.yaml, validation.jsonl and checkpoints are in {directory}"
+    )
     if options.checkpoint.enabled:
         best = directory / "checkpoints" / "best.ckpt"
         lines.append(f"next: txl evaluate checkpoint={best} or txl generate checkpoint={best}")
@@ -370,7 +392,9 @@ def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocab
     allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
     initial.require(vocabulary.level == level, allowed)
     kept = f"its vocabulary of {len(vocabulary):,} tokens is kept"
-    ranks.report(f"initial_weights={config.initial_weights}: {kept}, options of data for another one have no effect")
+    ranks.report(
+        f"initial_weights={config.initial_weights}: {kept}, options of data for another one have no effect"
+    )
     return replace(vocabulary, lenient=vocabulary.unknown >= 0)
 
 
@@ -422,9 +446,13 @@ def _check_steps(config: Config, resumed: Checkpoint, start: Start, ranks: Ranks
     require(resumed.step < max_steps or start.continues, "trainer.max_steps", max_steps, allowed)
     before = resumed.config.trainer.max_steps
     if resumed.step >= max_steps:
-        ranks.report(f"resume=auto: {resumed.step} of {max_steps} steps are done, the run is evaluated again")
+        ranks.report(
+            f"resume=auto: {resumed.step} of {max_steps} steps are done, the run is evaluated again"
+        )
     elif before != max_steps and config.optimizer.schedule != "constant":
-        ranks.report(f"trainer.max_steps={max_steps}: the learning rate jumps to the schedule of {max_steps} steps")
+        ranks.report(
+            f"trainer.max_steps={max_steps}: the learning rate jumps to the schedule of {max_steps} steps"
+        )
 
 
 def fit(training: TrainingRun) -> None:
@@ -436,7 +464,9 @@ def fit(training: TrainingRun) -> None:
     resumed = training.start.resumed
     folder = training.directory / "checkpoints"
     try:
-        training.trainer.fit(training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None)
+        training.trainer.fit(
+            training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None
+        )
     except NotFiniteError as error:
         advice = f"try a lower optimizer.lr, with initial_weights= of the last good checkpoint in {folder}"
         raise UserError(f"{error}; {advice}") from error
@@ -491,7 +521,9 @@ def test(training: TrainingRun) -> dict[str, Any]:
     for name, value in metrics.items():  # metrics.json cannot hold infinite numbers
         if isinstance(value, float) and not math.isfinite(value):
             steps = metrics["steps"]
-            raise UserError(f"{name}={value} after {steps} steps: training diverged; lower optimizer.lr")
+            raise UserError(
+                f"{name}={value} after {steps} steps: training diverged; lower optimizer.lr"
+            )
     return metrics
 
 
@@ -526,12 +558,24 @@ def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
 def quiet_libraries() -> Iterator[None]:
     """Silence messages that do not apply here: devices found, advertisements, loaders without shuffling or workers."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)  # ModelSummary, EarlyStopping's verbose
+    logging.getLogger("lightning.pytorch.callbacks").setLevel(
+        logging.INFO
+    )  # ModelSummary, EarlyStopping's verbose
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning
+        )
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
-        warnings.filterwarnings("ignore", message=r"GPU available but not used.*")  # trainer.accelerator=cpu was chosen
-        warnings.filterwarnings("ignore", message=r"Be aware that when using `ckpt_path`.*")  # other callbacks now
-        warnings.filterwarnings("ignore", message=r"The number of training batches .* is smaller than the logging.*")
-        warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty.*")
+        warnings.filterwarnings(
+            "ignore", message=r"GPU available but not used.*"
+        )  # trainer.accelerator=cpu was chosen
+        warnings.filterwarnings(
+            "ignore", message=r"Be aware that when using `ckpt_path`.*"
+        )  # other callbacks now
+        warnings.filterwarnings(
+            "ignore", message=r"The number of training batches .* is smaller than the logging.*"
+        )
+        warnings.filterwarnings(
+            "ignore", message=r"Checkpoint directory .* exists and is not empty.*"
+        )
         yield

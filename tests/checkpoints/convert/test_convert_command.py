@@ -99,7 +99,7 @@ def test_torch_files_are_read_and_one_with_code_is_refused(convert: Convert, sou
     torch.save(load_file(there / "model.safetensors"), there / "weights.bin")
     assert load_trained(convert(there / "weights.bin", "original", "back.ckpt", "txl")).model.config.untie_biases
     torch.save({"weights": Code()}, there / "evil.pt")
-    with pytest.raises(OptionError, match=r"evil.pt: must hold tensors only; code in a file is never run"):
+    with pytest.raises(OptionError, match=r"evil.pt: cannot be read: .*; code in a file is never run"):
         convert(there / "evil.pt", "original", "x.ckpt", "txl")
 
 
@@ -112,7 +112,7 @@ def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source
         (r"source=.*nowhere: no such file", tmp_path / "nowhere", "original", "y", "txl"),
         (r"source=.*cache: has none of", place / "cache", "original", "y", "txl"),
         (r"not a checkpoint of the Hugging Face Transformer-XL", there, "huggingface", "y", "txl"),
-        (r"of the model has 256 tokens, .* choose the corpus", there, "original", "y", "txl", "data.level=char"),
+        (r"model has 256 tokens, .* or its corpus with data=", there, "original", "y", "txl", "data.level=char"),
     ):
         with pytest.raises(UserError, match=message):
             convert(*words)  # type: ignore[arg-type]

@@ -95,11 +95,11 @@ def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tm
         refuse(f"source=.*: must be a checkpoint of TensorFlow .*; {n} found", *LENGTHS, source=tmp_path / place)
     refuse(r"vocabulary=missing: cannot be read", "vocabulary=missing", *LENGTHS)
     refuse(r"data.level=bpe: must be one of byte, char, word", "data.level=bpe", *LENGTHS)
-    refuse(r"of the model has 60 tokens, that of data=text.txt has 17: choose", "vocabulary=corpus", *LENGTHS)
+    refuse(r"model has 60 tokens, the vocabulary of data=text.txt has 17: choose", "vocabulary=corpus", *LENGTHS)
     (small / "data/vocab").write_text("a\nb\n")
-    refuse(r"has 60 tokens, that of the file beside it has 2: choose the model's own with vocabulary=FILE", *LENGTHS)
+    refuse(r"has 60 tokens, the vocabulary of the file has 2: choose the model's own with vocabulary=FILE", *LENGTHS)
     (small / "data/vocab").rename(small / "data/cache.pkl")
-    refuse(r"vocabulary=None: must be given: .*cache.pkl is never unpickled", *LENGTHS)
+    refuse(r"vocabulary=None: must be given, or corpus: no vocab.json", *LENGTHS)
 
 
 def test_symbols_as_the_papers_code_prepares_them(tmp_path: Path) -> None:

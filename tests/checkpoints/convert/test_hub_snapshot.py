@@ -96,5 +96,5 @@ def test_unusable_vocabularies_are_named(convert: Convert, tmp_path: Path) -> No
         with pytest.raises(OptionError, match=r"vocabulary=.*vocab.json: must be a dictionary from symbols"):
             convert(folder, "huggingface", "x.ckpt", "txl", corpus)
     vocabulary.rename(folder / "vocab.pkl")
-    with pytest.raises(OptionError, match=r"vocabulary=None: must be given: .*vocab.pkl is never unpickled"):
+    with pytest.raises(OptionError, match=r"vocabulary=None: must be given, or corpus: no vocab.json"):
         convert(folder, "huggingface", "x.ckpt", "txl", corpus)

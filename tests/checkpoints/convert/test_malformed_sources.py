@@ -77,7 +77,7 @@ def test_config(original: Path, changed: dict[str, Any], words: str) -> None:
 def test_a_safetensors_file_that_was_cut(original: Path, size: int) -> None:
     path = original / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
-    assert refused(original) == f"source={path}: is not a file of safetensors, or was cut short"
+    assert refused(original).startswith(f"source={path}: cannot be read: it is cut short")
 
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
