@@ -16,7 +16,11 @@ from txl_lightning.evaluation.trained import read_file
 from txl_lightning.evaluation.trained import write_checkpoint as write
 
 OLD = Path(__file__).parents[1] / "old_checkpoint/relative.ckpt"
-CONTENTS = {"weights": torch.arange(500.0), "step": 3, "nested": {"half": torch.ones(3, dtype=torch.bfloat16)}}
+CONTENTS = {
+    "weights": torch.arange(500.0),
+    "step": 3,
+    "nested": {"half": torch.ones(3, dtype=torch.bfloat16)},
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +31,11 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
-    for contents in (read_file(good), torch.load(good, weights_only=True), torch.load(good, mmap=True)):
+    for contents in (
+        read_file(good),
+        torch.load(good, weights_only=True),
+        torch.load(good, mmap=True),
+    ):
         assert contents["step"] == 3
         assert torch.equal(contents["weights"], CONTENTS["weights"])
         assert contents["nested"]["half"].dtype == torch.bfloat16
@@ -37,7 +45,9 @@ def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
 @pytest.mark.parametrize("version", ["this", "0.5.0"])
 @settings(max_examples=150, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_recognised_or_changes_nothing(good: Path, version: str, place: float, bit: int) -> None:
+def test_a_flipped_bit_is_recognised_or_changes_nothing(
+    good: Path, version: str, place: float, bit: int
+) -> None:
     """Bits that pad a record, or say which program wrote it, change nothing."""
     original = good if version == "this" else OLD
     data = bytearray(original.read_bytes())

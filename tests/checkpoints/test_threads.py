@@ -26,11 +26,16 @@ def two_threads() -> Iterator[None]:
 
 def train_tiny(tmp_path: Path, *overrides: str) -> Path:
     """Train four steps and return the last checkpoint."""
-    train(tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides), tmp_path / "run")
+    train(
+        tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides),
+        tmp_path / "run",
+    )
     return tmp_path / "run/checkpoints/last.ckpt"
 
 
-def test_the_number_is_printed_recorded_and_kept(tmp_path: Path, capsys: Output, monkeypatch: Patch) -> None:
+def test_the_number_is_printed_recorded_and_kept(
+    tmp_path: Path, capsys: Output, monkeypatch: Patch
+) -> None:
     last = train_tiny(tmp_path)
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
@@ -40,7 +45,9 @@ def test_the_number_is_printed_recorded_and_kept(tmp_path: Path, capsys: Output,
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
 
 
-def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_measurements_use_the_threads_that_training_pays_for(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     trained = load_trained(train_tiny(tmp_path))
     default = hardware.FLOPS_PER_THREAD
     for given, models, flops, expected in (

@@ -1,9 +1,6 @@
 """The code of docs/training.md runs in its order, and its module resumes in a Trainer."""
 
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +71,3 @@ def test_the_module_of_the_page_resumes(names: dict[str, Any], tmp_path: Path) -
     trainer.fit(resumed, loader, loader, ckpt_path=checkpoint)
     assert trainer.global_step == 7
     assert not torch.equal(resumed.memory.states, module.memory.states)
-
-
-@pytest.mark.slow
-def test_two_processes_of_the_page_train_one_model(tmp_path: Path) -> None:
-    shutil.copytree(trained() / "run", tmp_path / "runs/first")
-    (code,) = (code for code in blocks(PAGE, "python") if "devices=2" in code)
-    (tmp_path / "two.py").write_text(f"{code}    print(trainer.world_size, module.tokens, module.metrics['val/nll'])\n")
-
-    done = subprocess.run([sys.executable, "two.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-
-    said = re.findall(r"^2 (\d+) (\d+\.\d+)$", done.stdout, re.MULTILINE)
-    assert len(said) == 2
-    assert said[0] == said[1]
-    assert int(said[0][0]) == 4 * 999

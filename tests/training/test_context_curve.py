@@ -26,18 +26,26 @@ CONTEXTS = list(range(3, 25, 3))
 OPTIONS = ("model.dropout=0.2", "evaluation.max_segments=2", "context_curve.max_context=24")
 
 
-@pytest.mark.parametrize("arm", ["model=txl_smoke", "encoding=absolute", "model=lstm model.d_model=16"])
+@pytest.mark.parametrize(
+    "arm", ["model=txl_smoke", "encoding=absolute", "model=lstm model.d_model=16"]
+)
 def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -> None:
-    config = tiny_config(tmp_path, *OPTIONS, *arm.split(), "context_curve.every_n_steps=6", "logger=csv")
+    config = tiny_config(
+        tmp_path, *OPTIONS, *arm.split(), "context_curve.every_n_steps=6", "logger=csv"
+    )
     with kept_figures() as figures:
         train(config, tmp_path / "run")
-    rows = [json.loads(line) for line in (tmp_path / "run/context_curve.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run/context_curve.jsonl").read_text().splitlines()
+    ]
     assert [row["steps"] for row in rows] == [6, 12]
     model = load_trained(tmp_path / "run/checkpoints/last.ckpt").model
     tokens = StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]
     positions, blocks = position_blocks(len(tokens), len(tokens) - 24, CONTEXTS)
     expected, unclamped = (
-        context_curve(model, tokens, positions, CONTEXTS, 8, clamp_len=clamp_len, blocks=blocks, bootstrap=0)
+        context_curve(
+            model, tokens, positions, CONTEXTS, 8, clamp_len=clamp_len, blocks=blocks, bootstrap=0
+        )
         for clamp_len in (trained_clamp(config), -1)
     )
     assert rows[1]["nll"] == pytest.approx(expected.nll, rel=1e-6)
@@ -47,13 +55,19 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -
     assert rows[1]["contexts"] == CONTEXTS
     assert rows[1]["bpb"] == pytest.approx([nll / math.log(2) for nll in rows[1]["nll"]])
     for r, found in expected.recl.items():
-        assert (rows[1]["recl"][str(r)]["value"], rows[1]["recl"][str(r)]["at_least"]) == (found.value, found.at_least)
+        assert (rows[1]["recl"][str(r)]["value"], rows[1]["recl"][str(r)]["at_least"]) == (
+            found.value,
+            found.at_least,
+        )
     assert rows[1]["share_of_gain"] == pytest.approx(expected.gains["share_of_gain"], abs=1e-3)
     logged = [row for row in logged_rows(tmp_path / "run/csv") if "context/bpb/24" in row]
     assert [(row["step"], float(row["tokens"])) for row in logged] == [("6", 192), ("12", 384)]
     for row, measured in zip(logged, rows, strict=True):
         shown = {f"context/bpb/{c}": bpb for c, bpb in zip(CONTEXTS, measured["bpb"], strict=True)}
-        shown |= {f"context/doublings/{doubling['from']}": doubling["bits"] for doubling in measured["doublings"]}
+        shown |= {
+            f"context/doublings/{doubling['from']}": doubling["bits"]
+            for doubling in measured["doublings"]
+        }
         for r, found in measured["recl"].items():
             shown |= {f"recl/{r}": found["value"], f"recl/{r}/guarded": found["guarded"]}
         shown["context/within_1_percent"] = measured["within_1_percent"]
@@ -81,8 +95,17 @@ def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
     options = (*OPTIONS, "model.dropout=0", "context_curve.every_n_steps=6")
     rows = []
     for devices in (1, 2):
-        train(tiny_config(tmp_path, *options, f"trainer.devices={devices}"), tmp_path / f"{devices}")
-        rows.append([*map(json.loads, (tmp_path / f"{devices}/context_curve.jsonl").read_text().splitlines())])
+        train(
+            tiny_config(tmp_path, *options, f"trainer.devices={devices}"), tmp_path / f"{devices}"
+        )
+        rows.append(
+            [
+                *map(
+                    json.loads,
+                    (tmp_path / f"{devices}/context_curve.jsonl").read_text().splitlines(),
+                )
+            ]
+        )
     assert len(rows[1]) == 2
     for one, two in zip(*rows, strict=True):  # losses: RECL compares them, which rounding decides
         assert two["nll"] == pytest.approx(one["nll"], rel=1e-4)

@@ -43,7 +43,9 @@ def evaluation(folder: Path, directory: Path, **options: Any) -> dict[str, Any]:
     return result["whole" if "whole" in result else "test"]
 
 
-def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(
+    run: Path, tmp_path: Path
+) -> None:
     metrics = json.loads((run / "run/metrics.json").read_text())
     assert OmegaConf.load(run / "run/config.yaml").data.path == str(run / "notes.bin")
     result = evaluation(run, tmp_path)
@@ -51,20 +53,29 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, 
     for units in (result, {name: metrics[f"test/{name}"] for name in ("nll", "ppl", "bpt")}):
         assert units["ppl"] == pytest.approx(math.exp(units["nll"]))
         assert units["bpt"] == pytest.approx(units["nll"] / math.log(2))
-    assert (result["bytes"], "bpb" in result, "test/bpb" in metrics) == (None, False, False)  # not known
+    assert (result["bytes"], "bpb" in result, "test/bpb" in metrics) == (
+        None,
+        False,
+        False,
+    )  # not known
 
 
 def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Path) -> None:
     before = evaluation(run, tmp_path)
     (run / "notes.bin").rename(tmp_path / "moved.bin")
     try:
-        with pytest.raises(UserError, match=r"corpus of .*best.ckpt: data.path=.*notes.bin: .*if it has moved, give d"):
+        with pytest.raises(
+            UserError,
+            match=r"corpus of .*best.ckpt: data.path=.*notes.bin: .*if it has moved, give d",
+        ):
             evaluation(run, tmp_path)
         moved = {"data_path": str(tmp_path / "moved.bin")}
         assert evaluation(run, tmp_path, **moved) | {"seconds": 0} == before | {"seconds": 0}
         generate.run(GenerateOptions(str(run / BEST), context=8, n_tokens=2, **moved), tmp_path)
         with kept_figures():
-            options = AttentionOptions(str(run / BEST), text_tokens=4, logger=LoggerConfig(name="none"), **moved)
+            options = AttentionOptions(
+                str(run / BEST), text_tokens=4, logger=LoggerConfig(name="none"), **moved
+            )
             attention.run(options, tmp_path)
             assert recl(tmp_path, str(run / BEST), **moved)["unit"] == "ppl"
     finally:
@@ -83,7 +94,9 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
     assert by_ids["samples"][0]["text"] == " ".join(f"n{number}" for number in samples[0])
     assert generated(prompt="n1 n4 n9", n_samples=2)["samples"] == by_ids["samples"]
     for wrong in ([60], [], [-1]):
-        with pytest.raises(OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"):
+        with pytest.raises(
+            OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"
+        ):
             generated(prompt_ids=wrong)
     with pytest.raises(OptionError, match="'x' is not among the 60 symbols"):
         generated(prompt="n1 x")

@@ -16,8 +16,12 @@ from txl_lightning.training import module
 from txl_lightning.training.checks import check_config
 
 
-def test_auto_takes_the_first_accelerator_that_the_machine_has(tmp_path: Path, monkeypatch: Patch) -> None:
-    assert isinstance(torch.cpu._is_amx_tile_supported(), bool)  # private: fails when torch changes it
+def test_auto_takes_the_first_accelerator_that_the_machine_has(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    assert isinstance(
+        torch.cpu._is_amx_tile_supported(), bool
+    )  # private: fails when torch changes it
     options = ("trainer.accelerator=auto", "trainer.precision=auto", "optimizer.ns_precision=auto")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     for cuda, mps, amx, word, *chosen in (
@@ -31,7 +35,11 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(tmp_path: Path, m
         monkeypatch.setattr(torch.cuda, "is_available", lambda has=cuda: has)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda has=mps: has)
         found = resolve_precision(resolve_accelerator(tiny_config(tmp_path, *options, word)))
-        assert [found.trainer.accelerator, found.trainer.precision, found.optimizer.ns_precision] == chosen
+        assert [
+            found.trainer.accelerator,
+            found.trainer.precision,
+            found.optimizer.ns_precision,
+        ] == chosen
 
 
 @pytest.mark.parametrize(
@@ -42,7 +50,9 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(tmp_path: Path, m
         ("trainer.precision=bf16-mixed", "trainer.precision=bf16-mixed: must be 32-true with"),
     ],
 )
-def test_what_a_machine_cannot_do_is_refused(tmp_path: Path, monkeypatch: Patch, words: str, message: str) -> None:
+def test_what_a_machine_cannot_do_is_refused(
+    tmp_path: Path, monkeypatch: Patch, words: str, message: str
+) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "this machine" not in message)
     with pytest.raises(OptionError, match=message):
         check_config(tiny_config(tmp_path, "trainer.accelerator=mps", words))

@@ -34,7 +34,9 @@ def test_what_is_not_finite_ends_a_run(tmp_path: Path, monkeypatch: Patch, what:
         train(tiny_config(tmp_path, *options), tmp_path / "run")
     assert read_file(best)["global_step"] == 5
     last = tmp_path / "other/checkpoints/last.ckpt"
-    with pytest.raises(UserError, match=r"in step 9; try a lower optimizer.lr, with initial_weights="):
+    with pytest.raises(
+        UserError, match=r"in step 9; try a lower optimizer.lr, with initial_weights="
+    ):
         train(tiny_config(tmp_path, *options, "trainer.val_every_n_steps=null"), tmp_path / "other")
     saved = read_file(last)
     assert saved["global_step"] == 8
@@ -59,7 +61,9 @@ def send(monkeypatch: Patch, number: signal.Signals, *pauses: float) -> None:
     patch_module(monkeypatch, "training_step", before=kill)
 
 
-def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_signal_saves_and_stops_and_gives_the_handlers_back(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     send(monkeypatch, signal.SIGTERM)
     words = rf"stopped by SIGTERM after step 7{to_continue(tmp_path)}$"
@@ -74,9 +78,17 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["-m", "hydra/launcher=basic"]])
-def test_a_run_stopped_after_its_last_step_continues(tmp_path: Path, monkeypatch: Patch, flags: list[str]) -> None:
+def test_a_run_stopped_after_its_last_step_continues(
+    tmp_path: Path, monkeypatch: Patch, flags: list[str]
+) -> None:
     text = tiny_config(tmp_path).data.path  # type: ignore[attr-defined]
-    words = [*flags, *TINY, f"data.path={text}", f"data.cache_dir={tmp_path}/cache", "trainer.max_steps=7"]
+    words = [
+        *flags,
+        *TINY,
+        f"data.path={text}",
+        f"data.cache_dir={tmp_path}/cache",
+        "trainer.max_steps=7",
+    ]
     with monkeypatch.context() as patch:
         send(patch, signal.SIGTERM)
         done = run_txl("train", *words, directory=tmp_path)  # without hydra.run.dir
@@ -85,7 +97,11 @@ def test_a_run_stopped_after_its_last_step_continues(tmp_path: Path, monkeypatch
     named = done.err.partition(stopped)[2].splitlines()[0].split()
     assert run_txl("train", *words, *named, directory=tmp_path).status == 0
     folders = "multirun/*/*/*" if flags else "outputs/*/*"
-    assert len(list(tmp_path.glob(f"{folders}/metrics.json"))) == len(list(tmp_path.glob(f"{folders}/.lock"))) == 1
+    assert (
+        len(list(tmp_path.glob(f"{folders}/metrics.json")))
+        == len(list(tmp_path.glob(f"{folders}/.lock")))
+        == 1
+    )
 
 
 def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -100,8 +116,12 @@ def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_the_final_test_stops_at_once(tmp_path: Path, monkeypatch: Patch, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
+def test_the_final_test_stops_at_once(
+    tmp_path: Path, monkeypatch: Patch, number: signal.Signals
+) -> None:
     with monkeypatch.context() as patch:
         patch_module(patch, "test_step", before=lambda module: os.kill(os.getpid(), number))
         with pytest.raises(Stopped, match=f"stopped by {number.name}{to_continue(tmp_path)}$"):
@@ -121,18 +141,29 @@ def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: Patch) ->
 @pytest.mark.parametrize("how", ["killed", "broken"])
 def test_a_rank_that_dies_stops_the_others_and_is_named(tmp_path: Path, how: str) -> None:
     event = {"signal": signal.SIGKILL} if how == "killed" else {}
-    done = start(tmp_path, "trainer.devices=2", "trainer.max_steps=2000", at=20, rank=1, **event).finish()
-    assert time.time() - (tmp_path / "run/losses.txt").stat().st_mtime < 60  # seconds from the failure to the end
+    done = start(
+        tmp_path, "trainer.devices=2", "trainer.max_steps=2000", at=20, rank=1, **event
+    ).finish()
+    assert (
+        time.time() - (tmp_path / "run/losses.txt").stat().st_mtime < 60
+    )  # seconds from the failure to the end
     assert done.returncode != 0
-    broken = ["rank 1 failed: RuntimeError: something broke", "in training_step"]  # a defect with its traceback
+    broken = [
+        "rank 1 failed: RuntimeError: something broke",
+        "in training_step",
+    ]  # a defect with its traceback
     for words in broken if how == "broken" else ["rank 1 was killed by SIGKILL"]:
         assert words in done.stderr
-    left = [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)]
+    left = [
+        process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)
+    ]
     assert not psutil.wait_procs(left, timeout=20)[1]  # the fork server needs a moment to notice
 
 
 def test_lightnings_signal_handlers_are_registered_by_the_method_that_is_replaced() -> None:
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     assert callable(_SignalConnector.register_signal_handlers)
     disable_signal_handlers(trainer)

@@ -25,8 +25,16 @@ from txl_lightning.training.loggers import run_name, start_wandb, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
-PANELS = [("validation", "val/nll", "val/nll"), ("context_curve", "within_1_percent", "context/within_1_percent")]
-GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.log_every_n_steps=4")
+PANELS = [
+    ("validation", "val/nll", "val/nll"),
+    ("context_curve", "within_1_percent", "context/within_1_percent"),
+]
+GIVEN = (
+    "logger=wandb",
+    "logger.group=table_6",
+    "logger.tags=[mine]",
+    "trainer.log_every_n_steps=4",
+)
 TO_UPLOAD = "offline run of Weights & Biases, to upload it: wandb sync"
 
 
@@ -52,7 +60,10 @@ def test_it_is_named_grouped_and_tagged_and_has_its_config(run: Path) -> None:
     assert expected.pop("variant") == {}  # W&B drops empty mappings
     assert expected["trainer"].pop("lightning") == {}
     assert {name: shown["config"][name] for name in expected} == expected
-    assert (shown["config"]["arm"], shown["config"]["parameters"]) == ("relative, recurrence, full loss", 91392)
+    assert (shown["config"]["arm"], shown["config"]["parameters"]) == (
+        "relative, recurrence, full loss",
+        91392,
+    )
 
 
 def test_every_curve_is_over_tokens(run: Path) -> None:
@@ -60,19 +71,33 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
     axes = {metric.get("name") or metric["glob_name"]: metric["step_metric"] for metric in metrics}
     assert {"train/*", "val/nll", "val/bpb", "val/ppl", "context/*", "recl/*"} <= set(axes)
     assert set(axes.values()) == {"tokens"}
-    for name in ("nll", "bpb", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length"):
+    for name in (
+        "nll",
+        "bpb",
+        "learning_rate",
+        "gradient_norm",
+        "tokens_per_second",
+        "memory_length",
+    ):
         assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
     validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpb")]
     assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
     for name in ("context/bpb/2", "context/bpb/8", "recl/0.1", "recl/1.0"):
         assert [row["tokens"] for row in history(run, name)] == [192, 384], name
     for file, name, panel in PANELS:
-        rows = [json.loads(line) for line in (run.parents[2] / f"{file}.jsonl").read_text().splitlines()]
-        assert [row[panel] for row in history(run, panel)] == pytest.approx([row[name] for row in rows])
+        rows = [
+            json.loads(line) for line in (run.parents[2] / f"{file}.jsonl").read_text().splitlines()
+        ]
+        assert [row[panel] for row in history(run, panel)] == pytest.approx(
+            [row[name] for row in rows]
+        )
 
 
 def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
-    values, metrics = summary(run)["summary"], json.loads((run.parents[2] / "metrics.json").read_text())
+    values, metrics = (
+        summary(run)["summary"],
+        json.loads((run.parents[2] / "metrics.json").read_text()),
+    )
     for name in ("val/nll", "val/bpb"):
         assert values[name] == {"min": min(row[name] for row in history(run, name))}
     assert {name: values[f"final/{name}"] for name in metrics} == metrics
@@ -99,8 +124,16 @@ def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> Non
 
     monkeypatch.setattr(wandb_panels, "start_run", start)
     contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
-    online, offline = (tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}") for mode in ("online", "offline"))
-    for earlier, now in ((online, online), (online, offline), (offline, online), (offline, offline)):
+    online, offline = (
+        tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}")
+        for mode in ("online", "offline")
+    )
+    for earlier, now in (
+        (online, online),
+        (online, offline),
+        (offline, online),
+        (offline, offline),
+    ):
         resumed = Checkpoint(tmp_path, "resume", contents, earlier, Vocabulary("byte"), {})
         start_wandb(now, tmp_path, 1, resumed)
     assert ids == ["abc", None, None, None]
@@ -115,11 +148,17 @@ def test_the_arm_in_words(tmp_path: Path) -> None:
         assert run_name(tiny_config(tmp_path, *overrides.split())).startswith(f"{words}; memory ")
 
 
-@pytest.mark.parametrize(("name", "value"), [("CONSOLE", "x"), ("BASE_URL", "nonsense"), ("SILENT", "maybe")])
-def test_a_variable_with_an_unknown_value_is_named(tmp_path: Path, monkeypatch: Patch, name: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("CONSOLE", "x"), ("BASE_URL", "nonsense"), ("SILENT", "maybe")]
+)
+def test_a_variable_with_an_unknown_value_is_named(
+    tmp_path: Path, monkeypatch: Patch, name: str, value: str
+) -> None:
     wandb.teardown()  # it reads its variables once in a process
     monkeypatch.setenv(f"WANDB_{name}", value)
-    with pytest.raises(OptionError, match=f"^WANDB_{name}={value}: Weights & Biases says: Input should be .*$"):
+    with pytest.raises(
+        OptionError, match=f"^WANDB_{name}={value}: Weights & Biases says: Input should be .*$"
+    ):
         start_run(tmp_path, LoggerConfig(name="wandb", mode="offline"), "train", {})
 
 
@@ -155,7 +194,10 @@ def test_the_code_is_recorded(run: Path) -> None:
     for place in (config, metrics, record):
         assert (place["version"], place["commit"]) == (version["version"], version["commit"])
     first_line = (run.parents[2] / "config.yaml").read_text().splitlines()[0]
-    assert first_line == f"# txl_lightning {version['version']}, commit {version['commit'] or 'unknown'}"
+    assert (
+        first_line
+        == f"# txl_lightning {version['version']}, commit {version['commit'] or 'unknown'}"
+    )
 
 
 def test_the_figure_of_the_context_curves_is_logged(run: Path) -> None:

@@ -42,7 +42,9 @@ def kill_and_compare(folder: Path, arm: str, overrides: tuple[str, ...], n_kills
     for i, step in enumerate(moments):
         done = start(killed, *options, at=step, signal=signal.SIGKILL, rank=i % n_ranks).finish()
         is_killed = done.returncode != 0 and not (killed / "run/metrics.json").exists()
-        print(f"{arm}: SIGKILL in step {step} of {STEPS}, rank {i % n_ranks}: {is_killed}", flush=True)
+        print(
+            f"{arm}: SIGKILL in step {step} of {STEPS}, rank {i % n_ranks}: {is_killed}", flush=True
+        )
         if not is_killed:
             return False
     start(killed, *options).succeed()

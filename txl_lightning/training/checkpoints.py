@@ -31,7 +31,9 @@ class UnwrittenCheckpointError(UserError):
 class DurableCheckpointIO(TorchCheckpointIO):
     """Lightning's checkpoint plugin, with files that are whole or not there, and that can be opened."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
         """Write a checkpoint on the first rank; after an error the files that were there are whole.
 
         Raises:
@@ -44,11 +46,15 @@ class DurableCheckpointIO(TorchCheckpointIO):
             target.parent.mkdir(parents=True, exist_ok=True)
             write_checkpoint(checkpoint, target)
         except OSError as error:
-            raise UnwrittenCheckpointError(f"could not write the checkpoint of step {step}: {error}") from error
+            raise UnwrittenCheckpointError(
+                f"could not write the checkpoint of step {step}: {error}"
+            ) from error
         except pickle.UnpicklingError as error:
             kept = "a checkpoint holds numbers, text, tensors, lists and dictionaries"
             states = ", ".join(checkpoint.get("callbacks", {}))
-            raise UserError(f"trainer.callbacks: {kept}, not all of the states of {states}") from error
+            raise UserError(
+                f"trainer.callbacks: {kept}, not all of the states of {states}"
+            ) from error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the contents of a checkpoint, without running code stored in it.
@@ -122,7 +128,9 @@ class LastCheckpoint(Checkpoint):
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.save(trainer)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
         """Record which callback ended the training."""
         ended_by = who_stopped(trainer)
         if ended_by is not None:
@@ -194,14 +202,24 @@ def best_checkpoints(directory: Path, options: CheckpointConfig) -> list[ModelCh
         directory: folder of the checkpoints.
         options: node `checkpoint`.
     """
-    on_validation: dict[str, Any] = {"monitor": "val/nll", "mode": "min", "save_on_train_epoch_end": False}
-    callbacks: list[ModelCheckpoint] = [RunCheckpoint(directory, "best", save_top_k=1, **on_validation)]
+    on_validation: dict[str, Any] = {
+        "monitor": "val/nll",
+        "mode": "min",
+        "save_on_train_epoch_end": False,
+    }
+    callbacks: list[ModelCheckpoint] = [
+        RunCheckpoint(directory, "best", save_top_k=1, **on_validation)
+    ]
     if options.keep_best:
-        callbacks.append(RunCheckpoint(directory, "best-{step}", save_top_k=options.keep_best, **on_validation))
+        callbacks.append(
+            RunCheckpoint(directory, "best-{step}", save_top_k=options.keep_best, **on_validation)
+        )
     if options.keep_every_n_steps:
         weights: dict[str, Any] = {"save_weights_only": True, "save_top_k": -1}
         every = options.keep_every_n_steps
-        callbacks.append(RunCheckpoint(directory, "step{step}", every_n_train_steps=every, **weights))
+        callbacks.append(
+            RunCheckpoint(directory, "step{step}", every_n_train_steps=every, **weights)
+        )
     return callbacks
 
 

@@ -29,7 +29,9 @@ def options_without_effect(config: Config) -> list[str]:
     is_recurrent = isinstance(config.model, RecurrentModelConfig)
     sentences = []
     if is_recurrent and config.encoding.name != "relative":
-        sentences.append(f"encoding={config.encoding.name} has no effect: {config.model.name} has no attention")
+        sentences.append(
+            f"encoding={config.encoding.name} has no effect: {config.model.name} has no attention"
+        )
     if memory.start != MemoryConfig.start and (is_recurrent or memory.mem_len == 0):
         sentences.append(f"memory.start={memory.start} has no effect: there is no memory of states")
     return sentences
@@ -58,7 +60,9 @@ def _check_sizes(config: Config) -> None:
     enough = f"must be at least {W * G}: {W} processes times trainer.stream_groups={G}"
     require(batch_size >= W * G, "data.batch_size", batch_size, enough)
     batch_size = config.evaluation.batch_size
-    require(batch_size >= W, "evaluation.batch_size", batch_size, f"must be at least the {W} processes")
+    require(
+        batch_size >= W, "evaluation.batch_size", batch_size, f"must be at least the {W} processes"
+    )
     every = config.checkpoint.keep_every_n_steps
     can_keep = config.checkpoint.enabled or every is None
     require(can_keep, "checkpoint.keep_every_n_steps", every, "needs checkpoint.enabled=true")
@@ -70,7 +74,9 @@ def _check_sizes(config: Config) -> None:
     allowed = "must be between 0 and optimizer.lr"
     require(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr", optimizer.min_lr, allowed)
     can_be_exact = optimizer.ns_precision != "32-true" or optimizer.name == "muon"
-    require(can_be_exact, "optimizer.ns_precision", optimizer.ns_precision, "is for optimizer=muon only")
+    require(
+        can_be_exact, "optimizer.ns_precision", optimizer.ns_precision, "is for optimizer=muon only"
+    )
 
 
 def _check_device(config: Config) -> None:
@@ -91,7 +97,9 @@ def _check_device(config: Config) -> None:
         one = "is one device: trainer.devices and trainer.num_nodes must be 1"
         require(n_processes(trainer) == 1, "trainer.accelerator", accelerator, one)
         single = "must be 32-true with trainer.accelerator=mps"
-        require(trainer.precision in ("32-true", "auto"), "trainer.precision", trainer.precision, single)
+        require(
+            trainer.precision in ("32-true", "auto"), "trainer.precision", trainer.precision, single
+        )
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:

@@ -12,12 +12,23 @@ from hydra.utils import get_class, instantiate
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from txl_lightning.config.architecture import kind_named
-from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
+from txl_lightning.config.schemas import (
+    Config,
+    RecurrentModelConfig,
+    TransformerXLModelConfig,
+    plain,
+)
 from txl_lightning.errors import OptionError, first_line, require
 from txl_lightning.evaluation.trained import Checkpoint
 
 CURVES = ("train/*", "context/*", "recl/*", "val/*")  # over tokens
-BEST_VALUES = ("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb")  # their minimum is a summary of the run
+BEST_VALUES = (
+    "val/nll",
+    "val/bpc",
+    "val/ppl",
+    "val/bpt",
+    "val/bpb",
+)  # their minimum is a summary of the run
 
 
 def make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
@@ -49,7 +60,9 @@ def make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
         return instantiate(arguments, _convert_="all")
     except (Exception, SystemExit) as error:  # of anybody's class
         cause = error.__cause__ or error
-        raise OptionError(option, target, f"cannot be made: {type(cause).__name__}: {first_line(cause)}") from error
+        raise OptionError(
+            option, target, f"cannot be made: {type(cause).__name__}: {first_line(cause)}"
+        ) from error
 
 
 def lightning_loggers(config: Config, directory: Path) -> dict[str, Logger]:
@@ -62,7 +75,12 @@ def lightning_loggers(config: Config, directory: Path) -> dict[str, Logger]:
     names = [name for name in group.names if name not in ("wandb", "none")]
     arguments = group.arguments or {}
     require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
-    require(not arguments or len(names) == 1, "logger.arguments", arguments, "is of one logger: use logger.each")
+    require(
+        not arguments or len(names) == 1,
+        "logger.arguments",
+        arguments,
+        "is of one logger: use logger.each",
+    )
     loggers: dict[str, Logger] = {}
     for name in names:
         given = dict(group.each.get(name) or {"_target_": group._target_})
@@ -73,7 +91,9 @@ def lightning_loggers(config: Config, directory: Path) -> dict[str, Logger]:
     return loggers
 
 
-def start_wandb(config: Config, directory: Path, n_parameters: int, resumed: Checkpoint | None) -> WandbLogger:
+def start_wandb(
+    config: Config, directory: Path, n_parameters: int, resumed: Checkpoint | None
+) -> WandbLogger:
     """Start a W&B run with the whole config, in group `logger.group` and tagged by arm; curves are over `tokens`.
 
     A resumed run continues its W&B run if both are online. Offline every session is a run of its own: of two folders

@@ -271,6 +271,8 @@ class LanguageModelModule(L.LightningModule):
         self._n_streams = 0
         self._missing_batches = 0
         if self.trainer.fit_loop.restarting:
+            for optimizer in self.trainer.optimizers:
+                _check_moments(optimizer)
             self._restore_position(loader)
         self._restore_random_state()
         self.restart_clock()
@@ -663,6 +665,16 @@ class LanguageModelModule(L.LightningModule):
         torch.set_rng_state(state["cpu"])
         if state.get("cuda") is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
+    for weight, moments in optimizer.state.items():
+        for moment in moments.values():
+            if isinstance(moment, Tensor) and moment.shape not in (weight.shape, ()):
+                raise ValueError(
+                    f"moments of a weight of shape {list(weight.shape)} have another shape"
+                )
 
 
 def lengths_of(config: Config) -> Lengths:

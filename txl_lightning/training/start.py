@@ -116,7 +116,9 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     """
     folder = directory / "checkpoints"
     is_finished = (directory / "metrics.json").exists()
-    names = (LAST,) if is_finished else (LAST, PREVIOUS, BEST)  # a kill while it was replaced leaves the second two
+    names = (
+        (LAST,) if is_finished else (LAST, PREVIOUS, BEST)
+    )  # a kill while it was replaced leaves the second two
     is_saved = any((folder / name).exists() for name in names)
     path = resumed_path(config)
     continues = config.resume == "auto" and is_saved
@@ -128,7 +130,9 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     require(config.resume == "replace" or not is_finished, "hydra.run.dir", directory, replaced)
 
 
-def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None) -> None:
+def prepare_directory(
+    config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None
+) -> None:
     """Create the run directory with `config.yaml` and `tokenizer.json`; remove the run that this one replaces.
 
     What an unfinished run without a checkpoint has left is removed too, and the user is told.
@@ -142,7 +146,9 @@ def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | Non
     directory.mkdir(parents=True, exist_ok=True)
     code = code_version()
     header = f"# txl_lightning {code['version']}, commit {code['commit'] or 'unknown'}\n"
-    write_text(directory / "config.yaml", header + OmegaConf.to_yaml(OmegaConf.create(stored(config))))
+    write_text(
+        directory / "config.yaml", header + OmegaConf.to_yaml(OmegaConf.create(stored(config)))
+    )
     if tokenizer:
         write_text(directory / "tokenizer.json", tokenizer)
 
@@ -154,7 +160,11 @@ def _remove_earlier_run(config: Config, directory: Path) -> None:
         names = [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST)] + names
     paths = [directory / name for name in names if (directory / name).exists()]
     if paths:
-        print(f"{directory} holds an earlier run, which this one replaces", file=sys.stderr, flush=True)
+        print(
+            f"{directory} holds an earlier run, which this one replaces",
+            file=sys.stderr,
+            flush=True,
+        )
     for path in paths:
         path.unlink()
 
@@ -165,7 +175,10 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
     Raises:
         OptionError: an option differs (names the first one), or the file has no state of training.
     """
-    resumed.require("optimizer_states" in resumed.contents, "holds weights only: start from them with initial_weights=")
+    resumed.require(
+        "optimizer_states" in resumed.contents,
+        "holds weights only: start from them with initial_weights=",
+    )
     before = flat(plain(resumed.config))
     for name, value in flat(plain(config)).items():
         is_fixed = name.startswith(FIXED) and name not in FREE

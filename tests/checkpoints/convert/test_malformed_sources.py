@@ -28,14 +28,18 @@ def convert(**options: Any) -> None:
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
     checkpoint = trained("trainer.max_steps=1") / "run/checkpoints/last.ckpt"
-    convert(source=checkpoint, source_format="txl", target=tmp_path / "there", target_format="original")
+    convert(
+        source=checkpoint, source_format="txl", target=tmp_path / "there", target_format="original"
+    )
     return tmp_path / "there"
 
 
 def refused(source: Path, **options: Any) -> str:
     target = source.parent / "back.ckpt"
     with pytest.raises(OptionError) as caught:
-        convert(source=source, source_format="original", target=target, target_format="txl", **options)
+        convert(
+            source=source, source_format="original", target=target, target_format="txl", **options
+        )
     assert (target.exists(), "\n" in str(caught.value)) == (False, False)
     return str(caught.value)
 
@@ -85,4 +89,7 @@ def test_a_safetensors_file_that_was_cut(original: Path, size: int) -> None:
 def test_an_empty_vocabulary(original: Path, level: str, name: str, text: str) -> None:
     path = original / name
     path.write_text(text)
-    assert refused(original, vocabulary=path, **{"data.level": level}) == f"vocabulary={path}: has no symbols"
+    assert (
+        refused(original, vocabulary=path, **{"data.level": level})
+        == f"vocabulary={path}: has no symbols"
+    )
