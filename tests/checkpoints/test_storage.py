@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +44,13 @@ def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
     assert [path.name for path in good.parent.iterdir() if path.name != "flipped"] == ["a.ckpt"]
 
 
+def saved(contents: Any) -> bytes:
+    """Return the bytes of a file with these contents."""
+    file = io.BytesIO()
+    torch.save(contents, file)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize("version", ["this", "0.5.0"])
 @settings(max_examples=150, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
@@ -60,8 +69,7 @@ def test_a_flipped_bit_is_recognised_or_changes_nothing(
         return
     finally:
         path.unlink()
-    expected = read_file(original)
-    torch.testing.assert_close(contents, expected, rtol=0, atol=0)
+    assert saved(contents) == saved(read_file(original))
 
 
 @pytest.mark.parametrize("cut", [1, 22, 93, 500, 2500])

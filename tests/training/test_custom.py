@@ -63,7 +63,7 @@ def test_a_callback_for_other_modules_is_refused_in_one_line(tmp_path: Path) -> 
 
     with pytest.raises(
         UserError,
-        match=r"^trainer: Lightning refuses it: The LightningModule should have .*backbone",
+        match=r"^trainer.callbacks: one does not fit: .*backbone",
     ):
         train(config, tmp_path / "run")
 

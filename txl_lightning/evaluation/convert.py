@@ -77,9 +77,7 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     for name in LENGTHS:
         if getattr(options, name) is not None:
             lengths[name] = getattr(options, name)
-    file_vocabulary = None
-    if options.target_format == "txl":
-        file_vocabulary = _vocabulary_of_file(options)
+    segment_len = None
     trained_vocabulary = None
     if options.source_format == "txl":
         trained = load_trained(options.source, "source")
@@ -89,11 +87,13 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         require(isinstance(model, TransformerXL), "source", options.source, allowed)
     elif options.source_format == "tensorflow":
         model, segment_len = _read_tensorflow(options.source, lengths)
-        options = _as_in_tensorflow(options, segment_len, file_vocabulary)
     else:
         model = _read_model(options.source, options.source_format)
     model = model.with_lengths(**lengths)
     if options.target_format == "txl":
+        file_vocabulary = _vocabulary_of_file(options)
+        if options.source_format == "tensorflow":
+            options = _as_in_tensorflow(options, segment_len, file_vocabulary)
         _write_run(model, options, file_vocabulary, target)
         return [str(target)]
     weights, config = WRITERS[options.target_format](model)

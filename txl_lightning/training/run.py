@@ -475,6 +475,10 @@ def fit(training: TrainingRun) -> None:
         raise UserError(f"{error}; {advice}") from error
     except MisconfigurationException as error:
         raise UserError(f"trainer: Lightning refuses it: {first_line(error)}") from error
+    except AttributeError as error:  # of callbacks for other modules, such as BackboneFinetuning
+        if type(training.module).__name__ not in str(error):
+            raise
+        raise UserError(f"trainer.callbacks: one does not fit: {first_line(error)}") from error
     except UserError:
         raise
     except Exception:
@@ -545,7 +549,9 @@ def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
     """Return protocol and lengths of the final evaluation."""
     options = training.data.evaluation
     lengths = training.module.evaluation_lengths
-    settings = {"protocol": lengths.protocol_word(always_carries_state(training.config))}
+    settings: dict[str, Any] = {
+        "protocol": lengths.protocol_word(always_carries_state(training.config))
+    }
     settings.update(lengths.keywords())
     settings["segment_len"] = options.segment_len
     settings["streams_start"] = lengths.streams_start(training.config.memory.start)
