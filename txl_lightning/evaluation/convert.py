@@ -58,7 +58,9 @@ CONFIG = "config.json"
 VOCABULARIES = ("vocab.json", "vocab", "vocab.txt", "1b_word_vocab.txt")
 OF_CORPUS = "corpus"
 SYMBOL_LEVELS = ("byte", "char", "word")  # a file of symbols has no merges
-FIRST_WORD = re.compile(r"^[ \t]*([^ \t]*)")  # a word may contain white space of Unicode, as in Python 2
+FIRST_WORD = re.compile(
+    r"^[ \t]*([^ \t]*)"
+)  # a word may contain white space of Unicode, as in Python 2
 
 
 def run(options: ConvertOptions, directory: Path) -> list[str]:
@@ -140,7 +142,9 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     require(path.is_file(), "source", source, "no such file")
     weights = _read_weights(path)
     config = _read_config(path.parent)
-    require(bool(config), "source", source, f"must have {CONFIG} with its options in the same folder")
+    require(
+        bool(config), "source", source, f"must have {CONFIG} with its options in the same folder"
+    )
     try:
         return READERS[source_format](weights, config)
     except UserError as error:
@@ -154,10 +158,16 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers have no common error for other files
-        problem = "cannot be read: it is cut short, or has more than tensors; code in a file is never run"
+        problem = (
+            "cannot be read: it is cut short, or has more than tensors; code in a file is never run"
+        )
         raise OptionError("source", path, problem) from error
-    is_state = isinstance(weights, dict) and all(isinstance(value, Tensor) for value in weights.values())
-    require(is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model")
+    is_state = isinstance(weights, dict) and all(
+        isinstance(value, Tensor) for value in weights.values()
+    )
+    require(
+        is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model"
+    )
     return weights
 
 
@@ -169,7 +179,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise OptionError("source", folder, f"its {CONFIG} must be JSON ({error})") from error
-    require(isinstance(config, dict), "source", folder, f"its {CONFIG} must be a dictionary of options")
+    require(
+        isinstance(config, dict), "source", folder, f"its {CONFIG} must be a dictionary of options"
+    )
     return config
 
 
@@ -182,7 +194,9 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
     files = sorted(path.rglob(f"*{INDEX}"))
     if path.with_name(path.name + INDEX).is_file():
         files = [path.with_name(path.name + INDEX)]
-    needed = f"must be a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one"
+    needed = (
+        f"must be a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one"
+    )
     require(len(files) == 1, "source", source, f"{needed}; {len(files)} found")
     folder = files[0].parent
     flags = _read_config(folder)
@@ -225,7 +239,9 @@ def _vocabulary_of_file(options: ConvertOptions) -> Vocabulary | None:
         require(path is not None or is_bytes, "vocabulary", None, needed)
     if path is None or path == OF_CORPUS:
         return None
-    require(level in SYMBOL_LEVELS, "data.level", level, f"must be one of {', '.join(SYMBOL_LEVELS)}")
+    require(
+        level in SYMBOL_LEVELS, "data.level", level, f"must be one of {', '.join(SYMBOL_LEVELS)}"
+    )
     return read_vocabulary(path, level)
 
 
@@ -264,7 +280,9 @@ def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
             elif level == "byte":
                 is_character = is_character and is_json
             fits = level == "word" or is_character or (level == "char" and symbol == UNKNOWN)
-            require(fits, "vocabulary", path, f"line {number}: {symbol!r} is not a {level} (data.level)")
+            require(
+                fits, "vocabulary", path, f"line {number}: {symbol!r} is not a {level} (data.level)"
+            )
             symbols[symbol] = None
     require(bool(symbols), "vocabulary", path, "has no symbols")
     if level == "char" and " " not in symbols:
@@ -307,7 +325,9 @@ def _symbols_of_json(text: str, path: str | Path) -> list[str]:
         return symbols
 
 
-def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | None, target: Path) -> None:
+def _write_run(
+    model: TransformerXL, options: ConvertOptions, given: Vocabulary | None, target: Path
+) -> None:
     """Write a checkpoint like those of `txl train`, at step 0, with the given vocabulary or that of the corpus."""
     vocabulary = given
     source = "the file"
@@ -318,7 +338,9 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
     n_tokens = model.config.vocab_size
     if len(vocabulary) != n_tokens:
         sizes = f"has {n_tokens} tokens, the vocabulary of {source} has {len(vocabulary)}"
-        raise UserError(f"the model {sizes}: choose the model's own with vocabulary=FILE, or its corpus with data=")
+        raise UserError(
+            f"the model {sizes}: choose the model's own with vocabulary=FILE, or its corpus with data="
+        )
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     record = {
         "config": stored(_run_config(model, options)),
@@ -331,7 +353,11 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
 
 def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
     """Return the configuration of a run with this model; everything else comes from the options."""
-    groups: dict[str, dict[str, Any]] = {"model": {"name": "converted"}, "encoding": {}, "memory": {}}
+    groups: dict[str, dict[str, Any]] = {
+        "model": {"name": "converted"},
+        "encoding": {},
+        "memory": {},
+    }
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         value = getattr(model.config, field)

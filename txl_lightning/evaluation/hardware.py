@@ -80,7 +80,9 @@ def chosen_precision(precision: str, accelerator: str) -> str:
     Raises:
         OptionError: it is none of `PRECISIONS`.
     """
-    require(precision in PRECISIONS, "precision", precision, f"must be one of {', '.join(PRECISIONS)}")
+    require(
+        precision in PRECISIONS, "precision", precision, f"must be one of {', '.join(PRECISIONS)}"
+    )
     if precision == "auto":
         return fastest_precision(accelerator)
     return precision

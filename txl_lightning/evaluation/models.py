@@ -40,7 +40,9 @@ def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
     """
     name = str(config.variant.get("name") or "")
     if isinstance(config.model, RecurrentModelConfig):
-        require(not name, "variant", name, f"must be none: {config.model.name} is no Transformer-XL")
+        require(
+            not name, "variant", name, f"must be none: {config.model.name} is no Transformer-XL"
+        )
         return RecurrentLanguageModel
     return VARIANTS.named(name) if name else TransformerXL
 
@@ -108,7 +110,9 @@ def _check_abilities(config: Config, model: Any) -> None:
     }
     for option, ability in NEEDED_ABILITIES:
         if asked[option] and ability in cannot:
-            allowed = f"is not possible with variant={config.variant.get('name')}: {cannot[ability]}"
+            allowed = (
+                f"is not possible with variant={config.variant.get('name')}: {cannot[ability]}"
+            )
             raise OptionError(option, attrgetter(option)(config), allowed)
 
 
@@ -123,7 +127,9 @@ def make_model(config: Config, vocab_size: int) -> Model:
     return made
 
 
-def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = "") -> None:
+def require_room(
+    sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = ""
+) -> None:
     """Check that the machine's memory can hold the matrices of all layers, before anything is built.
 
     Args:

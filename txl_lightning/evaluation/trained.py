@@ -145,7 +145,12 @@ def read_file(path: str | Path, option: str = "checkpoint") -> Any:
     Raises:
         OptionError: the file is missing or damaged, or torch cannot read it.
     """
-    require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
+    require(
+        not Path(path).is_dir(),
+        option,
+        path,
+        "is a folder: give a file in it, such as checkpoints/best.ckpt",
+    )
     require(Path(path).is_file(), option, path, "no such file")
     try:
         with ZipFile(path) as archive:
@@ -185,7 +190,9 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
             weights[name.removeprefix(WEIGHTS_PREFIX)] = tensor
         n_rows = len(weights.get("softmax.bias", vocabulary))
         if n_rows != len(vocabulary):
-            raise UserError(f"has {len(vocabulary)} tokens in its vocabulary, and weights for {n_rows}")
+            raise UserError(
+                f"has {len(vocabulary)} tokens in its vocabulary, and weights for {n_rows}"
+            )
         return Checkpoint(Path(path), option, contents, config, vocabulary, weights)
 
 
@@ -326,7 +333,11 @@ def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) ->
         return
     REPORTED.add((before, now))
     reason = "parts of its validation and test split may have been in the training text"
-    print(f"{given} was trained on another text than {name} has now: {reason}", file=sys.stderr, flush=True)
+    print(
+        f"{given} was trained on another text than {name} has now: {reason}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
@@ -337,7 +348,10 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
     if data_path is None or (isinstance(data_path, Mapping) and "path" not in data_path):
         return False
     is_other = True
-    with suppress(UserError), redirect_stderr(io.StringIO()):  # errors and notices come when the text is loaded
+    with (
+        suppress(UserError),
+        redirect_stderr(io.StringIO()),
+    ):  # errors and notices come when the text is loaded
         for trained in models:
             source = corpus_source(text_options(trained, data_path))
             if source[1] == trained.corpus:
@@ -353,7 +367,9 @@ def text_options(trained: TrainedModel, data_path: Any) -> FileData:
     text = file_data(run, data_path, trained.vocabulary.level)
     if text.dtype is not None or text.column is not None:
         return text
-    as_in_run = replace(text, dtype=getattr(run, "dtype", None), column=getattr(run, "column", None))
+    as_in_run = replace(
+        text, dtype=getattr(run, "dtype", None), column=getattr(run, "column", None)
+    )
     if as_in_run != text:
         with suppress(UserError), redirect_stderr(io.StringIO()):
             if corpus_source(as_in_run)[1] == trained.corpus:

@@ -70,7 +70,9 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
         values: metrics by name.
         prefix: of their names, such as `val/`.
     """
-    units = [unit for unit in ("bpc", "ppl", "bpt", "bpb", "ppl_word") if f"{prefix}{unit}" in values]
+    units = [
+        unit for unit in ("bpc", "ppl", "bpt", "bpb", "ppl_word") if f"{prefix}{unit}" in values
+    ]
     if units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]:
         return ["bpc"]
     return units
