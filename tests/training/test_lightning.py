@@ -27,4 +27,6 @@ def test_lightning_has_the_private_parts_that_are_used(part: str) -> None:
     }
     for name in NAMES[part]:
         assert hasattr(parts[part], name)
-    assert isinstance(type(trainer._logger_connector).should_update_logs, property)
+    connector = trainer._logger_connector
+    assert isinstance(type(connector).should_update_logs, property)
+    assert trainer.callback_metrics is connector._callback_metrics

@@ -354,7 +354,6 @@ def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(
 ) -> None:
     notice.cache_clear()
     options = {"max_epochs": 1, "accumulate_grad_batches": 3, "enable_checkpointing": True}
-    callbacks = [Breaks(1), OnExceptionCheckpoint(tmp_path, "broken")]
 
     class BreaksWithin(L.Callback):
         def on_train_batch_start(
@@ -364,9 +363,11 @@ def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(
                 raise RuntimeError("within")
 
     with pytest.raises(RuntimeError, match="within"):
-        make_trainer(tmp_path, **options, callbacks=[BreaksWithin(), callbacks[1]]).fit(
-            new_module(), streams()
-        )
+        make_trainer(
+            tmp_path,
+            **options,
+            callbacks=[BreaksWithin(), OnExceptionCheckpoint(tmp_path, "broken")],
+        ).fit(new_module(), streams())
     assert (
         "checkpoint within an accumulation: the gradients of 1 batches are not in it"
         in capsys.readouterr().err
