@@ -14,7 +14,7 @@ from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import Profile, Setup
 from txl_lightning.config.schemas import Config, from_plain, plain
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.models import make_model
+from txl_lightning.evaluation.models import make_model
 
 ENCODINGS = {
     "relative": "relative",

@@ -17,9 +17,9 @@ from experiments.engine.code import code_of
 from txl_lightning.application import composition, register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import Config, plain, typed
+from txl_lightning.evaluation.units import loss_unit
 from txl_lightning.job_folder import checksum, identity
 from txl_lightning.reporting import gpus, processor
-from txl_lightning.runs.metrics import loss_unit
 
 RUNS = "@runs"  # stands for the folder of all runs, which may be moved
 PATH_IN_RUNS = re.compile(rf"{RUNS}([^,\]]*)")

@@ -12,8 +12,8 @@ from experiments.engine import jobs
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import PROFILES, Setup
 from tests.fixtures import Patch
-from txl_lightning.runs import hardware
-from txl_lightning.runs.models import make_model
+from txl_lightning.evaluation import hardware
+from txl_lightning.evaluation.models import make_model
 
 FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("smoke", "gpu", "paper")]
 
