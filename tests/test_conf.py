@@ -3,7 +3,6 @@
 import re
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import CONF, Config, MemoryConfig, TableEncodingConfig
 from txl_lightning.runs.models import Model, make_model
-from txl_lightning.training.run import train
 
 register()
 ALL_EXPERIMENTS = []
@@ -101,21 +99,6 @@ def test_every_file_says_what_it_is(folder: str) -> None:
 def test_every_command_has_the_common_settings_of_hydra() -> None:
     for command in COMMANDS.values():
         assert "common" in OmegaConf.load(CONF / f"{command.config_name}.yaml").defaults
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("laptop")])
-def test_every_experiment_of_laptop_size_trains(name: str, tmp_path: Path) -> None:
-    config = composed(
-        f"experiment={name}",
-        "data.level=byte",
-        f"data.cache_dir={tmp_path}/cache",
-        "evaluation.max_segments=2",
-        "logger=none",
-        "trainer.max_steps=2",
-        "trainer.progress_bar=false",
-    )
-    assert train(config, tmp_path / "run")["steps"] == 2
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def check_config(config: Config) -> None:
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_logger(config.logger, LOGGERS)
     _check_logger_arguments(config)
+    has_weights = config.resume not in WITHOUT_PATH or config.initial_weights is not None
+    require(config.train or has_weights, "train", config.train, "needs ckpt_path=FILE, whose weights are evaluated")
     _check_sizes(config)
     _check_device(config)
 

@@ -114,7 +114,7 @@ def start_wandb(config: Config, directory: Path, n_parameters: int, resumed: Che
         "train",
         recorded,
         name=run_name(config),
-        tags=words,
+        tags=[*words, *config.tags],
         run_id=run_id,
         takes_given_id=resumed is None,
     )
