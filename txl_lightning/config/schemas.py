@@ -431,7 +431,7 @@ def typed(config: Any) -> Any:
             known = {option_of_group.name for option_of_group in fields(kind)}
             for argument in [key for key in group if key not in known]:
                 group[gathered][argument] = group.pop(argument)
-    options: Config = OmegaConf.to_object(config)
+    options: Any = OmegaConf.to_object(config)
     if options.optimizer._target_ is None:
         for argument, value in options.optimizer.arguments.items():
             raise OptionError(f"optimizer.{argument}", value, "no such option without optimizer._target_=CLASS")

@@ -13,14 +13,14 @@ from txl_lightning.errors import OptionError, require, require_memory
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
-from txl_lightning.registry import VARIABLES
+from txl_lightning.registry import VARIABLE
 
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
 LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
 SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
-OPTIONS = {**option_names(TransformerXLConfig), **{name: name for name in VARIABLES}}  # by the name in an error
+OPTIONS = {**option_names(TransformerXLConfig), VARIABLE: VARIABLE}  # by the name in an error
 
 
 def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
