@@ -15,7 +15,6 @@ from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
 from tests.training.small_run import TEXT, TINY, trained
 from txl_lightning import __version__
-from txl_lightning.cli import main
 from txl_lightning.commands import COMMANDS, register_measurement
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import LOCK, locked
@@ -188,17 +187,6 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("txl_lightning.evaluation.speed.run", run)
     done = run_txl("speed", directory=tmp_path)
     assert (done.status, done.err) == (130, "txl speed: interrupted\n")
-
-
-def test_the_command_leaves_arguments_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["txl", "evaluate", "checkpoint=missing.ckpt"]
-    monkeypatch.setattr(sys, "argv", words)
-    variables = dict(os.environ)
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert sys.argv == words
-    assert dict(os.environ) == variables
 
 
 def test_a_further_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,18 +173,6 @@ def test_large_models_follow_the_tensorflow_code(name: str) -> None:
     assert config.optimizer.min_lr == pytest.approx(min_lr)
 
 
-@pytest.mark.parametrize(("name", "profile"), list(zip(OF_THE_PAPER[::2], PROFILES, strict=False)))
-def test_an_experiment_of_the_paper_wins_over_the_profile(name: str, profile: str) -> None:
-    alone = composed(f"experiment={name}")
-    both = composed(f"experiment={name}", f"profile={profile}")
-    for group in ("model", "encoding", "memory", "data", "optimizer", "loss"):
-        assert getattr(both, group) == getattr(alone, group)
-    assert both.logger.group == alone.logger.group
-    assert both.trainer.max_steps == alone.trainer.max_steps
-    for length in ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len"):
-        assert getattr(both.evaluation, length) == getattr(alone.evaluation, length)
-
-
 def test_the_defaults_of_encoding_and_memory_are_those_of_the_architecture() -> None:
     groups = {"encoding": TableEncodingConfig(), "memory": MemoryConfig()}
     defaults = {field.name: field.default for field in fields(TransformerXLConfig)}

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -220,15 +219,3 @@ def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.M
 def test_a_path_is_quoted_for_hydra(path: str) -> None:
     (override,) = OverridesParser.create().parse_overrides([f"hydra.run.dir={quoted(path)}"])
     assert str(OmegaConf.create({"path": override.value()}).path) == path
-
-
-def test_flags_reach_the_jobs(tmp_path: Path) -> None:
-    source = Mock(provider="command-line", path="/mine")
-    hydra = Mock(runtime=Mock(config_sources=[source]), overrides=Mock(hydra=["a=1"]))
-    launcher = ProcessLauncher(1)
-    launcher.command = Mock()
-    launcher.command.name = "train"
-    launcher.config = Mock(hydra=hydra)
-    found = launcher._words(3, ["seed=1"])
-    assert found[:3] == ["train", "--config-dir", "/mine"]
-    assert found[3:] == ["a=1", "seed=1", "hydra.mode=RUN", "hydra.job.num=3", "hydra.job.id=3"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 
 from tests.in_process import refusal, run_txl, success
@@ -15,7 +14,6 @@ from tests.small_multirun import words as multirun_words
 from tests.training.small_run import TEXT, TINY, tiny_config
 from txl_lightning.config.schemas import CONF
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.loggers import make
 from txl_lightning.training.run import make_data
 
 EXPERIMENTS = []
@@ -114,13 +112,6 @@ def test_several_callbacks_are_joined_and_their_arguments_are_options(tmp_path: 
     assert list(OmegaConf.load(tmp_path / "run/config.yaml").callbacks) == ["early_stopping", "timer", "mine"]
 
 
-def test_every_callback_of_the_group_is_one_of_lightning() -> None:
-    for name in CALLBACKS:
-        content: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"callbacks/{name}.yaml"))
-        for given in content.values():
-            assert isinstance(make(given, "callbacks", Callback), Callback)
-
-
 def test_an_optimizer_of_any_class_trains_and_resumes(tmp_path: Path) -> None:
     given = ("optimizer._target_=torch.optim.SGD", "optimizer.momentum=0.9", "optimizer.lr=0.1")
     train(tmp_path, *given)
@@ -145,12 +136,6 @@ def test_a_checkpoint_is_evaluated_without_training(tmp_path: Path) -> None:
     for name in ("val/nll", "test/nll"):
         assert evaluated[name] == pytest.approx(trained[name], rel=1e-6)
     assert evaluated["weights_step"] == trained["weights_step"]
-
-
-def test_ckpt_path_resumes(tmp_path: Path) -> None:
-    train(tmp_path, "trainer.max_steps=6")
-    last = "ckpt_path=run/checkpoints/last.ckpt"
-    assert train(tmp_path, last, "trainer.max_steps=12")["steps"] == 12
 
 
 def test_a_name_of_the_task_is_a_folder(tmp_path: Path) -> None:
@@ -201,7 +186,8 @@ def test_two_processes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_longer_run_resumes_and_its_best_checkpoint_is_evaluated(tmp_path: Path) -> None:
     train(tmp_path, "trainer.max_steps=6")
-    assert train(tmp_path, "trainer.max_steps=12", "resume=auto")["steps"] == 12
+    last = "ckpt_path=run/checkpoints/last.ckpt"
+    assert train(tmp_path, "trainer.max_steps=12", last)["steps"] == 12
     best = "checkpoint=run/checkpoints/best.ckpt"
     success("evaluate", best, "hydra.run.dir=evaluated", directory=tmp_path)
     assert (tmp_path / "evaluated/evaluation.json").exists()
