@@ -46,7 +46,9 @@ def token_by_token(model: TransformerXL, window: torch.Tensor) -> float:
 def in_segments(model: TransformerXL, window: torch.Tensor, cuts: Sequence[int] = ()) -> float:
     """The loss of a window's last token, read in segments: by default of the trained length, the last one whole."""
     memory, alone = None, model.with_lengths(memory_start="empty")
-    for start, stop in pairwise(cuts or [0, *range((len(window) - 2) % TRAINED + 1, len(window), TRAINED)]):
+    for start, stop in pairwise(
+        cuts or [0, *range((len(window) - 2) % TRAINED + 1, len(window), TRAINED)]
+    ):
         nll, memory = alone.score(window[None, start:stop], window[None, stop : stop + 1], memory)
     return nll.item()
 
@@ -58,7 +60,10 @@ def at_once(model: Any, window: torch.Tensor) -> float:
 ALONE: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], float]]] = {
     "relative": (lambda: attention("relative", mem_len=0), token_by_token),
     "relative memory": (lambda: attention("relative", mem_len=4, same_length=True), token_by_token),
-    "relative zeros": (lambda: attention("relative", mem_len=5, **ZEROS, **ADAPTIVE), token_by_token),
+    "relative zeros": (
+        lambda: attention("relative", mem_len=5, **ZEROS, **ADAPTIVE),
+        token_by_token,
+    ),
     "relative clamp": (lambda: attention("relative", mem_len=4, clamp_len=3), token_by_token),
     "shaw memory": (lambda: attention("shaw", mem_len=4), token_by_token),
     "alibi": (lambda: attention("alibi", mem_len=4, clamp_len=7), token_by_token),
@@ -66,9 +71,18 @@ ALONE: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], float]]]
     "rope": (lambda: attention("rope", mem_len=4), token_by_token),
     "lstm": (lambda: tiny_model(cell="lstm", dropout=0.3), at_once),
     "qrnn": (lambda: tiny_model(cell="qrnn", dropout=0.3, **ADAPTIVE), at_once),
-    "absolute": (lambda: attention("absolute", mem_len=0), lambda model, w: at_once(model, w[-TRAINED - 1 :])),
-    "al_rfou": (lambda: attention("al_rfou", mem_len=0), lambda model, w: at_once(model, w[-TRAINED - 1 :])),
-    "absolute memory": (lambda: attention("absolute", mem_len=8, memory_start="zeros"), in_segments),
+    "absolute": (
+        lambda: attention("absolute", mem_len=0),
+        lambda model, w: at_once(model, w[-TRAINED - 1 :]),
+    ),
+    "al_rfou": (
+        lambda: attention("al_rfou", mem_len=0),
+        lambda model, w: at_once(model, w[-TRAINED - 1 :]),
+    ),
+    "absolute memory": (
+        lambda: attention("absolute", mem_len=8, memory_start="zeros"),
+        in_segments,
+    ),
 }
 GRID = [1, 2, TRAINED, 8, 13, 40]
 DOCUMENTS = attention("relative", mem_len=4, memory_reset="document")
@@ -96,7 +110,9 @@ def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPa
     whole = window_losses(reader_of(model, 90), tokens, POSITIONS, GRID)
     monkeypatch.setattr(module, "LONG_WINDOW", 10)
     monkeypatch.setattr(module, "CHUNK", 7)
-    np.testing.assert_allclose(window_losses(reader_of(model, 90), tokens, POSITIONS, GRID), whole, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(
+        window_losses(reader_of(model, 90), tokens, POSITIONS, GRID), whole, rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute", "absolute memory"])
@@ -113,7 +129,9 @@ def test_a_window_begins_no_earlier_than_its_document(kind: str) -> None:
 
 def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens() -> None:
     model = attention("relative", mem_len=0)
-    ours = window_losses(WindowReader(model, limit=10, one_pass=True), TOKENS, POSITIONS, [4, 8, 12, 16])
+    ours = window_losses(
+        WindowReader(model, limit=10, one_pass=True), TOKENS, POSITIONS, [4, 8, 12, 16]
+    )
     direct = window_losses(WindowReader(model), TOKENS, POSITIONS, [4, 8, 10, 10])
     np.testing.assert_allclose(ours, direct, rtol=0, atol=1e-12)
 
@@ -141,7 +159,9 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process alone is in /proc")
 def test_the_memory_of_a_long_window_is_bounded() -> None:
     """A window of 8,192 tokens whose scores were held at once would need 1 GiB for one matrix of the four heads."""
-    peak = subprocess.check_output([sys.executable, "-c", MEASURED.format(n=8192)], timeout=300, text=True)
+    peak = subprocess.check_output(
+        [sys.executable, "-c", MEASURED.format(n=8192)], timeout=300, text=True
+    )
     assert int(peak.split()[-1]) < 1 << 20  # KiB
 
 

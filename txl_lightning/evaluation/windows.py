@@ -74,10 +74,16 @@ class WindowReader:
         T = windows_BT.shape[1] - 1
         is_dense = len(contexts) == T + 1 - contexts[0]
         if self._is_long(T, is_dense):
-            return self._losses_of_segments(self._model_for_chunks(T), windows_BT, contexts, [*range(0, T, CHUNK), T])
+            return self._losses_of_segments(
+                self._model_for_chunks(T), windows_BT, contexts, [*range(0, T, CHUNK), T]
+            )
         size = self.segment_len or T
         edges = [0, *range((T - 1) % size + 1, T + 1, size)]
-        if len(edges) == 2 and not is_dense and isinstance(self.model, SelectiveModel | TransformerXL):
+        if (
+            len(edges) == 2
+            and not is_dense
+            and isinstance(self.model, SelectiveModel | TransformerXL)
+        ):
             return self._losses_at(windows_BT, contexts)
         return self._losses_of_segments(self.model, windows_BT, contexts, edges)
 
@@ -115,13 +121,19 @@ class WindowReader:
         parts = []
         for start, stop in pairwise(edges):
             wanted = contexts[(start < contexts) & (contexts <= stop)]
-            first = int(wanted[0]) if len(wanted) else stop  # a segment without a wanted target has one all the same
-            nll_BT, state = model.score(windows_BT[:, start:stop], targets_BT[:, first : stop + 1], state)
+            first = (
+                int(wanted[0]) if len(wanted) else stop
+            )  # a segment without a wanted target has one all the same
+            nll_BT, state = model.score(
+                windows_BT[:, start:stop], targets_BT[:, first : stop + 1], state
+            )
             parts.append(nll_BT[:, (wanted - first).tolist()])
         return torch.cat(parts, dim=1)
 
 
-def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:
+def window_reader(
+    model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None
+) -> WindowReader:
     """Return a reader that gives a model exactly c tokens of context.
 
     Attention reads the window as one segment in which every token attends to all tokens before it: equal to shorter
@@ -148,7 +160,12 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
         return WindowReader(model, one_pass=True)
     if clamp_len is None:
         clamp_len = model.config.clamp_len
-    window_lengths = {"same_length": False, "ext_len": 0, "memory_start": "empty", "clamp_len": clamp_len}
+    window_lengths = {
+        "same_length": False,
+        "ext_len": 0,
+        "memory_start": "empty",
+        "clamp_len": clamp_len,
+    }
     reads_segments = "one-pass windows" in model.cannot
     if not reads_segments and not model.config.kind.absolute:
         return WindowReader(model.with_lengths(mem_len=0, **window_lengths), one_pass=True)
@@ -177,7 +194,9 @@ class _Windows:
     targets_of: list[Integers]
 
     @classmethod
-    def for_targets(cls, begins_N: Integers, contexts_N: Integers, ends_N: Integers, one_pass: bool) -> _Windows:
+    def for_targets(
+        cls, begins_N: Integers, contexts_N: Integers, ends_N: Integers, one_pass: bool
+    ) -> _Windows:
         """Join targets with the same begin, and with the same end unless one pass serves all ends."""
         keys_N = np.stack([begins_N, np.zeros_like(ends_N) if one_pass else ends_N])
         order_N = np.lexsort(keys_N[::-1])
@@ -283,7 +302,9 @@ def window_losses(
     longest = int(visible_C.max())
     last = len(tokens) - 1
     if len(positions) and not longest <= positions.min() <= positions.max() <= last:
-        raise ValueError(f"positions must be in {longest} … {last} for a context of {longest} tokens")
+        raise ValueError(
+            f"positions must be in {longest} … {last} for a context of {longest} tokens"
+        )
     begins_CP = np.maximum(positions - visible_C[:, None], begins)
     targets = np.broadcast_to(positions, begins_CP.shape).ravel()
     losses = read_windows(reader, tokens, begins_CP.ravel(), targets, targets, progress)
