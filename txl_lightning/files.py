@@ -41,24 +41,21 @@ def not_special(path: str | Path) -> Path:
     return path
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], previous: Path | None = None) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file so that every reader, at any time, finds the old file or the new one, never a part.
 
     Args:
         path: path of the file; its folder must exist.
         write: writes the contents to the path it is given, a temporary file in the same folder with the same suffix.
-        previous: where to keep the old file, moved there once the new one is complete; None replaces it.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; it names `path`. `path` and `previous` are unchanged.
+        OSError: the disk is full or the folder is not writable; it names `path`, which is unchanged.
     """
     temporary = path.with_name(f"{PART}{uuid.uuid4().hex}-{path.name}")
     try:
         write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        if previous is not None and path.exists():
-            path.replace(previous)
         temporary.replace(path)
     except OSError as error:
         if error.errno is None:  # NumPy's

@@ -74,11 +74,6 @@ class JobFolder:
         options = self.record.get("options")
         return options if isinstance(options, dict) else {}
 
-    @property
-    def has_started(self) -> bool:
-        """Whether a training began here."""
-        return (self.path / STARTED).exists()
-
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record."""
         write_json(self.path / self.record_file, dict(record))
@@ -104,7 +99,7 @@ class JobFolder:
         """
         known = self.record
         problem = None
-        if not known and self.has_started:
+        if not known and (self.path / STARTED).exists():
             problem = "a run that is no job of this multirun"
         elif known and self.options != options:
             problem = f"another job ({difference(options, self.options)})"

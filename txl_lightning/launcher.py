@@ -148,6 +148,7 @@ class ProcessLauncher(Launcher):
                 refuse_another_text(self.root, config)
                 folder = JobFolder(choose_folder(self.root, folder.path, options, taken))
                 folder.begin(own, options)
+            words.append(self.command.resume)
         words.append(f"hydra.run.dir={quoted(str(folder.path))}")
         return MultirunJob(str(number), own, words, folder)
 
@@ -169,11 +170,8 @@ class ProcessLauncher(Launcher):
         log_file = None
         if self.max_parallel > 1:
             log_file = path / LOG
-        words = list(job.words)
-        if self.command.resume and job.folder.has_started:
-            words.append(self.command.resume)
         log.info(f"#{job.name} starts: {' '.join(job.overrides)} ({path})")
-        return start_job(words, self._variables(path), log_file)
+        return start_job(job.words, self._variables(path), log_file)
 
     def _variables(self, path: Path) -> dict[str, str]:
         """Return the environment variables of a job."""
@@ -262,11 +260,9 @@ def run_in_process(command: Command, config: DictConfig, settings: DictConfig, r
         refuse_another_text(root, config)
         folder.begin(list(settings.overrides.task), identity(config))
         if folder.value(name) is not None:
-            print(f"{folder.path} has finished before")
             return folder.value(name)
-        if folder.has_started:
-            option, _, value = command.resume.partition("=")
-            OmegaConf.update(config, option, value)
+        option, _, value = command.resume.partition("=")
+        OmegaConf.update(config, option, value)
         try:
             run(config)
         except UserError as error:

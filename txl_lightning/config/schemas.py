@@ -455,15 +455,19 @@ def plain(config: Any) -> dict[str, Any]:
 
 def stored(config: Config) -> dict[str, Any]:
     """Return the `plain` config for `config.yaml` and checkpoints: with absolute paths of the corpus, `~` kept."""
-
-    def absolute(path: Any) -> Any:
-        if isinstance(path, list):
-            return [absolute(one) for one in path]
-        return os.path.abspath(path) if isinstance(path, str) and not path.startswith("~") else path
-
     values = plain(config)
-    paths = {name: absolute(values["data"][name]) for name in ("path", "root") if name in values["data"]}
-    return {**values, "data": {**values["data"], **paths}}
+    for name in ("path", "root"):
+        if name in values["data"]:
+            values["data"][name] = _absolute(values["data"][name])
+    return values
+
+
+def _absolute(path: Any) -> Any:
+    if isinstance(path, list):
+        return [_absolute(part) for part in path]
+    if isinstance(path, str) and not path.startswith("~"):
+        return os.path.abspath(path)
+    return path
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
