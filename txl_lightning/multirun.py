@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from txl_lightning.config.schemas import typed
 from txl_lightning.errors import UserError, require
@@ -95,9 +95,10 @@ def shared_precision(root: Path, config: DictConfig) -> str | None:
         return str(known)
     from txl_lightning.runs.hardware import resolve_accelerator, resolve_precision  # imports torch
 
-    names = [str(name) for name in config if name != "hydra"]
-    options = typed(OmegaConf.masked_copy(config, names))
-    precision: str = resolve_precision(resolve_accelerator(options)).trainer.precision
+    own = config.copy()
+    with open_dict(own):
+        own.pop("hydra", None)
+    precision: str = resolve_precision(resolve_accelerator(typed(own))).trainer.precision
     root.mkdir(parents=True, exist_ok=True)
     folder.write({"trainer.precision": precision})
     return precision
