@@ -13,7 +13,7 @@ from tests.in_process import refusal, run_txl, success
 from tests.small_multirun import words as multirun_words
 from tests.training.small_run import TEXT, TINY, tiny_config
 from txl_lightning.config.schemas import CONF
-from txl_lightning.runs.storage import read_file
+from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training.run import make_data
 
 EXPERIMENTS = []

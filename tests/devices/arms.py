@@ -13,9 +13,9 @@ import torch
 from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.data.streams import Batch, part_of_streams
+from txl_lightning.evaluation.models import Model
 from txl_lightning.model import embedding
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
-from txl_lightning.runs.models import Model
 from txl_lightning.training.module import LanguageModelModule
 
 B, T = 4, 6
@@ -101,7 +101,7 @@ def prepared(
 
 
 def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:
-    """Stand in for `cluster_sizes`, which waits for the device: every cluster gets its share of the targets."""
+    """Stand in for `targets_per_cluster`, which waits for the device: every cluster gets its share of the targets."""
     n = cluster_of.numel()
     return [n - (n_clusters - 1) * (n // n_clusters), *[n // n_clusters] * (n_clusters - 1)]
 
@@ -110,5 +110,5 @@ def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:
 def unread_clusters() -> Iterator[None]:
     """Replace the one read of the adaptive softmax."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedding, "cluster_sizes", even_clusters)
+        patch.setattr(embedding, "targets_per_cluster", even_clusters)
         yield

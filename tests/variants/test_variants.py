@@ -14,9 +14,8 @@ from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning import TransformerXLConfig
 from txl_lightning.config.schemas import CONF, plain
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.models import model_class
-from txl_lightning.runs.storage import read_file
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.models import model_class
+from txl_lightning.evaluation.trained import load_trained, read_file
 from txl_lightning.training.run import train
 
 VARIANTS: dict[str, tuple[str, ...]] = {

@@ -40,7 +40,12 @@ def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
     for name, value in options.lightning.items():
         option = f"trainer.{name}"
         if name == "strategy":
-            require(value in ("auto", "ddp"), option, value, "must be auto or ddp, which trains on trainer.devices=N")
+            require(
+                value in ("auto", "ddp"),
+                option,
+                value,
+                "must be auto or ddp, which trains on trainer.devices=N",
+            )
             continue
         if name in MANAGED:
             raise OptionError(option, value, f"is decided by txl train; here: {MANAGED[name]}")
@@ -66,4 +71,6 @@ def new_trainer(arguments: dict[str, Any], options: TrainerConfig) -> L.Trainer:
         return L.Trainer(**all_arguments)
     except (MisconfigurationException, TypeError, ValueError) as error:
         given = " ".join(f"trainer.{name}={value}" for name, value in options.lightning.items())
-        raise UserError(f"{given or 'trainer'}: Lightning refuses it: {first_line(error)}") from error
+        raise UserError(
+            f"{given or 'trainer'}: Lightning refuses it: {first_line(error)}"
+        ) from error
