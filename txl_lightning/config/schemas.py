@@ -160,13 +160,12 @@ class RecallData(DataConfig):
     """Options of `data=recall`: a generated text of `n_tokens`, drawn with `text_seed`.
 
     A token repeats the one `distance` tokens before with probability `repeats`, else it is one of `symbols`; `distance`
-    may be a list. `block_len` null interleaves the distances, a number is the mean length of blocks with one each.
+    may be a list of distances that take turns.
     """
 
     distance: Any = None
     repeats: float = 0.9
     symbols: int = 8
-    block_len: float | None = None
     n_tokens: int = 400_000
     text_seed: int = 1
 

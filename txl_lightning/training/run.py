@@ -185,12 +185,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     start = Start.of(config, directory, ranks)
     resumed_config = start.resumed.config if start.resumed else None
     config = ranks.first(resolve_precision(config, resumed_config))
-    callbacks: list[Callback] = [ValidationCurve(directory)]
-    for given in config.trainer.callbacks:
-        callbacks.append(make(given, "trainer.callbacks", Callback))
-    for name, given in config.callbacks.items():
-        if given is not None:
-            callbacks.append(make(given, f"callbacks.{name}", Callback))
+    callbacks: list[Callback] = [ValidationCurve(directory), *own_callbacks(config)]
     loggers = lightning_loggers(config, directory) if ranks.rank == 0 else {}
     L.seed_everything(config.seed, verbose=False)
     data, vocabulary_given = load_data(config, ranks, start)
@@ -218,6 +213,19 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         ranks.report(f"{ended}, which is evaluated again; resume=CHECKPOINT trains on")
     ranks.report(*opening_lines(config, data.corpus, n_parameters))
     return TrainingRun(config, directory, data, module, trainer, callbacks[0], start)  # type: ignore[arg-type]
+
+
+def own_callbacks(config: Config) -> list[Callback]:
+    """Return the callbacks that a user names by their class.
+
+    Raises:
+        OptionError: one cannot be made.
+    """
+    callbacks = [make(given, "trainer.callbacks", Callback) for given in config.trainer.callbacks]
+    for name, given in config.callbacks.items():
+        if given is not None:
+            callbacks.append(make(given, f"callbacks.{name}", Callback))
+    return callbacks
 
 
 def make_callbacks(
