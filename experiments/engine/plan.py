@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import locked
 from txl_lightning.job_folder import JobFolder
-from txl_lightning.jobs import Ended, Jobs, Process
+from txl_lightning.jobs import Ended, Jobs, Process, start_job
 from txl_lightning.reporting import markdown_table
 
 MAX_DEFAULT_PARALLEL = 8
@@ -72,7 +71,7 @@ class Plan:
         where = os.path.relpath(self.setup.directory)
         return f"profile {name}: {finished}, {self.parallel} at once, into {where}"
 
-    def run(self, report: Callable[[Progress], object]) -> None:
+    def run(self, report: Callable[[], object]) -> None:
         """Run the jobs that are not finished; jobs that measure time run last, one at a time.
 
         Args:
@@ -83,30 +82,20 @@ class Plan:
             KeyboardInterrupt: raised after the running jobs have saved their state and stopped.
         """
         finished = self.finished()
-        jobs = Jobs(
-            [job for job in self.jobs if job.name not in finished],
-            self._start,
-            self._end,
-            n_slots=self.parallel,
-            done=finished,
-        )
-        progress = Progress(
-            jobs, lambda job: estimated_seconds(job, self.setup.profile), self.at_once
-        )
+        unfinished = [job for job in self.jobs if job.name not in finished]
+        jobs = Jobs(unfinished, self._start, self._end, n_slots=self.parallel, done=finished)
+        profile = self.setup.profile
+        estimates = {job.name: estimated_seconds(job, profile) for job in unfinished}
+        progress = Progress(jobs, estimates, min(self.parallel, cores()))
 
         def show() -> None:
             progress.show()
-            report(progress)
+            report()
 
         jobs.show = show
         jobs.run()
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
-
-    @property
-    def at_once(self) -> int:
-        """Jobs that really run at once."""
-        return min(self.parallel, cores())
 
     def _start(self, job: Job, slot: int) -> Process:
         folder = self.folder(job)
@@ -116,8 +105,7 @@ class Plan:
             self._write_record(job, 0.0, done=False)
         words = [*job.overrides_in(self.setup.runs), *self._options(job)]
         words.append(f"hydra.run.dir={quoted(folder.path)}")
-        command = [sys.executable, "-m", "txl_lightning.cli", job.command, *words]
-        return Process(command, {}, folder.path / LOG)
+        return start_job([job.command, *words], {}, folder.path / LOG)
 
     def _options(self, job: Job) -> list[str]:
         """Return overrides that change no number: threads, the logger, resume."""

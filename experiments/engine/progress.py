@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
 
-from experiments.engine.jobs import Job
 from txl_lightning.jobs import Jobs
 
 
@@ -16,14 +14,14 @@ class Progress:
 
     Args:
         jobs: the jobs; those that are done before the first call are not reported.
-        estimate: seconds of a job on the machine that they were estimated for.
+        estimates: seconds by job on the machine that they were estimated for.
         slots: jobs that really run at once.
     """
 
-    def __init__(self, jobs: Jobs, estimate: Callable[[Job], float], slots: int) -> None:
+    def __init__(self, jobs: Jobs, estimates: Mapping[str, float], slots: int) -> None:
         self.jobs = jobs
         self.slots = slots
-        self.estimates = {job.name: estimate(job) for job in jobs.waiting}
+        self.estimates = estimates
         self.reported: set[str] = set()
 
     def show(self) -> None:
@@ -57,14 +55,6 @@ class Progress:
             left += self.estimates[running.job.name]
             elapsed += time.monotonic() - running.process.started
         return max(0.0, pace * left - elapsed) / self.slots
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what `results.json` has under `jobs` while they run."""
-        return {
-            "time": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-            "seconds_left": round(self.seconds_left(), 1),
-            "running": [running.job.name for running in self.jobs.running],
-        }
 
 
 def clock(seconds: float) -> str:

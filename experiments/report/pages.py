@@ -46,7 +46,7 @@ def write_report(results: Results, directory: Path) -> None:
 
 
 def as_html(results: Results, page: str) -> str:
-    """Return the Markdown of a report as HTML; while jobs run it loads itself again."""
+    """Return the Markdown of a report as HTML."""
     style = Path(__file__).with_name("report.css").read_text("utf-8")
     head = [
         '<meta charset="utf-8">',
@@ -54,8 +54,6 @@ def as_html(results: Results, page: str) -> str:
         f"<title>{html_text(results['title'])}</title>",
         f"<style>{style}</style>",
     ]
-    if "running" in results["jobs"]:
-        head.append('<meta http-equiv="refresh" content="20">')
     body = MarkdownIt("commonmark").enable("table").render(page)
     lines = ["<!doctype html>", '<html lang="en"><head>', *head, "</head><body>", body]
     return "\n".join([*lines, "</body></html>", ""])
@@ -84,7 +82,10 @@ def render(results: Results, directory: Path) -> str:
     note = paragraph(results["note"], f"Columns headed paper are {quoted} {measured}")
     parts = [f"# {escape(results['title'])}", f"> {note}"]
     if not results["finished"]:
-        parts.append(f"> {_unfinished(results)}")
+        jobs = results["jobs"]
+        finished = f"{jobs['finished']} of {jobs['planned']} jobs are finished"
+        continues = f"The same command continues: {results['command']}"
+        parts.append(f"> {paragraph(f'Unfinished: {finished}.', continues)}")
     parts.append(escape(introduction(results)))
     parts.append(escape(UNITS))
     if results.get("verdicts", True):
@@ -93,16 +94,6 @@ def render(results: Results, directory: Path) -> str:
         parts += _section(section, level_of(results))
     parts += _settings(results)
     return "\n\n".join(parts) + "\n"
-
-
-def _unfinished(results: Results) -> str:
-    jobs = results["jobs"]
-    finished = f"{jobs['finished']} of {jobs['planned']} jobs are finished"
-    if "running" not in jobs:
-        return paragraph(f"Unfinished: {finished}.", f"To continue: {results['command']}")
-    left = f"Running: {finished}, about {clock(jobs['seconds_left'])} left."
-    running = ", ".join(jobs["running"])
-    return paragraph(left, f"As of {jobs['time']}: {running}. The page loads itself again.")
 
 
 def level_of(results: Results) -> str:

@@ -97,19 +97,8 @@ def test_no_text_becomes_markup(folder: Path) -> None:
 
 def test_an_unfinished_report_says_how_to_continue(tmp_path: Path) -> None:
     page = render({**COMMITTED, "finished": False}, tmp_path)
-    assert "**Unfinished: 55 of 55 jobs are finished.** To continue: make reproduce" in page
+    assert "**Unfinished: 55 of 55 jobs are finished.** The same command continues: make" in page
     assert "make reproduce has run for 51 min" in page
-
-
-def test_a_page_of_running_jobs_loads_itself_again(folder: Path) -> None:
-    jobs = {"finished": 3, "planned": 7, "time": "12:00", "seconds_left": 600, "running": ["lstm"]}
-    write_report({**COMMITTED, "finished": False, "jobs": jobs}, folder)
-    html = (folder / "report.html").read_text()
-    assert "Running: 3 of 7 jobs are finished, about 10 min left." in html
-    assert "As of 12:00: lstm." in html
-    assert 'http-equiv="refresh"' in html
-    write_report(COMMITTED, folder)
-    assert "refresh" not in (folder / "report.html").read_text()
 
 
 def test_the_introduction_says_losses_time_and_how_subwords_are_cut() -> None:

@@ -93,7 +93,7 @@ def test_an_interrupted_reproduction_says_how_it_continues(
     command = "python -m experiments.reproduce --profile=smoke"
     assert f"continues from here: {command}" in capsys.readouterr().err
     assert not read(directory)["finished"]
-    assert f"To continue: {command}" in (directory / "report.html").read_text()
+    assert f"The same command continues: {command}" in (directory / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def plan_of(folder: Path, *jobs: Job, keys: str = "key of ") -> Plan:
 
 
 def run(plan: Plan) -> None:
-    plan.run(lambda progress: None)
+    plan.run(lambda: None)
 
 
 class Pretended:
@@ -38,8 +38,7 @@ class Pretended:
     started: ClassVar[list[list[str]]] = []
     failing: ClassVar[dict[str, int]] = {}
 
-    def __init__(self, command: list[str], variables: dict[str, str], log: Path) -> None:
-        words = command[command.index("txl_lightning.cli") + 1 :]
+    def __init__(self, words: list[str], variables: dict[str, str], log: Path) -> None:
         self.status = Pretended.failing.get(log.parent.name, 0)
         Pretended.started.append(words)
         log.write_text("first line\nlast line\n")
@@ -55,7 +54,7 @@ def failing(monkeypatch: Patch) -> dict[str, int]:
     """Exit status by name of the jobs that are to fail; all processes are pretended."""
     Pretended.started = []
     Pretended.failing = {}
-    monkeypatch.setattr(module, "Process", Pretended)
+    monkeypatch.setattr(module, "start_job", Pretended)
     return Pretended.failing
 
 
