@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +142,6 @@ class Plan:
             "options": self.identities[job.name],
             "done": done,
             "seconds": round(self.seconds(job) + seconds, 2),
-            "command": shlex.join(["txl", job.command, *job.overrides]),
         }
         self.folder(job).write(record)
 
@@ -181,18 +179,18 @@ def estimated_seconds(job: Job, profile: Profile) -> float:
 
 
 def plan_table(setup: Setup, jobs: Sequence[Job]) -> str:
-    """Return every job with its sections and its estimated time, and the sum, as Markdown."""
+    """Return every job with its estimated time, and the sum, as Markdown."""
     rows = []
     total = 0.0
     for job in jobs:
         seconds = estimated_seconds(job, setup.profile)
+        total += seconds
         size = ""
         if job.command == "train":
             size = f"{tokens_read(job):,} tokens"
-        rows.append([job.name, job.command, size, ", ".join(job.sections), clock(seconds)])
-        total += seconds
+        rows.append([job.name, job.command, size, clock(seconds)])
     lines = [
-        markdown_table(["job", "txl", "size", "used by", "time"], rows),
+        markdown_table(["job", "txl", "size", "time"], rows),
         f"about {clock(total)} of one job at a time, if nothing is finished",
         f"needs: {setup.profile.needs}",
         f"into {setup.directory}",

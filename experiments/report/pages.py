@@ -91,16 +91,9 @@ def render(results: Results, directory: Path) -> str:
     if results.get("verdicts", True):
         parts += _claims(results, directory)
     for section in results["sections"]:
-        parts += _section(section, level_of(results))
+        parts += _section(section)
     parts += _settings(results)
     return "\n\n".join(parts) + "\n"
-
-
-def level_of(results: Results) -> str:
-    """Return the level of the tokens of the trainings; empty before one is finished."""
-    if not results["corpora"]:
-        return ""
-    return str(results["corpora"][0]["level"])
 
 
 def introduction(results: Results) -> str:
@@ -121,12 +114,11 @@ def introduction(results: Results) -> str:
 
 
 def time_of(results: Results) -> str:
-    """Return the wall-clock time of the whole command, and how often it was continued."""
+    """Return the wall-clock time of the whole command, and in how many calls."""
     seconds = results["seconds"]
     text = clock(seconds["wall"])
-    times = seconds.get("calls", 1) - 1
-    if times > 0:
-        text += f", stopped and continued {times} {'time' if times == 1 else 'times'},"
+    if seconds.get("calls", 1) > 1:
+        text += f" in {seconds['calls']} calls, each but the last stopped,"
     return text
 
 
@@ -172,7 +164,7 @@ def _claims(results: Results, directory: Path) -> list[str]:
     for number, claim in enumerate(results["claims"], 1):
         text = f"{claim['paper']}. {claim['difference']}"
         parts.append(paragraph(f"{number}. {claim['claim']}.", text))
-        parts.append(table(differences_table(claim, level_of(results))))
+        parts.append(table(differences_table(claim)))
         reasons = [row["untested"] for row in claim["rows"] if row.get("untested")]
         parts += [escape(f"–: {reason}") for reason in dict.fromkeys(reasons)]
     return parts
@@ -187,11 +179,13 @@ def claims_table(claims: Claims) -> TextTable:
     """Return the table with a row for each claim."""
     rows = []
     for number, claim in enumerate(claims, 1):
-        effects = [row for row in claim["rows"] if "percent" in row]
+        effects = [row for row in claim["rows"] if row.get("percent") is not None]
         effect = _span_of_percents([row["percent"] for row in effects])
         if len(effects) == 1:
             effect = _in_percent(effects[0])
-        paper = _span_of_percents([row["paper"] for row in claim["rows"] if "paper" in row])
+        paper = _span_of_percents(
+            [row["paper"] for row in claim["rows"] if row.get("paper") is not None]
+        )
         rows.append([str(number), claim["claim"], _marks(claim["rows"]), effect, paper])
     effect = "effect here (+: as claimed)"
     header = ["", "claim of the paper", "marks", effect, "effect in the paper"]
@@ -206,31 +200,31 @@ def _marks(rows: Sequence[Results]) -> str:
     return " ".join(f"{counts[sign]}{sign}" for sign in MARKS if counts[sign]) or "–"
 
 
-def differences_table(claim: Results, level: str) -> TextTable:
+def differences_table(claim: Results) -> TextTable:
     """Return the table with a row for each difference of a claim."""
     rows = []
     for row in claim["rows"]:
         percent = ""
-        if "percent" in row and row.get("unit") != "%":
+        if row.get("percent") is not None and row.get("unit") != "%":
             percent = _in_percent(row)
         paper = ""
-        if "paper" in row:
+        if row.get("paper") is not None:
             paper = _percent(row["paper"])
-        rows.append([row["title"], row["mark"], _effect(row, level), percent, paper])
+        rows.append([row["title"], row["mark"], _effect(row), percent, paper])
     effect = "effect here (+: as claimed)"
     header = ["difference", "mark", effect, "the same in percent", "paper, in percent"]
     return header, rows, [False, False, True, True, True]
 
 
-def _effect(row: Results, level: str) -> str:
+def _effect(row: Results) -> str:
     """Return an effect with its unit and interval."""
-    if "effect" not in row:
+    if row.get("effect") is None:
         return ""
     unit = row.get("unit")
     digits = {None: 3, "bpc": 3, "bpb": 3, "ppl": 2}.get(unit, 0)
     words = [decimal(row["effect"], digits, signed=True)]
     if unit:
-        words.append(unit_words(unit, level))
+        words.append(unit_words(unit))
     words.append(interval(row.get("low"), row.get("high"), digits))
     return " ".join(words).rstrip()
 
@@ -256,7 +250,7 @@ def _span_of_percents(values: Sequence[float]) -> str:
     return span([_percent(min(values)), _percent(max(values))])
 
 
-def _section(section: Results, level: str) -> list[str]:
+def _section(section: Results) -> list[str]:
     parts = [
         f"## {escape(section['title'])}",
         paragraph("Paper:", section["paper"]),
@@ -264,14 +258,14 @@ def _section(section: Results, level: str) -> list[str]:
     ]
     for one in section.get("tables", ()):
         if one["rows"]:
-            parts += [f"**{escape(one['caption'])}**", table(table_of(one, level))]
+            parts += [f"**{escape(one['caption'])}**", table(table_of(one))]
             parts += [escape(note) for note in one.get("notes", ())]
     for one in section.get("figures", ()):
         parts.append(figure(one["png"], one["caption"]))
     return parts
 
 
-def table_of(content: Results, level: str = "") -> TextTable:
+def table_of(content: Results) -> TextTable:
     """Return a table of results; a heading says title and unit, with an arrow where lower is better."""
     columns = sorted(content["columns"], key=lambda column: list(HEADINGS).index(column["of"]))
     header = []
@@ -281,7 +275,7 @@ def table_of(content: Results, level: str = "") -> TextTable:
         if unit in LOSSES and "difference" not in column["key"]:
             title += " ↓"
         if unit:
-            title += f" ({unit_words(unit, level)})"
+            title += f" ({unit_words(unit)})"
         header.append(title)
     rows = []
     for row in content["rows"].values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from experiments.claims import FINDINGS, judge
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
-from experiments.sections import Section, to_json
+from experiments.sections import Section
 from txl_lightning.errors import cores
 from txl_lightning.job_folder import JobFolder, checksum
 from txl_lightning.reporting import processor
@@ -106,8 +106,8 @@ def _commit() -> str | None:
 
 def _section(section: Section) -> dict[str, Any]:
     """Return a section with the paper's finding; its differences are under `claims`."""
-    content = to_json(section)
-    content.pop("differences", None)
+    content = asdict(section)
+    content.pop("differences")
     content["paper"] = FINDINGS[section.id]
     return content
 

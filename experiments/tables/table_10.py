@@ -39,7 +39,7 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the difference."""
     runs = runs_of(ROWS, setup)
-    evaluated = read_evaluations(runs, setup, outcomes)
+    evaluated = read_evaluations(runs, outcomes)
     in_paper = percent_of_loss(ROWS[LONGER].ppl_best, ROWS[ON].ppl_best)
     key = "recurrence_beats_longer_segments/full"
     comparisons = Comparisons(evaluated, outcomes)

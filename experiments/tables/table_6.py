@@ -59,7 +59,7 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table, the differences and the figure."""
     runs = _runs(setup)
-    evaluated = read_evaluations(runs, setup, outcomes)
+    evaluated = read_evaluations(runs, outcomes)
     return Section(
         id="table_6",
         title=TITLE,

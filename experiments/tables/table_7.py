@@ -46,7 +46,7 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the differences."""
     runs = _runs(setup)
-    evaluated = read_evaluations(runs, setup, outcomes)
+    evaluated = read_evaluations(runs, outcomes)
     corpus = next(iter(runs)).corpus
     on = replace(ON, corpus=corpus)
     off = replace(OFF, corpus=corpus)

@@ -133,10 +133,6 @@ def _captions(group: int) -> dict[str, str]:
             f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions."
         ),
         "contexts": f"Figure 4, group {group}: loss by context, all positions.",
-        "differences": (
-            f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard "
-            "error of the difference over blocks of positions."
-        ),
     }
 
 

@@ -68,7 +68,7 @@ def test_both_pages_show_every_claim_table_and_figure(folder: Path) -> None:
     assert page.tags.count("img") == markdown.count("![") == n_figures + 1
     for table in all_tables(COMMITTED):
         assert table["caption"] in page.text
-        _, rows, _ = table_of(table, "bpe")
+        _, rows, _ = table_of(table)
         for row in rows:
             assert f"| {' | '.join(row)} |" in markdown
             assert "\n".join(row) in page.text
@@ -114,7 +114,7 @@ def test_the_introduction_says_losses_time_and_how_subwords_are_cut() -> None:
     seconds = {"wall": 3600, "training": 60, "calls": 2}
     text = introduction({**COMMITTED, "corpora": [corpus], "seconds": seconds})
     assert "of book (bpe level)," in text
-    assert "took 60 min, stopped and continued 1 time, on" in text
+    assert "took 60 min in 2 calls, each but the last stopped, on" in text
 
 
 def test_the_time_is_that_of_all_calls_of_one_report(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_time_is_that_of_all_calls_of_one_report(tmp_path: Path) -> None:
 def test_every_head_says_the_unit_and_which_way_is_better() -> None:
     """The paper's columns come before ours."""
     for table in all_tables(COMMITTED):
-        header, _, is_number = table_of(table, "bpe")
+        header, _, is_number = table_of(table)
         heads = [head for head, number in zip(header, is_number, strict=True) if number]
         assert [head[:5] for head in heads] == sorted((head[:5] for head in heads), reverse=True)
         for head in heads:
@@ -155,7 +155,7 @@ def test_numbers_are_written_with_their_errors_and_bounds() -> None:
     assert cell_text({"value": 1.25, "digits": 1, "standard_error": 0.5}) == "1.2 ± 0.5"
     lengths = {"value": 192, "digits": 0, "by_seed": {"1": 128, "2": 256}}
     assert cell_text({**lengths, "at_least": True}) == "≥ 128 to 256"
-    assert unit_words("bpc", "char") == "bits a character"
+    assert unit_words("bpc") == "bits a character"
 
 
 def test_the_readme_shows_the_committed_runs() -> None:
