@@ -90,7 +90,12 @@ def parse(words: list[str] | None = None) -> Setup:
     add("--only", default=",".join(SECTIONS), help="sections to make, with commas: %(default)s")
     add("--directory", type=Path, help="default: reports/PROFILE")
     add("--parallel", type=int, help="jobs at once; default: one for each core, one on a GPU")
-    add("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
+    add(
+        "--logger",
+        choices=("wandb", "csv", "none"),
+        default="wandb",
+        help="wandb writes offline",
+    )
     add("overrides", nargs="*", help="appended to every txl train, such as data.path=…")
     options = parser.parse_intermixed_args(words)
     if options.parallel is not None and options.parallel < 1:
@@ -157,7 +162,11 @@ def plan_jobs(setup: Setup) -> list[Job]:
 
 def say(step: str) -> None:
     """Print what the command does before its first job."""
-    print(f"preparing: {step}", file=sys.stderr, flush=True)
+    print(
+        f"preparing: {step}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def run(plan: Plan, started: float) -> None:
@@ -183,7 +192,11 @@ def run(plan: Plan, started: float) -> None:
             report(plan, effort())
             last_report = time.monotonic()
 
-    print(f"report while it runs: {directory / 'report.html'}", file=sys.stderr, flush=True)
+    print(
+        f"report while it runs: {directory / 'report.html'}",
+        file=sys.stderr,
+        flush=True,
+    )
     try:
         plan.run(report_now_and_then)
     finally:
@@ -194,7 +207,12 @@ def report(plan: Plan, effort: Effort) -> None:
     """Write the report of the jobs that are finished."""
     setup = plan.setup
     finished = frozenset(plan.finished())
-    outcomes = Outcomes(setup.runs, setup.figures, tuple(plan.jobs), finished)
+    outcomes = Outcomes(
+        setup.runs,
+        setup.figures,
+        tuple(plan.jobs),
+        finished,
+    )
     sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
     write_report(assemble(plan, outcomes, sections, effort), setup.directory)
 

@@ -82,10 +82,20 @@ class Plan:
         """
         finished = self.finished()
         unfinished = [job for job in self.jobs if job.name not in finished]
-        jobs = Jobs(unfinished, self._start, self._end, n_slots=self.parallel, done=finished)
+        jobs = Jobs(
+            unfinished,
+            self._start,
+            self._end,
+            n_slots=self.parallel,
+            done=finished,
+        )
         profile = self.setup.profile
         estimates = {job.name: estimated_seconds(job, profile) for job in unfinished}
-        progress = Progress(jobs, estimates, min(self.parallel, cores()))
+        progress = Progress(
+            jobs,
+            estimates,
+            min(self.parallel, cores()),
+        )
 
         def show() -> None:
             progress.show()
@@ -104,7 +114,11 @@ class Plan:
             self._write_record(job, 0.0, done=False)
         words = [*job.overrides_in(self.setup.runs), *self._options(job)]
         words.append(f"hydra.run.dir={quoted(folder.path)}")
-        return start_job([job.command, *words], {}, folder.path / LOG)
+        return start_job(
+            [job.command, *words],
+            {},
+            folder.path / LOG,
+        )
 
     def _options(self, job: Job) -> list[str]:
         """Return overrides that change no number: threads, the logger, resume."""
@@ -129,7 +143,11 @@ class Plan:
         if ended.status is None:
             return f"{job.name} {ended.problem}"
         folder = self.folder(job)
-        self._write_record(job, ended.seconds, done=ended.status == 0)
+        self._write_record(
+            job,
+            ended.seconds,
+            done=ended.status == 0,
+        )
         if ended.status == 0:
             return None
         log = folder.path / LOG
@@ -161,7 +179,12 @@ def make_plan(setup: Setup, jobs: list[Job]) -> Plan:
     parallel = min(MAX_DEFAULT_PARALLEL, cores())
     if setup.config.trainer.accelerator == "gpu":
         parallel = 1
-    return Plan(setup, jobs, identities(jobs, checksums), setup.parallel or parallel)
+    return Plan(
+        setup,
+        jobs,
+        identities(jobs, checksums),
+        setup.parallel or parallel,
+    )
 
 
 def tokens_read(job: Job) -> int:
@@ -188,7 +211,14 @@ def plan_table(setup: Setup, jobs: Sequence[Job]) -> str:
         size = ""
         if job.command == "train":
             size = f"{tokens_read(job):,} tokens"
-        rows.append([job.name, job.command, size, clock(seconds)])
+        rows.append(
+            [
+                job.name,
+                job.command,
+                size,
+                clock(seconds),
+            ]
+        )
     lines = [
         markdown_table(["job", "txl", "size", "time"], rows),
         f"about {clock(total)} of one job at a time, if nothing is finished",

@@ -156,7 +156,11 @@ def _losses(table_6: Results, row: Results) -> str:
 
 
 def _claims(results: Results, directory: Path) -> list[str]:
-    parts = ["## What holds here", table(claims_table(results["claims"])), escape(RULE)]
+    parts = [
+        "## What holds here",
+        table(claims_table(results["claims"])),
+        escape(RULE),
+    ]
     picture = draw_effects(directory, results["claims"], name_of(results))
     if picture is not None:
         parts.append(figure(picture.png, picture.caption))
@@ -186,7 +190,15 @@ def claims_table(claims: Claims) -> TextTable:
         paper = _span_of_percents(
             [row["paper"] for row in claim["rows"] if row.get("paper") is not None]
         )
-        rows.append([str(number), claim["claim"], _marks(claim["rows"]), effect, paper])
+        rows.append(
+            [
+                str(number),
+                claim["claim"],
+                _marks(claim["rows"]),
+                effect,
+                paper,
+            ]
+        )
     effect = "effect here (+: as claimed)"
     header = ["", "claim of the paper", "marks", effect, "effect in the paper"]
     return header, rows, [True, False, False, True, True]
@@ -210,7 +222,15 @@ def differences_table(claim: Results) -> TextTable:
         paper = ""
         if row.get("paper") is not None:
             paper = _percent(row["paper"])
-        rows.append([row["title"], row["mark"], _effect(row), percent, paper])
+        rows.append(
+            [
+                row["title"],
+                row["mark"],
+                _effect(row),
+                percent,
+                paper,
+            ]
+        )
     effect = "effect here (+: as claimed)"
     header = ["difference", "mark", effect, "the same in percent", "paper, in percent"]
     return header, rows, [False, False, True, True, True]
@@ -221,11 +241,22 @@ def _effect(row: Results) -> str:
     if row.get("effect") is None:
         return ""
     unit = row.get("unit")
-    digits = {None: 3, "bpc": 3, "bpb": 3, "ppl": 2}.get(unit, 0)
+    digits = {
+        None: 3,
+        "bpc": 3,
+        "bpb": 3,
+        "ppl": 2,
+    }.get(unit, 0)
     words = [decimal(row["effect"], digits, signed=True)]
     if unit:
         words.append(unit_words(unit))
-    words.append(interval(row.get("low"), row.get("high"), digits))
+    words.append(
+        interval(
+            row.get("low"),
+            row.get("high"),
+            digits,
+        )
+    )
     return " ".join(words).rstrip()
 
 
@@ -239,7 +270,11 @@ def _percent_digits(value: float) -> int:
 
 def _in_percent(row: Results) -> str:
     value = row["percent"]
-    ends = interval(row.get("percent_low"), row.get("percent_high"), _percent_digits(value))
+    ends = interval(
+        row.get("percent_low"),
+        row.get("percent_high"),
+        _percent_digits(value),
+    )
     return f"{_percent(value)} {ends}".rstrip()
 
 

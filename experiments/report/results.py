@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,9 @@ from experiments.sections import Section
 from txl_lightning.errors import cores
 from txl_lightning.job_folder import JobFolder, checksum
 from txl_lightning.reporting import processor
+from txl_lightning.reporting.code import commit
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -84,24 +82,13 @@ def assemble(
             "platform": platform.platform(),
         },
         "versions": {name: version(name) for name in LIBRARIES},
-        "commit": _commit(),
+        "commit": commit(),
         "corpora": _corpora(trained, outcomes),
         "settings": _settings(plan, trained),
         "claims": judge(sections),
         "sections": [_section(section) for section in sections],
         "runs": {job.name: _run(job, plan, outcomes) for job in done},
     }
-
-
-@cache
-def _commit() -> str | None:
-    """Return the commit of the checkout, with `-dirty` if its files differ; None outside of one, or without git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
 
 
 def _section(section: Section) -> dict[str, Any]:

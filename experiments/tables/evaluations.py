@@ -85,7 +85,13 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
         if arm.corpus:  # lines in random order hold nothing that longer attention could find
             lengths = [composed(run.overrides).data.segment_len]
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
-    return Job(f"{run.name}{ENDING}", "evaluate", tuple(words), run.arm, needs=(run.name,))
+    return Job(
+        f"{run.name}{ENDING}",
+        "evaluate",
+        tuple(words),
+        run.arm,
+        needs=(run.name,),
+    )
 
 
 def runs_of(arms: Iterable[Arm], setup: Setup) -> Runs:
@@ -131,7 +137,13 @@ def _evaluations_of(runs: Sequence[Job], outcomes: Outcomes) -> list[Evaluation]
         if {run.name, name} <= outcomes.finished:
             folder = outcomes.runs / name
             content = json.loads((folder / "evaluation.json").read_text())
-            evaluations.append(Evaluation(run.seed or 0, folder, content))
+            evaluations.append(
+                Evaluation(
+                    run.seed or 0,
+                    folder,
+                    content,
+                )
+            )
     return evaluations
 
 

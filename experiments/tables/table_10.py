@@ -27,7 +27,14 @@ from experiments.tables.evaluations import (
 )
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
-ROWS = {Arm(row.recurrence, loss=row.loss, longer=not row.recurrence): row for row in TABLE_10}
+ROWS = {
+    Arm(
+        row.recurrence,
+        loss=row.loss,
+        longer=not row.recurrence,
+    ): row
+    for row in TABLE_10
+}
 LONGER = Arm(recurrence=False, longer=True)
 
 

@@ -70,11 +70,34 @@ def test_every_presentation_path_of_the_package_exists() -> None:
 def test_a_line_for_each_start_and_end_has_the_time_left_at_the_pace_so_far(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    a, b, c = (Job(name, "train", (), "x") for name in "abc")
-    jobs: Any = Jobs([a, b, c], Mock(), Mock())
-    progress = Progress(jobs, dict.fromkeys("abc", 60.0), slots=2)
+    a, b, c = (
+        Job(
+            name,
+            "train",
+            (),
+            "x",
+        )
+        for name in "abc"
+    )
+    jobs: Any = Jobs(
+        [a, b, c],
+        Mock(),
+        Mock(),
+    )
+    progress = Progress(
+        jobs,
+        dict.fromkeys("abc", 60.0),
+        slots=2,
+    )
     jobs.waiting = [c]
-    jobs.running = [Running(job, Mock(started=time.monotonic()), 0) for job in (a, b)]
+    jobs.running = [
+        Running(
+            job,
+            Mock(started=time.monotonic()),
+            0,
+        )
+        for job in (a, b)
+    ]
     progress.show()
     progress.show()
     jobs.running.pop(0)
