@@ -58,7 +58,7 @@ def compared(setup: Setup, starts: dict[Arm, int]) -> Comparisons:
         tuple(jobs),
         done,
     )
-    return Comparisons(read_evaluations(runs, setup, outcomes), outcomes)
+    return Comparisons(read_evaluations(runs, outcomes), outcomes)
 
 
 def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> None:
