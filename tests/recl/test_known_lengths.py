@@ -13,9 +13,9 @@ from tests.alone import printed
 from tests.docs.pages import ROOT
 from tests.recl.small_recl import recl
 from txl_lightning.data.recall import Recall
-from txl_lightning.evaluation.windows import WindowReader, window_losses
 from txl_lightning.recl.effective_context import relative_effective_context_lengths
 from txl_lightning.recl.positions import position_blocks
+from txl_lightning.recl.windows import WindowReader, window_losses
 
 GRID = range(
     8, 144, 15

@@ -49,16 +49,15 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -
     assert rows[1]["bpb"] == pytest.approx([nll / math.log(2) for nll in rows[1]["nll"]])
     for r, found in expected.recl.items():
         assert (rows[1]["recl"][str(r)]["value"], rows[1]["recl"][str(r)]["at_least"]) == (found.value, found.at_least)
-    assert rows[1]["share_of_gain"] == pytest.approx(expected.gains["share_of_gain"], abs=1e-3)
+    assert rows[1]["within_1_percent"] == expected.within_1_percent
     logged = [row for row in logged_rows(tmp_path / "run/csv") if "context/bpb/24" in row]
     assert [(row["step"], float(row["tokens"])) for row in logged] == [("6", 192), ("12", 384)]
     for row, measured in zip(logged, rows, strict=True):
         shown = {f"context/bpb/{c}": bpb for c, bpb in zip(CONTEXTS, measured["bpb"], strict=True)}
-        shown |= {f"context/doublings/{doubling['from']}": doubling["bits"] for doubling in measured["doublings"]}
         for r, found in measured["recl"].items():
             shown |= {f"recl/{r}": found["value"], f"recl/{r}/guarded": found["guarded"]}
         shown["context/within_1_percent"] = measured["within_1_percent"]
-        assert len(shown) > 16
+        assert len(shown) > 12
         assert {name: float(row[name]) for name in shown} == pytest.approx(shown)
     (axes,) = figures["context_curve.png"].axes
     drawn = {f"{c} tokens": [row["bpb"][i] for row in rows] for i, c in enumerate(CONTEXTS)}
