@@ -36,10 +36,16 @@ def checked(member: Member, text: TokenizedText, contexts: Sequence[int]) -> Mem
     reader = member.reader
     tried_C = _tried_contexts(reader, contexts)
     longest = int(tried_C[-1])
-    last_begin = len(text.tokens) - 1 - longest
-    begins = np.linspace(0, last_begin, N_BEGINS, dtype=np.int64)
+    last = len(text.tokens) - 1
+    begins = np.linspace(
+        0,
+        last - longest,
+        N_BEGINS,
+        dtype=np.int64,
+    )
     begins_N = np.repeat(begins, len(tried_C))
-    targets_N = begins_N + np.tile(tried_C, N_BEGINS)
+    contexts_N = np.tile(tried_C, N_BEGINS)
+    targets_N = begins_N + contexts_N
     with foreign_errors(member.reference, f"cannot read {longest} tokens"):
         direct = replace(reader, one_pass=False)
         losses = read_windows(reader, text.tokens, begins_N, targets_N)

@@ -32,9 +32,11 @@ class LossFunction:
         self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
     ) -> tuple[Tensor, None]:
         """Return the losses of the targets; the first tokens are context if targets are fewer."""
-        window_BT = torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1)
+        last_BT = targets_BT[:, -1:]
+        window_BT = torch.cat([tokens_BT, last_BT], dim=1)
         nll_BT = torch.as_tensor(self.function(window_BT))
-        return nll_BT[:, -targets_BT.shape[1] :], state
+        n_targets = targets_BT.shape[1]
+        return nll_BT[:, -n_targets:], state
 
 
 def compare(

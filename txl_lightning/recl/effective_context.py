@@ -349,12 +349,14 @@ def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Arra
         size_S: positions in T, in each sample.
         counts_SP: count of each position in each sample.
     """
-    is_first = np.concatenate([[True], sorted_P[1:] != sorted_P[:-1]])
+    is_lower = sorted_P[1:] != sorted_P[:-1]
+    is_first = np.concatenate([[True], is_lower])
     totals = np.add.reduceat(counts_SP, np.flatnonzero(is_first), axis=1)
     earlier = np.cumsum(totals, axis=1) - totals
     taken = np.clip(size_S[:, None] - earlier, 0, totals)
     shares = taken / np.maximum(totals, 1)
-    weights_SP: Array = counts_SP * shares[:, np.cumsum(is_first) - 1]
+    number_P = np.cumsum(is_first) - 1
+    weights_SP: Array = counts_SP * shares[:, number_P]
     return weights_SP
 
 

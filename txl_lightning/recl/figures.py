@@ -127,7 +127,8 @@ def _differences(results: Entries, styles: Entries) -> Axes:
     axes = _axes(results, len(results["contexts"]))
     axes.set_ylabel("difference of the loss (nats)")
     axes.set_title(f"Loss minus the loss of {plain_text(first)} (± standard error)")
-    axes.axhline(0, label=plain_text(f"{first} (zero)"), color=styles[first]["color"])
+    color = styles[first]["color"]
+    axes.axhline(0, label=plain_text(f"{first} (zero)"), color=color)
     for difference in results["differences"]:
         if difference["model"] == first:
             nll = np.negative(difference["nll"])

@@ -66,7 +66,8 @@ class HuggingFaceModel(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
         T = tokens_BT.shape[1]
-        places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
+        first = T - targets_BT.shape[1]
+        places_C = torch.arange(first, T, device=tokens_BT.device)
         return self.losses_at(tokens_BT, targets_BT, places_C), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:

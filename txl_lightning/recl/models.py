@@ -57,7 +57,8 @@ class TokenizedText:
 
     def document_begins(self, positions: Integers) -> Integers:
         """Return the first token of the document of the token before each position."""
-        document_P = np.searchsorted(self.documents, positions - 1, side="right") - 1
+        last_read = positions - 1
+        document_P = np.searchsorted(self.documents, last_read, side="right") - 1
         return self.documents[document_P]
 
     def has_tokens_of(self, other: TokenizedText) -> bool:

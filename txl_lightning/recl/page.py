@@ -38,17 +38,20 @@ def page(
         spell: returns the text of every token from one position to before another.
     """
     contexts = results["contexts"]
-    n_shown = max(2, min(len(contexts), MOST_VALUES // len(losses)))
-    shown_C = np.linspace(0, len(contexts) - 1, n_shown).astype(int)
+    last = len(contexts) - 1
+    n_shown = min(len(contexts), MOST_VALUES // len(losses))
+    shown_C = np.linspace(0, last, max(2, n_shown)).astype(int)
     nll_ICP = np.stack([*losses.values()])[:, shown_C]
-    hundredths_ICP = np.rint(100 * nll_ICP / np.log(2)).astype(int)  # of bits
+    bits_ICP = nll_ICP / np.log(2)
+    hundredths_ICP = np.rint(100 * bits_ICP).astype(int)
     passages = []
     size = 0
     for block in np.unique(blocks):
         places = np.flatnonzero(blocks == block)
         for start in range(0, len(places), PASSAGE):
             of_passage = places[start : start + PASSAGE]
-            passage = _passage(positions[of_passage], hundredths_ICP[:, :, of_passage], spell)
+            hundredths = hundredths_ICP[:, :, of_passage]
+            passage = _passage(positions[of_passage], hundredths, spell)
             size += len(_encode(passage).encode())
             passages.append(passage)
     n_passages = len(passages)
@@ -62,7 +65,8 @@ def page(
         "n_passages": n_passages,
         "passages": chosen,
     }
-    return TEMPLATE.read_text("utf-8").replace("$data", _encode(data), 1)
+    template = TEMPLATE.read_text("utf-8")
+    return template.replace("$data", _encode(data), 1)
 
 
 def _encode(value: Any) -> str:
@@ -85,6 +89,7 @@ def _passage(
         before = "".join(texts[end - start : t - start])
         if before:
             items.append(before)
-        items.append([texts[t - start], t, hundredths_ICP[:, :, p].tolist()])
+        hundredths = hundredths_ICP[:, :, p].tolist()
+        items.append([texts[t - start], t, hundredths])
         end = t + 1
     return items

@@ -45,29 +45,36 @@ def position_blocks(
     """
     max_context = contexts[-1]
     available = n_tokens - max_context
-    allowed = f"must be below the {n_tokens} tokens of the split"
-    require(available > 0, "max_context", max_context, allowed)
-    allowed = f"must be in 1 … {available}, the positions with {max_context} tokens before them"
-    require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
+    require(
+        available > 0,
+        "max_context",
+        max_context,
+        f"must be below the {n_tokens} tokens of the split",
+    )
+    require(
+        1 <= n_positions <= available,
+        "n_positions",
+        n_positions,
+        f"must be in 1 … {available}, the positions with {max_context} tokens before them",
+    )
 
     step = int(np.diff(contexts).min())
     rasters = _ceil_divide(n_positions * step, available)
-    n_blocks = max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts) * rasters))
+    width = WIDTH * len(contexts) * rasters
+    n_blocks = max(FEWEST_BLOCKS, n_positions // width)
     n_blocks = min(n_positions, n_blocks)
     edges, sizes = _stretches(n_tokens, n_positions, n_blocks, max_context, step)
     generator = np.random.default_rng(seed)
     positions = []
-    for size, start, end in zip(
-        sizes,
-        edges,
-        edges[1:],
-        strict=False,
-    ):
+    for number, size in enumerate(sizes):
+        start = edges[number]
+        end = edges[number + 1]
         offsets = _offsets(size, end - start, step)
         block = end - offsets[::-1]
         if seed is not None and size > 0:
             earliest = max(max_context, start + 1)
-            block -= generator.integers(block[0] - earliest + 1)
+            room = block[0] - earliest
+            block -= generator.integers(room + 1)
         positions.append(block)
     is_block = np.array(sizes) > 0
     numbers = np.cumsum(is_block) - 1
@@ -86,9 +93,11 @@ def _stretches(
     first = 0
     if last // n_blocks < max_context + longest_block:
         first = max_context - 1
-    lengths = np.arange(n_blocks + 1) * (last - first) // n_blocks
-    before = _ceil_divide(lengths * n_positions, last - first)
-    return (first + lengths).tolist(), np.diff(before).tolist()
+    room = last - first
+    lengths = np.arange(n_blocks + 1) * room // n_blocks
+    edges = first + lengths
+    positions_before = _ceil_divide(lengths * n_positions, room)
+    return edges.tolist(), np.diff(positions_before).tolist()
 
 
 def _offsets(size: int, length: int, step: int) -> Integers:
@@ -98,7 +107,8 @@ def _offsets(size: int, length: int, step: int) -> Integers:
     firsts = np.arange(rasters) * step // rasters
     multiples = np.arange(0, length, step)
     offsets = np.add.outer(firsts, multiples).ravel()
-    return np.sort(offsets[offsets < length][:size])
+    offsets = offsets[offsets < length]
+    return np.sort(offsets[:size])
 
 
 def _ceil_divide(numerator: Any, denominator: int) -> Any:

@@ -41,7 +41,12 @@ def group_text(
     if not runs:
         name, checksum, content = _text_file(options.data_path, split)
         texts = {member.name: member.tokenize(content) for member in members}
-        facts = {"name": name, "sha256": checksum, "level": texts[members[0].name].level}
+        level = texts[members[0].name].level
+        facts = {
+            "name": name,
+            "sha256": checksum,
+            "level": level,
+        }
     else:
         corpora = [_corpus(member, options.data_path, split) for member in runs]
         texts = _text_of_runs(runs, corpora, split, options.documents == "respect")
@@ -50,14 +55,17 @@ def group_text(
         if foreign:
             content = _content(corpora[0], split)
         for member in foreign:
-            texts[member.name] = replace(member.tokenize(content), documents=documents)
+            text = member.tokenize(content)
+            texts[member.name] = replace(text, documents=documents)
     first = members[0]
+    first_text = texts[first.name]
     for member in foreign:
         allowed = (
             f"has another tokenizer than {first.reference}: "
             "RECL compares models that read the same tokens; measure it alone"
         )
-        member.require(texts[member.name].has_tokens_of(texts[first.name]), allowed)
+        same_tokens = texts[member.name].has_tokens_of(first_text)
+        member.require(same_tokens, allowed)
     return facts, texts
 
 
@@ -79,7 +87,8 @@ def _text_of_runs(
     """
     first = corpora[0]
     first_tokens = without_marks(first.splits[split])
-    documents = np.asarray(max((corpus.documents[split] for corpus in corpora), key=len))
+    documents_of = [np.asarray(corpus.documents[split]) for corpus in corpora]
+    documents = max(documents_of, key=len)
     if not respects_documents:
         documents = documents[:1]
     texts = {}
@@ -115,7 +124,8 @@ def _text_file(path: Any, split: str) -> tuple[str, str, bytes]:
     allowed = "must be a text file: no checkpoint brings a corpus"
     require(path is not None, "data_path", path, allowed)
     try:
-        name, checksum, content = split_bytes(file_data(DataConfig(), path, "byte"), split)
+        data = file_data(DataConfig(), path, "byte")
+        name, checksum, content = split_bytes(data, split)
     except OptionError as error:
         raise OptionError("data_path", path, error.allowed) from error
     text = content.decode("utf-8", errors="surrogateescape").strip(BYTES)
