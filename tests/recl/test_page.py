@@ -51,7 +51,7 @@ def drawn(n: int, contexts: list[int], models: int = 1) -> tuple[str, dict[str, 
     for i in range(models):
         losses[f"<model {i}>"] = 9 * np.random.default_rng(i).random((len(contexts), n))
     positions = np.arange(n) + contexts[-1]
-    blocks = np.arange(n) // 700
+    blocks = np.arange(n) // min(700, n // 2)
     results = group_results(losses, contexts, positions, blocks, "ppl", bootstrap=0)
     results["split"] = "whole"
     results["corpus"] = {"name": "<corpus>", "level": "token"}
@@ -156,7 +156,7 @@ def test_a_token_in_focus_shows_its_curve(shown_in_chromium: Shown) -> None:
     assert f"{before:.2f} → {after:.2f} bits" in card
     assert card.count("<circle") == 2 * len(CONTEXTS)
     assert shown.count('<section class="passage"') == 2
-    assert "&lt;corpus&gt;, whole: 90 positions in 1 blocks." in shown
+    assert "&lt;corpus&gt;, whole: 90 positions in 2 blocks." in shown
     assert "90 of 90 scored tokens, in 2 of 2 passages spread over the text." in shown
     assert "⟨U+202E⟩abc" in shown
     assert "\u202e" not in shown

@@ -233,7 +233,7 @@ def _length(
     Whether the gains of the first sample, the text itself, did not end on the grid stands behind
     the value, and whether those of a sample at the higher end did not end, behind that end.
     """
-    never_S = ~ends_SC.any(axis=1)
+    never_S: Booleans = np.logical_not(ends_SC.any(axis=1))
     first_S = ends_SC.argmax(axis=1)
     first_S[never_S] = len(contexts) - 1
     value_S = np.array(contexts)[first_S]

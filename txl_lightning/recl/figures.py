@@ -50,7 +50,8 @@ def draw_figures(results: Entries, directory: Path) -> None:
 
 
 def _save(axes: Axes, stem: Path) -> None:
-    save_with_legend(axes.figure, axes, stem)
+    figure: Any = axes.figure
+    save_with_legend(figure, axes, stem)
 
 
 def _axes(results: Entries, n_contexts: int) -> Axes:

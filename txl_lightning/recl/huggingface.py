@@ -242,6 +242,7 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
         return [tokenizer.bos_token_id]
     with_special = tokenizer("a b")["input_ids"]
     without_special = tokenizer("a b", add_special_tokens=False)["input_ids"]
+    require(len(without_special) > 0, MODELS, reference, NO_TOKENIZER)
     return list(with_special[: with_special.index(without_special[0])])
 
 
