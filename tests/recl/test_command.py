@@ -21,13 +21,11 @@ from tests.recl.lagging_model import LAGGING, LAGGING_PAIRS
 from tests.recl.small_recl import recl
 from tests.recl.test_check import Scored
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.data.published_corpora import PUBLISHED
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import UserError
 from txl_lightning.recl import command
 from txl_lightning.recl.group import model_names
 from txl_lightning.recl.options import ReclOptions
-from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import load_trained, read_checkpoint
+from txl_lightning.runs.trained import load_trained
 
 
 def values(result: dict[str, Any], field: str) -> list[Any]:
@@ -162,36 +160,12 @@ def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(
     assert values(result, "name") == [f"{tmp_path.name}/step{n}" for n in (2, 9, 10)]
 
 
-REFERENCES = [
-    (["/a/ours/checkpoints/best.ckpt", "/a/theirs/checkpoints/best.ckpt"], ["ours", "theirs"]),
-    (
-        ["/a/ours/checkpoints/best.ckpt", "/a/ours/checkpoints/last.ckpt"],
-        ["ours/best", "ours/last"],
-    ),
-    (["hf:gpt2", "hf:EleutherAI/pythia-70m", "py:a.b"], ["gpt2", "pythia-70m", "a.b"]),
-    (["hf:a/ours", "hf:b/ours"], ["hf:a/ours", "hf:b/ours"]),
-]
-
-
-@pytest.mark.parametrize(("references", "names"), REFERENCES)
-def test_models_are_named_after_their_directories_or_references(
-    references: list[str], names: list[str]
-) -> None:
-    assert model_names(references) == names
-
-
-def test_models_with_other_sentence_marks_are_refused(
-    runs: SmallRuns, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.setitem(PUBLISHED, "lm1b", {})  # of another size
-    sentences = runs.checkpoint("sentences")
-    other = read_checkpoint(sentences).contents
-    other["txl_lightning"]["config"]["data"]["sentence_marks"] = "start"
-    path = tmp_path / "other.ckpt"
-    write_checkpoint(other, path)
-    words = "checkpoints=.*other.ckpt: reads another text than .*sentence_marks"
-    with pytest.raises(OptionError, match=words):
-        recl(tmp_path / "both", sentences, str(path))
+def test_models_are_named_after_their_directories_or_references() -> None:
+    ours = "/a/ours/checkpoints/best.ckpt"
+    assert model_names([ours, "/a/theirs/checkpoints/best.ckpt"]) == ["ours", "theirs"]
+    assert model_names([ours, "/a/ours/checkpoints/last.ckpt"]) == ["ours/best", "ours/last"]
+    assert model_names(["hf:gpt2", "hf:a/pythia", "py:a.b"]) == ["gpt2", "pythia", "a.b"]
+    assert model_names(["hf:a/ours", "hf:b/ours"]) == ["hf:a/ours", "hf:b/ours"]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
