@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["*.md", "docs/*.md", "docs/*.json", "sweeps/README.md", "tests/README.md"]
+PAGES = ["*.md", "docs/*.md", "docs/*.json", "docs/upstream/README.md", "sweeps/README.md", "tests/README.md"]
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 PICTURE = re.compile(r'(?<=src=")[^"]+')
 

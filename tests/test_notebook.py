@@ -59,6 +59,20 @@ def test_the_stored_results_are_of_a_whole_run() -> None:
 
 
 @pytest.mark.slow
+def test_the_cells_run_with_a_short_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    source = NOTEBOOK.read_text("utf-8")
+    notebook = tmp_path / "examples" / NOTEBOOK.name
+    notebook.parent.mkdir()
+    notebook.write_text(source.replace("STEPS = 400", "STEPS = 24"), "utf-8")
+
+    fresh = run_notebook(notebook)
+
+    assert kinds_of_output(fresh) == kinds_of_output(read_stored())
+
+
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_the_notebook_runs_and_gives_its_stored_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

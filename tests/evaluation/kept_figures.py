@@ -31,7 +31,11 @@ def kept_figures() -> Iterator[Figures]:
 def curves(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
     """Return x and y of the labelled lines."""
     lines = {str(line.get_label()): line.get_data() for line in axes.get_lines()}
-    return {name: tuple(np.asarray(x).tolist() for x in xy) for name, xy in lines.items() if name[:6] != "_child"}
+    return {
+        name: tuple(np.asarray(x).tolist() for x in xy)
+        for name, xy in lines.items()
+        if name[:6] != "_child"
+    }
 
 
 def bands(axes: Axes) -> list[tuple[list[float], list[float]]]:

@@ -14,7 +14,7 @@ BLOCK_LEN = 20
 
 def result(runs: SmallRuns, kind: str, directory: Path, **options: Any) -> dict[str, Any]:
     """Return `evaluation.json`; scores the test split unless `options` has others."""
-    options = {"splits": ["test"], **options}
+    options.setdefault("splits", ["test"])
     return evaluated(runs.checkpoint(kind), directory, block_len=BLOCK_LEN, **options)
 
 
@@ -30,6 +30,7 @@ def by_blocks(nll: np.ndarray, positions: np.ndarray, length: int = BLOCK_LEN) -
     deviations_P = nll.astype(float) - nll.mean(dtype=float)
     squares = []
     for block in np.unique(blocks):
-        squares.append(float(deviations_P[blocks == block].sum()) ** 2)
+        in_block = deviations_P[blocks == block]
+        squares.append(float(in_block.sum()) ** 2)
     U = len(squares)
     return math.sqrt(U / (U - 1) * sum(squares)) / len(nll), U

@@ -19,11 +19,17 @@ def split_of(command: str, runs: SmallRuns, directory: Path, chosen: dict[str, A
         return written(runs, "relative", directory, **chosen)[0]["split"]
     if command == "recl":
         return recl(directory, runs.checkpoint("relative"), **chosen)["split"]
-    return generated(options(runs, "relative", context=5, position=0, **chosen), directory)["prompt"]["split"]
+    return generated(options(runs, "relative", context=5, position=0, **chosen), directory)[
+        "prompt"
+    ]["split"]
 
 
-@pytest.mark.parametrize(("command", "own"), [("attention", "valid"), ("recl", "test"), ("generate", "test")])
-def test_another_text_is_whole_a_moved_one_has_splits(runs: SmallRuns, tmp_path: Path, command: str, own: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "own"), [("attention", "valid"), ("recl", "test"), ("generate", "test")]
+)
+def test_another_text_is_whole_a_moved_one_has_splits(
+    runs: SmallRuns, tmp_path: Path, command: str, own: str
+) -> None:
     runs.checkpoint("relative")
     (tmp_path / "moved.txt").write_bytes((runs.folder / "text.txt").read_bytes())
     (tmp_path / "other.txt").write_text(LINES)

@@ -1,37 +1,161 @@
-"""txl attention: every cell, picture and value that it writes, and what it refuses."""
+"""txl attention: averages against every query taken alone, the files and figures, what it refuses."""
 
 import json
-import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.evaluation.kept_figures import Figures
 from tests.evaluation.small_runs import SmallRuns
+from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.streams import Streams
-from txl_lightning.evaluation.attention import attention_maps, farthest_heads, run, text_attention
-from txl_lightning.evaluation.attention_figures import most_attended
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.attention import (
+    attention_inputs,
+    attention_maps,
+    farthest_heads,
+    run,
+    text_attention,
+)
+from txl_lightning.evaluation.attention_figures import most_attended, printable
 from txl_lightning.evaluation.options import AttentionOptions
+from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.trained import load_trained
 
+SEGMENT_LEN = 3
+MOST_DISTANCES = 20
+KINDS: dict[str, dict[str, Any]] = {
+    "relative": {},
+    "same length": {"same_length": True},
+    "zeros at the start": {"memory_start": "zeros", "same_length": True},
+    "shaw, untied, pre-norm": {"encoding": "shaw", "table_len": 5, "pre_norm": True},
+    "absolute": {"encoding": "absolute"},
+    "no (d)": {"terms": "abc"},
+}
 
-def written(runs: SmallRuns, kind: str, directory: Path, **given: Any) -> tuple[dict[str, Any], list[str]]:
+
+class DirectAverages:
+    """Attention of every head, query by query.
+
+    Attributes:
+        by_distance: of each head, attention of every counted query by distance.
+        in_memory: of each head, attention of every counted query on the memory.
+    """
+
+    def __init__(self, model: TransformerXL, streams: Streams, terms: str | None) -> None:
+        self.by_distance: dict[tuple[int, int], list[np.ndarray]] = {}
+        self.in_memory: dict[tuple[int, int], list[float]] = {}
+        mem_len = model.config.mem_len
+        self.reach = model.config.attention_len or mem_len + 1
+        memory = None
+        n_read = 0
+        for index in range(len(streams)):
+            recorded, memory = attention_inputs(model, streams[index].tokens, memory)
+            for layer, (attention, inputs) in enumerate(recorded):
+                weights_HBTK = attention.logits(*inputs, terms).softmax(-1).numpy()
+                n_memory = inputs.memory_BMD.shape[1]
+                H, B, T, _ = weights_HBTK.shape
+                for head, stream, query in product(range(H), range(B), range(T)):
+                    if min(n_read, mem_len) + query + 1 >= self.reach:
+                        self.add((layer, head), weights_HBTK[head, stream, query], n_memory, query)
+            n_read += SEGMENT_LEN
+
+    def add(self, head: tuple[int, int], weights_K: np.ndarray, n_memory: int, query: int) -> None:
+        distances = np.zeros(MOST_DISTANCES)
+        for key in range(n_memory + query + 1):
+            distances[n_memory + query - key] = weights_K[key]
+        self.by_distance.setdefault(head, []).append(distances)
+        self.in_memory.setdefault(head, []).append(float(weights_K[:n_memory].sum()))
+
+    def rows(self) -> list[np.ndarray]:
+        rows = []
+        for head in sorted(self.by_distance):
+            near = np.mean(self.by_distance[head], axis=0)[: self.reach]
+            rows.append(near / near.sum())
+        return rows
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_streaming_sums_are_the_direct_average(kind: str) -> None:
+    model = tiny_model(**{"mem_len": 4, **KINDS[kind]})
+    streams = Streams(random_stream(1, 29)[0].numpy(), 2, SEGMENT_LEN)
+    maps = attention_maps(model, streams)
+    terms = [term for term in "abd" if term in model.config.active_terms]
+    assert list(maps.by_distance) == ["all", *terms]
+    for term in terms:
+        expected = DirectAverages(model, streams, term)
+        np.testing.assert_allclose(maps.by_distance[term], expected.rows(), rtol=0, atol=1e-12)
+    expected = DirectAverages(model, streams, None)
+    np.testing.assert_allclose(maps.by_distance["all"], expected.rows(), rtol=0, atol=1e-12)
+    for row, head in enumerate(sorted(expected.by_distance)):
+        queries = np.array(expected.by_distance[head])
+        assert maps.queries == len(queries)
+        entropies = -(queries * np.log2(np.where(queries > 0, queries, 1))).sum(axis=1)
+        distances = queries @ np.arange(MOST_DISTANCES)
+        in_memory = np.mean(expected.in_memory[head])
+        assert maps.averages["entropy_bits"][row] == pytest.approx(entropies.mean(), abs=1e-12)
+        assert maps.averages["mean_distance"][row] == pytest.approx(distances.mean(), abs=1e-12)
+        assert maps.averages["in_memory"][row] == pytest.approx(in_memory, abs=1e-12)
+
+
+def test_queries_near_the_start_of_their_document_do_not_count() -> None:
+    """Streams of 13 targets. With a memory of 4 a query sees 5 keys from the fifth token of its document on."""
+    tokens = random_stream(1, 2 * 14)[0].numpy()
+    for start in (6, 14 + 1, 14 + 11):
+        tokens[start] = ~tokens[start]
+    model = tiny_model(mem_len=4, memory_reset="document")
+    maps = attention_maps(model, Streams(tokens, 2, SEGMENT_LEN))
+    assert maps.queries == (2 + 3) + (0 + 6 + 0)
+    assert maps.by_distance["all"][:, :5].min() > 0
+    tokens[1::2] = ~np.abs(tokens[1::2])
+    with pytest.raises(OptionError, match="mem_len=4: must be shorter: no query sees 5 keys"):
+        attention_maps(model, Streams(tokens, 2, SEGMENT_LEN))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("same_length", [False, True])
+def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(same_length: bool) -> None:
+    """The stream is cut so that one of its segments is the piece: targets 37 … 40, queries 36 … 39."""
+    model = tiny_model(mem_len=6, same_length=same_length)
+    stream = random_stream(1, 60)
+    letters = Vocabulary("char", tuple("abcdefghijk"))
+    corpus = Corpus("text", {"test": stream[0].numpy()}, letters, "")
+    piece = text_attention(model, corpus, "test", 37, 4)
+    assert "".join(piece.context) == letters.decode(stream[0, 30:36])
+    assert "".join(piece.targets) == letters.decode(stream[0, 37:41])
+    memory = None
+    for start in range(0, 36, 4):
+        _, memory = model(stream[:, start : start + 4], memory)
+    recorded, _ = attention_inputs(model, stream[:, 36:40], memory)
+    assert len(piece.weights) == model.config.n_layer * model.config.n_head
+    for head, weights_QC in piece.weights.items():
+        layer, number = head.split(":")
+        attention, inputs = recorded[int(layer) - 1]
+        expected_TK = attention.logits(*inputs)[int(number) - 1, 0].softmax(-1)
+        np.testing.assert_allclose(weights_QC, expected_TK[:, :6], rtol=0, atol=1e-12)
+
+
+def written(
+    runs: SmallRuns, kind: str, directory: Path, **given: Any
+) -> tuple[dict[str, Any], list[str]]:
     """Return `attention.json` and the printed lines."""
     logger = LoggerConfig(name="none")
-    lines = run(AttentionOptions(runs.checkpoint(kind), num_threads=1, logger=logger, **given), directory)
+    options = AttentionOptions(runs.checkpoint(kind), num_threads=1, logger=logger, **given)
+    lines = run(options, directory)
     return json.loads((directory / "attention.json").read_text()), lines
 
 
 def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures) -> None:
-    started = time.perf_counter()
     found, lines = written(runs, "relative", tmp_path, mem_len=6, same_length=False)
-    elapsed = time.perf_counter() - started
-    path = runs.checkpoint("relative")
-    trained = load_trained(path)
+    trained = load_trained(runs.checkpoint("relative"))
     corpus = load_corpus(trained.config.data)
     model: Any = trained.model.with_lengths(mem_len=6, same_length=False)
     maps = attention_maps(model, Streams(corpus.splits["valid"], 2, 8))
@@ -39,82 +163,77 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
         assert sorted(file) == ["a", "all", "b", "d"]
         for name, rows in maps.by_distance.items():
             np.testing.assert_allclose(file[name], rows, rtol=1e-6)
-    for name, rows in (("by_distance", "all"), ("terms", "a")):  # the query itself is the last column
+    assert (found["distances"], found["queries"]) == (7, maps.queries)
+    assert [head["mean_distance"] for head in found["heads"]] == pytest.approx(
+        maps.averages["mean_distance"]
+    )
+    assert found["heads"][-1]["layer"] == model.config.n_layer
+    assert found["heads"][-1]["head"] == model.config.n_head
+    assert found["corpus"] == {"name": "text.txt", "sha256": corpus.checksum}
+    assert found["text"]["position"] == len(corpus.splits["valid"]) // 2
+    farthest = max(found["heads"], key=lambda head: head["mean_distance"])
+    assert lines[1].startswith(f"  layer {farthest['layer']}, head {farthest['head']}: ")
+    # The query itself is the last column.
+    for name, term in (("by_distance", "all"), ("terms", "a")):
         shown = np.asarray(drawn[f"{name}.svg"].axes[0].get_images()[0].get_array())
-        np.testing.assert_allclose(shown, np.maximum(maps.by_distance[rows][:, ::-1], 0.1 / 7), rtol=1e-6)
-    row = "| {layer} | {head} | {entropy_bits:.2f} | {mean_distance:.1f} | {in_memory:.1%} |"
-    farthest_six = sorted(found["heads"], key=lambda one: -one["mean_distance"])[:6]
-    assert lines[3:-2] == [row.format(**one).replace("%", "") for one in farthest_six]
-    for name, expected in maps.averages.items():
-        np.testing.assert_allclose([one[name] for one in found["heads"]], expected, rtol=1e-5, atol=1e-9)
-    H = model.config.n_head
-    heads = [(n + 1, h + 1) for n in range(model.config.n_layer) for h in range(H)]
-    assert [(one["layer"], one["head"]) for one in found.pop("heads")] == heads
-    farthest = maps.averages["mean_distance"].reshape(-1, H).argmax(axis=1)
-    assert 0 < found.pop("seconds") < elapsed + 0.01
-    lengths = {"mem_len": 6, "ext_len": 0, "same_length": False, "clamp_len": -1, "segment_len": 8, "batch_size": 2}
-    place = {"position": len(corpus.splits["valid"]) // 2, "targets": 8}
-    assert found == {
-        "checkpoint": path, "step": 2, "corpus": {"name": "text.txt", "sha256": corpus.checksum}, "split": "valid",
-        "evaluation": lengths, "encoding": "relative", "terms": "abcd", "distances": 7, "queries": maps.queries,
-        "text": {**place, "heads": [f"1:{farthest[0] + 1}", f"2:{farthest[1] + 1}"]},
-    }  # fmt: skip
-    figures = {f"{name}.{kind}" for name in ("by_distance", "text", "terms") for kind in ("png", "svg")}
-    assert {path.name for path in tmp_path.iterdir()} == {"attention.json", "attention.npz", *figures}
-
-
-def test_a_model_without_memory_is_looked_at_within_its_segment(runs: SmallRuns, tmp_path: Path) -> None:
-    results, _ = written(runs, "absolute", tmp_path)
-    assert results["distances"] == results["text"]["targets"] == 4  # half of the segment
-    assert {head["in_memory"] for head in results["heads"]} == {0.0}
-    assert sorted(np.load(tmp_path / "attention.npz")) == ["a", "all"]
+        expected = np.maximum(maps.by_distance[term][:, ::-1], 0.1 / 7)
+        np.testing.assert_allclose(shown, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "terms"), [("rope", "a"), ("alibi", "ad"), ("none", "a")])
-def test_terms_that_an_encoding_lacks(runs: SmallRuns, tmp_path: Path, kind: str, terms: str) -> None:
+def test_terms_that_an_encoding_lacks(
+    runs: SmallRuns, tmp_path: Path, kind: str, terms: str
+) -> None:
     assert written(runs, kind, tmp_path, mem_len=24, max_segments=4)[0]["terms"] == terms
 
 
-def test_terms_lengths_and_splits_that_are_asked_for_are_used(runs: SmallRuns, tmp_path: Path, drawn: Figures) -> None:
-    given = {"mem_len": 5, "same_length": False, "split": "test", "segment_len": 6, "batch_size": 3, "max_segments": 4}
-    results, _ = written(runs, "shaw", tmp_path, heads=["1:2", "2:1"], text_position=40, **given)
-    assert (results["distances"], results["queries"], results["terms"]) == (6, 3 * (4 * 6 - 5), "ab")
-    assert results["text"] == {"position": 40, "targets": 6, "heads": ["1:2", "2:1"]}
+def test_lengths_heads_and_splits_that_are_asked_for_are_used(
+    runs: SmallRuns, tmp_path: Path, drawn: Figures
+) -> None:
+    lengths = {"mem_len": 5, "same_length": False, "segment_len": 6, "batch_size": 3}
+    given = {"split": "test", "max_segments": 4, "heads": ["1:2", "2:1"], "text_position": 40}
+    found, _ = written(runs, "shaw", tmp_path, **lengths, **given)
+    assert (found["distances"], found["terms"]) == (6, "ab")
+    assert found["queries"] == 3 * (4 * 6 - 5)
+    assert found["text"] == {"position": 40, "targets": 6, "heads": ["1:2", "2:1"]}
     titles = [axes.get_title(loc="left") for axes in drawn["text.svg"].axes]
     assert titles[:2] == ["layer 1, head 2", "layer 2, head 1"]
 
 
 def test_the_farthest_heads_are_those_of_the_first_the_middle_and_the_last_layer() -> None:
-    distances = np.zeros((16, 10))
-    distances[[0, 7, 15, 3], [7, 7, 7, 1]] = 1
-    for n_layer, expected in ((16, ["1:8", "8:8", "16:8"]), (2, ["1:8", "2:1"]), (1, ["1:8"])):
-        assert farthest_heads(distances[:n_layer].ravel(), 10) == expected
+    distances_NH = np.zeros((16, 10))
+    distances_NH[[0, 7, 15, 3], [7, 7, 7, 1]] = 1
+    assert farthest_heads(distances_NH.ravel(), 10) == ["1:8", "8:8", "16:8"]
+    assert farthest_heads(distances_NH[:2].ravel(), 10) == ["1:8", "2:1"]
+    assert farthest_heads(distances_NH[:1].ravel(), 10) == ["1:8"]
 
 
-def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) -> None:
-    for given, clamp_len in (({"mem_len": 16}, -1), ({"mem_len": 17}, 15), ({"mem_len": 17, "clamp_len": -1}, -1)):
-        results, _ = written(runs, "relative", tmp_path, max_segments=6, **given)
-        assert results["evaluation"]["clamp_len"] == clamp_len
+@pytest.mark.parametrize(
+    ("mem_len", "given", "clamp_len"), [(16, None, -1), (17, None, 15), (17, -1, -1)]
+)
+def test_distances_beyond_training_are_clamped(
+    runs: SmallRuns, tmp_path: Path, mem_len: int, given: int | None, clamp_len: int
+) -> None:
+    found, _ = written(runs, "relative", tmp_path, max_segments=6, mem_len=mem_len, clamp_len=given)
+    assert found["evaluation"]["clamp_len"] == clamp_len
 
 
-def test_the_most_attended_tokens_are_drawn_apart(runs: SmallRuns, tmp_path: Path, drawn: Figures) -> None:
-    found, _ = written(runs, "absolute", tmp_path)
-    trained = load_trained(runs.checkpoint("absolute"))
-    tokens = load_corpus(trained.config.data).splits["valid"]
-    text = text_attention(trained.model, tokens, trained.vocabulary, None, None, 8)
-    weights = text.weights[found["text"]["heads"][0]]
-    apart, seen = most_attended(weights), np.maximum(weights, weights.max() / 1e3)
-    axes = drawn["text.svg"].axes[0]
-    others, marked = (np.ma.asarray(image.get_array()).filled(-1) for image in axes.get_images())
-    np.testing.assert_allclose(marked, np.where(apart, seen, -1), atol=1e-3)
-    np.testing.assert_allclose(others, np.where(apart | (weights == 0), -1, seen), atol=1e-3)
-    assert len(axes.get_xticklabels()) == len(text.context)
-
-
-def test_a_fifth_of_the_tokens_is_marked_in_every_row() -> None:
+def test_a_fifth_of_the_tokens_is_drawn_apart(
+    runs: SmallRuns, tmp_path: Path, drawn: Figures
+) -> None:
     weights = np.random.default_rng(0).random((4, 20))
     weights[1, 2:] = 0
     marked = most_attended(weights)
     assert marked.sum(axis=1).tolist() == [4, 2, 4, 4]
-    for row, of_row in zip(weights, marked, strict=True):
-        assert not of_row.any() or row[of_row].min() > row[~of_row].max()
+    assert weights[0][marked[0]].min() > weights[0][~marked[0]].max()
+    found, _ = written(runs, "relative", tmp_path, max_segments=6)
+    greys, oranges = drawn["text.svg"].axes[0].get_images()
+    n_marked = round(0.2 * found["evaluation"]["mem_len"])
+    assert np.ma.count(oranges.get_array()[0]) == n_marked
+    assert np.ma.count(greys.get_array()[0]) > n_marked
+
+
+def test_tokens_are_shown_in_glyphs_of_the_font() -> None:
+    assert printable(" a\n") == "␣a↵"
+    assert printable("\x00日") == "\\x00\\u65e5"
+    assert printable("a" * 20) == "a" * 13 + "…"

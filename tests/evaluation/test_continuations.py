@@ -12,7 +12,11 @@ from tests.evaluation.small_runs import SmallRuns
 from tests.evaluation.test_tables import checkpoint_of
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.continuations import Continuation, encode_pair, rank_by_context, score_continuations
+from txl_lightning.evaluation.continuations import (
+    Continuation,
+    encode_pair,
+    score_continuations,
+)
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
 from txl_lightning.evaluation.protocol import protocol_from_options
@@ -22,6 +26,7 @@ KINDS = ["relative", "documents", "extended", "rope", "words", "compressive", "l
 PAIRS = [
     ("line 7: the", " square"),
     ("line 7: the square of 7 is 49 is the square of 8 is ", "64"),
+    ("line 8: the", " square"),  # as long as the first
     ("line 7: the", " square of 7 is 49 is the square"),
     ("line 7: the", " of"),
     ("", "the square of 7"),
@@ -34,7 +39,9 @@ def alone(trained: Any, continuation: Continuation) -> tuple[float, bool]:
     lengths = evaluation_lengths(trained.config)
     model = trained.model.with_lengths(**lengths.keywords())
     text = torch.tensor(continuation.tokens)[None]
-    nats, greedy, memory = 0.0, True, None
+    nats = 0.0
+    greedy = True
+    memory = None
     for start in range(0, text.shape[1] - 1, lengths.segment):
         begin = max(0, start - lengths.extended)
         stop = min(start + lengths.segment, text.shape[1] - 1)
@@ -52,18 +59,18 @@ def alone(trained: Any, continuation: Continuation) -> tuple[float, bool]:
 def test_a_continuation_has_the_likelihood_that_it_has_alone(runs: SmallRuns, kind: str) -> None:
     trained = load_trained(checkpoint_of(runs, kind))
     protocol = protocol_from_options(trained, EvaluateOptions("path"), whole=True)
-    continuations = [encode_pair(trained, context, continuation) for context, continuation in PAIRS]
-    likeliest = trained.model.log_probabilities(trained.model(torch.tensor([continuations[0].tokens]))[0])[0, -1]
-    continuations.append(
-        Continuation([*continuations[0].tokens, int(likeliest.argmax())], len(continuations[0].tokens))
-    )
+    continuations = [encode_pair(trained, *pair) for pair in PAIRS]
+    first = continuations[0].tokens
+    hidden, _ = trained.model(torch.tensor([first]))
+    likeliest = int(trained.model.log_probabilities(hidden)[0, -1].argmax())
+    continuations.append(Continuation([*first, likeliest], len(first)))
     found = score_continuations(protocol, continuations)
     for continuation, likelihood in zip(continuations, found, strict=True):
         nats, greedy = alone(trained, continuation)
         assert likelihood.nats == pytest.approx(nats, rel=1e-5)
         assert likelihood.greedy == greedy
-        assert likelihood.tokens == len(continuation.tokens) - max(1, continuation.n_context)
-    assert found[1].tokens < found[2].tokens
+        n_scored = len(continuation.tokens) - max(1, continuation.n_context)
+        assert likelihood.tokens == n_scored
 
 
 def test_a_text_is_divided_where_its_tokens_differ(runs: SmallRuns) -> None:
@@ -84,41 +91,42 @@ def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict
     result = json.loads((directory / "evaluation.json").read_text())
     assert result["rows"] == len(rows)
     assert result["nats"] == pytest.approx(sum(float(row["nats"]) for row in rows))
-    assert lines == [
-        f"{len(rows)} continuations, {result['nats'] / result['tokens']:.4f} nats per token on average, "
-        "are in continuations.tsv"
-    ]
+    assert lines[0].startswith(f"{len(rows)} continuations, ")
     return rows
 
 
-def test_every_format_of_a_table_gives_the_same_rows(runs: SmallRuns, tmp_path: Path) -> None:
+def test_both_formats_of_a_table_give_the_same_rows(runs: SmallRuns, tmp_path: Path) -> None:
     tsv = "id\tcontext\tcontinuation\n1\tline 7:\t the\n2\tline 7:\t zzz\n3\tis \t49\n"
     rows = written(tmp_path, runs, "table.tsv", tsv)
-    assert list(rows[0]) == ["id", "context", "continuation", "tokens", "nats", "rank", "greedy"]
-    assert [row["id"] for row in rows] == ["1", "2", "3"]
+    added = ["tokens", "nats", "rank", "greedy"]
+    assert list(rows[0]) == ["id", "context", "continuation", *added]
     assert [row["tokens"] for row in rows] == ["4", "4", "2"]
-    assert sorted(row["rank"] for row in rows[:2]) == ["1", "2"]
-    assert written(tmp_path, runs, "table.csv", tsv.replace("\t", ",")) == rows
-    lines = [json.dumps({name: row[name] for name in ("id", "context", "continuation")}) for row in rows]
+    likeliest = min(rows[:2], key=lambda row: float(row["nats"]))
+    assert [row["rank"] for row in rows] == [
+        "1" if row in (likeliest, rows[2]) else "2" for row in rows
+    ]
+    lines = []
+    for row in rows:
+        given = {name: row[name] for name in ("id", "context", "continuation")}
+        lines.append(json.dumps(given))
     assert written(tmp_path, runs, "table.jsonl", "\n".join(lines)) == rows
 
 
-def test_rows_are_ranked_within_their_context() -> None:
-    assert rank_by_context(["a", "b", "a", "a", "b"], [2.0, 9.0, 1.0, 2.0, 3.0]) == [2, 2, 1, 2, 1]
-
-
 BAD = [
-    ("table.txt", "a\n", "must be a file of .tsv, .csv, .jsonl"),
-    ("table.csv", "context,text\na,b\n", "row 1 must have a text in the column `continuation`"),
-    ("table.jsonl", '{"continuation": "line"}\n{"continuation": 7}\n', "row 2 must have a text in the column"),
+    ("table.txt", "a\n", "must be a file of .tsv or .jsonl"),
+    ("table.tsv", "context\ttext\na\tb\n", "row 1 must have a text in the column `continuation`"),
+    ("table.jsonl", '{"continuation": "line"}\n{"continuation": 7}\n', "row 2 must have a text"),
+    ("table.jsonl", '["line"]\n', "row 1 must be an object"),
     ("table.jsonl", '{"continuation": "line"\n', "cannot be read"),
-    ("table.csv", "context,continuation\n", "has no row"),
-    ("table.csv", "context,continuation\n,a\n", "row 1 must have a token to score; without a context the first"),
+    ("table.tsv", "context\tcontinuation\n", "has no row"),
+    ("table.tsv", "context\tcontinuation\n\ta\n", "row 1 must have a token to score; without"),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "said"), BAD)
-def test_a_bad_table_is_refused(runs: SmallRuns, tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_a_bad_table_is_refused(
+    runs: SmallRuns, tmp_path: Path, name: str, text: str, said: str
+) -> None:
     with pytest.raises(UserError, match=f"^continuations=.*{said}"):
         written(tmp_path, runs, name, text)
     assert not (tmp_path / "evaluation.json").exists()

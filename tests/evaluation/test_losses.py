@@ -15,18 +15,29 @@ from txl_lightning.model.inference.cached import CachedTransformerXL
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
 
 
-def batches(model: Any, monkeypatch: pytest.MonkeyPatch, tokens: int, **options: Any) -> tuple[Any, list[int]]:
+def batches(
+    model: Any, monkeypatch: pytest.MonkeyPatch, tokens: int, **options: Any
+) -> tuple[Any, list[int]]:
     """Losses on three streams in segments of 4, and the batch size of every call."""
     sizes: list[int] = []
     score = model.score
     with monkeypatch.context() as patched:
         patched.setattr(module, "SEGMENT_TOKENS", tokens)
-        patched.setattr(model, "score", lambda x, *given: sizes.append(len(x)) or score(x, *given), raising=False)
+        patched.setattr(
+            model,
+            "score",
+            lambda x, *given: sizes.append(len(x)) or score(x, *given),
+            raising=False,
+        )
         return stream_losses(model, Streams(TOKENS[:120], 3, 4, ext_len=6), **options), sizes
 
 
-@pytest.mark.parametrize(("encoding", "cached"), [("relative", True), ("relative", False), ("absolute", True)])
-def test_segments_without_memory_are_joined(encoding: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "cached"), [("relative", True), ("relative", False), ("absolute", True)]
+)
+def test_segments_without_memory_are_joined(
+    encoding: str, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model: Any = tiny_model(mem_len=0, ext_len=6, encoding=encoding).eval()
     model = CachedTransformerXL(model) if cached else model
     alone, ones = batches(model, monkeypatch, 0)

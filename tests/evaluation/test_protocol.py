@@ -39,7 +39,10 @@ def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
 @pytest.mark.parametrize("encoding", [*LONGER, "absolute", "al_rfou"])
 def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: str) -> None:
     protocol = protocol_of(tmp_path, "memory=off", f"encoding={encoding}")
-    assert (protocol.length_option, protocol.limit) == ("ext_len", None if encoding in LONGER else SEGMENT)
+    assert (protocol.length_option, protocol.limit) == (
+        "ext_len",
+        None if encoding in LONGER else SEGMENT,
+    )
     longest = LONGER.get(encoding, SEGMENT)
     for window in (protocol.at_training_lengths(), protocol.at_attention_length(longest)):
         settings = window.settings()
@@ -54,11 +57,16 @@ def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: 
             differ = set((np.flatnonzero(before != after) + 1).tolist()) - {changed}
             guaranteed = set(range(changed + 1, min(changed + A - S + 1, N - 1) + 1))
             assert guaranteed <= differ <= set(range(changed + 1, changed + A + 1)), (A, changed)
-    assert protocol.at_training_lengths().settings() == protocol.at_attention_length(SEGMENT).settings()
+    assert (
+        protocol.at_training_lengths().settings()
+        == protocol.at_attention_length(SEGMENT).settings()
+    )
 
 
 @pytest.mark.parametrize("memory", ["on", "off"])
-def test_distances_beyond_training_are_clamped_and_others_are_not(tmp_path: Path, memory: str) -> None:
+def test_distances_beyond_training_are_clamped_and_others_are_not(
+    tmp_path: Path, memory: str
+) -> None:
     protocol = protocol_of(tmp_path, f"memory={memory}")
     trained = SEGMENT + (SEGMENT if memory == "on" else 0)
     assert trained_clamp(protocol.trained.config) == trained - 1
@@ -84,11 +92,15 @@ CLAMPS = [
 
 
 @pytest.mark.parametrize(("overrides", "clamp_len"), CLAMPS)
-def test_the_clamp_is_given_or_as_trained(tmp_path: Path, overrides: list[str], clamp_len: int | None) -> None:
+def test_the_clamp_is_given_or_as_trained(
+    tmp_path: Path, overrides: list[str], clamp_len: int | None
+) -> None:
     config = tiny_config(tmp_path, *overrides)
     assert trained_clamp(config) == clamp_len
     plain = evaluation_lengths(config)
-    assert clamp_untrained(plain, config) == plain  # a run's own evaluation reaches no farther than training
+    assert (
+        clamp_untrained(plain, config) == plain
+    )  # a run's own evaluation reaches no farther than training
     if clamp_len is not None and not plain.same_length:
         longer = replace(plain, memory=60)
         assert clamp_untrained(longer, config) == replace(longer, clamp=clamp_len)

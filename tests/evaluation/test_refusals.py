@@ -29,7 +29,9 @@ LISTED = Path(__file__).with_name("refusals.txt").read_text("utf-8").splitlines(
 
 
 @pytest.mark.parametrize(("words", "said"), [re.split(r"\s+\| ", row) for row in LISTED])
-def test_what_cannot_be_done_is_refused(runs: SmallRuns, tmp_path: Path, words: str, said: str) -> None:
+def test_what_cannot_be_done_is_refused(
+    runs: SmallRuns, tmp_path: Path, words: str, said: str
+) -> None:
     def written(found: re.Match[str]) -> str:
         return files(runs.folder, {"given.txt": found[1].replace("\\n", "\n")})[0]
 

@@ -15,7 +15,7 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.tables import lines_of_tokens
 
 PAIRS = ("data.level=bpe", "data.vocab_size=270", "trainer.max_steps=1")
-LINES = ["line 7: the square of 7 is 49", "line 3", "", "line 12: the square of 12 is the square", "7"]
+LINES = ["line 7: the square of 7 is 49", "line 3", "", "line 12: the square of 12", "7"]
 LINES += [f"line {i}: {'the square ' * (i % 5)}is {i}" for i in range(40)]
 
 
@@ -26,83 +26,102 @@ def checkpoint_of(runs: SmallRuns, kind: str) -> str:
 
 
 def evaluated(runs: SmallRuns, kind: str, directory: Path, **options: Any) -> dict[str, Any]:
-    return small_run.evaluated(checkpoint_of(runs, kind), directory, block_len=BLOCK_LEN, **options)
+    checkpoint = checkpoint_of(runs, kind)
+    return small_run.evaluated(checkpoint, directory, block_len=BLOCK_LEN, **options)
 
 
-def rows_of(directory: Path, name: str) -> list[dict[str, str]]:
-    with (directory / name).open(newline="") as file:
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def scored_lines(runs: SmallRuns, kind: str, directory: Path, text: str, **options: Any) -> dict[str, Any]:
-    """Score a text of its own, and return the values of it with the rows of its table."""
+def scored_text(
+    runs: SmallRuns, kind: str, directory: Path, text: str, per: str, **options: Any
+) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Score another text, and return `evaluation.json` and the rows of its table."""
     file = directory / "text.log"
     file.write_bytes(text.encode())
-    found = evaluated(runs, kind, directory, data_path=str(file), **options)
-    found["whole"]["rows"] = rows_of(directory, found["whole"]["units"])
-    return found
+    found = evaluated(runs, kind, directory, data_path=str(file), per=per, **options)
+    return found, rows_of(directory / f"{per}s_whole.tsv")
 
 
-UNITS = [("relative", "line"), ("words", "line"), ("pairs", "line"), ("sentences", "line"), ("characters", "token")]
-UNITS += [("documents", "document"), ("sentences", "document"), ("sentences", "token")]
+def nats_of(rows: list[dict[str, str]]) -> float:
+    return sum(float(row["nats"] or 0) for row in rows)
+
+
+def tokens_of(rows: list[dict[str, str]]) -> int:
+    return sum(int(row["tokens"]) for row in rows)
+
+
+UNITS = [
+    ("relative", "line"),
+    ("words", "line"),
+    ("pairs", "line"),
+    ("sentences", "line"),
+    ("documents", "document"),
+    ("sentences", "token"),
+]
 
 
 @pytest.mark.parametrize(("kind", "per"), UNITS)
-def test_losses_of_units_sum_to_the_score(runs: SmallRuns, tmp_path: Path, kind: str, per: str) -> None:
-    plain = evaluated(runs, kind, tmp_path, splits=["test"])["test"]
-    of_units = evaluated(runs, kind, tmp_path, splits=["test"], per=per)["test"]
-    rows = rows_of(tmp_path, of_units["units"])
+def test_losses_of_units_sum_to_the_score(
+    runs: SmallRuns, tmp_path: Path, kind: str, per: str
+) -> None:
+    found = evaluated(runs, kind, tmp_path, splits=["test"], per=per)["test"]
+    rows = rows_of(tmp_path / found["units"])
     assert [int(row["place"]) for row in rows] == [*range(1, len(rows) + 1)]
-    assert of_units["nll"] == plain["nll"]
-    assert sum(int(row["tokens"]) for row in rows) == plain["tokens"]
-    nats = sum(float(row["nats"] or 0) for row in rows)
-    assert nats == pytest.approx(plain["tokens"] * plain["nll"], rel=1e-9)
+    assert tokens_of(rows) == found["tokens"]
+    assert nats_of(rows) == pytest.approx(found["tokens"] * found["nll"], rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["characters", "words", "pairs"])
+@pytest.mark.parametrize("kind", ["words", "pairs"])
 def test_every_line_has_its_own_tokens(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     """The nats of a line are those of its tokens in the table of tokens."""
     text = "".join(f"{line}\n" for line in LINES)
-    rows = scored_lines(runs, kind, tmp_path, text, per="line")["whole"]["rows"]
-    tokens = scored_lines(runs, kind, tmp_path, text, per="token")["whole"]["rows"]
-    if kind == "words":
-        lines = [line.split() for line in LINES]
-        assert len(rows) == len(LINES)
-        of_tokens = [number for number, words in enumerate(lines) for _ in [*words, "<eos>"]]
-    else:  # a token of several characters belongs to the line in which it begins
-        assert [row["text"] for row in rows] == LINES
-        begins = np.cumsum([0, *(len(token["text"].replace("\\n", "\n")) for token in tokens[:-1])])
-        ends = np.cumsum([len(line) + 1 for line in LINES])
-        of_tokens = np.searchsorted(ends, begins, side="right").tolist()
+    _, rows = scored_text(runs, kind, tmp_path, text, "line")
+    _, tokens = scored_text(runs, kind, tmp_path, text, "token")
+    assert len(rows) == len(LINES)
+    line_of_token = []
+    n_breaks = 0
+    for token in tokens:  # one of several characters belongs to the line in which it begins
+        line_of_token.append(n_breaks)
+        n_breaks += token["text"].count("<eos>" if kind == "words" else "\\n")
     for number, row in enumerate(rows):
-        own = [token for token, line in zip(tokens, of_tokens, strict=True) if line == number]
-        assert int(row["tokens"]) == sum(int(token["tokens"]) for token in own)
-        nats = sum(float(token["nats"] or 0) for token in own)
-        assert float(row["nats"] or 0) == pytest.approx(nats, rel=1e-9)
+        if kind == "pairs":
+            assert row["text"] == LINES[number]
+        own = []
+        for token, line in zip(tokens, line_of_token, strict=True):
+            if line == number:
+                own.append(token)
+        assert int(row["tokens"]) == tokens_of(own)
+        assert float(row["nats"] or 0) == pytest.approx(nats_of(own), rel=1e-9)
 
 
 def test_documents_are_files_and_lines_that_begin_them(runs: SmallRuns, tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/a.txt").write_text("no line\na square\nline 2\nis 4\n")
-    (tmp_path / "logs/b.txt").write_text("is 7\n")
-    options = {"data_path": str(tmp_path / "logs"), "per": "document", "batch_size": 1}
-    name = evaluated(runs, "documents", tmp_path, **options)["whole"]["units"]
-    assert name == "documents_whole.tsv"
-    assert [row["text"] for row in rows_of(tmp_path, name)] == ["no line\\na square", "line 2\\nis 4", "is 7"]
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "a.txt").write_text("no line\na square\nline 2\nis 4\n")
+    (folder / "b.txt").write_text("is 7\n")
+    options = {"data_path": str(folder), "per": "document", "batch_size": 1}
+    evaluated(runs, "documents", tmp_path, **options)
+    rows = rows_of(tmp_path / "documents_whole.tsv")
+    texts = [row["text"] for row in rows]
+    assert texts == ["no line\\na square", "line 2\\nis 4", "is 7"]
 
 
 def test_unknown_characters_are_counted(runs: SmallRuns, tmp_path: Path) -> None:
-    content = "line 1: ö\nline 2: öß\nline 3\n"
-    found = scored_lines(runs, "characters", tmp_path, content, per="line", batch_size=1)
+    text = "line 1: ö\nline 2: öß\nline 3\n"
+    found, rows = scored_text(runs, "characters", tmp_path, text, "line", batch_size=1)
     assert found["corpus"]["unknown"] == {"whole": pytest.approx(3 / 28)}
-    assert [row["text"] for row in found["whole"]["rows"]] == ["line 1: <unk>", "line 2: <unk><unk>", "line 3"]
-    assert [int(row["tokens"]) for row in found["whole"]["rows"]] == [9, 11, 7]
+    texts = [row["text"] for row in rows]
+    assert texts == ["line 1: <unk>", "line 2: <unk><unk>", "line 3"]
+    assert [int(row["tokens"]) for row in rows] == [9, 11, 7]
     assert found["whole"]["bytes"] is None
 
 
 def test_special_characters_are_escaped(runs: SmallRuns, tmp_path: Path) -> None:
-    content = 'line\t1 "7"\r\n\nline \\ 2\r is\n'
-    rows = scored_lines(runs, "relative", tmp_path, content, per="line")["whole"]["rows"]
+    text = 'line\t1 "7"\r\n\nline \\ 2\r is\n'
+    _, rows = scored_text(runs, "relative", tmp_path, text, "line")
     assert [row["text"] for row in rows] == ['line\\t1 "7"', "", "line \\\\ 2\\r is"]
 
 

@@ -19,9 +19,13 @@ from txl_lightning.reporting import markdown_table
         ("fpu avx512_bf16_not sse", ""),
     ],
 )
-def test_a_machine_says_what_it_multiplies(monkeypatch: Patch, tmp_path: Path, flags: str, ending: str) -> None:
+def test_a_machine_says_what_it_multiplies(
+    monkeypatch: Patch, tmp_path: Path, flags: str, ending: str
+) -> None:
     path = tmp_path / "cpuinfo"
-    path.write_text(f"processor\t: 0\nmodel name\t: A CPU\nflags\t\t: {flags}\n\nprocessor\t: 1\nmodel name\t: A CPU\n")
+    path.write_text(
+        f"processor\t: 0\nmodel name\t: A CPU\nflags\t\t: {flags}\n\nprocessor\t: 1\nmodel name\t: A CPU\n"
+    )
     monkeypatch.setattr(reporting, "INFORMATION", path)
     assert reporting.processor() == f"A CPU{ending}"
 

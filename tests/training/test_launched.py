@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -133,15 +134,24 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
             assert (end.returncode, line in end.stderr) == (2, True), end.stderr
 
 
+def listening_addresses(process: psutil.Process) -> set[tuple[str, int]]:
+    """Return the addresses on which a process or a child listens; short-lived children may end meanwhile."""
+    addresses = set()
+    for member in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            for connection in member.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    addresses.add(connection.laddr)
+    return addresses
+
+
 @pytest.mark.slow
 def test_a_running_training_cannot_be_reached_from_elsewhere_and_a_closed_terminal_stops_it(tmp_path: Path) -> None:
     words = ("train", "trainer.devices=2", "trainer.max_steps=1000000", "hydra.run.dir=run")
     process = start(tmp_path, *words)
     while process.poll() is None and not (tmp_path / "run/validation.jsonl").exists():
         time.sleep(0.1)
-    tree = psutil.Process(process.pid)
-    sockets = [c for p in (tree, *tree.children(recursive=True)) for c in p.net_connections("inet")]
-    listening = {c.laddr for c in sockets if c.status == psutil.CONN_LISTEN}
+    listening = listening_addresses(psutil.Process(process.pid))
     assert {ip for ip, _ in listening} == {"127.0.0.1"}  # of gloo
     for _, port in listening if sys.platform == "linux" else ():  # elsewhere 127.0.0.2 is no address of the machine
         with socket.socket() as other:

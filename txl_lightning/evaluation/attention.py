@@ -6,8 +6,6 @@ terms and of single terms are computed again. Only sums over queries are kept.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,12 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
-from tqdm import tqdm
 
-from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.data.corpus import WHOLE
+from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.data.streams import Streams
-from txl_lightning.data.vocabulary import Vocabulary, without_marks
+from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import require
 from txl_lightning.evaluation.attention_figures import SCORES, write_figures
 from txl_lightning.evaluation.commands import (
@@ -30,9 +26,8 @@ from txl_lightning.evaluation.commands import (
     log_results,
     open_checkpoint,
     options_as_typed,
-    write_markdown,
 )
-from txl_lightning.evaluation.losses import Array
+from txl_lightning.evaluation.losses import Array, device_of, number_of_segments, with_progress
 from txl_lightning.evaluation.options import AttentionOptions
 from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.scores import describe
@@ -44,45 +39,42 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.trained import TrainedModel
 
-OPTIONS = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
+LENGTHS = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
 MOST_PRINTED = 6  # heads
+MOST_TARGETS = 24  # of Figure 6
 ALL_TERMS = "all"
-DEFAULT_TARGETS = 24
 
 
 @options_as_typed()
 def run(options: AttentionOptions, directory: Path) -> list[str]:
-    """Average attention over a split; write `attention.json`, `attention.npz`, the table and figures.
+    """Average attention over a split; write `attention.json`, `attention.npz` and the figures.
 
     Returns:
-        Lines to print: the heads with the largest mean distance, and notes.
+        Lines to print: the heads with the largest mean distance, and how they were averaged.
 
     Raises:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
-    started = time.perf_counter()
     trained = open_checkpoint(options)
     protocol = protocol_of(trained, options)
     model = protocol.model()
     corpus, split = corpus_and_split(trained, options, "valid")
-
     # The text first: an error in its options ends the command before the long pass over the split.
-    segment_len = protocol.lengths.segment
-    tokens = corpus.splits[split]
-    text = text_attention(model, tokens, corpus.vocabulary, options.text_position, options.text_tokens, segment_len)
-    check_heads(options.heads, text.weights, model.config)
+    text = text_attention(model, corpus, split, options.text_position, protocol.lengths.segment)
+    for head in options.heads or ():
+        allowed = f"must be LAYER:HEAD, layers 1 … {model.config.n_layer} and heads 1 … {model.config.n_head}"
+        require(head in text.weights, "heads", head, allowed)
     max_segments = options.max_segments if split == WHOLE else protocol.evaluation.max_segments
     maps = attention_maps(model, protocol.streams(corpus, split), max_segments)
+    evaluation = protocol.lengths.keywords()
+    evaluation["segment_len"] = protocol.lengths.segment
+    evaluation["batch_size"] = protocol.evaluation.batch_size
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "corpus": {"name": corpus.name, "sha256": corpus.checksum},
         "split": split,
-        "evaluation": {
-            **protocol.lengths.keywords(),
-            "segment_len": segment_len,
-            "batch_size": protocol.evaluation.batch_size,
-        },
+        "evaluation": evaluation,
         "encoding": model.config.encoding,
         "terms": model.config.active_terms,
         "distances": maps.by_distance[ALL_TERMS].shape[1],
@@ -91,9 +83,9 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "text": {
             "position": text.position,
             "targets": len(text.targets),
-            "heads": options.heads or farthest_heads(maps.averages["mean_distance"], model.config.n_head),
+            "heads": options.heads
+            or farthest_heads(maps.averages["mean_distance"], model.config.n_head),
         },
-        "seconds": round(time.perf_counter() - started, 2),
     }
     arrays: Any = maps.by_distance
     write_atomically(directory / "attention.npz", lambda path: np.savez_compressed(path, **arrays))
@@ -109,52 +101,45 @@ def protocol_of(trained: TrainedModel, options: AttentionOptions) -> Protocol:
     Raises:
         OptionError: the model is no Transformer-XL whose keys are its tokens, or a length is not allowed.
     """
-    fits = isinstance(trained.model, TransformerXL) and "one-pass windows" not in trained.model.cannot
+    fits = (
+        isinstance(trained.model, TransformerXL) and "one-pass windows" not in trained.model.cannot
+    )
     allowed = f"is {trained.config.model.name}; must be a Transformer-XL whose keys are its tokens"
     require(fits, "checkpoint", options.checkpoint, allowed)
-    evaluation = trained.config.evaluation
-    for name in OPTIONS:
+    evaluation = replace(trained.config.evaluation, ext_len=0)
+    for name in LENGTHS:
         value = getattr(options, name)
         if value is not None:
             evaluation = replace(evaluation, **{name: value})
-    return Protocol(trained, evaluation, clamped=True, cached=False)
-
-
-def check_heads(heads: list[str] | None, weights: dict[str, Array], config: TransformerXLConfig) -> None:
-    """Refuse heads that the model does not have."""
-    allowed = f"must be LAYER:HEAD, layers 1 … {config.n_layer} and heads 1 … {config.n_head}"
-    for head in heads or ():
-        require(head in weights, "heads", head, allowed)
+    protocol = Protocol(trained, evaluation, clamped=True, cached=False)
+    mem_len = protocol.lengths.memory or 0
+    require(
+        mem_len > 0, "mem_len", mem_len, "must be >= 1: distances are counted back into the memory"
+    )
+    return protocol
 
 
 def farthest_heads(mean_distance_R: Array, n_head: int) -> list[str]:
     """Return the head with the largest mean distance in the first, the middle and the last layer, as in Figure 6."""
-    by_layer = mean_distance_R.reshape(-1, n_head)
-    n_layer = len(by_layer)
+    farthest_N = mean_distance_R.reshape(-1, n_head).argmax(axis=1)
+    n_layer = len(farthest_N)
     layers = sorted({0, (n_layer - 1) // 2, n_layer - 1})
-    return [f"{layer + 1}:{by_layer[layer].argmax() + 1}" for layer in layers]
+    return [f"{layer + 1}:{farthest_N[layer] + 1}" for layer in layers]
 
 
 def report_lines(results: dict[str, Any]) -> list[str]:
     """Return the lines to print: the heads with the largest mean distance, and how they were averaged."""
     heads = sorted(results["heads"], key=lambda head: -head["mean_distance"])[:MOST_PRINTED]
-    rows = []
+    lines = ["Heads with the largest mean distance:"]
     for head in heads:
-        row = {
-            "layer": head["layer"],
-            "head": head["head"],
-            "entropy (bits)": f"{head['entropy_bits']:.2f}",
-            "mean distance (tokens)": f"{head['mean_distance']:.1f}",
-            "in the memory (%)": f"{100 * head['in_memory']:.1f}",
-        }
-        rows.append(row)
-    title = f"Heads with the largest mean distance, {len(heads)} of {len(results['heads'])}:"
-    note = (
-        f"Average over the {results['queries']:,} tokens of {results['corpus']['name']} ({results['split']}) that see "
-        f"all {results['distances']} relative positions 0 … −{results['distances'] - 1}; 0 is the query itself, the "
-        f"last token read ({describe(results['evaluation'])})."
-    )
-    return write_markdown(None, title, rows, "", note)
+        name = f"layer {head['layer']}, head {head['head']}"
+        share = f"{head['in_memory']:.1%} in the memory"
+        lines.append(f"  {name}: {head['mean_distance']:.1f} tokens, {share}")
+    corpus = f"{results['corpus']['name']} ({results['split']})"
+    lines.append(f"Average over the {results['queries']:,} tokens of {corpus} that see all")
+    settings = describe(results["evaluation"])
+    lines.append(f"{results['distances']} relative positions ({settings})")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -198,7 +183,9 @@ Recorded = list[tuple[Attention, AttentionInputs]]
 
 
 @torch.no_grad()
-def attention_inputs(model: TransformerXL, tokens_BT: Tensor, memory: Memory | None = None) -> tuple[Recorded, Memory]:
+def attention_inputs(
+    model: TransformerXL, tokens_BT: Tensor, memory: Memory | None = None
+) -> tuple[Recorded, Memory]:
     """Run the model; return the attention module of every layer with its inputs, and the next memory."""
     recorded: Recorded = []
 
@@ -211,78 +198,44 @@ def attention_inputs(model: TransformerXL, tokens_BT: Tensor, memory: Memory | N
     return recorded, memory
 
 
-def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
-    """Return L: attention is averaged over the queries that see all distances 0, …, L - 1.
-
-    With `same_length` every query after the first tokens sees M keys, its own included: L = M (with `extra_key`
-    M + 1). Otherwise a query sees M keys and those of its segment: L = M + 1. Without memory a query sees only its
-    segment, and L is half a segment: the queries of the second half are averaged.
-    """
-    if config.mem_len == 0:
-        return (segment_len + 1) // 2
-    return config.attention_len or config.mem_len + 1
-
-
-class CountedSegment(NamedTuple):
-    """Inputs of all layers in a segment, and which of its queries count."""
-
-    recorded: Recorded
-    counted_BT: Tensor
-
-
-def counted_segments(model: TransformerXL, streams: Streams, n_segments: int, reach: int) -> Iterator[CountedSegment]:
-    """Yield the segments of streams, the memory carried.
-
-    Queries that do not yet see L keys, at the start of a stream, of a document after which the memory is reset, or of a
-    segment without memory, do not count; nor does extended context, which has no targets.
-    """
-    config = model.config
-    device = next(model.parameters()).device
-    memory = None
-    n_read = 0
-    for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
-        segment = streams[index]
-        tokens_BT = segment.tokens.to(device)
-        B, T = tokens_BT.shape
-        recorded, memory = attention_inputs(model, tokens_BT, memory)
-        # Query i sees the filled memory and i + 1 tokens of its segment.
-        first = max(T - segment.targets.shape[1], reach - 1 - min(n_read, config.mem_len))
-        n_read += max(0, T - config.ext_len)
-        _, inputs = recorded[0]
-        n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)
-        counted_BT = (n_keys >= reach).expand(B, -1).clone()
-        counted_BT[:, :first] = False
-        yield CountedSegment(recorded, counted_BT)
-
-
 class AttentionSums:
-    """Sums over queries, by name, [N, H, distances] in float64: of `all` terms, single terms, entropy and memory."""
+    """Sums over queries in float64: of attention by term, [N, H, distances]; of entropy and memory, [N, H, 1]."""
 
     def __init__(self, model: TransformerXL, n_distances: int) -> None:
         config = model.config
-        self.terms = [ALL_TERMS, *(term for term in SCORES if term in config.active_terms)]
-        device = next(model.parameters()).device
+        self.terms = [ALL_TERMS]
+        for term in SCORES:
+            if term in config.active_terms:
+                self.terms.append(term)
+        sizes = dict.fromkeys(self.terms, n_distances)
+        sizes["entropy"] = 1
+        sizes["in_memory"] = 1
         self.sums: dict[str, Tensor] = {}
-        for name in (*self.terms, "entropy", "in_memory"):
-            size = n_distances if name in self.terms else 1
-            self.sums[name] = torch.zeros(config.n_layer, config.n_head, size, dtype=torch.float64, device=device)
+        for name, size in sizes.items():
+            zeros = torch.zeros(config.n_layer, config.n_head, size, dtype=torch.float64)
+            self.sums[name] = zeros.to(device_of(model))
         self.queries = 0
 
-    def add(self, segment: CountedSegment) -> None:
-        """Add the queries of a segment."""
-        self.queries += int(segment.counted_BT.sum())
-        for layer, (attention, inputs) in enumerate(segment.recorded):
+    def add(self, recorded: Recorded, counted_BT: Tensor) -> None:
+        """Add the counted queries of a segment."""
+        self.queries += int(counted_BT.sum())
+        for layer, (attention, inputs) in enumerate(recorded):
             n_memory = inputs.memory_BMD.shape[1]
-            for name in self.terms:
-                logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
-                weights_HBTK = logits_HBTK.softmax(-1) * segment.counted_BT[:, :, None]
+            for term in self.terms:
+                logits_HBTK = attention.logits(*inputs, terms=None if term == ALL_TERMS else term)
+                weights_HBTK = logits_HBTK.softmax(-1) * counted_BT[:, :, None]
                 weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
-                by_distance_HS = with_distances(weights_HTK, n_memory).sum(dim=1)
-                self.sums[name][layer, :, : by_distance_HS.shape[1]] += by_distance_HS
-                if name == ALL_TERMS:
-                    entropy_H = torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
-                    self.sums["entropy"][layer, :, 0] += entropy_H
-                    self.sums["in_memory"][layer, :, 0] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
+                self.add_to(term, layer, with_distances(weights_HTK, n_memory).sum(dim=1))
+                if term == ALL_TERMS:
+                    entropy_HBTK = torch.special.entr(weights_HBTK)
+                    entropy_HK = entropy_HBTK.sum(dim=(1, 2), dtype=torch.float64)
+                    self.add_to("entropy", layer, entropy_HK.sum(dim=1, keepdim=True))
+                    in_memory_HTM = weights_HTK[:, :, :n_memory]
+                    self.add_to("in_memory", layer, in_memory_HTM.sum(dim=(1, 2))[:, None])
+
+    def add_to(self, name: str, layer: int, values_HS: Tensor) -> None:
+        """Add values to the sums of a layer."""
+        self.sums[name][layer, :, : values_HS.shape[1]] += values_HS
 
     def mean(self, name: str) -> Array:
         """Return the mean over queries, [R, distances]."""
@@ -291,13 +244,16 @@ class AttentionSums:
 
 
 @torch.no_grad()
-def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | None = None) -> AttentionMaps:
+def attention_maps(
+    model: TransformerXL, streams: Streams, max_segments: int | None = None
+) -> AttentionMaps:
     """Average attention over the streams of a split, the memory carried from segment to segment.
 
+    Averaged are the queries that see all L distances: L = M + 1, or with `same_length` M (with `extra_key` M + 1).
     Takes O(N·H·(M + T)) float64 numbers besides one batch.
 
     Args:
-        model: model in evaluation mode, its lengths set.
+        model: model with a memory and without extended context, in evaluation mode.
         streams: streams of one split.
         max_segments: stop after this many segments.
 
@@ -305,15 +261,24 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
         OptionError: the streams are too short: no query sees L keys.
     """
     config = model.config
-    reach = attention_reach(config, streams.segment_len)
-    n_segments = min(len(streams), max_segments or len(streams))
-    sums = AttentionSums(model, config.mem_len + streams.segment_len + config.ext_len)
-    for segment in counted_segments(model, streams, n_segments, reach):
-        sums.add(segment)
+    reach = config.attention_len or config.mem_len + 1
+    sums = AttentionSums(model, config.mem_len + streams.segment_len)
+    memory = None
+    n_read = 0
+    segments = range(number_of_segments(streams, max_segments))
+    for index in with_progress(segments, len(segments), "attention"):
+        tokens_BT = streams[index].tokens.to(device_of(model))
+        recorded, memory = attention_inputs(model, tokens_BT, memory)
+        # Documents hide keys; a memory of zeros at the start of a stream has keys that are no tokens.
+        _, inputs = recorded[0]
+        n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)
+        counted_BT = (n_keys >= reach).expand(len(tokens_BT), -1).clone()
+        n_tokens_before = min(n_read, config.mem_len)
+        counted_BT[:, : max(0, reach - 1 - n_tokens_before)] = False
+        sums.add(recorded, counted_BT)
+        n_read += tokens_BT.shape[1]
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
-    if config.mem_len:
-        require(sums.queries > 0, "mem_len", config.mem_len, allowed)
-    require(sums.queries > 0, "segment_len", streams.segment_len, allowed)
+    require(sums.queries > 0, "mem_len", config.mem_len, allowed)
     by_distance = {}
     for term in sums.terms:
         near_RL = sums.mean(term)[:, :reach]
@@ -362,98 +327,65 @@ class TextAttention:
 
 @torch.no_grad()
 def text_attention(
-    model: TransformerXL,
-    tokens: np.ndarray,
-    vocabulary: Vocabulary,
-    position: int | None,
-    n_targets: int | None,
-    segment_len: int,
+    model: TransformerXL, corpus: Corpus, split: str, position: int | None, segment_len: int
 ) -> TextAttention:
-    """Return the attention of every head on the memory, from a piece of text.
+    """Return the attention of every head on the memory, from a piece of text of 24 tokens, or of a shorter segment.
 
     The memory is filled with the tokens before the piece, read in segments as everywhere, from as far back as any layer
-    can see; the piece is one segment. Without memory, the context is the tokens before the piece in its segment.
+    can see; the piece is one segment.
 
     Args:
-        model: model in evaluation mode, its lengths set.
-        tokens: a split, one-dimensional.
-        vocabulary: vocabulary of the symbols.
+        model: model with a memory and without extended context, in evaluation mode.
+        corpus: corpus with the text.
+        split: name of its split.
         position: position of the first target in the split; None for the middle, or the nearest that fits.
-        n_targets: Q; None for 24, or fewer in short segments: a whole segment, or half of one without memory.
         segment_len: T.
 
     Raises:
-        OptionError: the piece does not fit into a segment, or the split has too few tokens before or after it.
+        OptionError: the split has too few tokens before or after the piece.
     """
-    config = model.config
-    n_targets = number_of_targets(config, n_targets, segment_len)
-    n_context = config.mem_len or segment_len - n_targets
-    position = place_of_text(config, len(tokens), position, n_targets, n_context)
+    tokens = corpus.splits[split]
+    mem_len = model.config.mem_len
+    n_targets = min(MOST_TARGETS, segment_len)
+    position = place_of_text(position, len(tokens), mem_len, n_targets)
+
+    def read(begin: int, end: int, memory: Memory | None) -> tuple[Recorded, Memory]:
+        tokens_1T = torch.from_numpy(tokens[begin:end].astype(np.int64))[None]
+        return attention_inputs(model, tokens_1T.to(device_of(model)), memory)
+
     start = position - 1  # the first query: the token before the first target
-    recorded = inputs_of_text(model, tokens, start, n_targets, n_context, segment_len)
+    farthest = max(0, start - (model.config.n_layer + 1) * mem_len)
+    memory = None
+    for begin, end in pairwise([farthest, *reversed(range(start, farthest, -segment_len))]):
+        _, memory = read(begin, end, memory)
+    recorded, _ = read(start, start + n_targets, memory)
     weights = {}
     for layer, (attention, inputs) in enumerate(recorded, 1):
         weights_HTK = attention.logits(*inputs).softmax(-1)[:, 0]
-        weights_HQC = weights_HTK[:, -n_targets:, :n_context].double().cpu().numpy()
-        for head, weights_QC in enumerate(weights_HQC, 1):
-            weights[f"{layer}:{head}"] = weights_QC
-    targets = symbols(vocabulary, tokens[position : position + n_targets])
-    context = symbols(vocabulary, tokens[start - n_context : start])
-    return TextAttention(position, weights, targets, context)
+        for head, weights_TK in enumerate(weights_HTK.double().cpu().numpy(), 1):
+            weights[f"{layer}:{head}"] = weights_TK[:, :mem_len]
+    numbers = without_marks(tokens[start - mem_len : position + n_targets])
+    symbols = [corpus.vocabulary.decode([number]) for number in numbers]
+    return TextAttention(
+        position,
+        weights,
+        symbols[mem_len + 1 :],
+        symbols[:mem_len],
+    )
 
 
-def number_of_targets(config: TransformerXLConfig, given: int | None, segment_len: int) -> int:
-    """Return Q of `text_attention`."""
-    longest = segment_len if config.mem_len else segment_len - 1
-    n_targets = given
-    if n_targets is None:
-        usual = longest if config.mem_len else (segment_len + 1) // 2
-        n_targets = min(DEFAULT_TARGETS, usual)
-    require(1 <= n_targets <= longest, "text_tokens", n_targets, f"must be in 1 … {longest} ({segment_len=})")
-    return n_targets
-
-
-def place_of_text(
-    config: TransformerXLConfig, n_tokens: int, position: int | None, n_targets: int, n_context: int
-) -> int:
+def place_of_text(position: int | None, n_tokens: int, mem_len: int, n_targets: int) -> int:
     """Return the position of the first target."""
-    first = n_context + 1
+    first = mem_len + 1
     last = n_tokens - n_targets
     allowed = f"must leave room for the memory and {n_targets} tokens in the {n_tokens} tokens of the split"
-    require(first <= last, "mem_len", config.mem_len, allowed)
+    require(first <= last, "mem_len", mem_len, allowed)
     if position is None:
         return min(max(first, n_tokens // 2), last)
-    allowed = f"must be in {first} … {last}, the {n_tokens} tokens of the split minus memory and piece"
-    require(first <= position <= last, "text_position", position, allowed)
+    require(
+        first <= position <= last,
+        "text_position",
+        position,
+        f"must be in {first} … {last}",
+    )
     return position
-
-
-def inputs_of_text(
-    model: TransformerXL, tokens: np.ndarray, start: int, n_targets: int, n_context: int, segment_len: int
-) -> Recorded:
-    """Read the text up to the piece in segments, and return the inputs of attention in the piece."""
-    config = model.config
-    view = model.with_lengths(ext_len=0)
-    device = next(model.parameters()).device
-    memory: Memory | None = None
-    begin = start - n_context
-    if config.mem_len:
-        farthest = max(0, start - (config.n_layer + 1) * config.mem_len)
-        n_odd = (start - farthest) % segment_len
-        begin = start
-        edges = [*range(farthest + n_odd, start + 1, segment_len)]
-        if n_odd:
-            edges.insert(0, farthest)
-        for first, last in pairwise(edges):
-            _, memory = attention_inputs(view, _as_stream(tokens[first:last], device), memory)
-    recorded, _ = attention_inputs(view, _as_stream(tokens[begin : start + n_targets], device), memory)
-    return recorded
-
-
-def _as_stream(tokens: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(tokens.astype(np.int64))[None].to(device)
-
-
-def symbols(vocabulary: Vocabulary, tokens: np.ndarray) -> list[str]:
-    """Return the text of every token."""
-    return [vocabulary.decode([token]) for token in without_marks(tokens)]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps, font_manager
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.image import AxesImage
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from txl_lightning.evaluation.losses import Array
@@ -30,7 +29,9 @@ SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥"}
 MARKED_SHARE = 0.2  # of the context, for each target
 
 
-def write_figures(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path) -> None:
+def write_figures(
+    results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path
+) -> None:
     """Write as SVG and PNG `by_distance` (Figure 5), `text` (6) and `terms` (7).
 
     Args:
@@ -49,7 +50,9 @@ def write_figures(results: dict[str, Any], maps: dict[str, Array], text: TextAtt
     draw_text(directory / "text", text, results["text"]["heads"], title)
     panels = {f"softmax of {words}": maps[term] for term, words in SCORES.items() if term in maps}
     if panels:
-        draw_distances(directory / "terms", panels, n_head, f"Single terms of the score: {averaged}")
+        draw_distances(
+            directory / "terms", panels, n_head, f"Single terms of the score: {averaged}"
+        )
 
 
 def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: str) -> None:
@@ -63,19 +66,30 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
         n_head: H; a line separates the layers.
         title: title of the figure.
     """
-    n_rows, n_distances = next(iter(panels.values())).shape
-    height = 1.2 + len(panels) * (0.5 + 0.1 * n_rows)
+    rows_PRL = np.stack(list(panels.values()))
+    n_panels, n_rows, n_distances = rows_PRL.shape
+    height = 1.2 + n_panels * (0.5 + 0.1 * n_rows)
     figure = new_figure(5.6, min(18.0, max(3.4, height)))
-    all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    largest = max(float(panel.max()) for panel in panels.values())
-    norm = LogNorm(0.1 / n_distances, largest)  # from a tenth of uniform attention on
-    for axes, (name, rows) in zip(all_axes, panels.items(), strict=True):
-        image = _draw_heads(axes, rows, n_head, norm)
+    all_axes = figure.subplots(
+        n_panels,
+        1,
+        sharex=True,
+        squeeze=False,
+    )[:, 0]
+    norm = LogNorm(0.1 / n_distances, float(rows_PRL.max()))  # from a tenth of uniform attention on
+    for axes, name, rows_RL in zip(all_axes, panels, rows_PRL, strict=True):
+        image = _draw_heads(axes, rows_RL, n_head, norm)
         axes.set_title(name, fontsize=10)
     all_axes[-1].set_xlabel("relative position j − i (tokens)")
-    bar = figure.colorbar(image, ax=list(all_axes), pad=0.02, extend="min", location="bottom", aspect=40)
-    bar.set_label(f"mean attention (share of 1); white line: evenly spread, 1/{n_distances}", fontsize=9)
+    figure.supylabel(f"heads 1 … {n_head} of each layer", fontsize=9)
+    bar = figure.colorbar(
+        image, ax=list(all_axes), pad=0.02, extend="min", location="bottom", aspect=40
+    )
+    bar.set_label(
+        f"mean attention (share of 1); white line: evenly spread, 1/{n_distances}", fontsize=9
+    )
     bar.ax.axvline(1 / n_distances, color="white", linewidth=1.6)
+    bar.ax.tick_params(which="minor", labelbottom=False)
     figure.suptitle(textwrap.fill(title, 56), fontsize=11)
     save_figure(figure, stem)
 
@@ -85,13 +99,18 @@ def _draw_heads(axes: Axes, rows_RL: Array, n_head: int, norm: LogNorm) -> AxesI
     n_rows, n_distances = rows_RL.shape
     extent = (-n_distances + 0.5, 0.5, n_rows - 0.5, -0.5)
     shown = np.maximum(rows_RL[:, ::-1], norm.vmin or 0.0)
-    image = axes.imshow(shown, norm=norm, aspect="auto", interpolation="nearest", extent=extent)
-    layers = range(n_rows // n_head)
-    centres = [(layer + 0.5) * n_head - 0.5 for layer in layers]
-    axes.set_yticks(centres, [f"layer {layer + 1}" for layer in layers])
-    axes.set_ylabel(f"heads 1 … {n_head} of each layer", fontsize=9)
-    for layer in layers[1:]:
-        axes.axhline(layer * n_head - 0.5, color="white", linewidth=1.2)
+    image = axes.imshow(
+        shown,
+        norm=norm,
+        aspect="auto",
+        interpolation="nearest",
+        extent=extent,
+    )
+    first_rows = np.arange(0, n_rows, n_head)
+    names = [f"layer {layer + 1}" for layer in range(len(first_rows))]
+    axes.set_yticks(first_rows + n_head / 2 - 0.5, names)
+    for row in first_rows[1:]:
+        axes.axhline(row - 0.5, color="white", linewidth=1.2)
     return image
 
 
@@ -109,28 +128,34 @@ def draw_text(stem: Path, text: TextAttention, heads: list[str], title: str) -> 
     """
     columns = [printable(symbol) for symbol in text.context[-MOST_COLUMNS:]]
     rows = [printable(symbol) for symbol in text.targets]
-    letters = max(len(column) for column in columns)
-    letters_of_rows = max(len(row) for row in rows)
-    column_width = 0.085 if letters == 1 else 0.115
+    letters = max(map(len, columns))
     # Panels with few columns must still be wide enough for their titles.
-    width = max(6.5, len(columns) * column_width) + 0.075 * letters_of_rows + 0.5
-    panel_height = 0.115 * len(rows) + 0.55 + 0.075 * letters
-    figure = new_figure(width, len(heads) * panel_height + 1.8)
-    largest = max(float(text.weights[head].max()) for head in heads) or 1.0  # 0: no target sees a token
+    width = 1.0 + max(6.5, 0.1 * len(columns))
+    panel_height = 0.55 + 0.115 * len(rows) + 0.075 * letters
+    figure = new_figure(width, 1.8 + len(heads) * panel_height)
+    largest = max(float(text.weights[head].max()) for head in heads)
     norm = LogNorm(largest / 1e3, largest)
-    for axes, head in zip(figure.subplots(len(heads), 1, squeeze=False)[:, 0], heads, strict=True):
+    all_axes = figure.subplots(len(heads), 1, squeeze=False)[:, 0]
+    for axes, head in zip(all_axes, heads, strict=True):
         image = _draw_weights(axes, text.weights[head], len(columns), norm)
         layer, number = head.split(":")
-        axes.set_title(f"layer {layer}, head {number}", fontsize=10, loc="left")
+        axes.set_title(
+            f"layer {layer}, head {number}",
+            fontsize=10,
+            loc="left",
+        )
         axes.set_xticks(range(len(columns)), columns, rotation=0 if letters == 1 else 90)
         axes.set_yticks(range(len(rows)), rows)
         axes.tick_params(length=0, pad=2, labelsize=6.5, labelfontfamily=FONT)
         axes.set_ylabel("target (token to predict)", fontsize=9)
     axes.set_xlabel("token of the memory, oldest on the left")
-    bar = figure.colorbar(image, ax=figure.axes, pad=0.01, aspect=60, extend="min", location="bottom")
-    bar.set_label("attention (share of 1); others in the same shade of grey", fontsize=9)
-    meaning = Patch(color=colormaps["Oranges"](0.7), label="the 20 % of the memory that the target attends to most")
-    figure.legend(handles=[meaning], loc="outside lower center", frameon=False, fontsize=9)
+    bar = figure.colorbar(
+        image, ax=list(all_axes), pad=0.01, aspect=60, extend="min", location="bottom"
+    )
+    words = (
+        "attention (share of 1); orange: the 20 % that a target attends to most, grey: the others"
+    )
+    bar.set_label(words, fontsize=9)
     figure.suptitle(title, fontsize=11, parse_math=False)
     save_figure(figure, stem)
 
@@ -140,34 +165,41 @@ def _draw_weights(axes: Axes, weights_QC: Array, n_columns: int, norm: LogNorm) 
     seen = weights_QC[:, -n_columns:]
     marked = most_attended(weights_QC)[:, -n_columns:]
     shown = np.maximum(seen, norm.vmin or 0.0)
-    options: dict[str, Any] = {"norm": norm, "aspect": "auto", "interpolation": "nearest"}
-    axes.imshow(np.ma.masked_where(marked | (seen == 0), shown), cmap="Greys", **options)
-    return axes.imshow(np.ma.masked_where(~marked, shown), cmap="Oranges", **options)
+    options: dict[str, Any] = {
+        "norm": norm,
+        "aspect": "auto",
+        "interpolation": "nearest",
+    }
+    axes.imshow(
+        np.ma.masked_where(marked | (seen == 0), shown),
+        cmap="Greys",
+        **options,
+    )
+    return axes.imshow(
+        np.ma.masked_where(~marked, shown),
+        cmap="Oranges",
+        **options,
+    )
 
 
 def printable(symbol: str) -> str:
     """Return a token in glyphs of the font: signs for white space, escapes for what has no glyph, long words cut."""
-    if symbol in SIGNS:
-        return SIGNS[symbol]
     font = font_manager.get_font(font_manager.findfont(FONT))
-    letters = []
+    word = ""
     for letter in symbol:
         if letter in SIGNS:
-            letters.append(SIGNS[letter])
+            word += SIGNS[letter]
         elif letter.isprintable() and font.get_char_index(ord(letter)):
-            letters.append(letter)
+            word += letter
         else:
-            letters.append(ascii(letter)[1:-1])
-    word = "".join(letters)
+            word += ascii(letter)[1:-1]
     if len(word) > MOST_LETTERS:
         word = word[: MOST_LETTERS - 1] + "…"
     return plain_text(word)
 
 
 def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
-    """Mark the fifth of the C tokens with the most attention in every row; of equal ones, the later."""
+    """Mark the fifth of the C tokens with the most attention in every row."""
     n_marked = max(1, round(MARKED_SHARE * weights_QC.shape[1]))
-    likeliest = np.argsort(weights_QC, axis=1, kind="stable")[:, -n_marked:]
-    marked = np.zeros(weights_QC.shape, dtype=bool)
-    np.put_along_axis(marked, likeliest, True, axis=1)
-    return marked & (weights_QC > 0)
+    least_Q1 = np.sort(weights_QC, axis=1)[:, [-n_marked]]
+    return (weights_QC >= least_Q1) & (weights_QC > 0)

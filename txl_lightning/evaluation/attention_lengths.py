@@ -1,9 +1,10 @@
-"""Sweeps of the attention length: the columns of Table 6, on every split or chosen on one."""
+"""The attention length that is best on one split, and the losses of all splits at this length: columns of Table 6."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,11 @@ from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import Table, write_markdown
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol
-from txl_lightning.evaluation.scores import SplitScores
+from txl_lightning.evaluation.scores import SplitScores, number_with_error
 from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.runs.metrics import loss_unit, unit_name
 
-DIGITS = {"ppl": 2, "bpc": 3, "bpb": 3}  # printed
+DIGITS = {"ppl": 2, "bpc": 3, "bpb": 3}  # of Table 6
 
 
 class AtLength(NamedTuple):
@@ -33,97 +34,71 @@ class AtLength(NamedTuple):
         return {"attention_length": self.length, **scores.row(self.protocol)}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Attention lengths of a sweep.
-
-    Args:
-        init: the lengths of training.
-        others: ascending; empty for a model without attention lengths.
-    """
-
-    init: AtLength
-    others: list[AtLength]
-
-    @property
-    def length_option(self) -> str:
-        """Option that sets the attention length."""
-        return self.init.protocol.length_option
-
-    @property
-    def limit(self) -> int | None:
-        """Longest attention of the model; None for no limit."""
-        return self.init.protocol.limit
-
-
-def plan_lengths(protocol: Protocol, options: EvaluateOptions) -> Plan:
-    """Return the lengths of training, and `attention_lengths`, as far as the model sees.
+def lengths_to_try(protocol: Protocol, options: EvaluateOptions) -> list[AtLength]:
+    """Return training's lengths, then `attention_lengths`, ascending, as far as the model sees.
 
     Raises:
         OptionError: the model has no attention, or a length is not given or not allowed.
     """
     init = protocol.at_training_lengths()
     lengths = options.attention_lengths
-    if options.select_on is not None and protocol.fixed:
-        return Plan(AtLength(None, init), [])
-    require(protocol.fixed is None, "attention_lengths", lengths, f"must be null: {protocol.fixed}")
-    needed = "must be given with select_on: lengths to choose from"
-    require(lengths is not None, "attention_lengths", lengths, needed)
+    if protocol.fixed is not None:
+        allowed = f"must be null: {protocol.fixed}"
+        require(lengths is None, "attention_lengths", lengths, allowed)
+        return [AtLength(None, init)]
+    allowed = "must be given with select_on: lengths to choose from"
+    require(lengths is not None, "attention_lengths", lengths, allowed)
     limit = protocol.limit or math.inf
     trained = training_lengths(protocol.trained.config).attention_length
-    others = []
+    tried = [AtLength(int(min(trained, limit)), init)]
     for length in sorted({int(min(length, limit)) for length in lengths or ()}):
         at_length = protocol.at_attention_length(length)
         at_length.settings()  # raises for a length that is not allowed, before anything is scored
-        others.append(AtLength(length, at_length))
-    return Plan(AtLength(int(min(trained, limit)), init), others)
+        tried.append(AtLength(length, at_length))
+    return tried
 
 
-def sweep_split(plan: Plan, scores: SplitScores) -> tuple[dict[str, Any], AtLength]:
+def sweep_split(tried: Sequence[AtLength], scores: SplitScores) -> tuple[dict[str, Any], AtLength]:
     """Score a split at every length; return its entry `sweep` and the best length.
 
     The tolerance is half of the last digit printed: 0.005 ppl or 0.0005 bits.
     """
     unit = loss_unit(scores.corpus.vocabulary.level)
     tolerance = 0.5 * 10 ** -DIGITS[unit]
-    candidates = [plan.init, *plan.others]
-    rows = [candidate.row(scores) for candidate in candidates]
-    losses = [row[unit] for row in rows]
-    last_to_first = losses[::-1]
-    best = len(losses) - 1 - int(np.argmin(last_to_first))  # of equal losses, the longest
-    good_enough = [row["attention_length"] for row in rows if row[unit] <= losses[best] + tolerance]
+    rows = [at_length.row(scores) for at_length in tried]
+    best = min(row[unit] for row in rows)
+    best_place = max(
+        place for place, row in enumerate(rows) if row[unit] == best
+    )  # of equal ones the longest
+    good_enough = [row["attention_length"] for row in rows if row[unit] <= best + tolerance]
     sweep = {
-        "length_option": plan.length_option,
-        "limit": plan.limit,
+        "length_option": tried[0].protocol.length_option,
         "unit": unit,
         "tolerance": tolerance,
         "init": rows[0],
-        "best": {**rows[best], "below_init": below_init(plan, candidates[best], scores)},
+        "best": rows[best_place],
         "attention_length": min(good_enough),
         "lengths": rows[1:],
     }
-    return sweep, candidates[best]
+    return sweep, tried[best_place]
 
 
-def below_init(plan: Plan, at_length: AtLength, scores: SplitScores) -> dict[str, Any] | None:
-    """Return the difference of the losses at training's lengths and at another length, by token."""
-    return scores.difference(scores.losses(plan.init.protocol), scores.losses(at_length.protocol))
-
-
-def score_selected(plan: Plan, best: AtLength, scores: SplitScores, directory: Path | None) -> dict[str, Any]:
-    """Score a split at the lengths of training and at the best length of another split.
+def score_selected(
+    init: AtLength, best: AtLength, scores: SplitScores, directory: Path | None
+) -> dict[str, Any]:
+    """Score a split at the lengths of training and at the best length of a split.
 
     Args:
-        plan: the lengths.
-        best: the best one on the other split.
+        init: the lengths of training.
+        best: the best one on the split that chooses.
         scores: scores of the split.
         directory: folder for the losses of all tokens; None to write none.
     """
-    at_init = plan.init.row(scores)
+    at_init = init.row(scores)
     at_best = best.row(scores)
+    init_losses = scores.losses(init.protocol)
+    best_losses = scores.losses(best.protocol)
     if directory is not None:
-        init_losses = scores.losses(plan.init.protocol)
-        best_losses = scores.losses(best.protocol)
         at_init["losses"] = scores.write_losses(init_losses, "_init", directory)
         at_best["losses"] = at_init["losses"]
         if best_losses is not init_losses:
@@ -132,7 +107,7 @@ def score_selected(plan: Plan, best: AtLength, scores: SplitScores, directory: P
         "attention_length": best.length,
         "init": at_init,
         "best": at_best,
-        "below_init": below_init(plan, best, scores),
+        "below_init": scores.difference(init_losses, best_losses),
     }
 
 
@@ -144,87 +119,66 @@ def first_tokens(corpus: Corpus, split: str, n: int | None) -> Corpus:
     documents = dict(corpus.documents)
     if corpus.sentences:
         starts = np.asarray(documents[split])
-        n_kept = max(1, int(np.searchsorted(starts, n, side="right")) - 1)
-        n = int(starts[n_kept])
-        documents[split] = starts[:n_kept]
+        n_sentences = max(1, int(np.searchsorted(starts, n, side="right")) - 1)
+        n = int(starts[n_sentences])
+        documents[split] = starts[:n_sentences]
     splits = dict(corpus.splits)
     splits[split] = tokens[:n]
     return replace(corpus, splits=splits, documents=documents)
 
 
-def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) -> list[str]:
+def write_sweep(results: dict[str, Any], chosen_on: str, directory: Path) -> list[str]:
     """Write `attention_lengths.md` and `attention_lengths.svg|png`.
 
     Args:
-        results: contents of `evaluation.json`, with a sweep of at least one split.
-        splits: names of the splits.
+        results: contents of `evaluation.json`.
+        chosen_on: the split that was swept.
         directory: folder for the files.
 
     Returns:
         Lines to print: the table and its notes.
     """
-    sweeps = {split: results[split]["sweep"] for split in splits if "sweep" in results[split]}
-    sweep = next(iter(sweeps.values()))
-    _draw_sweeps(sweeps, results["corpus"], directory)
-    limit = ""
-    if sweep["limit"] is not None:
-        limit = f", at most {sweep['limit']}: positions beyond are not trained"
-    over = results[splits[0]]["standard_error"]["over"]
+    sweep = results[chosen_on]["sweep"]
+    unit = sweep["unit"]
+    corpus = results["corpus"]
+    losses = {}
+    for row in (sweep["init"], *sweep["lengths"]):
+        losses[row["attention_length"]] = row[unit]
+    lengths = sorted(losses)
+    curves = {chosen_on: [(lengths, [losses[length] for length in lengths])]}
+    title = f"Loss by attention length, {corpus['name']}"
+    y_label = unit_name(corpus["level"])
+    line_figure(
+        directory / "attention_lengths", curves, "attention length (tokens)", y_label, title
+    )
     return write_markdown(
         directory / "attention_lengths.md",
-        table_6(results, splits),
+        table_6(results, unit),
         "",
-        f"The attention length is set by {sweep['length_option']}{limit}. Its column has the shortest length within "
-        f"{sweep['tolerance']:g} {sweep['unit']} of the best. Streams start {results['streams_start']}.",
-        f"±: standard error over {over}; of differences, the error of the token-by-token differences.",
+        f"The attention length is set by {sweep['length_option']}. The best one on {chosen_on} is "
+        f"{sweep['best']['attention_length']}; the shortest within {sweep['tolerance']:g} {unit} of it is "
+        f"{sweep['attention_length']}. Streams start {results['streams_start']}.",
+        f"±: standard error over {results[chosen_on]['standard_error']['over']}; of differences, the error of the "
+        "token-by-token differences.",
     )
 
 
-def _draw_sweeps(sweeps: dict[str, dict[str, Any]], corpus: dict[str, Any], directory: Path) -> None:
-    curves: dict[str, Any] = {}
-    for split, sweep in sweeps.items():
-        losses = {}
-        for row in (sweep["init"], *sweep["lengths"]):
-            losses[row["attention_length"]] = row[sweep["unit"]]
-        lengths = sorted(losses)
-        curves[split] = [(lengths, [losses[length] for length in lengths])]
-    title = f"Loss by attention length, {corpus['name']}"
-    path = directory / "attention_lengths"
-    line_figure(path, curves, "attention length (tokens)", unit_name(corpus["level"]), title)
-
-
-def table_6(results: dict[str, Any], splits: list[str]) -> Table:
-    """Return a row for each split: at training's lengths, the best, and the shortest within tolerance.
-
-    A split without sweep has the loss at the length that was chosen on another split, and that length.
-    """
-    unit = loss_unit(results["corpus"]["level"])
+def table_6(results: dict[str, Any], unit: str) -> Table:
+    """Return a row for each split: the losses at training's lengths and at the chosen length, and their difference."""
+    digits = DIGITS[unit]
     rows = []
-    for split in splits:
-        if "sweep" in results[split]:
-            scores = results[split]["sweep"]
-            difference = scores["best"]["below_init"]
-            length = f"{scores['attention_length']}"
-        else:
-            scores = results[split]["selected"]
-            difference = scores["below_init"]
-            length = f"{scores['attention_length']} (best on {scores['chosen_on']})"
+    for split, entry in results.items():
+        if not isinstance(entry, dict) or "selected" not in entry:
+            continue
+        selected = entry["selected"]
+        difference = "–"
+        if selected["below_init"] is not None:
+            difference = number_with_error(selected["below_init"], unit, digits + 1)
         row = {
             "split": split,
-            f"{unit} at training's lengths": _with_error(scores["init"], unit, DIGITS[unit]),
-            f"{unit} best": _with_error(scores["best"], unit, DIGITS[unit]),
-            "difference": _with_error(difference, unit, DIGITS[unit] + 1),
-            "attention length": length,
+            f"{unit} at training's lengths": number_with_error(selected["init"], unit, digits),
+            f"{unit} at the best length": number_with_error(selected["best"], unit, digits),
+            "difference": difference,
         }
         rows.append(row)
     return rows
-
-
-def _with_error(row: dict[str, Any] | None, unit: str, digits: int) -> str:
-    if row is None:
-        return "–"
-    number = f"{row[unit]:.{digits}f}"
-    error = row["standard_error"][unit]
-    if error is None:
-        return number
-    return f"{number} ± {error:.{digits}f}"

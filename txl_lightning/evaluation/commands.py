@@ -41,7 +41,9 @@ def options_as_typed() -> Iterator[None]:
     try:
         yield
     except OptionError as error:
-        raise OptionError(error.option.removeprefix("evaluation."), error.value, error.allowed) from error
+        raise OptionError(
+            error.option.removeprefix("evaluation."), error.value, error.allowed
+        ) from error
 
 
 def chosen_device(accelerator: str) -> torch.device:
@@ -81,7 +83,9 @@ def corpus_and_split(trained: TrainedModel, options: Any, default: str) -> tuple
     split = options.split
     if split is None:
         split = WHOLE if is_other_text(options.data_path, [trained]) else default
-    return checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE), split
+    return checkpoint_corpus(
+        trained, options.checkpoint, options.data_path, whole=split == WHOLE
+    ), split
 
 
 def write_markdown(path: Path | None, *parts: Table | str) -> list[str]:
@@ -91,37 +95,33 @@ def write_markdown(path: Path | None, *parts: Table | str) -> list[str]:
         if isinstance(part, str):
             lines.append(escape(part))
         else:
-            header = list(part[0])
-            cells = [list(row.values()) for row in part]
-            lines += markdown_table(header, cells).splitlines()
+            rows = [list(row.values()) for row in part]
+            lines += markdown_table(list(part[0]), rows).splitlines()
     if path is not None:
         write_text(path, "\n".join(lines) + "\n")
     return lines
 
 
-def log_results(
-    command: str, results: dict[str, Any], options: Any, directory: Path, curves: Mapping[str, Any] | None = None
-) -> None:
-    """Log the results of a command as a W&B run, if `logger=wandb`: its JSON as summary, figures and pages as panels.
+def log_results(command: str, results: dict[str, Any], options: Any, directory: Path) -> None:
+    """Log a command as a W&B run, if `logger=wandb`: its JSON as summary, its figures and pages as panels.
 
     Args:
         command: name of the command, before the names of all panels.
         results: contents of its JSON file.
         options: options of the command, shown beside the run.
         directory: folder of the command.
-        curves: by panel, x, named curves over it, the name of x and a title, to be logged as line series.
     """
     if "wandb" not in options.logger.names:
         return
-    from txl_lightning.reporting.wandb_panels import log_file, log_line_series, start_run
+    from txl_lightning.reporting.wandb_panels import log_file, start_run
 
     run = start_run(directory, options.logger, command, plain(options))
     run.summary.update(results)
-    for panel, series in (curves or {}).items():
-        log_line_series(run, f"{command}/{panel}", *series)
+    begun = 0
     config = directory / "config.yaml"
-    since = config.stat().st_mtime_ns if config.exists() else 0  # older figures belong to an earlier command
-    for path in sorted([*directory.glob("*.png"), *directory.glob("*.html")]):
-        if path.stat().st_mtime_ns >= since:
+    if config.exists():
+        begun = config.stat().st_mtime_ns  # older figures belong to an earlier command
+    for path in sorted(directory.iterdir()):
+        if path.suffix in (".png", ".html") and path.stat().st_mtime_ns >= begun:
             log_file(run, f"{command}/{path.stem}", path)
     run.finish()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from txl_lightning.config.lengths import training_lengths
 from txl_lightning.config.schemas import check_values
@@ -21,8 +20,13 @@ from txl_lightning.evaluation.commands import corpus_and_split, open_checkpoint,
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.protocol import Protocol
-from txl_lightning.evaluation.texts import OpenDocument, document_pattern, encode_open, split_documents
-from txl_lightning.files import write_atomically, write_json
+from txl_lightning.evaluation.texts import (
+    begun_document,
+    document_pattern,
+    encode_open,
+    last_document,
+)
+from txl_lightning.files import write_json
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -32,8 +36,7 @@ from txl_lightning.runs.trained import TrainedModel
 
 MOST_SHOWN = 40  # characters of a prompt in a message
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
-CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-NO_ID = -1  # in `samples.npy`
+CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
 
 Write = Callable[[str], None]
 
@@ -41,14 +44,16 @@ Write = Callable[[str], None]
 def show(text: str) -> None:
     """Print text at once; characters that the terminal cannot encode become `?`."""
     encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, errors="replace").decode(encoding), end="", flush=True)
+    print(
+        text.encode(encoding, errors="replace").decode(encoding),
+        end="",
+        flush=True,
+    )
 
 
 @options_as_typed()
 def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[str]:
-    """Draw and print the samples, the first one as it is drawn; write `generation.json`.
-
-    For ids write `samples.npy` too: [samples, n_tokens], prompt by prompt; -1 after the end of a sample that stopped.
+    """Draw the samples one after the other, print them as they are drawn, and write `generation.json`.
 
     Args:
         options: options of the command.
@@ -63,30 +68,37 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     """
     check_options(options)
     trained = open_checkpoint(options)
+    vocabulary = trained.vocabulary
+    stops = checked_stops(options.stop, vocabulary)
+    prompt = read_prompt(options, trained)
+    text_of_prompt = vocabulary.decode(prompt.numbers)
     samples = []
-    for prompt in read_prompts(options, trained):
-        for number in range(options.n_samples):
-            samples.append(Sample(prompt, number + 1, Ending(options.stop, trained.vocabulary)))
+    started = time.perf_counter()
     precision = chosen_precision(options.precision, options.accelerator)
-    with autocast(precision, device_of(trained.model)):  # cached inference checks that autocast stays the same
+    with autocast(
+        precision, device_of(trained.model)
+    ):  # cached inference checks that autocast stays the same
         model, context = with_context(trained, options)
-        speed = write_samples(draw_tokens(model, trained, options, samples), samples, trained.vocabulary, write)
+        write(f"--- {prompt.title}\n{visible(text_of_prompt)}\n")
+        for number in range(options.n_samples):
+            write(f"--- sample {number + 1}\n")
+            drawn = draw_tokens(model, trained, options, prompt.tokens, options.seed + number)
+            tokens = write_sample(drawn, prompt, vocabulary, stops, write)
+            samples.append({"text": vocabulary.decode(tokens), "tokens": tokens})
+    seconds = time.perf_counter() - started
+    n_drawn = sum(len(sample["tokens"]) for sample in samples)
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        **entries_of_prompts(samples, options, trained.vocabulary),
-        "options": sampling_facts(options, precision),
+        "prompt": {**prompt.source, "text": text_of_prompt, "tokens": prompt.numbers},
+        "continuation": prompt.continuation,
+        "samples": samples,
         "context": context,
-        **speed,
+        "precision": precision,
+        "seconds": round(seconds, 4),
     }
-    if trained.vocabulary.level == "ids":
-        write_ids([sample.tokens for sample in samples], directory / "samples.npy")
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    n_drawn = sum(len(sample.tokens) for sample in samples)
-    rate = ""
-    if speed["tokens_per_second"]:
-        rate = f", {speed['tokens_per_second']:,.0f} a second"
-    write(f"{n_drawn:,} tokens{rate}; {context}\n")
+    write(f"---\n{n_drawn:,} tokens, {n_drawn / seconds:,.0f} a second; {context}\n")
     return []
 
 
@@ -96,15 +108,38 @@ def check_options(options: GenerateOptions) -> None:
     Raises:
         OptionError: naming one of them.
     """
-    names = ("prompt", "prompts", "prompt_ids", "context")
+    names = ("prompt", "prompt_ids", "context")
     given = [name for name in names if getattr(options, name) is not None]
     name = given[-1] if given else "prompt"
-    require(len(given) == 1, name, getattr(options, name), f"one of {', '.join(names)} must be given")
+    allowed = f"one of {', '.join(names)} must be given"
+    require(
+        len(given) == 1,
+        name,
+        getattr(options, name),
+        allowed,
+    )
     check_values(options)
     check_sampling(options.top_k, options.top_p, options.temperature)
-    position = options.position
-    fits = position is None or (options.context is not None and position >= 0)
-    require(fits, "position", position, "must be an integer >= 0, with context=N")
+    if options.position is not None:
+        fits = options.context is not None and options.position >= 0
+        require(fits, "position", options.position, "must be an integer >= 0, with context=N")
+
+
+def checked_stops(stop: Any, vocabulary: Vocabulary) -> list[Any]:
+    """Return the texts and ids that end a sample.
+
+    Raises:
+        OptionError: `stop` has something else.
+    """
+    if stop is None:
+        return []
+    stops = stop if isinstance(stop, list) else [stop]
+    allowed = f"must be texts, or ids from 0 to {len(vocabulary) - 1}, or one of them"
+    for value in stops:
+        is_text = isinstance(value, str) and value != ""
+        is_id = type(value) is int and 0 <= value < len(vocabulary)
+        require(is_text or is_id, "stop", stop, allowed)
+    return stops
 
 
 def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
@@ -121,8 +156,10 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         window = training_lengths(config).window
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
-    mem_len = config.evaluation.mem_len if options.mem_len is None else options.mem_len
-    protocol = Protocol(trained, replace(config.evaluation, mem_len=mem_len, ext_len=0), clamped=True)
+    evaluation = replace(config.evaluation, ext_len=0)
+    if options.mem_len is not None:
+        evaluation.mem_len = options.mem_len
+    protocol = Protocol(trained, evaluation, clamped=True)
     memory = protocol.lengths.memory
     require(bool(memory), "mem_len", memory, "must be given: the run was evaluated without memory")
     return protocol.model(), f"memory of {memory:,} tokens"
@@ -133,94 +170,78 @@ class Prompt:
     """Tokens to continue.
 
     Args:
-        tokens: at least one; -1 - token where a document begins, for a run with `memory.reset=document`.
+        numbers: all tokens, at least one.
+        tokens: those that the model reads: from the last start of a document on, for a run with
+            `memory.reset=document`.
         title: description, for printing.
         source: origin of the tokens, as `generation.json` states it.
-        continuation: tokens that follow in the corpus; None for a typed text.
+        continuation: text that follows in the corpus; None for a typed text.
     """
 
+    numbers: list[int]
     tokens: list[int]
     title: str
     source: dict[str, Any]
-    continuation: list[int] | None = None
-
-    @property
-    def numbers(self) -> list[int]:
-        """Token numbers without marks."""
-        return without_marks(np.array(self.tokens)).tolist()
+    continuation: str | None = None
 
 
-def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt]:
-    """Return the tokens to continue, of one prompt or several.
+def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
+    """Return the tokens to continue.
 
     Raises:
-        UserError: there is no prompt, one has a symbol that is not in the vocabulary, the corpus is not usable, or the
-            position is not in it.
+        UserError: the prompt has a symbol that is not in the vocabulary, the corpus is not usable, or the position is
+            not in it.
     """
     if options.context is not None:
-        return [context_prompt(options, trained)]
-    if options.prompt_ids is not None:
-        return [prompt_of_ids(options.prompt_ids, len(trained.vocabulary))]
-    if options.prompt is not None:
-        return [typed_prompt(options.prompt, trained)]
-    texts = options.prompts or []
-    require(bool(texts), "prompts", texts, "must have at least one prompt")
-    prompts = []
-    for number, text in enumerate(texts, 1):
-        prompt = typed_prompt(text, trained, "prompts")
-        prompts.append(replace(prompt, title=f"{prompt.title}, {number}"))
-    return prompts
+        return context_prompt(options, trained, options.context)
+    if options.prompt_ids is None:
+        return typed_prompt(options.prompt or "", trained)
+    ids = list(options.prompt_ids)
+    vocab_size = len(trained.vocabulary)
+    fits = bool(ids) and min(ids) >= 0 and max(ids) < vocab_size
+    require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {vocab_size - 1}")
+    return Prompt(
+        ids,
+        ids,
+        f"prompt of {len(ids)} ids",
+        {"prompt_ids": ids},
+    )
 
 
-def typed_prompt(text: str, trained: TrainedModel, option: str = "prompt") -> Prompt:
+def typed_prompt(text: str, trained: TrainedModel) -> Prompt:
     """Encode a text as the corpus is; words that are not in the vocabulary become `<unk>`.
-
-    Args:
-        text: the prompt.
-        trained: contents of the checkpoint.
-        option: option that gave it, for errors.
 
     Raises:
         OptionError: a byte or character is not in the vocabulary, or a word is not and there is no `<unk>`.
     """
     vocabulary = replace(trained.vocabulary, lenient=False)
     shown = f"{text!r:.{MOST_SHOWN}}"
-    tokens: list[int] = []
+    pattern = document_pattern(trained)
     try:
-        for document in split_documents(text, document_pattern(trained)):
-            of_document = encode_open(vocabulary, document, trained.closed_sentences)
-            if tokens and of_document:
-                of_document[0] = -1 - of_document[0]
-            tokens += of_document
+        numbers = encode_open(vocabulary, text, trained.closed_sentences)
+        tokens = numbers
+        if pattern is not None:
+            tokens = encode_open(vocabulary, last_document(text, pattern), trained.closed_sentences)
     except UserError as error:
-        raise OptionError(option, shown, str(error)) from error
-    require(bool(tokens), option, shown, "must have at least one token of the checkpoint's vocabulary")
+        raise OptionError("prompt", shown, str(error)) from error
+    require(
+        bool(tokens), "prompt", shown, "must have at least one token of the checkpoint's vocabulary"
+    )
+    title = "prompt"
     unknown: list[str] = []
     if vocabulary.level == "word":
         unknown = [word for word in dict.fromkeys(text.split()) if word not in vocabulary.numbers]
-    title = "prompt"
     if unknown:
-        words = ", ".join(repr(word) for word in unknown)
-        title += f" ({words} read as {vocabulary.symbols[vocabulary.unknown]})"
-    return Prompt(tokens, title, {"prompt": text, "unknown": unknown})
+        title += (
+            f" ({', '.join(map(repr, unknown))} read as {vocabulary.symbols[vocabulary.unknown]})"
+        )
+    return Prompt(numbers, tokens, title, {"prompt": text, "unknown": unknown})
 
 
-def prompt_of_ids(ids: list[int], vocab_size: int) -> Prompt:
-    """Return the prompt of a list of ids.
-
-    Raises:
-        OptionError: one is not in the vocabulary, or there is none.
-    """
-    fits = bool(ids) and all(0 <= number < vocab_size for number in ids)
-    require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {vocab_size - 1}")
-    return Prompt(list(ids), f"prompt of {len(ids)} ids", {"prompt_ids": list(ids)})
-
-
-def context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
-    """Return `context` consecutive tokens of a split, and the tokens that follow."""
+def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: int) -> Prompt:
+    """Return consecutive tokens of a split, and the text that follows."""
     corpus, split = corpus_and_split(trained, options, "test")
     tokens = corpus.splits[split]
-    n_context = options.context or 0
     last = len(tokens) - n_context
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
     require(last >= 0, "context", n_context, allowed)
@@ -229,8 +250,15 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
         # Leave room for the whole continuation if the split is long enough.
         n_places = max(last - options.n_tokens, 0) + 1
         position = int(np.random.default_rng(options.seed).integers(n_places))
-    require(position <= last, "position", position, f"must be in 0 … {last} with context={n_context}")
+    require(
+        position <= last, "position", position, f"must be in 0 … {last} with context={n_context}"
+    )
     end = position + n_context
+    context = np.asarray(tokens[position:end])
+    begins = np.flatnonzero(context < 0)  # marks of documents
+    read = context
+    if document_pattern(trained) is not None and len(begins):
+        read = without_marks(context[begins[-1] :])
     source = {
         "corpus": corpus.name,
         "sha256": corpus.checksum,
@@ -239,82 +267,30 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
         "context": n_context,
     }
     title = f"context: {n_context} tokens of {corpus.name} ({split}) from token {position:,} on"
-    following = without_marks(tokens[end : end + options.n_tokens])
-    return Prompt(tokens[position:end].tolist(), title, source, following.tolist())
-
-
-class Ending:
-    """Tells whether a sample has ended: with one of the ids, or with a token that completes one of the texts.
-
-    Args:
-        stop: texts or ids, or one of them; None for neither.
-        vocabulary: vocabulary of the tokens.
-
-    Raises:
-        OptionError: `stop` has something else.
-    """
-
-    def __init__(self, stop: Any, vocabulary: Vocabulary) -> None:
-        stops = stop if isinstance(stop, list) else [stop]
-        self.ids: list[int] = []
-        self.texts: list[str] = []
-        for one in stops:
-            if isinstance(one, str) and one:
-                self.texts.append(one)
-            elif type(one) is int and 0 <= one < len(vocabulary):
-                self.ids.append(one)
-            elif stop is not None:
-                allowed = f"must be texts, or ids from 0 to {len(vocabulary) - 1}, or one of them"
-                raise OptionError("stop", stop, allowed)
-        self.longest = max((len(text) for text in self.texts), default=0)
-        self.decoder = StreamDecoder(vocabulary)
-        self.text = ""
-
-    def after(self, token: int) -> bool:
-        """Return whether the sample ends with this token."""
-        if self.texts:
-            self.text = self.text[-self.longest :] + self.decoder.feed([token])
-        return token in self.ids or any(text in self.text for text in self.texts)
-
-
-@dataclass
-class Sample:
-    """Continuation of a prompt.
-
-    Args:
-        prompt: the prompt.
-        number: place among the samples of the prompt, from 1.
-        ending: tells where it ends.
-        tokens: drawn tokens.
-        ended: whether it has ended.
-    """
-
-    prompt: Prompt
-    number: int
-    ending: Ending
-    tokens: list[int] = field(default_factory=list)
-    ended: bool = False
-
-    def add(self, token: int) -> None:
-        """Add a drawn token, unless the sample has ended."""
-        if not self.ended:
-            self.tokens.append(token)
-            self.ended = self.ending.after(token)
+    following = trained.vocabulary.decode(without_marks(tokens[end : end + options.n_tokens]))
+    return Prompt(
+        without_marks(context).tolist(),
+        read.tolist(),
+        title,
+        source,
+        following,
+    )
 
 
 def draw_tokens(
-    model: GenerativeModel, trained: TrainedModel, options: GenerateOptions, samples: Sequence[Sample]
-) -> Iterator[Tensor]:
-    """Yield the next token of every sample, [S].
-
-    With `memory.reset=document` a sample that begins a document is continued from this document alone.
-    """
+    model: GenerativeModel,
+    trained: TrainedModel,
+    options: GenerateOptions,
+    tokens: list[int],
+    seed: int,
+) -> Iterator[int]:
+    """Yield the tokens of a sample; where a document begins, the model goes on from this document alone."""
     vocabulary = trained.vocabulary
     reading: dict[str, Any] = {
         "top_k": options.top_k,
         "top_p": options.top_p,
         "temperature": options.temperature,
-        "seed": [torch.Generator().manual_seed(options.seed + sample.number - 1) for sample in samples],
+        "seed": torch.Generator().manual_seed(seed),
         "segment_len": trained.config.evaluation.segment_len,
         "closed_documents": trained.closed_sentences,
     }
@@ -322,102 +298,46 @@ def draw_tokens(
         reading["document_start"] = vocabulary.numbers[SENTENCE]
     pattern = document_pattern(trained)
     device = device_of(trained.model)
-    texts = [sample.prompt.tokens for sample in samples]
-    if pattern is None:
-        yield from draw(model, [torch.tensor(text, device=device) for text in texts], options.n_tokens, **reading)
-        return
-    documents = [OpenDocument(text, vocabulary, pattern) for text in texts]
+    document = list(tokens)
     n_left = options.n_tokens
     while n_left > 0:
-        visible = [torch.tensor(document.tokens, device=device) for document in documents]
-        for token_S in draw(model, visible, n_left, **reading):
-            yield token_S
+        for token_1 in draw(
+            model,
+            torch.tensor([document], device=device),
+            n_left,
+            **reading,
+        ):
+            token = int(token_1)
+            yield token
             n_left -= 1
-            begun = [document.add(token) for document, token in zip(documents, token_S.tolist(), strict=True)]
-            if any(begun):
-                break
+            document.append(token)
+            if pattern is not None:
+                begun = begun_document(document, vocabulary, pattern)
+                if begun is not None:
+                    document = begun
+                    break
 
 
-def write_samples(
-    drawn: Iterator[Tensor], samples: list[Sample], vocabulary: Vocabulary, write: Write
-) -> dict[str, float | None]:
-    """Draw the samples and write them: the first while it is drawn, the others afterwards.
-
-    Returns:
-        `prompt_seconds`, until the first token, and `tokens_per_second` after it.
-    """
-    started = time.perf_counter()
-    ended_steps = []
-    first = samples[0]
-    decoder = write_start(first, vocabulary, write)
-    for token_S in drawn:
-        ended_steps.append(time.perf_counter())
-        if not first.ended:
-            write(visible(decoder.feed(token_S[:1].tolist())))
-        for sample, token in zip(samples, token_S.tolist(), strict=True):
-            sample.add(token)
-        if all(sample.ended for sample in samples):
+def write_sample(
+    drawn: Iterator[int], prompt: Prompt, vocabulary: Vocabulary, stops: list[Any], write: Write
+) -> list[int]:
+    """Write a sample while it is drawn, up to the token that is a stop or completes one; return its tokens."""
+    decoder = StreamDecoder(vocabulary)
+    decoder.feed(prompt.numbers)
+    ending_texts = [stop for stop in stops if isinstance(stop, str)]
+    tokens = []
+    text = ""
+    for token in drawn:
+        tokens.append(token)
+        piece = decoder.feed([token])
+        write(visible(piece))
+        text += piece
+        if token in stops or any(ending in text for ending in ending_texts):
             break
     write(f"{visible(decoder.finish())}\n")
-    for sample in samples[1:]:
-        decoder = write_start(sample, vocabulary, write)
-        write(f"{visible(decoder.feed(sample.tokens))}{visible(decoder.finish())}\n")
-    write("---\n")
-    n_after_first = sum(len(sample.tokens) for sample in samples) - len(samples)
-    tokens_per_second = None
-    if n_after_first:
-        tokens_per_second = n_after_first / (ended_steps[-1] - ended_steps[0])
-    return {"prompt_seconds": round(ended_steps[0] - started, 4), "tokens_per_second": tokens_per_second}
-
-
-def write_start(sample: Sample, vocabulary: Vocabulary, write: Write) -> StreamDecoder:
-    """Write what stands before a sample, the prompt before its first one; return the decoder after the prompt."""
-    decoder = StreamDecoder(vocabulary)
-    prompt = visible(decoder.feed(sample.prompt.numbers))
-    heading = ""
-    if sample.number == 1:
-        heading = f"--- {sample.prompt.title}\n{prompt}\n"
-    write(f"{heading}--- sample {sample.number}\n")
-    return decoder
+    return tokens
 
 
 def visible(text: str) -> str:
     """Replace control characters."""
     return text.translate(CONTROL)
-
-
-def entries_of_prompts(samples: list[Sample], options: GenerateOptions, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the entries of `generation.json`: prompt, continuation and samples; of several prompts a list of these."""
-    entries = []
-    for first in range(0, len(samples), options.n_samples):
-        of_prompt = samples[first : first + options.n_samples]
-        prompt = of_prompt[0].prompt
-        continuation = None
-        if prompt.continuation is not None:
-            continuation = vocabulary.decode(prompt.continuation)
-        entry = {
-            "prompt": {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers},
-            "continuation": continuation,
-            "samples": [{"text": vocabulary.decode(one.tokens), "tokens": one.tokens} for one in of_prompt],
-        }
-        entries.append(entry)
-    if options.prompts is not None:
-        return {"prompts": entries}
-    return entries[0]
-
-
-def sampling_facts(options: GenerateOptions, precision: str) -> dict[str, Any]:
-    """Return the options of sampling as `generation.json` has them."""
-    names = ("n_tokens", "top_k", "top_p", "temperature", "stop", "n_samples", "seed")
-    facts = {name: getattr(options, name) for name in names}
-    facts["precision"] = precision
-    return facts
-
-
-def write_ids(samples: list[list[int]], path: Path) -> None:
-    """Write the ids of samples, [samples, n_tokens], as an array of numpy."""
-    longest = max(len(tokens) for tokens in samples)
-    ids = np.full((len(samples), longest), NO_ID)
-    for row, tokens in enumerate(samples):
-        ids[row, : len(tokens)] = tokens
-    write_atomically(path, lambda file: np.save(file, ids))

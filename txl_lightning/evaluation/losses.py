@@ -6,10 +6,12 @@ Shape letters: B streams, T tokens, P positions, U units.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,9 +24,11 @@ from txl_lightning.model.language_model import LanguageModel
 
 SEGMENT_TOKENS = 4_096  # of segments without memory that are scored together
 NORMAL_95 = 1.96  # standard errors on either side of a mean
+PROGRESS_SECONDS = 20  # between two lines of progress where there is no terminal
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class TokenLosses:
 
 
 @torch.no_grad()
-def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Iterator[Tensor]:
+def segment_losses(
+    model: LanguageModel, streams: Streams, max_segments: int | None = None
+) -> Iterator[Tensor]:
     """Yield the nll of every segment, [B, T], in nats, the state carried from one segment to the next.
 
     Without memory segments do not depend on each other: neighbours of equal shape are scored in one batch of about
@@ -84,17 +90,20 @@ def _joined_segments(streams: Streams, n_segments: int, most_tokens: int) -> Ite
     group: list[Batch] = []
     for index in range(n_segments):
         segment = streams[index]
-        n_tokens = segment.tokens.numel()
-        fits = bool(group) and segment.tokens.shape == group[0].tokens.shape
-        if group and not (fits and (len(group) + 1) * n_tokens <= most_tokens):
-            yield group
-            group = []
+        if group:
+            has_shape = segment.tokens.shape == group[0].tokens.shape
+            n_tokens = (len(group) + 1) * segment.tokens.numel()
+            if not has_shape or n_tokens > most_tokens:
+                yield group
+                group = []
         group.append(segment)
     if group:
         yield group
 
 
-def stream_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> TokenLosses:
+def stream_losses(
+    model: LanguageModel, streams: Streams, max_segments: int | None = None
+) -> TokenLosses:
     """Score streams from their start, the state carried from segment to segment, token by token in text order.
 
     The losses depend on the number of streams, since each starts without context: report both.
@@ -107,46 +116,61 @@ def stream_losses(model: LanguageModel, streams: Streams, max_segments: int | No
     return collect_losses(segment_losses(model, streams, max_segments), streams)
 
 
-def collect_losses(
-    nll_by_segment: Iterable[Tensor], streams: Streams, max_segments: int | None = None, title: str = ""
-) -> TokenLosses:
-    """Return the losses of segments in text order.
-
-    Args:
-        nll_by_segment: nll of every segment, [B, T], in nats.
-        streams: streams of the text.
-        max_segments: number of segments, for the progress bar; None for all.
-        title: name before the progress bar, which a terminal shows; without one there is no bar.
-    """
+def collect_losses(nll_by_segment: Iterable[Tensor], streams: Streams) -> TokenLosses:
+    """Return the losses of segments, [B, T] in nats, in text order."""
     started = time.perf_counter()
     losses: list[NDArray[np.floating]] = []
     positions: list[Integers] = []
-    total = number_of_segments(streams, max_segments)
-    silent = None if title else True
-    bar = tqdm(nll_by_segment, desc=title, total=total, unit="segment", leave=False, disable=silent)
-    for index, nll_BT in enumerate(bar):
+    for index, nll_BT in enumerate(nll_by_segment):
         losses.append(nll_BT.cpu().numpy())
         positions.append(streams.positions(index))
     nll = np.concatenate(losses, axis=1).ravel()
     places = np.concatenate(positions, axis=1).ravel()
-    if (np.diff(places) < 0).any():  # streams of shuffled sentences
-        order = places.argsort()
-        nll = nll[order]
-        places = places[order]
+    order = places.argsort()  # streams of shuffled sentences are in another order
     left_out = streams.left_out
     left_out["max_segments"] = streams.n_targets - len(nll)
-    return TokenLosses(nll, places, left_out, time.perf_counter() - started)
+    return TokenLosses(
+        nll[order],
+        places[order],
+        left_out,
+        time.perf_counter() - started,
+    )
+
+
+def with_progress(
+    items: Iterable[Item], total: int, title: str, unit: str = "segment"
+) -> Iterator[Item]:
+    """Yield items and show how far they are: a bar on a terminal, elsewhere a line on stderr every 20 seconds."""
+    if sys.stderr.isatty():
+        yield from tqdm(items, desc=title, total=total, unit=unit, leave=False)
+        return
+    started = time.monotonic()
+    shown = started
+    for n_done, item in enumerate(items, 1):
+        now = time.monotonic()
+        if now - shown >= PROGRESS_SECONDS:
+            shown = now
+            seconds_left = (now - started) / n_done * (total - n_done)
+            how_far = f"{n_done:,} of {total:,} {unit}s"
+            line = f"{title}: {how_far}, about {seconds_left:,.0f} s left"
+            print(line, file=sys.stderr, flush=True)
+        yield item
 
 
 def device_of(model: LanguageModel) -> torch.device:
     """Return the device of a model's parameters; the CPU for a model without any."""
-    return next((p.device for p in getattr(model, "parameters", list)()), torch.device("cpu"))
+    if hasattr(model, "parameters"):
+        for parameter in model.parameters():
+            return parameter.device
+    return torch.device("cpu")
 
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
     """Switch all modules to evaluation mode for the block, then restore their modes."""
-    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
+    training = []
+    if isinstance(model, nn.Module):
+        training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
@@ -156,7 +180,9 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
             module.training = True
 
 
-def text_units(positions: Integers, sentences: Integers | None, block_len: int) -> tuple[Integers, str]:
+def text_units(
+    positions: Integers, sentences: Integers | None, block_len: int
+) -> tuple[Integers, str]:
     """Return the unit of each position, and the name of a unit in words: units are treated as independent.
 
     Units are the sentences of the corpus if it has any, otherwise blocks of neighbouring tokens. Losses of neighbouring

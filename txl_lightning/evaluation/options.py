@@ -72,7 +72,7 @@ class LengthOptions:
     """Lengths and streams; those that are null are those of the run's own evaluation.
 
     Args:
-        batch_size: number of streams; null for the run's own, 1 for dynamic evaluation.
+        batch_size: number of streams.
         segment_len: tokens in a segment.
         mem_len: memory length in tokens.
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
@@ -89,23 +89,6 @@ class LengthOptions:
 
 
 @dataclass
-class DynamicOptions:
-    """Dynamic evaluation (see `evaluation.dynamic_evaluation`): options `dynamic.NAME` of `txl evaluate`.
-
-    Args:
-        lr: η, the learning rate; null for static evaluation alone.
-        decay: λ, the rate of decay towards the trained weights.
-        epsilon: ε, added to the root mean square of the training gradients.
-        segments: segments of training text for the root mean square of the gradients.
-    """
-
-    lr: float | None = option(None, (lambda x: x >= 0, "must be >= 0"))
-    decay: float = option(0.0, (lambda x: 0 <= x <= 1, "must be in 0 … 1"))
-    epsilon: float = option(1e-4, (lambda x: x > 0, "must be > 0"))
-    segments: int = option(1024, COUNT)
-
-
-@dataclass
 class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, CheckpointOptions):
     """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
 
@@ -113,25 +96,29 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
         ext_len: extended context in tokens.
         same_length: whether all queries attend to equally many keys.
-        attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
-        select_on: split that chooses the attention length, valid or train: the sweep runs on this split only, the
-            others are scored at the lengths of training and at the chosen length; null for a sweep on every split.
+        attention_lengths: attention lengths to choose from, for Table 6: swept on the split `select_on`; all splits are
+            scored at the lengths of training and at the best length.
+        select_on: split that chooses the attention length, valid or train; null for valid with `attention_lengths`.
         sweep_tokens: tokens of that split to use, from its start; null for all.
-        dynamic: dynamic evaluation as well: the weights learn from every segment once it is scored.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
         per: write a table with the loss of every line, document or token of each split; null for none.
-        continuations: table (.tsv, .csv, .jsonl) with the columns context and continuation, scored in place of splits.
+        continuations: table (.tsv, .jsonl) with the columns context and continuation, scored in place of splits.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
-    splits: list[str] = field(default_factory=list, metadata={"rules": (OF_SPLITS,)})
+    splits: list[str] = field(
+        default_factory=list,
+        metadata={"rules": (OF_SPLITS,)},
+    )
     ext_len: int | None = None
     same_length: bool | None = None
-    attention_lengths: list[int] | None = field(default=None, metadata={"rules": (LENGTHS,)})
+    attention_lengths: list[int] | None = field(
+        default=None,
+        metadata={"rules": (LENGTHS,)},
+    )
     select_on: str | None = None
     sweep_tokens: int | None = option(None, COUNT)
-    dynamic: DynamicOptions = field(default_factory=DynamicOptions)
     block_len: int = option(1000, COUNT)
     losses: bool = False
     per: str | None = option(None, one_of("line", "document", "token"))
@@ -149,14 +136,12 @@ class AttentionOptions(LengthOptions, LoggedOptions, CheckpointOptions):
         heads: heads of Figure 6 as LAYER:HEAD, counted from 1; null for the head with the largest mean distance in
             the first, the middle and the last layer.
         text_position: position in the split of Figure 6's first target; null for the middle.
-        text_tokens: number of Figure 6's targets; null for 24, or fewer in short segments.
     """
 
     split: str | None = option(None, one_of(*SPLITS))
     same_length: bool = True
     heads: list[str] | None = None
     text_position: int | None = None
-    text_tokens: int | None = None
 
 
 @dataclass
@@ -181,7 +166,9 @@ class SpeedOptions(LoggedOptions):
     n_head: int = option(8, COUNT)
     d_inner: int = option(512, COUNT)
     segment_len: int = option(128, COUNT)
-    attention_lengths: list[int] = field(default_factory=lambda: [*TABLE_9], metadata={"rules": (LENGTHS,)})
+    attention_lengths: list[int] = field(
+        default_factory=lambda: [*TABLE_9], metadata={"rules": (LENGTHS,)}
+    )
     rounds: int = option(15, COUNT)
     seed: int = option(1, SEED)
 
@@ -192,25 +179,23 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
 
     Args:
         prompt: text to continue; null to continue tokens of a corpus.
-        prompts: several texts to continue, of any lengths: each as it is continued alone; instead of `prompt`.
         prompt_ids: list of token ids to continue; instead of `prompt`.
         context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
         position: position in the split of the first of these tokens; null for a random one.
         split: train, valid or test, for `context`; null for test, or for the whole of another text (`data_path`).
         n_tokens: tokens to generate, at most.
-        n_samples: samples to generate of every prompt.
+        n_samples: samples to generate, one after the other.
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divisor of the logits.
         stop: texts or token ids, or one of them: a sample ends with the token that completes one; null for none.
-        seed: seed of the first sample of every prompt, and of `position`; the next sample has seed + 1.
+        seed: seed of the first sample, and of `position`; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
             then recomputes a window of its training segment for every token. Distances beyond the longest of training
             are clamped.
     """
 
     prompt: str | None = None
-    prompts: list[str] | None = None
     prompt_ids: list[int] | None = None
     context: int | None = option(None, COUNT)
     position: int | None = None

@@ -26,7 +26,14 @@ from txl_lightning.config.lengths import (
 from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Streams, streams_of
-from txl_lightning.evaluation.losses import TokenLosses, collect_losses, device_of, segment_losses
+from txl_lightning.evaluation.losses import (
+    TokenLosses,
+    collect_losses,
+    device_of,
+    number_of_segments,
+    segment_losses,
+    with_progress,
+)
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.runs.hardware import autocast, chosen_precision
@@ -34,7 +41,11 @@ from txl_lightning.runs.models import always_carries_state, carries_state, model
 from txl_lightning.runs.trained import TrainedModel
 
 LENGTHS = ("segment_len", "mem_len", "ext_len", "same_length", "clamp_len")
-LONGER = {"segment_len", "mem_len", "ext_len"}  # options that can bring attention beyond the trained distances
+LONGER = {
+    "segment_len",
+    "mem_len",
+    "ext_len",
+}  # options that can bring attention beyond the trained distances
 
 
 @dataclass(frozen=True)
@@ -83,10 +94,10 @@ class Protocol:
     def losses(self, corpus: Corpus, split: str) -> TokenLosses:
         """Score a split."""
         streams = self.streams(corpus, split)
-        max_segments = self.evaluation.max_segments
+        n_segments = number_of_segments(streams, self.evaluation.max_segments)
         with autocast(self.precision, device_of(self.trained.model)):
-            nll_by_segment = segment_losses(self.model(), streams, max_segments)
-            return collect_losses(nll_by_segment, streams, max_segments, title=split)
+            nll_by_segment = segment_losses(self.model(), streams, n_segments)
+            return collect_losses(with_progress(nll_by_segment, n_segments, split), streams)
 
     def settings(self) -> dict[str, Any]:
         """Return all lengths and the precision, as `evaluation.json` states them.
@@ -154,7 +165,11 @@ class Protocol:
             window = self.at_attention_length(trained.attention_length)
             return replace(window, evaluation=replace(window.evaluation, clamp_len=trained.clamp))
         evaluation = with_segment_len(self.evaluation, trained.segment)
-        return replace(self, evaluation=replace(evaluation, **trained.keywords()), clamped=False)
+        return replace(
+            self,
+            evaluation=replace(evaluation, **trained.keywords()),
+            clamped=False,
+        )
 
 
 def protocol_from_options(trained: TrainedModel, options: EvaluateOptions, whole: bool) -> Protocol:
@@ -165,10 +180,7 @@ def protocol_from_options(trained: TrainedModel, options: EvaluateOptions, whole
         options: options of the command.
         whole: read the whole of a text, also where the run's own evaluation stops after `max_segments`.
     """
-    learns = options.dynamic.lr is not None
     chosen = chosen_lengths(options)
-    if learns:
-        chosen.setdefault("batch_size", 1)
     evaluation = trained.config.evaluation
     if whole:
         evaluation = replace(evaluation, max_segments=None)
@@ -178,7 +190,7 @@ def protocol_from_options(trained: TrainedModel, options: EvaluateOptions, whole
         trained,
         in_windows(config).evaluation,
         clamped=not LONGER.isdisjoint(chosen),
-        cached=options.cached and not learns,  # keys and values would belong to earlier weights
+        cached=options.cached,
         precision=chosen_precision(options.precision, options.accelerator),
     )
 

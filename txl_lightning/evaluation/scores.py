@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,26 +15,17 @@ from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.evaluation.losses import Integers, TokenLosses, standard_error, text_units
 from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.files import write_atomically
-from txl_lightning.runs.metrics import errors_by_unit, loss_metrics
+from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, shown_units
 
 LINE_WIDTH = 100
-
-
-class ShownUnit(NamedTuple):
-    """Words of a unit, with `{}` for the value, and digits after its point."""
-
-    words: str
-    digits: int
-
-
-SHOWN_UNITS = {  # in the order of printing
-    "bpc": ShownUnit("{} bits per character", 4),
-    "ppl": ShownUnit("perplexity {}", 2),
-    "bpt": ShownUnit("{} bits per token", 4),
-    "bpb": ShownUnit("{} bits per byte", 4),
-    "ppl_word": ShownUnit("{} per word", 1),
+# Words of a unit, `{}` for the value, and the digits after its point.
+SHOWN = {
+    "bpc": ("{} bits per character", 4),
+    "ppl": ("perplexity {}", 2),
+    "bpt": ("{} bits per token", 4),
+    "bpb": ("{} bits per byte", 4),
+    "ppl_word": ("{} per word", 1),
 }
-REASONS = {"first_of_streams": "at the start of streams", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
 
 @dataclass(frozen=True)
@@ -62,18 +53,21 @@ class SplitScores:
     def values(self, losses: TokenLosses) -> dict[str, Any]:
         """Return the values of losses that `evaluation.json` has for every split and length."""
         vocabulary = self.corpus.vocabulary
-        units_P, unit_name = self.units(losses.positions)
-        error, n_units = standard_error(losses.nll, units_P)
         n_tokens = len(losses.nll)
         n_bytes = vocabulary.count_bytes(self._tokens(losses.positions))
-        bytes_per_token = None if n_bytes is None else n_bytes / n_tokens
+        bytes_per_token = None
+        if n_bytes is not None:
+            bytes_per_token = n_bytes / n_tokens
         values: dict[str, Any] = loss_metrics(losses.mean, vocabulary.level, bytes_per_token)
         if vocabulary.level == "bpe":
-            n_words = vocabulary.count_words(self._tokens(losses.positions), self._tokens(losses.positions - 1))
+            n_words = vocabulary.count_words(
+                self._tokens(losses.positions), self._tokens(losses.positions - 1)
+            )
             if n_words:
-                per_word = losses.mean * n_tokens / n_words
-                values["ppl_word"] = loss_metrics(per_word, "word")["ppl"]
+                values["ppl_word"] = loss_metrics(losses.mean * n_tokens / n_words, "word")["ppl"]
                 values["words"] = n_words
+        units_P, unit_name = self._units(losses.positions)
+        error, n_units = standard_error(losses.nll, units_P)
         errors: dict[str, Any] = dict(errors_by_unit(error, losses.mean, vocabulary.level))
         errors["over"] = unit_name
         errors["units"] = n_units
@@ -99,12 +93,11 @@ class SplitScores:
         if not np.array_equal(worse.positions, better.positions):
             return None
         level = self.corpus.vocabulary.level
-        values_of_worse = loss_metrics(worse.mean, level)
         values_of_better = loss_metrics(better.mean, level)
         difference: dict[str, Any] = {}
-        for unit, value in values_of_worse.items():
+        for unit, value in loss_metrics(worse.mean, level).items():
             difference[unit] = value - values_of_better[unit]
-        units_P, _ = self.units(worse.positions)
+        units_P, _ = self._units(worse.positions)
         error, _ = standard_error(worse.nll.astype(np.float64) - better.nll, units_P)
         difference["standard_error"] = errors_by_unit(error, better.mean, level)
         return difference
@@ -116,8 +109,7 @@ class SplitScores:
         write_atomically(directory / name, lambda path: np.savez(path, **arrays))
         return name
 
-    def units(self, positions: Integers) -> tuple[Integers, str]:
-        """Return the unit of every position for standard errors, and the name of a unit."""
+    def _units(self, positions: Integers) -> tuple[Integers, str]:
         return text_units(positions, self.corpus.sentences.get(self.split), self.block_len)
 
     def _tokens(self, positions: Integers) -> Integers:
@@ -126,42 +118,43 @@ class SplitScores:
 
 
 def score_line(split: str, values: Mapping[str, Any]) -> str:
-    """Return one line: the loss in named units with its standard error, and the loss at training's lengths.
+    """Return one line: the loss in words with its standard error, and the loss at training's lengths.
 
     test: 1.9460 ± 0.0123 bits per byte (training's lengths: 1.9871)
     """
-    units = units_to_show(values)
+    units = shown_units(values)
     parts = []
     for unit in units:
-        words, digits = SHOWN_UNITS[unit]
-        number = f"{values[unit]:.{digits}f}"
-        error = values["standard_error"].get(unit)
-        if error is not None:
-            number += f" ± {error:.{digits}f}"
+        words, digits = SHOWN[unit]
+        number = number_with_error(values, unit, digits)
         parts.append(words.format(number))
     line = f"{split}: {', '.join(parts)}"
     if "init" in values:
-        unit = units[0]
-        line += f" (training's lengths: {values['init'][unit]:.{SHOWN_UNITS[unit].digits}f})"
+        _, digits = SHOWN[units[0]]
+        line += f" (training's lengths: {values['init'][units[0]]:.{digits}f})"
     return line
 
 
-def units_to_show(values: Mapping[str, Any]) -> list[str]:
-    """Return the units of values that are printed: bits per byte only where they differ from bits per character."""
-    units = [unit for unit in SHOWN_UNITS if unit in values]
-    if units == ["bpc", "bpb"] and values["bpc"] == values["bpb"]:
-        units.remove("bpb")
-    return units
+def number_with_error(values: Mapping[str, Any], unit: str, digits: int) -> str:
+    """Return a value with its standard error, if it has one: 1.9460 ± 0.0123."""
+    number = f"{values[unit]:.{digits}f}"
+    error = values["standard_error"].get(unit)
+    if error is None:
+        return number
+    return f"{number} ± {error:.{digits}f}"
 
 
-def notes(entries: Mapping[str, Mapping[str, Any]], corpus: Corpus, settings: Mapping[str, Any]) -> list[str]:
+def notes(
+    entries: Mapping[str, Mapping[str, Any]], corpus: Corpus, settings: Mapping[str, Any]
+) -> list[str]:
     """Return lines on what was scored and how: tokens, tokens left out, the settings, and the unit of ±."""
     lines = []
     for split, values in entries.items():
-        line = f"{corpus.name}, {split}{corpus.unknown_share(split)}: {values['tokens']:,} tokens scored"
-        left_out = [f"{n:,} {REASONS[reason]}" for reason, n in values["left_out"].items() if n]
-        if left_out:
-            line += f"; left out: {', '.join(left_out)}"
+        what = f"{corpus.name}, {split}{corpus.unknown_share(split)}"
+        line = f"{what}: {values['tokens']:,} tokens scored"
+        for reason, n_tokens in values["left_out"].items():
+            if n_tokens:
+                line += f", {n_tokens:,} left out ({reason.replace('_', ' ')})"
         lines += wrap(line)
     errors = next(iter(entries.values()))["standard_error"]
     lines += wrap(f"± is a standard error over {errors['over']}; {describe(settings)}")

@@ -11,12 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
-from tqdm import trange
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import require
-from txl_lightning.evaluation.commands import check_common_options, chosen_device, log_results, write_markdown
+from txl_lightning.evaluation.commands import (
+    check_common_options,
+    chosen_device,
+    log_results,
+    write_markdown,
+)
+from txl_lightning.evaluation.losses import with_progress
 from txl_lightning.evaluation.options import SpeedOptions
 from txl_lightning.files import write_json
 from txl_lightning.model.inference.cached import CachedTransformerXL
@@ -29,15 +34,11 @@ from txl_lightning.runs.hardware import set_threads
 from txl_lightning.runs.models import require_room
 
 VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
-SIZES = ("n_layer", "d_model", "n_head", "d_inner")
 SCHEMES = {
     "vanilla": "vanilla, sliding window",
     "hidden": "state reuse, hidden states (paper)",
     "cached": "state reuse, cached keys and values",
 }
-RATIOS = ("vanilla/hidden", "vanilla/cached")
-COLUMNS = ["attention length", "vanilla, ms per token", "hidden states", "cached"]
-COLUMNS += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)"]
 TURN_SECONDS = 0.3  # a turn is one segment, or as many as take as long
 TEXT_LEN = 1 << 14
 
@@ -60,21 +61,47 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     set_threads(options.num_threads)
     started = time.perf_counter()
     torch.manual_seed(options.seed)
-    sizes: dict[str, Any] = {name: getattr(options, name) for name in SIZES}
-    config = TransformerXLConfig(vocab_size=VOCABULARY, d_head=options.d_model // options.n_head, **sizes)
+    config = TransformerXLConfig(
+        vocab_size=VOCABULARY,
+        n_layer=options.n_layer,
+        d_model=options.d_model,
+        n_head=options.n_head,
+        d_head=options.d_model // options.n_head,
+        d_inner=options.d_inner,
+    )
     require_room(config, without="model.")
     model = TransformerXL(config).to(device).eval()
-    sizes |= {"vocab_size": VOCABULARY, "parameters": sum(p.numel() for p in model.parameters())}
     vanilla = vanilla_of(model)
     text_1n = torch.randint(VOCABULARY, (1, TEXT_LEN)).to(device)
-    lengths, given = sorted(options.attention_lengths), (options.segment_len, text_1n)
-    schemes = {length: make_schemes(model, vanilla, length, *given) for length in lengths}
-    run_rounds([scheme for named in schemes.values() for scheme in named.values()], options.rounds)
-    machine = {"processor": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    machine["accelerator"] = torch.cuda.get_device_name() if device.type == "cuda" else None
-    timed = [{"level": "char", "attention_len": key, **summary(of)} for key, of in schemes.items()]
-    results = {"model": sizes, "segment_len": options.segment_len, "rounds": options.rounds, "results": timed}
-    results |= {"machine": machine, "seconds": round(time.perf_counter() - started, 2)}
+    schemes_by_length = {}
+    for length in sorted(options.attention_lengths):
+        schemes_by_length[length] = make_schemes(
+            model, vanilla, length, options.segment_len, text_1n
+        )
+    run_rounds(schemes_by_length, options.rounds)
+    accelerator = None
+    if device.type == "cuda":
+        accelerator = torch.cuda.get_device_name()
+    results: dict[str, Any] = {
+        "model": {
+            "n_layer": options.n_layer,
+            "d_model": options.d_model,
+            "n_head": options.n_head,
+            "d_inner": options.d_inner,
+            "vocab_size": VOCABULARY,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        },
+        "segment_len": options.segment_len,
+        "rounds": options.rounds,
+        "results": [summary(length, schemes) for length, schemes in schemes_by_length.items()],
+        "machine": {
+            "processor": processor(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "accelerator": accelerator,
+        },
+        "seconds": round(time.perf_counter() - started, 2),
+    }
     write_json(directory / "speed.json", results, allow_nan=False)
     lines = write_report(results, directory)
     log_results("speed", results, options, directory)
@@ -88,7 +115,12 @@ def _check_options(options: SpeedOptions) -> None:
     require(options.segment_len <= TEXT_LEN, "segment_len", options.segment_len, most)
     require(max(lengths) <= TEXT_LEN, "attention_lengths", lengths, most)
     allowed = f"must divide d_model, which is {options.d_model}"
-    require(options.d_model % options.n_head == 0, "n_head", options.n_head, allowed)
+    require(
+        options.d_model % options.n_head == 0,
+        "n_head",
+        options.n_head,
+        allowed,
+    )
 
 
 def vanilla_of(model: TransformerXL) -> TransformerXL:
@@ -120,10 +152,13 @@ class TimedScheme:
     @torch.no_grad()
     def read(self) -> Tensor:
         """Return the losses of the next segment, [1, segment_len], in nats."""
-        places = torch.arange(self.position, self.position + self.segment_len + 1, device=self.text_1n.device)
+        places = torch.arange(
+            self.position, self.position + self.segment_len + 1, device=self.text_1n.device
+        )
         tokens_1T = self.text_1n[:, places % self.text_1n.shape[1]]
         self.position += self.segment_len
-        nll_1T, self.state = self.model.score(tokens_1T[:, :-1], tokens_1T[:, 1:], self.state)
+        targets_1T = tokens_1T[:, 1:]
+        nll_1T, self.state = self.model.score(tokens_1T[:, :-1], targets_1T, self.state)
         return nll_1T
 
     def turn(self) -> float:
@@ -131,13 +166,24 @@ class TimedScheme:
 
         The segments before those that are timed refill the CPU's cache after the turn of another scheme.
         """
-        timer = Timer("read()", globals={"read": self.read}, num_threads=torch.get_num_threads())
+        timer = Timer(
+            "read()",
+            globals={"read": self.read},
+            num_threads=torch.get_num_threads(),
+        )
         return timer.blocked_autorange(min_run_time=TURN_SECONDS).median / self.segment_len
 
 
+Schemes = dict[str, TimedScheme]
+
+
 def make_schemes(
-    model: TransformerXL, vanilla: TransformerXL, attention_len: int, segment_len: int, text_1n: Tensor
-) -> dict[str, TimedScheme]:
+    model: TransformerXL,
+    vanilla: TransformerXL,
+    attention_len: int,
+    segment_len: int,
+    text_1n: Tensor,
+) -> Schemes:
     """Return the three schemes, each with the full attention length L from its first token on.
 
         vanilla        a forward pass over the L tokens before each prediction, softmax of the last position only
@@ -147,35 +193,66 @@ def make_schemes(
     Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
     does not change the times, and are never reset.
     """
-    start = {"memory_start": "zeros", "memory_reset": "never", "extra_key": False}
-    lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, **start}
+    lengths: dict[str, Any] = {
+        "mem_len": attention_len,
+        "same_length": True,
+        "ext_len": 0,
+        "memory_start": "zeros",
+        "memory_reset": "never",
+        "extra_key": False,
+    }
     window_1L = text_1n[:, torch.arange(attention_len, device=text_1n.device) % text_1n.shape[1]]
     return {
-        "vanilla": TimedScheme(SlidingWindow(vanilla, attention_len), text_1n, 1, window_1L, attention_len),
+        "vanilla": TimedScheme(
+            SlidingWindow(vanilla, attention_len), text_1n, 1, window_1L, attention_len
+        ),
         "hidden": TimedScheme(model.with_lengths(**lengths), text_1n, segment_len),
         "cached": TimedScheme(CachedTransformerXL(model, **lengths), text_1n, segment_len),
     }
 
 
-def run_rounds(schemes: list[TimedScheme], rounds: int) -> None:
+def run_rounds(schemes_by_length: dict[int, Schemes], rounds: int) -> None:
     """Record a turn of every scheme in every round, in an order that reverses."""
-    for i in trange(rounds, unit="round", leave=False, disable=None):
-        for scheme in schemes[:: 1 - 2 * (i % 2)]:
+    order: list[TimedScheme] = []
+    for schemes in schemes_by_length.values():
+        order += schemes.values()
+    for _ in with_progress(range(rounds), rounds, "speed", "round"):
+        for scheme in order:
             scheme.seconds.append(scheme.turn())
+        order.reverse()
 
 
-def summary(schemes: dict[str, TimedScheme]) -> dict[str, Any]:
-    """Return the times of a line of Table 9, and ratios within the rounds."""
-
-    def spread(values: list[float]) -> dict[str, Any]:
-        return {"median": median(values), "min": min(values), "max": max(values), "rounds": values}
-
-    rounds = {name: scheme.seconds for name, scheme in schemes.items()}
-    ratios = {name: [a / b for a, b in zip(*map(rounds.get, name.split("/")), strict=True)] for name in RATIOS}
+def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
+    """Return a line of Table 9: times, and ratios of vanilla to state reuse within the rounds."""
+    times = {}
+    ratios = {}
+    for name, scheme in schemes.items():
+        times[name] = spread(scheme.seconds)
+        if name != "vanilla":
+            pairs = zip(schemes["vanilla"].seconds, scheme.seconds, strict=True)
+            ratios[f"vanilla/{name}"] = spread([vanilla / reuse for vanilla, reuse in pairs])
     return {
-        "seconds_per_token": {name: spread(values) for name, values in rounds.items()},
-        "ratios": {name: spread(values) for name, values in ratios.items()},
+        "level": "char",
+        "attention_len": attention_len,
+        "seconds_per_token": times,
+        "ratios": ratios,
     }
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Return the median and the extremes of the rounds."""
+    return {
+        "median": median(values),
+        "min": min(values),
+        "max": max(values),
+        "rounds": values,
+    }
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three digits: 0.123, 1,230."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
 
 
 def write_report(results: dict[str, Any], directory: Path) -> list[str]:
@@ -188,31 +265,33 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     Returns:
         Lines to print: the table and its notes.
     """
-    machine, table = results["machine"], [_row(result) for result in results["results"]]
-    listed = ", ".join(f"{name} {value}" for name, value in results["model"].items())
-    lines = write_markdown(
+    table = []
+    lengths = []
+    curves: dict[str, list[float]] = {name: [] for name in SCHEMES}
+    for result in results["results"]:
+        lengths.append(result["attention_len"])
+        row = {"attention length": f"{result['attention_len']:,}"}
+        for name, times in result["seconds_per_token"].items():
+            milliseconds = 1000 * times["median"]
+            curves[name].append(milliseconds)
+            row[f"{name}, ms per token"] = three_digits(milliseconds)
+        for name, ratio in result["ratios"].items():
+            row[f"{name} (min–max)"] = "{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**ratio)
+        table.append(row)
+    lines_of_figure = {SCHEMES[name]: [(lengths, times)] for name, times in curves.items()}
+    title = "Time per token by attention length"
+    axes = ("attention length (tokens)", "milliseconds per token")
+    line_figure(directory / "speed", lines_of_figure, *axes, title, log_y=True)
+    machine = results["machine"]
+    sizes = ", ".join(f"{name} {value}" for name, value in results["model"].items())
+    return write_markdown(
         directory / "speed.md",
         table,
         "",
         "vanilla: a forward pass over the attention length for every token, softmax of its last position only. "
-        "State reuse: segments of "
-        f"{results['segment_len']} tokens, with a memory of the attention length. One stream of random tokens; every "
-        "query attends to exactly the attention length.",
-        f"Random weights: {listed}; the vanilla model has equal sizes and absolute positions.",
+        f"hidden, cached: segments of {results['segment_len']} tokens with a memory of hidden states (the paper's) or "
+        "of keys and values, as long as the attention. Every query attends to exactly the attention length.",
+        f"Random weights: {sizes}; the vanilla model has equal sizes and absolute positions.",
         f"Medians of {results['rounds']} rounds, ratios within a round; {results['seconds']:,.0f} s in all. "
         f"{machine['accelerator'] or machine['processor']}, threads: {machine['threads']}, torch {machine['torch']}.",
     )
-    lengths = [result["attention_len"] for result in results["results"]]
-    medians = {name: [1000 * of["seconds_per_token"][name]["median"] for of in results["results"]] for name in SCHEMES}
-    times = {label: [(lengths, medians[name])] for name, label in SCHEMES.items()}
-    title = "Time per token by attention length"
-    line_figure(directory / "speed", times, "attention length (tokens)", "milliseconds per token", title, log_y=True)
-    return lines
-
-
-def _row(result: dict[str, Any]) -> dict[str, str]:
-    """Return a row of the table: milliseconds per token of every scheme, and ratios of vanilla to state reuse."""
-    times = [float(f"{1000 * result['seconds_per_token'][name]['median']:.3g}") for name in SCHEMES]
-    shown = [f"{time:,.0f}" if time >= 100 else f"{time:g}" for time in times]
-    shown += ["{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**result["ratios"][name]) for name in RATIOS]
-    return dict(zip(COLUMNS, [f"{result['attention_len']:,}", *shown], strict=True))

@@ -21,7 +21,14 @@ from txl_lightning.errors import require
 from txl_lightning.evaluation.losses import Integers, TokenLosses, text_units
 from txl_lightning.files import write_text
 
-ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+ESCAPES = str.maketrans(
+    {
+        "\\": r"\\",
+        "\t": r"\t",
+        "\n": r"\n",
+        "\r": r"\r",
+    }
+)
 
 
 def write_units(per: str, corpus: Corpus, split: str, losses: TokenLosses, directory: Path) -> str:
@@ -30,22 +37,24 @@ def write_units(per: str, corpus: Corpus, split: str, losses: TokenLosses, direc
     Raises:
         OptionError: the tokens have no line breaks.
     """
+    vocabulary = corpus.vocabulary
     tokens = without_marks(corpus.splits[split])
     sentences = corpus.sentences.get(split)
     positions = losses.positions
     if per == "token":
-        texts = token_texts(corpus.vocabulary, tokens)
+        texts = token_texts(vocabulary, tokens)
         units = positions % len(tokens)  # the `<S>` after the last sentence is the first token
     elif sentences is not None:
-        texts = texts_from_starts(corpus.vocabulary, tokens, sentences)
+        texts = texts_from_starts(vocabulary, tokens, sentences)
         units, _ = text_units(positions, sentences, block_len=1)
     elif per == "document":
         starts = corpus.documents[split]
-        texts = texts_from_starts(corpus.vocabulary, tokens, starts)
+        texts = texts_from_starts(vocabulary, tokens, starts)
         units = np.searchsorted(starts, positions, side="right") - 1
     else:
-        texts = line_texts(corpus.vocabulary, tokens)
-        units = lines_of_tokens(corpus.vocabulary, tokens)[positions]
+        units = lines_of_tokens(vocabulary, tokens)[positions]
+        text = vocabulary.decode(tokens).replace("\r\n", "\n").removesuffix("\n")
+        texts = text.split("\n")
     counts = np.bincount(units, minlength=len(texts)).tolist()
     sums = np.bincount(units, losses.nll, len(texts)).tolist()
     rows = []
@@ -59,8 +68,10 @@ def write_units(per: str, corpus: Corpus, split: str, losses: TokenLosses, direc
 
 def token_texts(vocabulary: Vocabulary, tokens: Integers) -> list[str]:
     """Return the text of every token; bytes that are no whole character are escaped."""
-    symbols = [vocabulary.decode_bytes([token]) for token in range(len(vocabulary))]
-    texts = [symbol.decode(errors="backslashreplace") for symbol in symbols]
+    texts = []
+    for token in range(len(vocabulary)):
+        symbol = vocabulary.decode_bytes([token])
+        texts.append(symbol.decode(errors="backslashreplace"))
     return [texts[token] for token in tokens.tolist()]
 
 
@@ -69,27 +80,27 @@ def texts_from_starts(vocabulary: Vocabulary, tokens: Integers, starts: np.ndarr
     return [vocabulary.decode(part).strip("\n") for part in np.split(tokens, starts[1:])]
 
 
-def line_texts(vocabulary: Vocabulary, tokens: Integers) -> list[str]:
-    """Return the lines of the text."""
-    lines = vocabulary.decode(tokens).split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
-
-
 def lines_of_tokens(vocabulary: Vocabulary, tokens: Integers) -> Integers:
     """Return the number of the line, from 0, in which every token begins.
 
     Raises:
         OptionError: ids have no lines, or the vocabulary has no line break.
     """
-    require(vocabulary.level != "ids", "per", "line", "must be document or token: ids have no lines")
+    require(
+        vocabulary.level != "ids", "per", "line", "must be document or token: ids have no lines"
+    )
+    breaks_V = np.zeros(len(vocabulary), dtype=np.int64)
     if vocabulary.level == "word":
-        breaks_V = np.zeros(len(vocabulary), dtype=np.int64)
         breaks_V[vocabulary.numbers[END_OF_LINE]] = 1
     else:
-        breaks_V = np.array([vocabulary.decode_bytes([token]).count(b"\n") for token in range(len(vocabulary))])
-    require(bool(breaks_V.any()), "per", "line", "must be token: the vocabulary of the checkpoint has no line break")
+        for token in range(len(vocabulary)):
+            breaks_V[token] = vocabulary.decode_bytes([token]).count(b"\n")
+    require(
+        bool(breaks_V.any()),
+        "per",
+        "line",
+        "must be token: the vocabulary of the checkpoint has no line break",
+    )
     breaks_K = breaks_V[tokens]
     return np.cumsum(breaks_K) - breaks_K
 
@@ -98,5 +109,6 @@ def write_tsv(path: Path, header: list[str], rows: Iterable[list[object]]) -> No
     """Write a table with a tab between cells, special characters in them escaped."""
     lines = ["\t".join(header)]
     for row in rows:
-        lines.append("\t".join(str(cell).translate(ESCAPES) for cell in row))
+        cells = [str(cell).translate(ESCAPES) for cell in row]
+        lines.append("\t".join(cells))
     write_text(path, "\n".join(lines) + "\n")

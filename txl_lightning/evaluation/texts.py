@@ -1,9 +1,8 @@
-"""Texts that are typed: encoded as a corpus is, though they go on, and divided into documents."""
+"""Texts that are typed or drawn: encoded as a corpus is, though they go on, and where a document begins in them."""
 
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 from txl_lightning.data.vocabulary import END_OF_LINE, SENTENCE, Vocabulary, close_sentences
 from txl_lightning.runs.trained import TrainedModel
@@ -41,60 +40,34 @@ def document_pattern(trained: TrainedModel) -> Pattern | None:
     return re.compile(start.encode(), re.MULTILINE)
 
 
-def split_documents(text: str, pattern: Pattern | None) -> list[str]:
-    """Divide a text before every line, but for the first, in which a match of the pattern begins."""
-    if pattern is None:
-        return [text]
+def last_document(text: str, pattern: Pattern) -> str:
+    """Return the text from the start of the last line on in which a match of the pattern begins."""
     content = text.encode()
-    starts = {0}
+    start = 0
     for match in pattern.finditer(content):
-        starts.add(content.rfind(b"\n", 0, match.start()) + 1)
-    edges = [*sorted(starts), len(content)]
-    return [content[start:stop].decode() for start, stop in pairwise(edges)]
+        start = content.rfind(b"\n", 0, match.start()) + 1
+    return content[start:].decode()
 
 
-class OpenDocument:
-    """Tokens of the document that is being written: all that a model sees which resets its memory.
+def begun_document(
+    document: list[int], vocabulary: Vocabulary, pattern: Pattern
+) -> list[int] | None:
+    """Return the tokens of the document that begins at the end of a document; None if it goes on.
 
-    A drawn line that matches `data.document_start` begins a document once it is complete; an id that matches, at once.
-
-    Args:
-        tokens: tokens of a prompt; negative ones, -1 - token, begin a document.
-        vocabulary: vocabulary of the tokens.
-        pattern: pattern of `data.document_start`.
+    A line that matches `data.document_start` begins a document once it is complete; an id that matches, at once.
     """
-
-    def __init__(self, tokens: list[int], vocabulary: Vocabulary, pattern: Pattern) -> None:
-        self.vocabulary = vocabulary
-        self.pattern = pattern
-        self.tokens: list[int] = []
-        self.line_start = 0
-        for token in tokens:
-            if token < 0:
-                self.tokens = []
-                self.line_start = 0
-                token = -1 - token
-            self.tokens.append(token)
-            if self._ends_line(token):
-                self.line_start = len(self.tokens)
-
-    def add(self, token: int) -> bool:
-        """Add a drawn token; return whether a document has begun, so that `tokens` are shorter."""
-        self.tokens.append(token)
-        if self.vocabulary.level == "ids":
-            names = {str(token), self.vocabulary.decode([token])}
-            if not any(self.pattern.fullmatch(name.encode()) for name in names):
-                return False
-            self.tokens = [token]
-            return True
-        if not self._ends_line(token):
-            return False
-        line = self.vocabulary.decode(self.tokens[self.line_start :]).encode()
-        begins = self.line_start > 0 and self.pattern.search(line) is not None
-        if begins:
-            self.tokens = self.tokens[self.line_start :]
-        self.line_start = len(self.tokens)
-        return begins
-
-    def _ends_line(self, token: int) -> bool:
-        return self.vocabulary.level != "ids" and self.vocabulary.decode([token]).endswith("\n")
+    last = document[-1:]
+    if vocabulary.level == "ids":
+        names = (str(document[-1]), vocabulary.decode(last))
+        if any(pattern.fullmatch(name.encode()) for name in names):
+            return last
+        return None
+    if not vocabulary.decode(last).endswith("\n"):
+        return None
+    for start in range(len(document) - 1, 0, -1):
+        if vocabulary.decode(document[start - 1 : start]).endswith("\n"):
+            line = document[start:]
+            if pattern.search(vocabulary.decode(line).encode()):
+                return line
+            return None
+    return None

@@ -10,22 +10,34 @@ from pathlib import Path
 # Brackets are markup only before these characters, underscores only at the ends of a word. Elsewhere they are not
 # escaped, to keep intervals and names readable in the source.
 MARKUP = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|\[(?=[\^!])")
-LINE_STARTS = re.compile(r"^([-+#=]+|\d+(?=[.)]))(?=[.)]?(\s|$))")  # marks of lists, headings and rules
-ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+LINE_STARTS = re.compile(
+    r"^([-+#=]+|\d+(?=[.)]))(?=[.)]?(\s|$))"
+)  # marks of lists, headings and rules
+ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 INFORMATION = Path("/proc/cpuinfo")
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
-BFLOAT16 = {"avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}  # instructions for products in bfloat16, by flag of Linux
+BFLOAT16 = {
+    "avx512_bf16": "AVX512-BF16",
+    "amx_bf16": "AMX",
+}  # instructions for products in bfloat16, by flag of Linux
 
 
 def escape(value: object) -> str:
     """Return text as one line of Markdown that cannot become markup."""
-    escaped = "".join(ENTITIES.get(sign, sign) for sign in str(value))
-    line = " ".join(MARKUP.sub(r"\\\g<0>", escaped).split())
-    return LINE_STARTS.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", line)
+    escaped = MARKUP.sub(r"\\\g<0>", str(value).translate(ENTITIES))
+    line = " ".join(escaped.split())
+    start = LINE_STARTS.match(line)
+    if start is None:
+        return line
+    if line[0].isdigit():
+        return f"{start[0]}\\{line[start.end() :]}"
+    return f"\\{line}"
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool] | None = None) -> str:
+def markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool] | None = None
+) -> str:
     """Return a pipe table.
 
     Args:
@@ -34,9 +46,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], righ
         right: columns to align to the right; None for those whose cells are all numbers or dashes.
     """
     if right is None:
-        right = [all(_is_number(str(row[i])) for row in rows) for i in range(len(header))]
+        columns = range(len(header))
+        right = [all(_is_number(str(row[column])) for row in rows) for column in columns]
     lines = [[escape(cell) for cell in row] for row in (header, *rows)]
-    lines.insert(1, ["---:" if right_ else "---" for right_ in right])
+    lines.insert(1, ["---:" if to_the_right else "---" for to_the_right in right])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -47,15 +60,26 @@ def _is_number(cell: str) -> bool:
 
 def processor() -> str:
     """Return the model of the CPU, and on Linux its instructions for bfloat16: virtual machines hide some."""
-    text = INFORMATION.read_text() if INFORMATION.exists() else ""
-    found = re.search(r"model name\s*: (.+)", text)
-    model = found[1] if found else platform.processor() or platform.machine()
+    text = ""
+    if INFORMATION.exists():
+        text = INFORMATION.read_text()
+    model = re.search(r"model name\s*: (.+)", text)
     flags = re.search(r"flags\s*: (.+)", text)
-    names = [name for flag, name in BFLOAT16.items() if flags and flag in flags[1].split()]
-    return f"{model} with {' and '.join(names)}" if names else model
+    name = platform.processor() or platform.machine()
+    if model is not None:
+        name = model[1]
+    instructions = []
+    for flag, instruction in BFLOAT16.items():
+        if flags is not None and flag in flags[1].split():
+            instructions.append(instruction)
+    if instructions:
+        return f"{name} with {' and '.join(instructions)}"
+    return name
 
 
 def gpus() -> list[str]:
     """Return the models of NVIDIA's GPUs as the driver names them, without starting CUDA: a process forks after it."""
-    texts = [path.read_text() for path in sorted(GPU_INFORMATION.glob("*/information"))]
-    return [found[1] for text in texts if (found := re.search(r"Model:\s*(.+)", text))]
+    models = []
+    for path in sorted(GPU_INFORMATION.glob("*/information")):
+        models += re.findall(r"Model:\s*(.+)", path.read_text())
+    return models

@@ -10,14 +10,21 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from txl_lightning.files import write_atomically
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: colour-blind safe
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)  # Okabe and Ito: colour-blind safe
 MARKERS = "os^DvPX"  # one more than colours, so that 42 pairs differ
+MOST_LETTERS_OF_TWO = 26  # of a name in a legend of two columns
 
 
 def looks() -> Iterator[dict[str, Any]]:
@@ -28,9 +35,7 @@ def looks() -> Iterator[dict[str, Any]]:
 
 def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
     """Return an empty figure of this size in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def line_figure(
@@ -55,56 +60,80 @@ def line_figure(
     """
     figure = new_figure(5.4, 4.0)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
-    for (name, lines), look in zip(curves.items(), looks(), strict=False):
-        for i, (x, y, *error) in enumerate(lines):
-            axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=plain_text(name) if i == 0 else None)
-            for half in error:
-                low, high = np.subtract(y, half), np.add(y, half)
-                axes.fill_between(x, low, high, color=look["color"], alpha=0.12, linewidth=0)
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    ticks: set[float] = set()
+    for (name, lines), look in zip(curves.items(), looks(), strict=False):
+        label: str | None = plain_text(name)
+        for x, y, *bands in lines:
+            axes.plot(
+                x,
+                y,
+                **look,
+                markersize=3.5,
+                linewidth=1.4,
+                label=label,
+            )
+            label = None
+            ticks.update(x)
+            for half in bands:
+                low = np.subtract(y, half)
+                high = np.add(y, half)
+                axes.fill_between(
+                    x,
+                    low,
+                    high,
+                    color=look["color"],
+                    alpha=0.12,
+                    linewidth=0,
+                )
     if log_x:
         axes.set_xscale("log")
-        axes.set_xticks(sorted({float(value) for lines in curves.values() for x, *_ in lines for value in x}))
+        axes.set_xticks(sorted(ticks))
         axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         axes.tick_params(axis="x", labelrotation=45)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     if log_y:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(short))
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
     save_with_legend(figure, axes, path)
 
 
 def plain_text(name: str) -> str:
     """Return a name as matplotlib shows it unchanged: `$` is no formula, and `_` does not hide it in the legend."""
-    return f"{' ' * name.startswith('_')}{name}".replace("$", r"\$")
+    if name.startswith("_"):
+        name = f" {name}"
+    return name.replace("$", r"\$")
 
 
 def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
     """Add a grid, and a legend below the axes where it covers no curve, then save as `save_figure` does."""
     axes.grid(alpha=0.3)
-    handles, names = axes.get_legend_handles_labels()
-    words: dict[str, Any] = {"frameon": False, "fontsize": 9, "loc": "outside lower center"}
-    columns, legend = 2, figure.legend(handles, names, ncols=2, **words)
-    if len(names) < 2 or legend.get_window_extent().width > figure.bbox.width:
-        legend.remove()
-        columns, _ = 1, figure.legend(handles, names, **words)
-    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
+    names = axes.get_legend_handles_labels()[1]
+    n_columns = 1
+    if len(names) > 1 and max(map(len, names)) <= MOST_LETTERS_OF_TWO:
+        n_columns = 2
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=n_columns)
+    n_rows = -(-len(names) // n_columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * n_rows)
     save_figure(figure, stem)
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write `stem.png` and `stem.svg`, or only the PNG that is named; equal figures give equal bytes."""
-    png = stem if stem.suffix == ".png" else stem.with_name(f"{stem.name}.png")
+    png = stem.with_name(f"{stem.name.removesuffix('.png')}.png")
     write_atomically(png, lambda path: figure.savefig(path, dpi=150))
-    if stem.suffix == ".png":
+    if stem == png:
         return
-    figure.set_layout_engine(None)  # what the PNG has stays: to place everything again takes half of the time
+    figure.set_layout_engine(
+        None
+    )  # what the PNG has stays: to place everything again takes half of the time
+    svg = stem.with_name(f"{stem.name}.svg")
     with matplotlib.rc_context({"svg.hashsalt": stem.name}):
-        write_atomically(stem.with_name(f"{stem.name}.svg"), lambda path: figure.savefig(path, metadata={"Date": None}))
+        write_atomically(svg, lambda path: figure.savefig(path, metadata={"Date": None}))
 
 
-def short(value: float) -> str:
-    """Shorten a number with k, M or G: 1500000 becomes 1.5M."""
+def short(value: float, position: int | None = None) -> str:
+    """Shorten a number with k, M or G: 1500000 becomes 1.5M; matplotlib's formatters give the position too."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:g}{unit}"

@@ -28,7 +28,11 @@ def commit() -> str | None:
 def _git(*words: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "--no-optional-locks", *words], cwd=PACKAGE, capture_output=True, text=True, timeout=20
+            ["git", "--no-optional-locks", *words],
+            cwd=PACKAGE,
+            capture_output=True,
+            text=True,
+            timeout=20,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

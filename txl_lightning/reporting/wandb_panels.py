@@ -1,4 +1,4 @@
-"""Weights & Biases runs: start one, and log line series, tables and images."""
+"""Weights & Biases runs: start one, and log images and pages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from wandb.sdk.lib.runid import generate_id
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError, first_line, notice
 from txl_lightning.reporting.code import code_version
+
+DEFAULT_SETTINGS = {
+    "silent": True,
+    "console": "off",
+    "save_code": True,
+}  # where no variable of W&B has one
 
 
 def start_run(
@@ -43,14 +49,26 @@ def start_run(
     Raises:
         OptionError: W&B refuses the run (online without a key, no server, a wrong name), or one of its variables.
     """
-    if given := os.environ.get("WANDB_RUN_ID"):
+    given = os.environ.get("WANDB_RUN_ID")
+    if given:
         run_id = given
-        if not takes_given_id and not (job_type == "train" and logger.mode == "online"):
-            notice(f"WANDB_RUN_ID={given} is of another run or session: this one gets an id of its own")
+        is_training_online = job_type == "train" and logger.mode == "online"
+        if not takes_given_id and not is_training_online:
+            notice(
+                f"WANDB_RUN_ID={given} is of another run or session: this one gets an id of its own"
+            )
             run_id = generate_id()
-    if unused := os.environ.get("WANDB_DIR"):
+    unused = os.environ.get("WANDB_DIR")
+    if unused:
         notice(f"WANDB_DIR={unused} has no effect: the files of W&B are in {directory}/wandb")
-    defaults = {"silent": True, "console": "off", "save_code": True}
+    settings: dict[str, Any] = {}
+    for setting, value in DEFAULT_SETTINGS.items():
+        if not os.environ.get(f"WANDB_{setting.upper()}"):
+            settings[setting] = value
+    resume: Any = None
+    if run_id is not None:
+        resume = os.environ.get("WANDB_RESUME") or "allow"
+    mode: Any = logger.mode
     try:
         return wandb.init(
             dir=directory,
@@ -59,11 +77,11 @@ def start_run(
             name=os.environ.get("WANDB_NAME") or name or job_type,
             tags=list(dict.fromkeys((*logger.tags, *tags))),
             job_type=os.environ.get("WANDB_JOB_TYPE") or job_type,
-            mode=logger.mode,  # type: ignore[arg-type]
+            mode=mode,
             id=run_id,
-            resume=None if run_id is None else os.environ.get("WANDB_RESUME") or "allow",  # type: ignore[arg-type]
+            resume=resume,
             config={**config, **code_version()},
-            settings={name: defaults[name] for name in defaults if not os.environ.get(f"WANDB_{name.upper()}")},
+            settings=settings,
         )
     except wandb.errors.Error as error:
         option = "project" if "project name" in str(error) else "mode"
@@ -72,18 +90,13 @@ def start_run(
     except ValidationError as error:
         wrong = error.errors()[0]
         variable = f"WANDB_{wrong['loc'][0]}".upper()
-        raise OptionError(variable, os.environ.get(variable, ""), f"Weights & Biases says: {wrong['msg']}") from error
-
-
-def log_line_series(
-    run: wandb.Run, panel: str, x: Sequence[float], curves: Mapping[str, Sequence[float]], x_name: str, title: str
-) -> None:
-    """Log a panel of named curves over a common x."""
-    ys = [list(y) for y in curves.values()]
-    run.log({panel: wandb.plot.line_series(xs=list(x), ys=ys, keys=list(curves), title=title, xname=x_name)})
+        allowed = f"Weights & Biases says: {wrong['msg']}"
+        raise OptionError(variable, os.environ.get(variable, ""), allowed) from error
 
 
 def log_file(run: wandb.Run, panel: str, path: Path) -> None:
     """Log an image, or a page of HTML as it is: links stay on the page."""
-    html = path.suffix == ".html"
-    run.log({panel: wandb.Html(str(path), inject=False) if html else wandb.Image(str(path))})
+    if path.suffix == ".html":
+        run.log({panel: wandb.Html(str(path), inject=False)})
+    else:
+        run.log({panel: wandb.Image(str(path))})
