@@ -40,12 +40,12 @@ from torch import Tensor
 
 from benchmarks.bench import CASES, ROOT
 from txl_lightning import Memory, compose
+from txl_lightning.evaluation.models import make_model
 from txl_lightning.files import write_json
 from txl_lightning.model import attention
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting import processor
-from txl_lightning.runs.models import make_model
 from txl_lightning.training.module import compiled as compile_score
 from txl_lightning.training.optimizers import make_optimizer
 

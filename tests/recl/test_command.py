@@ -22,10 +22,10 @@ from tests.recl.small_recl import recl
 from tests.recl.test_check import Scored
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.recl import command
 from txl_lightning.recl.group import model_names
 from txl_lightning.recl.options import ReclOptions
-from txl_lightning.runs.trained import load_trained
 
 
 def values(result: dict[str, Any], field: str) -> list[Any]:

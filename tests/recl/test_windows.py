@@ -137,7 +137,7 @@ from pathlib import Path
 import numpy as np
 from tests.test_conf import composed
 from txl_lightning.recl.windows import window_losses, window_reader
-from txl_lightning.runs.models import make_model
+from txl_lightning.evaluation.models import make_model
 
 model = make_model(composed("profile=laptop"), 256)
 window_losses(window_reader(model, 64), np.arange({n} + 1) % 251, np.array([{n}]), [16, {n}])

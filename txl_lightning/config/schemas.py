@@ -345,7 +345,7 @@ class Config:
 
     `loss` is the mean over all positions of a segment (`full`), its last half (`half`), or as many positions drawn
     without replacement for each step (`random_half`), the same in all streams. `variant` is empty, or has the name of a
-    variant in `txl_lightning.variants` and that variant's own options, which `runs.models.architecture` validates.
+    variant in `txl_lightning.variants` and that variant's own options, which `architecture` validates.
     `resume` is a checkpoint, `auto` for the last good one of the run directory, or `replace` for a new run where a
     finished one is.
     """

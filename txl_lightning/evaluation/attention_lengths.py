@@ -17,8 +17,8 @@ from txl_lightning.evaluation.commands import Table, write_markdown
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.scores import SplitScores, number_with_error
+from txl_lightning.evaluation.units import loss_unit, unit_name
 from txl_lightning.reporting.canvas import line_figure
-from txl_lightning.runs.metrics import loss_unit, unit_name
 
 DIGITS = {"ppl": 2, "bpc": 3, "bpb": 3}  # of Table 6
 

@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from txl_lightning.evaluation.units import unit_name
 from txl_lightning.recl.effective_context import Entries
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend, short
-from txl_lightning.runs.metrics import unit_name
 
 MOST_TICKS = 9
 SHORT = FuncFormatter(lambda value, _: short(value))

@@ -22,11 +22,11 @@ from txl_lightning.config.lengths import tokens_per_step, trained_clamp, trainin
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary, without_marks
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.evaluation.trained import TrainedModel, load_trained
 from txl_lightning.files import file_checksum
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.recl.effective_context import Entries, Integers
 from txl_lightning.recl.windows import WindowReader, window_reader
-from txl_lightning.runs.trained import TrainedModel, load_trained
 
 CHECKPOINTS = "checkpoints"
 MODELS = "models"

@@ -12,10 +12,10 @@ from txl_lightning.config.schemas import DataConfig, file_data
 from txl_lightning.data.corpus import WHOLE, Corpus, split_bytes
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.trained import checkpoint_corpus
 from txl_lightning.recl.effective_context import Entries
 from txl_lightning.recl.models import CHECKPOINTS, Member, TokenizedText, vocabulary_speller
 from txl_lightning.recl.options import ReclOptions
-from txl_lightning.runs.trained import checkpoint_corpus
 
 BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))  # of no character, as Python decodes them
 
