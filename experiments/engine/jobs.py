@@ -186,7 +186,7 @@ def _at_hand(config: str, downloads: str | None) -> bool:
     options = json.loads(config)
     data = data_class(options["name"])(**options)
     folder = expand(data.root or downloads or f"{data.cache_dir}/downloads") / data.name
-    if data.name not in ("python-packages", "python-stdlib", "file") and not folder.is_dir():
+    if data.name not in ("python-packages", "file") and not folder.is_dir():
         return False
     try:
         load_corpus(data)
