@@ -75,24 +75,6 @@ def test_words_have_no_bytes() -> None:
     assert "bpb" not in found
 
 
-def test_differences_are_paired_by_token_and_worse_minus_better() -> None:
-    random = np.random.default_rng(0)
-    positions = np.arange(90)
-    text = random.normal(0, 1, 90)
-    worse = 2 + text + random.normal(0.3, 0.1, 90)
-    better = 2 + text + random.normal(0.0, 0.1, 90)
-    better_losses = TokenLosses(better, positions, {}, 1.0)
-    scores = SplitScores(Corpus("text", {}, Vocabulary("word", ("a",)), ""), "test", 10)
-    found = scores.difference(TokenLosses(worse, positions, {}, 1.0), better_losses)
-    assert found is not None
-    ppl = math.exp(better.mean())
-    assert found["ppl"] == pytest.approx(math.exp(worse.mean()) - ppl)
-    error, _ = by_blocks(worse - better, positions, 10)
-    assert found["standard_error"]["ppl"] == pytest.approx(error * ppl)
-    fewer = TokenLosses(worse[1:], positions[1:], {}, 1.0)
-    assert scores.difference(fewer, better_losses) is None
-
-
 def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
     values: dict[str, Any] = {"ppl": 123.5678, "bpb": 1.23456, "ppl_word": 2345.789}
     values["init"] = {"ppl": 234.6789}
@@ -101,7 +83,7 @@ def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
     expected = "valid: perplexity 123.57 ± 12.35, 1.2346 bits per byte, 2345.8 per word"
     assert line == f"{expected} (training's lengths: 234.68)"
     values["tokens"] = 12345678
-    values["left_out"] = {"first_of_streams": 10, "trimmed": 0, "max_segments": 1234567}
+    values["left_out"] = {"first_of_streams": 10, "max_segments": 1234567}
     splits = {"test": np.zeros(20)}
     name = "a corpus with a long name"
     corpus = Corpus(name, splits, Vocabulary("byte"), "", unknown={"test": 0.5})
@@ -109,6 +91,5 @@ def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
     lines = notes({"test": values}, corpus, settings)
     assert max(len(one) for one in [*lines, line]) <= LINE_WIDTH
     text = " ".join(lines)
-    left_out = "10 left out (first of streams), 1,234,567 left out (max segments)"
-    assert f"12,345,678 tokens scored, {left_out}" in text
+    assert "12,345,678 tokens scored, 1,234,577 left out" in text
     assert "over blocks of 1,000 tokens; protocol carried, mem_len 640, cached" in text

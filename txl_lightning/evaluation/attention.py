@@ -40,7 +40,6 @@ from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.trained import TrainedModel
 
 LENGTHS = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
-MOST_PRINTED = 6  # heads
 MOST_TARGETS = 24  # of Figure 6
 ALL_TERMS = "all"
 
@@ -50,7 +49,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     """Average attention over a split; write `attention.json`, `attention.npz` and the figures.
 
     Returns:
-        Lines to print: the heads with the largest mean distance, and how they were averaged.
+        Lines to print: what was averaged, and which heads Figure 6 shows.
 
     Raises:
         UserError: an option, the checkpoint or the corpus is not usable.
@@ -92,7 +91,12 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     write_json(directory / "attention.json", results, allow_nan=False)
     write_figures(results, maps.by_distance, text, directory)
     log_results("attention", results, options, directory)
-    return report_lines(results)
+    farthest = ", ".join(results["text"]["heads"])
+    return [
+        f"attention of {len(results['heads'])} heads (layer:head), average over {maps.queries:,} tokens "
+        f"of {corpus.name} ({split}) that see all {results['distances']} relative positions",
+        f"heads of text.svg: {farthest}; {describe(evaluation)}",
+    ]
 
 
 def protocol_of(trained: TrainedModel, options: AttentionOptions) -> Protocol:
@@ -125,21 +129,6 @@ def farthest_heads(mean_distance_R: Array, n_head: int) -> list[str]:
     n_layer = len(farthest_N)
     layers = sorted({0, (n_layer - 1) // 2, n_layer - 1})
     return [f"{layer + 1}:{farthest_N[layer] + 1}" for layer in layers]
-
-
-def report_lines(results: dict[str, Any]) -> list[str]:
-    """Return the lines to print: the heads with the largest mean distance, and how they were averaged."""
-    heads = sorted(results["heads"], key=lambda head: -head["mean_distance"])[:MOST_PRINTED]
-    lines = ["Heads with the largest mean distance:"]
-    for head in heads:
-        name = f"layer {head['layer']}, head {head['head']}"
-        share = f"{head['in_memory']:.1%} in the memory"
-        lines.append(f"  {name}: {head['mean_distance']:.1f} tokens, {share}")
-    corpus = f"{results['corpus']['name']} ({results['split']})"
-    lines.append(f"Average over the {results['queries']:,} tokens of {corpus} that see all")
-    settings = describe(results["evaluation"])
-    lines.append(f"{results['distances']} relative positions ({settings})")
-    return lines
 
 
 @dataclass(frozen=True)
