@@ -101,7 +101,7 @@ def prepared(
 
 
 def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:
-    """Stand in for `cluster_sizes`, which waits for the device: every cluster gets its share of the targets."""
+    """Stand in for `targets_per_cluster`, which waits for the device: every cluster gets its share of the targets."""
     n = cluster_of.numel()
     return [n - (n_clusters - 1) * (n // n_clusters), *[n // n_clusters] * (n_clusters - 1)]
 
@@ -110,5 +110,5 @@ def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:
 def unread_clusters() -> Iterator[None]:
     """Replace the one read of the adaptive softmax."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedding, "cluster_sizes", even_clusters)
+        patch.setattr(embedding, "targets_per_cluster", even_clusters)
         yield

@@ -105,7 +105,7 @@ def test_padded_products_change_no_loss_and_no_gradient(
     model, window = make(arm).double().eval(), tokens()
     results = []
     for pads in (False, True):
-        monkeypatch.setattr(gpu, "missing", lambda n, x, pads=pads: -n % 8 if pads else 0)
+        monkeypatch.setattr(gpu, "n_padding", lambda n, x, pads=pads: -n % 8 if pads else 0)
         model.zero_grad()
         nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
         nll_BT = nll_BT + model.score(window[:, :-1], window[:, 1:], memory)[0]  # type: ignore[arg-type]

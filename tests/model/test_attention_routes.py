@@ -112,7 +112,7 @@ def test_single_queries_where_few_places_are_read() -> None:
     expected = heads(problem, judge, torch.float64)
 
     def few(inputs: AttentionInputs) -> Tensor:
-        return chosen(inputs._replace(visible=inputs.visible._replace(places=(3, 17))))
+        return chosen(inputs._replace(visible=inputs.visible._replace(only_queries=(3, 17))))
 
     results = heads(problem, few, torch.float64)
     torch.testing.assert_close(results[:, :, [3, 17]], expected[:, :, [3, 17]], **EXACT)

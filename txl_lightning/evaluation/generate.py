@@ -27,7 +27,7 @@ from txl_lightning.evaluation.texts import (
     last_document,
 )
 from txl_lightning.files import write_json
-from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
+from txl_lightning.model.inference.generation import GenerativeModel, Sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -119,7 +119,7 @@ def check_options(options: GenerateOptions) -> None:
         allowed,
     )
     check_values(options)
-    check_sampling(options.top_k, options.top_p, options.temperature)
+    Sampling(options.top_k, options.top_p, options.temperature).check()
     if options.position is not None:
         fits = options.context is not None and options.position >= 0
         require(fits, "position", options.position, "must be an integer >= 0, with context=N")

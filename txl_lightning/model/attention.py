@@ -56,8 +56,7 @@ def scores(
         u_HE: content bias; None without (c).
         v_HE: position bias; None without (d).
         bias_HS: biases of the distances, in place of v·r_s; None for none.
-        terms: letters of the terms. Only a and b are read: (c) and (d) follow from u, v and the
-            bias.
+        terms: switches (a) and (b). To switch off (c), pass no u; for (d), no v and no bias.
     """
     content_HBTE, position_HBTK = content_and_position(
         q_HBTE, r_HSE, u_HE, v_HE, bias_HS, k_HBKE.shape[2], terms
@@ -81,7 +80,7 @@ def content_and_position(
     """Return the two parts of `scores`: queries for (a) + (c), and (b) + (d) by key.
 
         (q_i + u) / sqrt(E)                  its product with key j is (a) + (c)
-        (q_i + v)·r_{i-j} / sqrt(E)          (b) + (d); None without both terms
+        (q_i + v)·r_{i-j} / sqrt(E)          (b) + (d); None if the attention has neither
 
     Args:
         q_HBTE: queries.
@@ -91,8 +90,8 @@ def content_and_position(
         bias_HS: biases of the distances, in place of v·r_s.
         n_keys: K.
         terms: letters of the terms.
-        pads_distances: whether a GPU may pad the number of distances, which changes the columns of
-            keys after a query.
+        pads_distances: whether a GPU may append rows of zeros to r. They change the scores of later
+            keys, which a causal mask must then hide.
     """
     scale = q_HBTE.shape[-1] ** -0.5  # of queries and biases, which are smaller than scores
     query_HBTE = q_HBTE * scale
@@ -116,7 +115,7 @@ def content_and_position(
 
 
 def _with_bias(query_HBTE: Tensor | None, bias_HE: Tensor | None, scale: float) -> Tensor | None:
-    """Return query + scale · bias, or the one of them that there is."""
+    """Return query + scale · bias; if one is None, the other."""
     if bias_HE is None:
         return query_HBTE
     bias_H11E = (bias_HE * scale)[:, None, None]
@@ -178,12 +177,12 @@ def attend(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"
     if not is_eager_on_cpu(inputs.q_HBTE):
         return attend_with_kernel(inputs, dropout)
     if torch.is_grad_enabled() or (dropout.training and dropout.p):
-        return _attend_in_training_blocks(inputs, dropout)
-    if inputs.visible.places:
+        return _attend_with_gradient(inputs, dropout)
+    if inputs.visible.only_queries:
         heads_HBTE = torch.zeros_like(inputs.q_HBTE, dtype=inputs.values_HBKE.dtype)
-        for place in inputs.visible.places:
-            one_query = inputs.block(place, place + 1)
-            heads_HBTE[:, :, place : place + 1] = attend_with_kernel(one_query, dropout)
+        for i in inputs.visible.only_queries:
+            one_query = inputs.block(i, i + 1)
+            heads_HBTE[:, :, i : i + 1] = attend_with_kernel(one_query, dropout)
         return heads_HBTE
     return _attend_in_blocks(attend_with_kernel, inputs, dropout, EVALUATION_BLOCK)
 
@@ -202,7 +201,10 @@ def masked_scores(inputs: AttentionInputs) -> Float[Tensor, "H B T K"]:
 
 
 def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
-    """Return the same by torch's kernel, which stores no probabilities: (b), (d) and the mask are its bias."""
+    """Compute `attend_as_written` by torch's scaled_dot_product_attention, which stores no probabilities.
+
+    Its bias holds (b), (d) and the mask.
+    """
     x = inputs
     content_HBTE, bias = content_and_position(
         x.q_HBTE,
@@ -223,7 +225,7 @@ def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Float[Tenso
         bias[..., first:] += mask[:, first:].to(bias.dtype)
     else:
         bias = bias + mask.to(bias.dtype)
-    # On a CPU only the plain way has a gradient for the bias.
+    # With gradients, and on a GPU, only kernels that compute a gradient for the bias may run.
     backend: Any = nullcontext()
     if torch.is_grad_enabled() or content_HBTE.device.type != "cpu":
         backend = sdpa_kernel(KERNELS_WITH_BIAS_GRADIENT)
@@ -239,9 +241,11 @@ def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Float[Tenso
     return heads_HBTE[..., : x.values_HBKE.shape[-1]]
 
 
-def _attend_in_training_blocks(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
-    """Attend as written; with several blocks in single precision, probabilities are computed again
-    in the backward pass, which costs less than the left-out keys save.
+def _attend_with_gradient(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
+    """Attend as written, in blocks of queries.
+
+    In float32 and float64 the backward pass computes the probabilities of several blocks again,
+    which costs less than the left-out keys save. In bfloat16 it does not.
     """
     dtype, T = inputs.values_HBKE.dtype, inputs.q_HBTE.shape[2]
     size = TRAINING_BLOCK.get(dtype, T)
@@ -263,7 +267,7 @@ def _attend_in_blocks(
     dropout: Dropout,
     size: int,
 ) -> Tensor:
-    """Attend from one block of queries after another; queries that see later keys are one block."""
+    """Attend from one block of queries after another; without a causal mask there is one block."""
     T = inputs.q_HBTE.shape[2]
     if size >= T or not inputs.visible.causal:
         return attend_block(inputs, dropout)
@@ -303,7 +307,7 @@ class Attention(nn.Module):
         self.has_queries = bool(set("ab") & terms)
         self.has_keys = bool(set("ac") & terms)
         n_matrices = self.has_queries + self.has_keys + 1
-        self.stacked = {"qkv.weight": n_matrices}  # for Muon
+        self.stacked = {"qkv.weight": n_matrices}  # Muon updates each of these matrices alone
         self.qkv = gpu.Linear(config.d_model, n_matrices * width, bias=False)
         self.position = None
         if config.kind.projects and set("bd") & terms:
@@ -381,7 +385,7 @@ class Attention(nn.Module):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax_j(A_i) value_j for all heads."""
-        x = self.inputs(q_HBTE, kv_PHBKE, positions, visible)
+        x = self.attention_inputs(q_HBTE, kv_PHBKE, positions, visible)
         if self.kernel is None:
             return attend(x, self.dropout)
         return self.kernel(
@@ -397,7 +401,7 @@ class Attention(nn.Module):
             x.terms,
         )
 
-    def inputs(
+    def attention_inputs(
         self,
         q_HBTE: Float[Tensor, "H B T E"],
         kv_PHBKE: Float[Tensor, "P H B K E"],
@@ -406,8 +410,8 @@ class Attention(nn.Module):
         terms: str | None = None,
     ) -> AttentionInputs:
         """Return what `scores` reads, with queries and keys rotated if the encoding rotates them."""
-        # Not indices: the gradient of each would be as large as both. P = 1: no term reads the
-        # keys.
+        # `unbind`, because the backward pass of an index allocates a gradient for all parts. With
+        # P = 1 no term reads the keys.
         keys_and_values = kv_PHBKE.unbind()
         k_HBKE = keys_and_values[0]
         if positions.rotation_2SE is not None:
@@ -465,7 +469,7 @@ class Attention(nn.Module):
                 raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
             positions = positions.of_terms(terms)
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
-        return masked_scores(self.inputs(q_HBTE, kv_PHBKE, positions, visible, terms))
+        return masked_scores(self.attention_inputs(q_HBTE, kv_PHBKE, positions, visible, terms))
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -108,7 +108,7 @@ class QRNNLayer(nn.Module):
 
     AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as
     in the QRNN paper. In training elements of the weights are dropped with probability
-    `weight_dropout`, one mask per segment. Weights start as those of torch's linear layer.
+    `weight_dropout`, one mask per segment. Weights start as in torch's Linear.
 
     Args:
         d_model: D, width of x and of h.

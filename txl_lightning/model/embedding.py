@@ -21,6 +21,12 @@ from txl_lightning.model.gpu import aligned, aligned_product, is_eager_on_cpu
 from txl_lightning.model.layers import draw_normal
 
 
+def cluster_sizes(config: Architecture) -> list[int]:
+    """Return the number of tokens in each cluster."""
+    edges = (0, *config.cutoffs, config.vocab_size or 0)
+    return [end - first for first, end in pairwise(edges)]
+
+
 class TokenEmbedding(nn.Module):
     """Embedding of tokens in D dimensions, times sqrt(D).
 
@@ -41,7 +47,7 @@ class TokenEmbedding(nn.Module):
         d_embed = config.d_embed or config.d_model
         sizes = [self.edges[-1]]
         if config.div_val > 1:
-            sizes = self.cluster_sizes()
+            sizes = cluster_sizes(config)
         has_projections = config.div_val > 1 or d_embed != config.d_model
         self.tables = nn.ParameterList()
         self.projections = nn.ParameterList()
@@ -57,10 +63,6 @@ class TokenEmbedding(nn.Module):
         """Iterate over the clusters: their first token, and the first token after them."""
         return pairwise(self.edges)
 
-    def cluster_sizes(self) -> list[int]:
-        """Return the number of tokens of each cluster."""
-        return [end - first for first, end in self.ranges()]
-
     def cluster_of(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """Return the number of each token's cluster."""
         is_after = [tokens >= first for first in self.edges[1:-1]]
@@ -71,7 +73,7 @@ class TokenEmbedding(nn.Module):
         if len(self.tables) == self.n_clusters:
             return tuple(self.tables)
         # Not a slice for each cluster: the gradient of each would be as large as the whole table.
-        return aligned(self.tables[0]).split(self.cluster_sizes())
+        return aligned(self.tables[0]).split([end - first for first, end in self.ranges()])
 
     def projection(self, cluster: int) -> Float[Tensor, "D width"] | None:
         """Return the projection of a cluster's embeddings to D, or None if there is none."""
@@ -181,7 +183,7 @@ class TokenSoftmax(nn.Module):
         counted = cluster_of
         if known_targets_BT is not None:
             counted = embedding.cluster_of(known_targets_BT)
-        sizes = cluster_sizes(counted, embedding.n_clusters)
+        sizes = targets_per_cluster(counted, embedding.n_clusters)
         places = cluster_of.argsort(stable=True).split(sizes)
         for cluster in range(1, embedding.n_clusters):
             members = places[cluster]
@@ -308,7 +310,7 @@ class _NegativeLogLikelihood(torch.autograd.Function):
         return torch.mul(P_NV, gradient_N[:, None], out=out_NV).to(ctx.dtype), None
 
 
-def cluster_sizes(cluster_of: Int[Tensor, "*n"], n_clusters: int) -> list[int]:
+def targets_per_cluster(cluster_of: Int[Tensor, "*n"], n_clusters: int) -> list[int]:
     """Return the number of targets in each cluster; on a GPU the CPU waits for it."""
     counts = [(cluster_of == cluster).sum() for cluster in range(n_clusters)]
     sizes: list[int] = torch.stack(counts).tolist()

@@ -1,12 +1,12 @@
 """Position encodings: the four of the ablation (paper Table 6) and later ones; `register_encoding` adds another.
 
-    relative terms (a)-(d) with the sinusoid of the distance (section 3.3; attn_type 0) shaw a
-    trained table of distances per layer, no extrapolation (Shaw et al. 2018; attn_type 1) absolute
-    the sinusoid of the position, added to the embedding (Vaswani et al. 2017; attn_type 2) al_rfou
-    a trained table of positions per layer, added to each layer's input (Al-Rfou et al. 2018;
-    attn_type 3) rope queries and keys rotated by their positions (Su et al. 2021) alibi a fixed
-    penalty that grows with the distance, as term (d) (Press et al. 2022) none no positions, only
-    the causal mask (Kazemnejad et al. 2023)
+    relative   terms (a)-(d), the sinusoid of the distance (section 3.3; attn_type 0)
+    shaw       a trained table of distances in every layer (Shaw et al. 2018; attn_type 1)
+    absolute   the sinusoid of the position, added to the embedding (Vaswani et al. 2017; attn_type 2)
+    al_rfou    a trained table of positions, added to every layer's input (Al-Rfou et al. 2018; attn_type 3)
+    rope       queries and keys rotated by their positions (Su et al. 2021)
+    alibi      a penalty that grows with the distance, as term (d) (Press et al. 2022)
+    none       the causal mask alone (Kazemnejad et al. 2023)
 
 Absolute positions are counted from the end of the segment: its last token has index 0. With memory
 every segment uses the same positions; the memory keeps each layer's input as it was computed, so
@@ -95,7 +95,10 @@ class Encoding(nn.Module):
         self.absolute = config.kind.absolute
 
     def initialize(self) -> None:
-        """Set parameters that should not start as N(0, init_std²), or as zero if named `…bias`."""
+        """Set initial values; override it where the default does not fit.
+
+        By default a parameter starts from N(0, init_std²), and at zero if its name ends in `bias`.
+        """
 
     def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
         """Return the input of the first layer, before dropout, from the scaled embedding."""
@@ -129,27 +132,34 @@ class Encoding(nn.Module):
     def embed_streams(
         self, hidden_BTD: Tensor, clamp_len: int, bounds: StreamBounds | None
     ) -> Float[Tensor, "B T D"]:
-        """Return `embed` with positions from the end of each stream, before its padding."""
-        padding_B = self._padding(bounds)
-        if padding_B is None:
-            return self.embed(hidden_BTD, clamp_len)
-        embedded_BTD = self.embed(roll_streams(hidden_BTD, padding_B), clamp_len)
-        return roll_streams(embedded_BTD, -padding_B)
+        """Return `embed` with positions that count from the last token of each stream."""
+
+        def embed(x_BTD: Tensor) -> Tensor:
+            return self.embed(x_BTD, clamp_len)
+
+        return self._from_last_tokens(embed, hidden_BTD, bounds)
 
     def layer_input_of_streams(
         self, n: int, hidden_BTD: Tensor, bounds: StreamBounds | None
     ) -> Float[Tensor, "B T D"]:
-        """Return `layer_input` with positions from the end of each stream, before its padding."""
-        padding_B = self._padding(bounds)
-        if padding_B is None:
-            return self.layer_input(n, hidden_BTD)
-        input_BTD = self.layer_input(n, roll_streams(hidden_BTD, padding_B))
-        return roll_streams(input_BTD, -padding_B)
+        """Return `layer_input` with positions that count from the last token of each stream."""
 
-    def _padding(self, bounds: StreamBounds | None) -> Tensor | None:
-        if bounds is None or not self.absolute:
-            return None
-        return bounds.padding_B
+        def layer_input(x_BTD: Tensor) -> Tensor:
+            return self.layer_input(n, x_BTD)
+
+        return self._from_last_tokens(layer_input, hidden_BTD, bounds)
+
+    def _from_last_tokens(
+        self,
+        add_positions: Callable[[Tensor], Tensor],
+        x_BTD: Tensor,
+        bounds: StreamBounds | None,
+    ) -> Tensor:
+        """Move padding to the start of its stream while absolute positions are added."""
+        if bounds is None or bounds.padding_B is None or not self.absolute:
+            return add_positions(x_BTD)
+        rolled_BTD = add_positions(roll_streams(x_BTD, bounds.padding_B))
+        return roll_streams(rolled_BTD, -bounds.padding_B)
 
     def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
         """Return the positions of `forward` without the terms that are off, and the rotation.
@@ -257,8 +267,8 @@ class ShawEncoding(Encoding):
     """For every layer: a trained vector (b) and bias (d) of each distance below `table_len`, and u (c).
 
     The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and
-    (b): `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` is the
-    number of rows used, one more than the largest distance.
+    (b): `terms="ab"`. Distances beyond the table use its farthest row (row 0). Here `clamp_len`
+    counts rows: the largest distance is `clamp_len` - 1.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:

@@ -1,4 +1,4 @@
-"""Rows that a GPU reads fast: widths that are no multiple of 8 are padded with zeros, on a CPU not."""
+"""Widths that a GPU reads fast: zeros pad them to multiples of 8. A CPU gets no padding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def is_eager_on_cpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def missing(n: int, x: Tensor) -> int:
-    """Return how many numbers a row of n lacks to a multiple of `ALIGNED`; 0 on a CPU."""
+def n_padding(n: int, x: Tensor) -> int:
+    """Return how many zeros pad n to a multiple of `ALIGNED`; 0 on a CPU."""
     if x.device.type == "cpu":
         return 0
     return -n % ALIGNED
@@ -24,7 +24,7 @@ def missing(n: int, x: Tensor) -> int:
 
 def aligned(x: Float[Tensor, "*n width"]) -> Float[Tensor, "*n padded"]:
     """Return x with its last axis padded with zeros to a multiple of `ALIGNED`."""
-    n_zeros = missing(x.shape[-1], x)
+    n_zeros = n_padding(x.shape[-1], x)
     if n_zeros == 0:
         return x
     return F.pad(x, (0, n_zeros))
@@ -34,10 +34,10 @@ def aligned_matrix(
     x: Float[Tensor, "*n rows width"], pads_rows: bool
 ) -> Float[Tensor, "*n more padded"]:
     """Return x with its last axis, and with `pads_rows` its rows, padded to multiples of `ALIGNED`."""
-    n_zeros = missing(x.shape[-1], x)
+    n_zeros = n_padding(x.shape[-1], x)
     n_rows = 0
     if pads_rows:
-        n_rows = missing(x.shape[-2], x)
+        n_rows = n_padding(x.shape[-2], x)
     if n_zeros == 0 and n_rows == 0:
         return x
     return F.pad(x, (0, n_zeros, 0, n_rows))
@@ -58,12 +58,12 @@ def aligned_product(
         filling: value of the additional columns of the result.
     """
     x = aligned(x)
-    columns = missing(len(weight), x)
-    rows = x.shape[-1] - weight.shape[1]
-    if columns > 0 or rows > 0:
-        weight = F.pad(weight, (0, rows, 0, columns))
-    if bias is not None and columns > 0:
-        bias = F.pad(bias, (0, columns), value=filling)
+    n_outputs = n_padding(len(weight), x)
+    n_inputs = x.shape[-1] - weight.shape[1]
+    if n_outputs > 0 or n_inputs > 0:
+        weight = F.pad(weight, (0, n_inputs, 0, n_outputs))
+    if bias is not None and n_outputs > 0:
+        bias = F.pad(bias, (0, n_outputs), value=filling)
     return F.linear(x, weight, bias)
 
 

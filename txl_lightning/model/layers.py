@@ -84,7 +84,7 @@ def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
     """Draw the parameters of a model in place, then call the method `initialize` of each module that has one.
 
     Weights, embeddings, tables, u and v are from N(0, std²), projections of embedding and softmax
-    from N(0, 0.01²), gains of norms from N(1, std²); biases, those of distances included, are zero.
+    from N(0, 0.01²), gains of norms from N(1, std²); biases are zero, also the biases of distances.
 
     Args:
         model: any model of this package.

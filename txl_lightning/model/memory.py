@@ -22,11 +22,11 @@ class CarriedState:
     They carry no gradient from one training step to the next.
 
     It is a value: a model returns a new one and changes none. (Not a frozen dataclass: Lightning
-    Fabric sets the fields of a copy.) It must not become a registered buffer: DDP would overwrite
-    it with the one of rank 0, and weight averaging would average it.
+    Fabric sets the fields of a copy.) It must not become a registered buffer: DDP would replace
+    every rank's memory by rank 0's, and weight averaging would average it.
 
     Args:
-        first_column: index of the first stream in the global batch; named as in checkpoints.
+        first_column: index of the first stream in the global batch. Checkpoints have this name.
     """
 
     first_column: int = field(default=0, kw_only=True)
@@ -159,8 +159,9 @@ class Memory(CarriedState):
             grows) or equal to it from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never
             attended to.
-        in_document_B: how many of the newest states belong to each stream's document or episode; -1
-            where the next token begins one (`reset`). None if no stream was reset.
+        in_document_B: number of newest states that each stream may attend to: they belong to its
+            document or episode. -1 where the next token begins one (`reset`). None if no stream was
+            reset.
         keeps_gradient: whether the next memory keeps the gradient of its states, so that a later
             loss reaches them; otherwise they are stored without (SG in the paper). Training sets it
             for the segments of one step; it is in no checkpoint.
@@ -204,8 +205,9 @@ class Memory(CarriedState):
             inputs: inputs of the layers, in their order.
             mem_len: longest memory.
             ext_len: tokens of extended context.
-            bounds: where documents begin and streams end; padding does not enter the memory. Then
-                only `in_document_B` counts the states of a stream.
+            bounds: where documents begin and streams end; padding does not enter the memory. With
+                padding, streams fill at different speeds: `filled` is the largest number of states,
+                `in_document_B` the number of each stream.
         """
         T = inputs[0].shape[1]
         appended = max(0, T - ext_len)

@@ -124,18 +124,17 @@ class VisibleKeys(NamedTuple):
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
-        sees_memory: whether a causal mask [T, K] hides no key before the first query's own, so that
-            it is not read.
+        sees_memory: whether every query sees the whole memory: then no mask is added to its keys.
         causal: whether queries see no keys after their own: only then a block of queries needs no
             later keys.
-        places: the only queries whose output is read, if they are few; the others may give
-            anything.
+        only_queries: the queries whose output is read, if they are few; the output of others has
+            no meaning.
     """
 
     mask_TK: Tensor
     sees_memory: bool = False
     causal: bool = True
-    places: tuple[int, ...] = ()
+    only_queries: tuple[int, ...] = ()
 
     def block(self, first: int, end: int, n_keys: int) -> VisibleKeys:
         """Keep the mask of the queries `first` to `end` and of the first keys."""
@@ -155,9 +154,8 @@ def attention_mask(
 ) -> Float[Tensor, "T K"]:
     """Return 0 where query i may attend to key j and -inf elsewhere, for K = M + T keys.
 
-    The distance is M + i - j. Three kinds of keys are hidden: those in the future (distance < 0),
-    memory that was not written, and with `same_length` those at a distance of `attention_len` or
-    more.
+    The distance is M + i - j. The mask hides keys in the future (distance < 0), memory that was not
+    written, and with `attention_len` keys at this distance or farther.
 
     Args:
         n_queries: T.
@@ -251,7 +249,7 @@ class StreamBounds(NamedTuple):
 def roll_streams(
     x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None
 ) -> Float[Tensor, "*_ B K D"]:
-    """Move the K entries of every stream by its number of places to the end, the last ones to the start."""
+    """Roll the K entries of every stream by its number of places; None rolls nothing."""
     if by_B is None:
         return x_BKD
     K = x_BKD.shape[-2]

@@ -200,8 +200,8 @@ class TransformerXL(ScoringModel, nn.Module):
             in_document_B = torch.zeros(batch_size, dtype=torch.int64, device=states.device)
         return self.state_class(states, filled, in_document_B=in_document_B)
 
-    def checked(self, memory: Memory, batch_size: int) -> Memory:
-        """Validate the memory before a segment; with `memory_start=zeros`, reset streams get zeros.
+    def prepare_memory(self, memory: Memory, batch_size: int) -> Memory:
+        """Return the memory that a segment reads: with `memory_start=zeros`, reset streams get zeros.
 
         Raises:
             ValueError: it is of another number of streams, or of another kind.
@@ -303,7 +303,7 @@ class TransformerXL(ScoringModel, nn.Module):
         B, T = hidden_BTD.shape[:2]
         if memory is None:
             memory = self.start_memory(B)
-        memory = self.checked(memory, B)
+        memory = self.prepare_memory(memory, B)
         bounds = self.stream_bounds(tokens_BT, lengths_B, memory, hidden_BTD)
         embedded_BTD = self.encoding.embed_streams(hidden_BTD, self.config.clamp_len, bounds)
         hidden_BTD = self.dropout(embedded_BTD)
@@ -335,7 +335,7 @@ class TransformerXL(ScoringModel, nn.Module):
     ) -> Float[Tensor, "B Q D"]:
         """Compute the last layer for the requested tokens; those before them are keys only.
 
-        Few places, on a CPU, are queries one by one.
+        If few places are requested, it begins at the first of them; a CPU computes each query alone.
         """
         T = input_BTD.shape[1]
         n_queries = T if n_last is None else n_last
@@ -343,7 +343,7 @@ class TransformerXL(ScoringModel, nn.Module):
             first = int(places_Q.min())
             n_queries = T - first
             places_Q = places_Q - first
-            visible = visible._replace(places=tuple(places_Q.tolist()))
+            visible = visible._replace(only_queries=tuple(places_Q.tolist()))
         n_before = max(0, T - n_queries)
         if n_before > 0:
             before_BTD, input_BTD = input_BTD.split([n_before, n_queries], dim=1)
@@ -364,7 +364,7 @@ REPLACED_BY_CACHE: dict[type, tuple[str, ...]] = {
         "state_class",
         "start_memory",
         "next_memory",
-        "checked",
+        "prepare_memory",
         "visible",
     ),
     TransformerXLLayer: ("forward",),
@@ -390,12 +390,12 @@ VARIANTS: Guests[type[Any]] = Guests("variant", "txl_lightning.variants.{}")
 def register_variant(name: str) -> Callable[[type[M]], type[M]]:
     """Return a decorator that registers a subclass of `TransformerXL` for `txl train variant=NAME`.
 
-    The fields that its `config_class` has beside those of `TransformerXLConfig` are its options:
+    The fields that its `config_class` adds to `TransformerXLConfig` are its options:
     `variant.OPTION=VALUE`. A checkpoint holds only the name and the options, so the class must be
     registered before one is loaded.
 
     Raises:
-        OptionError: another class has the name, or the core has that of an option.
+        OptionError: another class has the name, or TransformerXLConfig has the name of an option.
     """
 
     def register(variant: type[M]) -> type[M]:

@@ -209,7 +209,7 @@ class Compressor(nn.Module):
         )
 
     def zero_loss(self) -> Tensor:
-        """Return zero with gradients of zero while nothing is compressed: DDP waits for one of every parameter."""
+        """Return a loss of zero with a gradient for every parameter, since DDP waits for one."""
         zero = torch.zeros(())
         for parameter in self.parameters():
             zero = zero.to(parameter.device) + parameter.sum() * 0.0
@@ -224,7 +224,8 @@ def reconstruction_loss(
 ) -> Float[Tensor, ""]:
     """Return the mean squared difference of attention to states and to their compression (Rae et al. 2019, alg. 2).
 
-        attn(h, m) = softmax((h Q)(m K)ᵀ / sqrt(E)) (m V) L = mean (attn(h, old) - attn(h, new))²
+        attn(h, m) = softmax((h Q)(m K)ᵀ / sqrt(E)) (m V)
+        L          = mean (attn(h, old) - attn(h, new))²
 
     Attention is by content alone: no positions, u, gates, dropout or output projection. The layer's
     weights are detached.
@@ -259,7 +260,7 @@ class ContentAttention(nn.Module):
         q_HBTE = q_HBTE * attention.d_head**-0.5
         outputs = []
         for memory_BSD in memories:
-            # One after the other: joined to states with a gradient, the others would get one as well.
+            # One after the other: a joint product would also compute gradients for detached states.
             past_BSD = layer.attention_input(memory_BSD.to(hidden_BTD.dtype))
             _, (k_HBSE, v_HBSE) = attention.project(past_BSD)
             # Torch's fused attention is slow here: on CPU its backward pass took 40 % of a step.
@@ -291,9 +292,8 @@ class CompressiveTransformerXL(TransformerXL):
     def __init__(self, config: CompressiveConfig) -> None:
         super().__init__(config)
         layers: Any = self.layers
-        self.compressor = Compressor(
-            config, layers
-        )  # last, so that all other parameters are drawn as without it
+        # Last, so that all other parameters are drawn as without it.
+        self.compressor = Compressor(config, layers)
 
     def start_memory(self, batch_size: int, static: bool = False) -> CompressiveMemory:
         """Return the memory before the first token of B streams.

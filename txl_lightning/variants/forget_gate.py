@@ -1,6 +1,7 @@
 """Forgetting attention (FoX; Lin et al. 2025, arXiv:2503.02130): gates of later tokens let keys be forgotten.
 
-    f_t = σ(w·x_t + b) A_ij gains D_ij = Σ_{j<l≤i} log f_l = c_i - c_j, c_t = Σ_{l≤t} log f_l
+    f_t  = σ(w·x_t + b)                             c_t = Σ_{l≤t} log f_l
+    A_ij gains D_ij = Σ_{j<l≤i} log f_l = c_i - c_j
 
 x_t is a token's input of the layer, and every head has its own gates. c_i shifts all logits of
 query i alike, so it cancels in the softmax. What is left depends on the key alone, as u·k_j does: a
@@ -39,7 +40,7 @@ class ForgetGateConfig(TransformerXLConfig):
 
 
 class ForgettingAttention(Attention):
-    """Attention with D_ij, computed without a kernel; (D + 1)·H parameters more."""
+    """Attention with D_ij, as written, not by torch's kernel; it has (D + 1)·H parameters more."""
 
     def __init__(self, config: ForgetGateConfig) -> None:
         super().__init__(config)
@@ -64,7 +65,7 @@ class ForgettingAttention(Attention):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
-        x = self.inputs(q_HBTE, kv_PHBKE, positions, visible)
+        x = self.attention_inputs(q_HBTE, kv_PHBKE, positions, visible)
         scores_HBTK = masked_scores(x) + self.forgotten(hidden_BTD, memory_BMD)
         return self.dropout(scores_HBTK.softmax(-1)).to(x.values_HBKE.dtype) @ x.values_HBKE
 
@@ -78,11 +79,9 @@ class ForgettingAttention(Attention):
     ) -> Float[Tensor, "H B T K"]:
         """Return A_ij with forgetting, or single terms of A_ij without it."""
         logits_HBTK = super().logits(hidden_BTD, memory_BMD, positions, visible, terms)
-        return (
-            logits_HBTK
-            if terms is not None
-            else logits_HBTK + self.forgotten(hidden_BTD, memory_BMD)
-        )
+        if terms is not None:
+            return logits_HBTK
+        return logits_HBTK + self.forgotten(hidden_BTD, memory_BMD)
 
     def forgotten(
         self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"]

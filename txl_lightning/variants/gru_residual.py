@@ -27,9 +27,10 @@ class GRUResidualConfig(TransformerXLConfig):
 class GRUGate(nn.Module):
     """GRU gate of the input x of a sublayer and its output y, with a ReLU on y.
 
-        y' = relu(y)
-        r = σ(W_r y' + U_r x) z = σ(W_z y' + U_z x - b_g) h = tanh(W_g y' + U_g (r ⊙ x)) out = (1 -
-        z) ⊙ x + z ⊙ h
+        y'  = relu(y)
+        r   = σ(W_r y' + U_r x)        z = σ(W_z y' + U_z x - b_g)
+        h   = tanh(W_g y' + U_g (r ⊙ x))
+        out = (1 - z) ⊙ x + z ⊙ h
 
     b_g is trained and starts at 2, so that a new layer nearly returns its input x. 6·D² + D
     parameters.

@@ -1,7 +1,7 @@
 """Recurrent Memory Transformer (Bulatov et al. 2022, arXiv:2207.06881, §3.2): memory tokens around every segment.
 
-    row of a segment     [z ∘ tokens ∘ z]           z: n memory tokens, beside the scaled embeddings
-    next z outputs of the last layer, after norm and dropout, at the places after the segment
+    row of a segment     [z ∘ tokens ∘ z]     z: n memory tokens, beside the scaled embeddings
+    next z               outputs of the last layer, after norm and dropout, after the segment
 
 Memory tokens pass all layers as tokens do: positions count them, and their states enter the memory
 of states. `from_original` reads the authors' fork of Transformer-XL's code.
@@ -82,10 +82,10 @@ class MemoryTokensTransformerXL(TransformerXL):
     Both attend to the memory of states only with `tokens_see_states`. With `same_length` there are
     no such rules: each place sees the nearest keys, as in the authors' code.
 
-    A memory token may see later keys, for which there is no distance. As in the authors' code,
-    terms (b) and (d) are then the entries that `relative_shift` leaves there: 0 for the next key,
-    and (q_{i+1} + v)·r_{K-d} for the d-th key after that, with K keys in all. With n ≥ 3 memory
-    tokens they depend on the number of keys.
+    A memory token may see later keys, which have no distance. As in the authors' code, their terms
+    (b) + (d) are what `relative_shift` reads there, from the row of the next query: 0 for the next
+    key, and (q_{i+1} + v)·r_{K-d} for the d-th key after it. With n ≥ 3 memory tokens they depend
+    on K.
     """
 
     config: MemoryTokensConfig
@@ -102,9 +102,8 @@ class MemoryTokensTransformerXL(TransformerXL):
 
     def __init__(self, config: MemoryTokensConfig) -> None:
         super().__init__(config)
-        self.memory_tokens = InitialTokens(
-            config
-        )  # last, so that all other parameters are drawn as without it
+        # Last, so that all other parameters are drawn as without it.
+        self.memory_tokens = InitialTokens(config)
 
     def start_memory(self, batch_size: int, static: bool = False) -> TokenMemory:
         """Return the memory before the first token of B streams, with the trained initial tokens."""
@@ -126,7 +125,7 @@ class MemoryTokensTransformerXL(TransformerXL):
         n = self.config.n_tokens
         if memory is None:
             memory = self.start_memory(B)
-        memory = self.checked(memory, B)
+        memory = self.prepare_memory(memory, B)
         z_BnD = self._tokens_before(memory)
         row = [z_BnD, embedded_BTD]
         if self.config.write_tokens:

@@ -90,11 +90,11 @@ def from_tensorflow(
     With its `same_length` a query sees mem_len + 1 keys (`extra_key`).
 
     Args:
-        weights: tensors by variable name; float16 and bfloat16 become float32. Those of an
-            optimizer are ignored.
+        weights: tensors by variable name; float16 and bfloat16 become float32. Variables
+            of an optimizer are ignored.
         config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`,
-            `dropatt` and `init_std`. Those of the architecture (`n_token`, `n_layer`, `cutoffs`,
-            `untie_r`, …) are read from the variables.
+            `dropatt` and `init_std`. The architecture (`n_token`, `n_layer`, `cutoffs`, `untie_r`, …)
+            is read from the variables.
 
     Raises:
         CheckpointError: names or shapes do not match, or `mem_len` is missing.

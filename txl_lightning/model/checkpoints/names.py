@@ -7,13 +7,13 @@ copies into the views, writing returns them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.checkpoints.tensorflow import EMBEDDING, SCOPE, SOFTMAX
+from txl_lightning.model.embedding import cluster_sizes
 
 Family = Literal["original", "Hugging Face", "TensorFlow"]
 PREFIXES: dict[Family, str] = {
@@ -107,12 +107,6 @@ def _encoding_tensor(
         yield [name], tensor.unflatten(-1, (config.n_head, config.d_head))
     else:
         yield [name], tensor
-
-
-def cluster_sizes(config: TransformerXLConfig) -> list[int]:
-    """Return the number of tokens in each cluster."""
-    edges = (0, *config.cutoffs, config.vocab_size or 0)
-    return [end - first for first, end in pairwise(edges)]
 
 
 def _pytorch_embedding(

@@ -2,12 +2,12 @@
 
 A checkpoint (V2, "tensor bundle") has these files:
 
-    PREFIX.index sorted table of LevelDB: "" -> header, name of a variable -> its place
-    PREFIX.data-00000-of-00001 raw little-endian numbers; large checkpoints have several such shards
+    PREFIX.index                 sorted table of LevelDB: "" -> header, variable -> its place
+    PREFIX.data-00000-of-00001   little-endian numbers; large checkpoints have several shards
 
-The values of the table are messages of Protocol Buffers, of which the needed fields are read:
-`BundleHeaderProto` and `BundleEntryProto` of TensorFlow's `tensor_bundle.proto`. Checksums are not
-compared.
+The values of the table are messages of Protocol Buffers, `BundleHeaderProto` and `BundleEntryProto`
+of TensorFlow's `tensor_bundle.proto`. The code reads only the needed fields and compares no
+checksums.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class KeyValueMemory:
         self.begin = 0
 
     def _moved(self, buffer: Tensor, length: int) -> Tensor:
-        """Return a buffer of this length, the same one if it has it, with the memory at its front."""
+        """Return a buffer of this length with the memory at its front; the same one if it fits."""
         is_same = buffer.shape[-2] == length
         moved = buffer
         if not is_same:
@@ -352,7 +352,7 @@ class CachedTransformerXL(ScoringModel):
         if memory.made_by is not self:
             raise ValueError("the memory was made by another CachedTransformerXL")
         if lengths_B is not None:
-            # With a reset of no stream it counts the states of each.
+            # A reset of no stream makes the memory count the states of each stream.
             memory = memory.reset(torch.zeros_like(lengths_B, dtype=torch.bool))
         memory = memory.spend()
         memory.make_room(T)
@@ -362,9 +362,9 @@ class CachedTransformerXL(ScoringModel):
 
 
 class _Distances:
-    """Projected positions and masks for the longest K so far; those of fewer keys are views on them.
+    """Projected positions and masks for the longest K so far.
 
-    Rows and columns are ordered by falling distance, so that those of K keys are the last ones.
+    Rows and columns are ordered by falling distance, so a shorter K uses a view of the last ones.
     """
 
     def __init__(self, model: TransformerXL) -> None:
@@ -409,10 +409,9 @@ def weights_of(
 ) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
     """Return the type of autocast, and each parameter's address and number of changes in place.
 
-    Detected are an optimizer step, `load_state_dict`, replaced parameters, another device or type.
-    Not
-    detected, because torch does not count them: the step of an optimizer with `fused=True`, and
-    writes through `parameter.data`.
+    They change with an optimizer step, `load_state_dict`, replaced parameters, another device or
+    type. They do not change, because torch does not count it, with the step of an optimizer with
+    `fused=True` and with writes through `parameter.data`.
 
     Args:
         tables: torch's own tables of parameters, `module._parameters`, which show a replaced one.

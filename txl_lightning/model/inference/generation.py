@@ -53,10 +53,9 @@ def generate(
     A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), restricted to
     the likeliest tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens
     from the top 40, after a context of up to 512 tokens. The prompt is read in segments, and every
-    drawn token is a segment of one
-    token: the context is the memory, `mem_len` tokens in every layer, and absolute encodings give
-    every drawn token the position of a segment's end. A TransformerXL is run with cached keys and
-    values, where `can_cache` allows it.
+    drawn token is a segment of its own: the context is the memory, `mem_len` tokens in every layer,
+    and absolute encodings give every drawn token the position of a segment's end. A TransformerXL
+    runs with cached keys and values where `can_cache` allows it.
 
     Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others,
     such as a sliding window, read a batch for each length. Either way a prompt gets the tokens that
@@ -147,7 +146,7 @@ def generate_all(
     n_tokens: int,
     **options: Any,
 ) -> Int[Tensor, "B n_tokens"]:
-    """Return all drawn tokens at once; arguments and errors are those of `generate`."""
+    """Return all drawn tokens at once; takes the arguments of `generate`."""
     tokens = [token_B[:, None] for token_B in generate(model, prompt_BT, n_tokens, **options)]
     return torch.cat([prompt_BT[0].new_empty(len(prompt_BT), 0), *tokens], dim=1)
 
@@ -199,7 +198,7 @@ class _Group:
     def begin(self, prompts: Sequence[Tensor], segment_len: int) -> None:
         """Cut prompts, the longest first, into segments.
 
-        All end in the last one: the shorter begin later.
+        All prompts end in the last segment; a shorter prompt joins at a later one.
         """
         pieces = []
         for prompt in prompts:
@@ -278,15 +277,6 @@ def _draw(
         for group in groups:
             token_G = token_B if len(rows) == 1 else token_B[group.rows]
             group.add(token_G[:, None])
-
-
-def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:
-    """Validate the options of sampling.
-
-    Raises:
-        OptionError: one is not allowed; the message names it.
-    """
-    Sampling(top_k, top_p, temperature).check()
 
 
 def candidates(

@@ -13,12 +13,11 @@ from txl_lightning.model.transformer_xl import TransformerXL
 class SlidingWindow:
     """A model without recurrence that sees L tokens for every prediction (paper §1, Figure 1b, and Table 9).
 
-        P(x_{t+1} | x_{t-L+1}, …, x_t), each from a separate forward pass over the L tokens up to
-        x_t
+        P(x_{t+1} | x_{t-L+1}, …, x_t)
 
-    Every token is predicted with the whole attention length, at L times the work of a token. The
-    interface is
-    that of a language model: the state is the last L tokens. There are no gradients.
+    Every prediction reads the last L tokens in a forward pass of its own, at L times the work of
+    one token. The class has the interface of a language model; its state is the last L tokens. It
+    gives no gradients.
 
     Args:
         model: model whose weights are used, in evaluation mode; its memory and extended context are
