@@ -170,7 +170,7 @@ def _lengths_figure(found: Evaluations, outcomes: Outcomes) -> tuple[Figure, ...
     for arm in (arm for arm in found if arm in ROWS):
         sweep = found[arm][0].sweep
         losses = {row["attention_length"]: row[unit] for row in (sweep["init"], *sweep["lengths"])}
-        curves[arm.title] = [(sorted(losses), [losses[length] for length in sorted(losses)])]
+        curves[arm.title] = (sorted(losses), [losses[length] for length in sorted(losses)])
     if not curves:
         return ()
     path, png = outcomes.figure("table_6_attention_lengths.png")

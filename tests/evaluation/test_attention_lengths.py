@@ -41,7 +41,13 @@ def metrics(runs: SmallRuns, kind: str) -> dict[str, float]:
 def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(
     runs: SmallRuns, tmp_path: Path
 ) -> None:
-    found = result(runs, "characters", tmp_path, splits=BOTH, attention_lengths=[24, 4, 12, 12])
+    found = result(
+        runs,
+        "characters",
+        tmp_path,
+        splits=BOTH,
+        attention_lengths=[24, 4, 12, 12],
+    )
     sweep = found["valid"]["sweep"]
     rows = sweep["lengths"]
     assert [row["attention_length"] for row in rows] == [4, 12, 24]
@@ -81,11 +87,18 @@ def test_absolute_positions_use_extended_context_as_far_as_they_go(
     runs: SmallRuns, tmp_path: Path
 ) -> None:
     options = {"segment_len": 6, "ext_len": 0, "attention_lengths": [3, 9, 10, 50, 500]}
-    sweep = result(runs, "extended", tmp_path, splits=BOTH, **options)["valid"]["sweep"]
+    sweep = result(
+        runs,
+        "extended",
+        tmp_path,
+        splits=BOTH,
+        **options,
+    )["valid"]["sweep"]
     assert sweep["length_option"] == "ext_len"
     assert [row["attention_length"] for row in sweep["lengths"]] == [3, 9, 10]
     rows = [*sweep["lengths"], sweep["init"]]
-    for row, (segment_len, ext_len) in zip(rows, [(1, 2), (2, 7), (2, 8), (2, 8)], strict=True):
+    lengths = [(1, 2), (2, 7), (2, 8), (2, 8)]
+    for row, (segment_len, ext_len) in zip(rows, lengths, strict=True):
         expected = direct(runs, "extended", "valid", segment_len, ext_len, mem_len=0)
         assert row["nll"] == pytest.approx(expected, rel=1e-6)
 
@@ -158,7 +171,14 @@ SENTENCES = [(12, 11, 2), (11, 11, 2), (3, 6, 1), (19, 15, 3)]
 def test_sentences_stay_whole(n: int, n_tokens: int, n_sentences: int) -> None:
     vocabulary = Vocabulary("word", ("<S>",))
     starts = np.array([0, 6, 11, 15])
-    corpus = Corpus("text", {"valid": np.arange(20)}, vocabulary, "", (), {"valid": starts})
+    corpus = Corpus(
+        "text",
+        {"valid": np.arange(20)},
+        vocabulary,
+        "",
+        (),
+        {"valid": starts},
+    )
     shorter = first_tokens(corpus, "valid", n)
     assert len(shorter.splits["valid"]) == n_tokens
     assert shorter.sentences["valid"].tolist() == starts[:n_sentences].tolist()

@@ -73,8 +73,9 @@ def test_a_longer_memory_is_printed_beside_training_s(runs: SmallRuns, tmp_path:
     assert found["init"]["nll"] == pytest.approx(own["nll"], rel=1e-9)
     assert found["init"]["evaluation"]["mem_len"] == 8
     error = found["standard_error"]["bpc"]
+    value = f"{found['bpc']:.4f} ± {error:.4f} bits per character"
     beside = f"(training's lengths: {found['init']['bpc']:.4f})"
-    assert lines[0] == f"test: {found['bpc']:.4f} ± {error:.4f} bits per character {beside}"
+    assert lines[0] == f"test: {value} {beside}"
     assert max(len(line) for line in lines) <= LINE_WIDTH
     settings = "protocol carried, mem_len 40, clamp_len 15, segment_len 8, batch_size 2, cached"
     assert settings in " ".join(lines)
@@ -148,18 +149,15 @@ def test_another_text_is_read_in_the_checkpoints_vocabulary(
     other.write_text("the line 9: a short square\n" * 40)  # fewer letters, other counts
     part = result(runs, kind, tmp_path, data_path=str(other))
     assert math.isfinite(part["test"]["nll"])
-    whole = result(runs, kind, tmp_path, data_path=str(other), splits=[], batch_size=1)
+    whole = result(
+        runs,
+        kind,
+        tmp_path,
+        data_path=str(other),
+        splits=[],
+        batch_size=1,
+    )
     assert whole["whole"]["tokens"] == other.stat().st_size - 1  # all but the first
-
-
-def test_the_text_of_the_run_that_has_moved_keeps_its_splits(
-    runs: SmallRuns, tmp_path: Path
-) -> None:
-    own = result(runs, "characters", tmp_path)
-    path = str(runs.folder / "text.txt")
-    moved = result(runs, "characters", tmp_path, data_path=path, splits=[])
-    assert moved["test"] | {"seconds": 0} == own["test"] | {"seconds": 0}
-    assert moved["corpus"] == own["corpus"]
 
 
 def test_a_text_for_a_model_of_sentences_has_the_marks_of_its_corpus(

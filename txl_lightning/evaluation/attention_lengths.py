@@ -125,7 +125,7 @@ def draw_sweep(results: dict[str, Any], chosen_on: str, directory: Path) -> None
     for row in (sweep["init"], *sweep["lengths"]):
         losses[row["attention_length"]] = row[sweep["unit"]]
     lengths = sorted(losses)
-    curves = {chosen_on: [(lengths, [losses[length] for length in lengths])]}
+    curves = {chosen_on: (lengths, [losses[length] for length in lengths])}
     line_figure(
         directory / "attention_lengths",
         curves,

@@ -333,7 +333,7 @@ class ContextCurves(Callback):
         curves = {}
         for i, c in enumerate(self.contexts):
             losses = [loss_metrics(row["nll"][i], level)[unit] for row in rows]
-            curves[f"{c} tokens"] = [(steps, losses)]
+            curves[f"{c} tokens"] = (steps, losses)
         path = self.file.path.with_suffix(".png")
         with reported(path.name):
             line_figure(path, curves, "steps", unit_name(level), "Loss by context, during training")
