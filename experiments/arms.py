@@ -17,7 +17,7 @@ from experiments.engine.profiles import Profile, Setup
 from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.schemas import Config, from_plain, plain
 from txl_lightning.errors import require
-from txl_lightning.runs.models import make_model
+from txl_lightning.evaluation.models import make_model
 
 ENCODINGS = {"relative": "relative", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}  # others: their names
 RESERVED_OPTIONS = (

@@ -16,7 +16,7 @@ from txl_lightning.application import register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import CONF, Config, MemoryConfig, TableEncodingConfig
-from txl_lightning.runs.models import Model, make_model
+from txl_lightning.evaluation.models import Model, make_model
 from txl_lightning.training.run import train
 
 register()

@@ -23,10 +23,10 @@ from txl_lightning.application import compose
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.models import architecture, make_model, require_room
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
 from txl_lightning.registry import CHOICES, load_guests
-from txl_lightning.runs.models import architecture, make_model, require_room
-from txl_lightning.runs.trained import load_trained
 
 pytestmark = pytest.mark.usefixtures("no_guests")
 EXAMPLES = {name: str(ROOT / f"examples/{name}.py") for name in ("layer_scale", "brackets", "t5")}

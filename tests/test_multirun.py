@@ -13,9 +13,9 @@ from tests.in_process import refusal
 from tests.small_multirun import words
 from txl_lightning.application import composition, register
 from txl_lightning.config.schemas import CONF
+from txl_lightning.evaluation import hardware
 from txl_lightning.job_folder import JobFolder
 from txl_lightning.multirun import multirun_name, objective, shared_precision, write_results
-from txl_lightning.runs import hardware
 
 
 def finished(root: Path, number: int, overrides: dict[str, Any], metrics: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ def shared_precision(root: Path, config: DictConfig) -> str | None:
     known = folder.record.get("trainer.precision")
     if known is not None:
         return str(known)
-    from txl_lightning.runs.hardware import resolve_accelerator, resolve_precision  # imports torch
+    from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision  # imports torch
 
     try:
         options = typed(without_hydra(config))

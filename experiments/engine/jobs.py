@@ -20,12 +20,12 @@ from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import Config, DataConfig, data_class, plain, typed
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
+from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision
+from txl_lightning.evaluation.units import loss_unit
 from txl_lightning.files import expand
 from txl_lightning.job_folder import JobFolder, checksum, identity
 from txl_lightning.launcher import quoted
 from txl_lightning.reporting import gpus, processor
-from txl_lightning.runs.hardware import resolve_accelerator, resolve_precision
-from txl_lightning.runs.metrics import loss_unit
 
 Unit = Literal["bpc", "bpb", "ppl"]
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
@@ -186,7 +186,7 @@ def _at_hand(config: str, downloads: str | None) -> bool:
     options = json.loads(config)
     data = data_class(options["name"])(**options)
     folder = expand(data.root or downloads or f"{data.cache_dir}/downloads") / data.name
-    if data.name not in ("python-packages", "python-stdlib", "file") and not folder.is_dir():
+    if data.name not in ("python-packages", "file") and not folder.is_dir():
         return False
     try:
         load_corpus(data)

@@ -21,12 +21,12 @@ from experiments.engine.profiles import Setup
 from experiments.engine.progress import Progress, clock
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.errors import UserError, cores
+from txl_lightning.evaluation.trained import read_checkpoint
 from txl_lightning.files import file_checksum, locked
 from txl_lightning.job_folder import RECORD, JobFolder
 from txl_lightning.jobs import Ended, Jobs, Process
 from txl_lightning.reporting import markdown_table
-from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.start import last_good
+from txl_lightning.training.checkpoints import last_good
 
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")

@@ -26,8 +26,8 @@ from txl_lightning.evaluation.attention import (
 )
 from txl_lightning.evaluation.attention_figures import most_attended, printable
 from txl_lightning.evaluation.options import AttentionOptions
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.trained import load_trained
 
 SEGMENT_LEN = 3
 MOST_DISTANCES = 20

@@ -18,7 +18,7 @@ from txl_lightning.evaluation.attention_lengths import first_tokens
 from txl_lightning.evaluation.losses import stream_losses
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 
 BOTH = ["test", "valid"]  # their order has no effect
 

@@ -20,7 +20,7 @@ from txl_lightning.evaluation import losses as losses_module
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
 from txl_lightning.evaluation.scores import LINE_WIDTH
-from txl_lightning.runs.trained import checkpoint_corpus, load_trained
+from txl_lightning.evaluation.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 
 UNCACHED = ["compressive", "tokens"]
@@ -190,7 +190,7 @@ def test_bfloat16_is_close_to_float32(
 
 def test_auto_is_resolved(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "txl_lightning.runs.hardware.fastest_precision", lambda accelerator: "bf16-mixed"
+        "txl_lightning.evaluation.hardware.fastest_precision", lambda accelerator: "bf16-mixed"
     )
     found = result(runs, "relative", tmp_path, precision="auto")
     assert found["evaluation"]["precision"] == "bf16-mixed"

@@ -18,7 +18,7 @@ from txl_lightning.evaluation import generate as generate_command
 from txl_lightning.evaluation.generate import run, typed_prompt
 from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.texts import begun_document, encode_open
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 
 LATER = [pytest.param(kind, marks=pytest.mark.full) for kind in ("lstm", "words")]
 KINDS = ("relative", "absolute", "compressive", *LATER)

@@ -12,9 +12,9 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.evaluation.models import make_model
 from txl_lightning.evaluation.protocol import Protocol
-from txl_lightning.runs.models import make_model
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.evaluation.trained import TrainedModel
 
 N, SEGMENT = 33, 8
 TOKENS = np.random.default_rng(3).integers(0, 256, N).astype(np.uint8)

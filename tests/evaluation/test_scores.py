@@ -13,7 +13,7 @@ from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.losses import TokenLosses
 from txl_lightning.evaluation.scores import LINE_WIDTH, SplitScores, notes, score_line
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 
 
 def values_of(

@@ -66,7 +66,9 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
 
 def start(directory: Path, *overrides: str, **event: int) -> ForkedCommand:
     """Start this file as a command; the run directory is `directory / "run"`."""
-    return start_module(directory, "tests.training.recorded_run", str(directory), json.dumps(event), *overrides)
+    return start_module(
+        directory, "tests.training.recorded_run", str(directory), json.dumps(event), *overrides
+    )
 
 
 def recorded_losses(directory: Path) -> list[tuple[int, float]]:

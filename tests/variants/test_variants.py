@@ -15,9 +15,8 @@ from txl_lightning import TransformerXLConfig
 from txl_lightning.config.schemas import CONF, plain
 from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.models import model_class
-from txl_lightning.runs.storage import read_file
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.models import model_class
+from txl_lightning.evaluation.trained import load_trained, read_file
 from txl_lightning.training.run import train
 
 VARIANTS: dict[str, tuple[str, ...]] = {

@@ -160,13 +160,12 @@ class RecallData(DataConfig):
     """Options of `data=recall`: a generated text of `n_tokens`, drawn with `text_seed`.
 
     A token repeats the one `distance` tokens before with probability `repeats`, else it is one of `symbols`; `distance`
-    may be a list. `block_len` null interleaves the distances, a number is the mean length of blocks with one each.
+    may be a list of distances that take turns.
     """
 
     distance: Any = None
     repeats: float = 0.9
     symbols: int = 8
-    block_len: float | None = None
     n_tokens: int = 400_000
     text_seed: int = 1
 
@@ -345,7 +344,7 @@ class Config:
 
     `loss` is the mean over all positions of a segment (`full`), its last half (`half`), or as many positions drawn
     without replacement for each step (`random_half`), the same in all streams. `variant` is empty, or has the name of a
-    variant in `txl_lightning.variants` and that variant's own options, which `runs.models.architecture` validates.
+    variant in `txl_lightning.variants` and that variant's own options, which `architecture` validates.
     `resume` is a checkpoint, `auto` for the last good one of the run directory, or `replace` for a new run where a
     finished one is.
     """

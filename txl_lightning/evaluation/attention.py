@@ -32,13 +32,13 @@ from txl_lightning.evaluation.losses import Array, device_of, number_of_segments
 from txl_lightning.evaluation.options import AttentionOptions
 from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.scores import describe
+from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.files import write_atomically, write_json
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.trained import TrainedModel
 
 LENGTHS = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
 MOST_TARGETS = 24  # of Figure 6

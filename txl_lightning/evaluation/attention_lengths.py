@@ -16,8 +16,8 @@ from txl_lightning.errors import require
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.scores import SplitScores
+from txl_lightning.evaluation.units import loss_unit, unit_name
 from txl_lightning.reporting.canvas import line_figure
-from txl_lightning.runs.metrics import loss_unit, unit_name
 
 TOLERANCES = {"ppl": 0.005, "bpc": 0.0005, "bpb": 0.0005}  # half of the last digit of Table 6
 

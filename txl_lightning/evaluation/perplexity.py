@@ -24,8 +24,8 @@ from txl_lightning.evaluation.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.evaluation.protocol import LENGTHS, Protocol, protocol_from_options
 from txl_lightning.evaluation.scores import SplitScores, notes, score_line
 from txl_lightning.evaluation.tables import write_units
+from txl_lightning.evaluation.trained import TrainedModel, checkpoint_corpus, is_other_text
 from txl_lightning.files import write_json
-from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
 
 Entries = dict[str, dict[str, Any]]
 """Entries of the splits in `evaluation.json`."""

@@ -14,8 +14,8 @@ from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.evaluation.losses import Integers, TokenLosses, standard_error, text_units
 from txl_lightning.evaluation.protocol import Protocol
+from txl_lightning.evaluation.units import errors_by_unit, loss_metrics, shown_units
 from txl_lightning.files import write_atomically
-from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, shown_units
 
 LINE_WIDTH = 100
 # Words of a unit, `{}` for the value, and the digits after its point.

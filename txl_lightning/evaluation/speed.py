@@ -21,7 +21,9 @@ from txl_lightning.evaluation.commands import (
     log_results,
     write_markdown,
 )
+from txl_lightning.evaluation.hardware import set_threads
 from txl_lightning.evaluation.losses import with_progress
+from txl_lightning.evaluation.models import require_room
 from txl_lightning.evaluation.options import SpeedOptions
 from txl_lightning.files import write_json
 from txl_lightning.model.inference.cached import CachedTransformerXL
@@ -30,8 +32,6 @@ from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting import processor
 from txl_lightning.reporting.canvas import line_figure
-from txl_lightning.runs.hardware import set_threads
-from txl_lightning.runs.models import require_room
 
 VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
 SCHEMES = {

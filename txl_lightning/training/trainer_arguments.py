@@ -65,4 +65,6 @@ def new_trainer(arguments: dict[str, Any], options: TrainerConfig) -> L.Trainer:
         return L.Trainer(**all_arguments)
     except (MisconfigurationException, TypeError, ValueError) as error:
         given = " ".join(f"trainer.{name}={value}" for name, value in options.lightning.items())
-        raise UserError(f"{given or 'trainer'}: Lightning refuses it: {first_line(error)}") from error
+        raise UserError(
+            f"{given or 'trainer'}: Lightning refuses it: {first_line(error)}"
+        ) from error

@@ -13,9 +13,9 @@ from experiments.engine.jobs import Job
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables import table_8
 from tests.experiments.tables.sample_outcomes import planned
+from txl_lightning.evaluation import hardware
+from txl_lightning.evaluation.models import make_model
 from txl_lightning.job_folder import checksum
-from txl_lightning.runs import hardware
-from txl_lightning.runs.models import make_model
 
 
 @pytest.mark.slow

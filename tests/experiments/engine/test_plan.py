@@ -11,13 +11,13 @@ from experiments.engine import plan as module
 from experiments.engine.jobs import Job, composed
 from experiments.engine.plan import Plan, in_order, make_slots
 from experiments.engine.profiles import PROFILES, Setup
+from tests.checkpoints.test_storage import OLD
 from tests.data.helpers import files
 from tests.fixtures import Patch
-from tests.runs.test_storage import OLD
 from txl_lightning.errors import UserError
+from txl_lightning.evaluation.trained import read_checkpoint
 from txl_lightning.files import file_checksum
 from txl_lightning.jobs import Ended
-from txl_lightning.runs.trained import read_checkpoint
 
 JOBS = [
     Job("time", "speed", (), "x", alone=True),
