@@ -264,6 +264,13 @@ def attention_maps(
         n_read += tokens_BT.shape[1]
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
+    return averaged(sums, n_queries, terms, reach)
+
+
+def averaged(
+    sums: dict[str, Tensor], n_queries: int, terms: Sequence[str], reach: int
+) -> AttentionMaps:
+    """Return averages from sums over queries, [N, H, distances]."""
     means: dict[str, Array] = {}
     for name, sums_NHS in sums.items():
         means[name] = sums_NHS.flatten(0, 1).cpu().numpy() / n_queries
@@ -273,7 +280,7 @@ def attention_maps(
         by_distance[term] = near_RL / near_RL.sum(axis=1, keepdims=True)
     averages = {
         "entropy_bits": means["entropy"][:, 0] / np.log(2),
-        "mean_distance": means[ALL_TERMS] @ np.arange(n_distances),
+        "mean_distance": means[ALL_TERMS] @ np.arange(means[ALL_TERMS].shape[1]),
         "in_memory": means["in_memory"][:, 0],
     }
     return AttentionMaps(by_distance, averages, n_queries)
