@@ -23,7 +23,7 @@ class Progress:
         steps: steps that a training has done, and its steps in all; (0, 0) for other jobs.
     """
 
-    jobs: Jobs[Job]
+    jobs: Jobs
     estimate: Callable[[Job], float]
     slots: int = 1
     steps: Callable[[Job], tuple[int, int]] = lambda job: (0, 0)
