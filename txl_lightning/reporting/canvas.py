@@ -43,7 +43,6 @@ def line_figure(
     x_label: str,
     y_label: str,
     title: str,
-    log_x: bool = False,
     log_y: bool = False,
 ) -> None:
     """Draw curves, each with a colour and marker of its own.
@@ -54,21 +53,13 @@ def line_figure(
         x_label: label of the x axis, with its unit.
         y_label: label of the y axis, with its unit.
         title: title of the figure.
-        log_x: draw the x axis in logarithms.
         log_y: draw the y axis in logarithms.
     """
     figure = new_figure(5.4, 4.0)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
-    ticks: set[float] = set()
     for (name, (xs, ys)), look in zip(curves.items(), looks(), strict=False):
         axes.plot(xs, ys, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
-        ticks.update(xs)
-    if log_x:
-        axes.set_xscale("log")
-        axes.set_xticks(sorted(ticks))
-        axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-        axes.tick_params(axis="x", labelrotation=45)
     if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(short))
