@@ -178,7 +178,6 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
     assert [head["mean_distance"] for head in found["heads"]] == pytest.approx(
         maps.averages["mean_distance"]
     )
-    assert found["heads"][-1]["layer"] == model.config.n_layer
     assert found["heads"][-1]["head"] == model.config.n_head
     assert found["corpus"] == {"name": "text.txt", "sha256": corpus.checksum}
     assert found["text"]["position"] == len(corpus.splits["valid"]) // 2
