@@ -103,7 +103,7 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
     """Its checkpoints, which Lightning writes, hold the memory of all ranks."""
     (tmp_path / "own.py").write_text(OWN)
     arguments, said = (
-        (str(trained("model.dropout=0") / "run/checkpoints/last.ckpt"), "6"),
+        (str(trained("model.dropout=0", "optimizer.schedule=constant") / "run/checkpoints/last.ckpt"), "6"),
         list[str](),
     )
     for n_processes in ("1", "2"):

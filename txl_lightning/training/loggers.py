@@ -49,7 +49,7 @@ def make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
     try:
         made_class = get_class(target)
     except Exception as error:  # of anybody's module
-        raise OptionError(option, target, f"is no class: {first_line(error)}") from error
+        raise OptionError(option, target, f"cannot be made: {first_line(error)}") from error
     is_kind = issubclass(made_class, kind)
     require(is_kind, option, target, f"is no {kind.__name__} of lightning.pytorch")
     arguments = dict(given)

@@ -375,13 +375,6 @@ def load_data(config: Config, ranks: Ranks, start: Start) -> tuple[GroupedStream
     elif start.weights:
         given = _kept_vocabulary(config, start.weights, ranks)
     data = ranks.in_turn(lambda: make_data(config, given))
-    corpus = data.corpus
-    if start.weights and any(corpus.unknown.values()):
-        shares = ", ".join(f"{share:.1%} of {split}" for split, share in corpus.unknown.items())
-        ranks.report(f"data={config.data.name}: out-of-vocabulary tokens become <unk>: {shares}")
-    if config.data.level == "ids" and given is None and config.data.vocab_size is None:
-        origin = getattr(config.data, "names", None) or f"the largest id of {corpus.name}, plus one"
-        ranks.report(f"data.vocab_size={len(corpus.vocabulary)}: {origin}")
     return data, given is not None
 
 
