@@ -330,7 +330,8 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
     trainer = config.trainer
     splits = []
     for split, tokens in corpus.splits.items():
-        splits.append(f"{split} {len(tokens):,}{corpus.unknown_share(split)}")
+        unknown = corpus.unknown_share(split)
+        splits.append(f"{split} {len(tokens):,}{unknown}")
     vocabulary = f"level {corpus.vocabulary.level}, vocabulary {len(corpus.vocabulary):,}"
     device = f"{n_processes(trainer)} × {trainer.accelerator}, precision {trainer.precision}"
     streams = f"{config.data.batch_size:,} streams of {config.data.segment_len:,} tokens"
@@ -347,7 +348,8 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
     shown = []
     for split in ("test", "val"):
         for unit in ("nll", *shown_units(metrics, f"{split}/")):
-            shown.append(f"{split}/{unit} {metrics[f'{split}/{unit}']:.4f}")
+            name = f"{split}/{unit}"
+            shown.append(f"{name} {metrics[name]:.4f}")
     line = f"{', '.join(shown)} after {metrics['steps']} steps"
     if "ended_by" in metrics:
         line += f", ended by {metrics['ended_by']}"
