@@ -281,7 +281,7 @@ class ContextCurves(Callback):
             "nll_standard_error": curve.standard_error,
             unit: [loss_metrics(nll, module.level)[unit] for nll in curve.nll],
         }
-row["within_1_percent"] = curve.within_1_percent
+        row["within_1_percent"] = curve.within_1_percent
         row["recl"] = {}
         values = {
             "tokens": module.tokens,
