@@ -245,7 +245,7 @@ def command_turns(case: Case) -> Callable[[], float]:
     Corpus and model are named, since the defaults of two versions differ.
     """
     folder = tempfile.TemporaryDirectory()
-    words = ("data=python-stdlib", "data.level=byte", "model=txl_smoke", "trainer.max_steps=1", "logger=none")
+    words = ("data=python-packages", "data.level=byte", "model=txl_smoke", "trainer.max_steps=1", "logger=none")
     words += ("trainer.val_every_n_steps=null", "evaluation.max_segments=1")
     precision = "bf16-mixed" if case.bf16 else "32-true"
     words += (f"trainer.precision={precision}", f"hydra.run.dir={folder.name}/run", "trainer.progress_bar=false")

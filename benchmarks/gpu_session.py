@@ -40,17 +40,17 @@ from torch import Tensor
 
 from benchmarks.bench import CASES, ROOT
 from txl_lightning import Memory, compose
+from txl_lightning.evaluation.models import make_model
 from txl_lightning.files import write_json
 from txl_lightning.model import attention
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting import processor
-from txl_lightning.runs.models import make_model
 from txl_lightning.training.module import compiled as compile_score
 from txl_lightning.training.optimizers import make_optimizer
 
 GRACE_SECONDS = 30  # for a stopped part to save and end
-TINY = ("profile=smoke", "data=python-stdlib", "trainer.num_threads=1", "trainer.val_max_segments=5")
+TINY = ("profile=smoke", "data=python-packages", "trainer.num_threads=1", "trainer.val_max_segments=5")
 WT103_SHARES = (0.935, 0.031, 0.032, 0.002)  # of the words of its training text in the clusters of the base model
 ENWIK8, WT103 = ("experiment=paper/enwik8_base",), ("experiment=paper/wt103_base",)
 
@@ -207,7 +207,7 @@ def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
     for profile in ("laptop", "night"):
         for memory in ("carried", "off"):
             folder = output / f"{profile}-{memory}"
-            words = [f"profile={profile}", "data=python-stdlib", f"trainer={'gpu' if device == 'cuda' else 'cpu'}"]
+            words = [f"profile={profile}", "data=python-packages", f"trainer={'gpu' if device == 'cuda' else 'cpu'}"]
             words += [*(["memory=off"] if memory == "off" else []), f"trainer.max_steps={3 if tiny else 300}"]
             words += ["trainer.val_max_segments=1", "evaluation.max_segments=1", "logger=none"]
             command = [sys.executable, "-m", "txl_lightning.cli", "train", *words, f"hydra.run.dir={folder}"]
@@ -220,7 +220,7 @@ def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
 def train_words(device: str, tiny: bool) -> list[str]:
     """Return the command of a training on text of this installation, or on enwik8 if TXL_DATA has it."""
     at_hand = (Path(os.environ.get("TXL_DATA", "")) / "enwik8").exists()
-    of_paper = (*ENWIK8, *(() if at_hand else ("data=python-stdlib",)), "trainer.val_max_segments=50")
+    of_paper = (*ENWIK8, *(() if at_hand else ("data=python-packages",)), "trainer.val_max_segments=50")
     options = (*TINY, f"trainer={'gpu' if device == 'cuda' else 'cpu'}") if tiny else of_paper
     return [sys.executable, "-m", "txl_lightning.cli", "train", *options, "logger=csv", "trainer.progress_bar=false"]
 

@@ -25,7 +25,7 @@ from txl_lightning.evaluation.continuations import Continuation, encode_pair, sc
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
 from txl_lightning.evaluation.texts import encode_open
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 
 
 class TransformerXLForHarness(LM):

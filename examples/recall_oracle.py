@@ -23,8 +23,8 @@ TEXT = Recall(distances=(48,), repeats=0.9, symbols=8)  # the defaults of conf/d
 class RecallOracle:
     """Exact distribution of the next token given the tokens of a window, which are bytes.
 
-    A target repeats the token d before with probability q (`Recall.match`) if that token is in the window, and with
-    blocks if all tokens from there on have one alphabet. Otherwise the symbols are equally probable.
+    A target repeats the token d before with probability q (`Recall.match`) if that token is in the window. Otherwise
+    the symbols are equally probable.
     """
 
     def __init__(self, text: Recall) -> None:
@@ -38,14 +38,10 @@ class RecallOracle:
         window_BT = self.numbers[torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1).long()]
         alphabet_BT, places_T = window_BT // text.symbols, torch.arange(window_BT.shape[1])
         source_BT = places_T - torch.tensor(text.distances)[alphabet_BT]
-        begins_BT = torch.nn.functional.pad(alphabet_BT.diff(dim=1) != 0, (1, 0))
-        block_BT = torch.where(begins_BT, places_T, 0).cummax(dim=1).values if text.block_len else 0
         equal_BT = window_BT.gather(1, source_BT.clamp(min=0)) == window_BT
         other = (1 - text.match) / (text.symbols - 1)
         seen_BT = torch.where(equal_BT, text.match, other).double()
-        p_BT = torch.where(source_BT >= block_BT, seen_BT, 1 / text.symbols)
-        if text.block_len:
-            p_BT *= torch.where(begins_BT, text.hazard / (len(text.distances) - 1), 1 - text.hazard)
+        p_BT = torch.where(source_BT >= 0, seen_BT, 1 / text.symbols)
         return -p_BT.log()[:, -n_targets:], None
 
 

@@ -28,7 +28,7 @@ NUMERICS = (
     "tests/evaluation/test_generate.py::test_every_kind_of_model_continues_a_prompt",
     "tests/evaluation/test_attention.py::test_the_maps_of_every_head",
     "tests/recl/test_command.py::test_losses_are_those_of_single_windows",
-    "tests/runs/convert/test_convert_command.py::test_there_and_back_again_is_the_same_model",
+    "tests/checkpoints/convert/test_convert_command.py::test_there_and_back_again_is_the_same_model",
 )
 
 

@@ -161,7 +161,7 @@ FAULTS = [
         "mean over batches, not tokens",
         "self.sums[2] += nll.numel()",
         "self.sums[2] += len(nll)",
-        "tests/runs/test_metrics.py",
+        "tests/checkpoints/test_metrics.py",
     ),
     Fault(
         "RECL threshold doubled",

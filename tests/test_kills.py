@@ -21,7 +21,7 @@ import torch
 from tests.forked import ForkedCommand, start_module
 from tests.small_multirun import words, written
 from tests.training.small_run import TEXT
-from txl_lightning.runs.storage import read_file
+from txl_lightning.evaluation.trained import read_file
 
 KILLS = int(os.environ.get("TXL_KILLS", "5"))
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)

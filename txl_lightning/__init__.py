@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from txl_lightning.application import compose
+    from txl_lightning.evaluation.trained import load_trained
     from txl_lightning.model import (
         CachedTransformerXL,
         Encoding,
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         register_encoding,
         register_variant,
     )
-    from txl_lightning.runs.trained import load_trained
     from txl_lightning.training.module import LanguageModelModule
     from txl_lightning.training.run import train
 
@@ -43,7 +43,7 @@ __all__ = [
 ]
 OUTSIDE_THE_MODEL = {
     "compose": "application",
-    "load_trained": "runs.trained",
+    "load_trained": "evaluation.trained",
     "LanguageModelModule": "training.module",
     "train": "training.run",
 }

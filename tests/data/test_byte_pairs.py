@@ -4,20 +4,18 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from tests.data.helpers import corpus_of, files, text_of
 from tests.data.test_subwords import tokenizer
-from txl_lightning.data import corpus as corpus_module
-from txl_lightning.data import sources
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
-from txl_lightning.errors import UserError
+from txl_lightning.errors import OptionError, UserError
 
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(300))
 
@@ -73,23 +71,28 @@ def test_merges_come_from_the_training_split_only(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_file_is_used_as_it_is(tmp_path: Path) -> None:
-    end = {
-        "id": 400,
-        "content": "<|end|>",
-        "special": True,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-    }
-    for n_tokens, content in (
-        (400, trained().tokenizer),
-        (401, changed(added_tokens=[{**end, "normalized": False}])),
-    ):
-        path, tokenizer = files(tmp_path, {"text.txt": TEXT, "tokenizer.json": content})
-        corpus = corpus_of(path, tmp_path, level="bpe", tokenizer=tokenizer)
-        assert corpus.vocabulary.tokenizer == content
-        assert (len(corpus.vocabulary), corpus.splits["train"].dtype) == (n_tokens, np.uint16)
+    made = Tokenizer.from_str(trained().tokenizer)
+    made.add_special_tokens(["<|end|>"])
+    path, tokenizer = files(tmp_path, {"text.txt": TEXT, "tokenizer.json": made.to_str()})
+    corpus = corpus_of(path, tmp_path, level="bpe", tokenizer=tokenizer)
+    assert corpus.vocabulary.tokenizer == made.to_str()
+    assert (len(corpus.vocabulary), corpus.splits["train"].dtype) == (401, np.uint16)
     assert corpus.vocabulary.encode(b"a<|end|>").tolist()[1:] == [400]
+
+
+OTHER_TOKENIZERS = [
+    ("spm.model", r"AutoTokenizer\.from_pretrained\(FOLDER\)\.save_pretrained\(FOLDER\)"),
+    ("cl100k.tiktoken", r"TikTokenConverter\(FILE\)\.converted\(\)\.save\('tokenizer\.json'\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "conversion"), OTHER_TOKENIZERS)
+def test_a_tokenizer_of_another_format_is_refused_with_the_line_that_converts_it(
+    tmp_path: Path, name: str, conversion: str
+) -> None:
+    path, tokenizer = files(tmp_path, {"text.txt": TEXT, name: b"\x0a\xff"})
+    with pytest.raises(OptionError, match=f"{name}: must be a tokenizer.json: {conversion}"):
+        corpus_of(path, tmp_path, level="bpe", tokenizer=tokenizer)
 
 
 WITH_A_SPACE = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
@@ -102,7 +105,10 @@ LOSSY = [
     (lambda: "{}", "is not a tokenizer.json"),
     (lambda: WORDS, "neither byte-level nor of SentencePiece"),
     (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),
-    (lambda: changed(normalizer={"type": "Lowercase"}), "changes the text"),
+    (
+        lambda: changed(normalizer={"type": "Lowercase"}),
+        "has no token for 5 bytes .*'E', 'S', 'T', 'X'",
+    ),
     (
         lambda: json.dumps(json.loads(tokenizer("metaspace")) | {"pre_tokenizer": AT_THE_START}),
         "and add no spaces",
@@ -114,20 +120,3 @@ LOSSY = [
 def test_a_tokenizer_that_loses_text_is_refused(change: Callable[[], str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Vocabulary.of_tokenizer(change()).encode(b"Some TEXT")
-
-
-def test_a_large_split_trains_subwords_on_a_sample_that_is_said(
-    tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    (path,) = files(tmp_path, {"large.txt": TEXT * 20})
-    whole = corpus_of(path, tmp_path / "whole", level="bpe", vocab_size=300)
-    assert whole.sample is None
-    assert "subwords_trained_on" not in whole.facts()
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 5_000)
-    monkeypatch.setattr(
-        corpus_module, "SAMPLE_BYTES", len(TEXT.encode()) * 18 // 4
-    )  # the training split has 90 %
-    part = corpus_of(path, tmp_path / "part", level="bpe", vocab_size=300)
-    assert part.sample == part.facts()["subwords_trained_on"] == 0.25
-    assert "subwords are trained on 25.0% of the training split" in capsys.readouterr().err
-    assert text_of(part) == TEXT * 20

@@ -2,14 +2,9 @@
 
 import hashlib
 import os
-import platform
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable
-from functools import partial
-from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,98 +18,51 @@ from tests.fixtures import Output
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import cache, installed
 from txl_lightning.data import corpus as corpus_module
-from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import UserError, notice
 
+SOURCES = ["__init__.py", *(f"core/m{i}.py" for i in range(30))]
+OTHERS = ["tests/a.py", "core/tests/b.py", "__pycache__/e.py", "conftest.py", "f.txt"]
 
-def installed_corpus(name: str, folder: Path) -> Corpus:
-    return load_corpus(DataConfig(name=name, cache_dir=str(folder / "cache")))
 
-
-def test_python_stdlib_is_its_source_files_in_their_own_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [
-        f"{folder}module_{i}.py" for i in range(80) for folder in ("", "package/", "package/inner/")
-    ]
-    others = [
-        "test/a.py",
-        "package/tests/b.py",
-        "site-packages/c/d.py",
-        "__pycache__/e.py",
-        "conftest.py",
-        "f.txt",
-    ]
-    files(tmp_path / "lib", {name: f"# {name}\n" * 10 for name in [*names, *others]})
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "lib")})
-    corpus = installed_corpus("python-stdlib", tmp_path)
-    in_order = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    texts = [f"# {name}\n" * 10 for name in in_order]
-    assert text_of(corpus) == "".join(texts)
-    shares = [len(corpus.splits[split]) / len("".join(texts)) for split in SPLITS]
-    assert shares == pytest.approx([0.9, 0.05, 0.05], abs=1.5 / len(names))  # no file is cut
-    starts = list(accumulate(map(len, texts), initial=0))
-    assert corpus.documents["train"].tolist() == starts[: len(corpus.documents["train"])]
-    assert (corpus.name, len(corpus.vocabulary)) == (
-        f"python-stdlib {platform.python_version()}",
-        256,
-    )
+def packages_of(folder: Path) -> Corpus:
+    return load_corpus(DataConfig(name="python-packages", cache_dir=str(folder / "cache")))
 
 
 def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: Output) -> None:
-    corpus = installed_corpus("python-packages", tmp_path)
+    corpus = packages_of(tmp_path)
     if corpus.name != "sympy 1.14.0 + networkx 3.6.1":  # which needs Python 3.11
-        assert corpus.name == " + ".join(
-            f"{name} {metadata.version(name)}" for name in ("sympy", "networkx")
-        )
         assert corpus.name in capfd.readouterr().err
         return
     assert corpus.checksum == installed.PACKAGES_CHECKSUM
     assert sum(map(len, corpus.splits.values())) == 20_602_987
-    assert (
-        corpus.vocabulary.decode(corpus.splits["test"][:40])
-        == '"""Power series evaluation and manipulat'
-    )
-    assert (installed_corpus("python-packages", tmp_path).name, capfd.readouterr().err) == (
-        corpus.name,
-        "",
-    )
+    start = corpus.vocabulary.decode(corpus.splits["test"][:40])
+    assert start == '"""Power series evaluation and manipulat'
 
 
-SOURCES = ["__init__.py", *(f"core/m{i}.py" for i in range(30))]
-
-
-OTHERS = [
-    (
-        "3.4.2",
-        "sympy 1.14.0 + networkx 3.4.2",
-        "this text is sympy 1.14.0 + networkx 3.4.2; losses of",
-    ),
-    ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
-]
-
-
-@pytest.mark.parametrize(("networkx", "name", "said"), OTHERS)
-def test_other_packages_are_named_and_reported(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Output,
-    networkx: str,
-    name: str,
-    said: str,
+@pytest.mark.parametrize(
+    ("networkx", "said"), [("3.4.2", "losses of others"), ("3.6.1", "differ from the published")]
+)
+def test_other_packages_are_named_and_their_files_are_in_the_order_of_a_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Output, networkx: str, said: str
 ) -> None:
-    texts = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
-    files(tmp_path / "site", {file: f"raise ImportError  # {file}\n" * 20 for file in texts})
+    site = tmp_path / "site"
+    names = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
+    files(site, {name: f"raise ImportError  # {name}\n" * 20 for name in names})
+    files(site, {f"sympy/{name}": "left out" for name in OTHERS})
     for package, version in (("sympy", "1.14.0"), ("networkx", networkx)):  # as pip does
         information = f"Name: {package}\nVersion: {version}\n"
-        files(tmp_path / "site", {f"{package}-{version}.dist-info/METADATA": information})
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        files(site, {f"{package}-{version}.dist-info/METADATA": information})
+    monkeypatch.syspath_prepend(str(site))
     notice.cache_clear()
-    corpus = installed_corpus("python-packages", tmp_path)
-    installed_corpus("python-packages", tmp_path)
-    (line,) = capfd.readouterr().err.splitlines()
-    assert said in line
-    assert (corpus.name, text_of(corpus).count("ImportError")) == (name, 20 * len(texts))
+    corpus = packages_of(tmp_path)
+    assert said in capfd.readouterr().err
+    assert corpus.name.startswith(f"sympy 1.14.0 + networkx {networkx}")
+    in_order = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    texts = [f"raise ImportError  # {name}\n" * 20 for name in in_order]
+    assert text_of(corpus) == "".join(texts)
+    starts = list(accumulate(map(len, texts), initial=0))
+    assert corpus.documents["train"].tolist() == starts[: len(corpus.documents["train"])]
 
 
 def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
@@ -165,25 +113,12 @@ def test_a_failure_while_writing_leaves_nothing(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda path: (shutil.rmtree(path) if path.is_dir() else path.unlink(), make(path))
-
-
 DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
     ("train.uint8", lambda path: os.truncate(path, 0)),
-    ("train.uint8", lambda path: path.write_bytes(b"\xff" * path.stat().st_size)),
     ("test.uint8", Path.unlink),
-    ("test.uint8", replaced(Path.mkdir)),
-    ("train.uint8", lambda path: path.with_name("other.uint8").write_bytes(b"1")),
-    *(
-        ("description.json", partial(Path.write_bytes, data=data))
-        for data in (b"{", b"[]", b"\xff", b"[" * 100_000)
-    ),
-    ("description.json", lambda path: path.write_text(path.read_text().replace("byte", "bite"))),
+    ("description.json", lambda path: path.write_text("{")),
+    ("description.json", lambda path: path.write_text("[]")),
     ("description.json", Path.unlink),
-    ("description.json", replaced(Path.mkdir)),
-    ("", replaced(Path.touch)),
-    ("", replaced(lambda path: path.symlink_to("gone"))),
 ]
 
 
@@ -215,21 +150,3 @@ def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in processes] == ["2000000"] * 3
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_a_killed_preparation_leaves_nothing_for_long(tmp_path: Path) -> None:
-    listed = files(tmp_path, {"t.txt": "text " * 50, "u.txt": "more " * 50})
-    code = f"""
-import os, signal
-from txl_lightning.data import corpus
-from tests.data.helpers import corpus_of
-corpus._write_split = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-corpus_of({listed[0]!r}, __import__("pathlib").Path({str(tmp_path)!r}), level="byte")
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    (left,) = (tmp_path / "cache").glob(".*")
-    corpus_of(listed[1], tmp_path, level="byte")
-    assert left.exists()  # it may belong to a preparation that goes on
-    os.utime(left, (0, 0))
-    corpus_of(listed[1], tmp_path, level="char")
-    assert not left.exists()

@@ -44,7 +44,7 @@ CASES = {
     "wikitext-103": (WIKITEXT, " = Title"),
     "enwik8": (ENWIK8, "  <page>"),
     "wikipedia-2015": ('<doc id="{i}">\nText é\n</doc>\n', "<doc"),
-    "own, with the line breaks of Windows": ("= One {i} =\r\nfirst\r\n\r\nsecond = \r\n", "= One"),
+    "own": ("= One {i} =\nfirst\n\nsecond = \n", "= One"),
 }
 
 

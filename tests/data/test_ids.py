@@ -56,7 +56,6 @@ def json_of_miditok(folder: Path) -> Path:
 WITH_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
     "Megatron": write_megatron,
     "Megatron by its prefix": lambda folder: write_megatron(folder, "uint16", 8).with_suffix(""),
-    "Megatron in a folder": lambda folder: write_megatron(folder).parent,
     "fairseq by its index": lambda folder: write_megatron(
         folder, "int64", 5, is_fairseq=True
     ).with_suffix(".idx"),
@@ -86,23 +85,14 @@ def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) ->
     assert corpus.documents["train"].tolist() == (STARTS if name in WITH_DOCUMENTS else [0])
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i1", "<u2", ">u2", "<i4", ">i8", "u8"])
-def test_a_file_of_any_integers_is_mapped_and_cut_by_fractions(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["u1", ">u2", "<i4", ">i8"])
+def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path: Path, dtype: str) -> None:
     path = saved(tmp_path, FEW.astype(dtype))
     corpus = ids_of(path, tmp_path, fractions=[0.5, 0.3, 0.2])
     assert [len(corpus.splits[split]) for split in SPLITS] == [500, 300, 200]
     assert np.array_equal(joined(corpus), FEW)
-    assert all(isinstance(corpus.splits[split].tokens.base, np.memmap) for split in SPLITS)
-    assert not [
-        path
-        for path in (tmp_path / "cache").rglob("*")
-        if path.stat().st_size > 500 and path.is_file()
-    ]
-    assert (corpus.name, len(corpus.vocabulary), corpus.vocabulary.decode([3, 36])) == (
-        "notes.npy",
-        37,
-        "3 36",
-    )
+    assert corpus.name == "notes.npy"
+    assert corpus.vocabulary.decode([3, 36]) == "3 36"
 
 
 @pytest.mark.parametrize("dtype", RAW_DTYPES)
@@ -116,17 +106,15 @@ def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(
 
 
 def test_every_split_may_have_its_own_file(tmp_path: Path) -> None:
-    contents = {"train.bin": FEW[:800], "val.bin": FEW[800:]}
-    train, valid = files(
-        tmp_path / "ids", {name: ids.astype(np.uint16).tobytes() for name, ids in contents.items()}
-    )
-    corpus = ids_of([train, valid, valid], tmp_path, dtype="uint16")
-    assert [corpus.splits[split][:].tolist() for split in SPLITS] == [
-        FEW[:800].tolist(),
-        *[FEW[800:].tolist()] * 2,
-    ]
+    train = FEW[:800].astype(np.uint16)
+    valid = FEW[800:].astype(np.uint16)
+    contents = {"train.bin": train.tobytes(), "val.bin": valid.tobytes()}
+    paths = files(tmp_path / "ids", contents)
+    corpus = ids_of([*paths, paths[1]], tmp_path, dtype="uint16")
     by_name = ids_of(str(tmp_path / "ids"), tmp_path, dtype="uint16")
-    assert by_name.splits["valid"][:].tolist() == FEW[800:].tolist()
+    assert np.array_equal(corpus.splits["train"], train)
+    for found in (corpus.splits["valid"], corpus.splits["test"], by_name.splits["valid"]):
+        assert np.array_equal(found, valid)
 
 
 @pytest.mark.parametrize("marked", [False, True])
@@ -136,7 +124,6 @@ def test_the_arrays_of_a_folder_are_documents(
     monkeypatch.setattr(ids_module, "IDS_AT_ONCE", 64)  # several chunks in a document
     for number, part in enumerate(np.split(FEW, [100, 250, 470, 700])):
         saved(tmp_path, part.astype("u2" if number % 2 else "i8"), f"pieces/{number}.npy")
-    saved(tmp_path, np.zeros(0, np.int64), "pieces/empty.npy")
     corpus = ids_of(str(tmp_path / "pieces"), tmp_path, marked)
     assert np.array_equal(joined(corpus), FEW)
     assert corpus.documents["train"].tolist() == [0, 100, 250, 470, 700]
@@ -163,49 +150,22 @@ def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, sta
     assert corpus.vocabulary.encode(b"x 8\n<go>").tolist() == [40, 8, 7]
 
 
+ROW = "must be integers in one dimension, not"
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (FEW / 2, {}, r"data.path=.*notes.npy: must hold an array of integers, not float64"),
-    (np.array([{}]), {}, r"data.path=.*notes.npy: cannot be read"),
-    (
-        FEW.reshape(10, 100),
-        {},
-        r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)",
-    ),
-    (FEW[:0], {}, r"must have ids: it is empty"),
-    (FEW[:4], {}, r"the valid split is empty: it is too short"),
-    (FEW - 3, {}, r"data.path=.*notes.npy: has the negative id -3"),
-    (
-        FEW,
-        {"vocab_size": 36},
-        r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35",
-    ),
-    (
-        np.append(FEW, 2**40),
-        {},
-        r"data.vocab_size=None: must be given: the largest of 1,001 ids is 1,099,511,627,776",
-    ),
-    (
-        FEW * (FEW < 9),
-        {},
-        r"data.vocab_size=None: must be given: .* of 1,000 ids are 0; is the type of the ids right",
-    ),
-    (
-        np.append(FEW % 9, 60_000),
-        {},
-        r"must be given: 10 ids occur, and the largest is 60,000; is the type of the",
-    ),
-    (
-        FEW,
-        {"vocab_size": 2**31},
-        r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31",
-    ),
-    (
-        FEW,
-        {"vocab_size": 2**31 - 1},
-        r"data.vocab_size=2147483647: needs at least 1,074 GB of memory",
-    ),
-    (FEW, {"level": "byte"}, r"notes.npy: has no suffix that names a format of text \(.npy\)"),
-    (FEW, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
+    (FEW / 2, {}, f"notes.npy: {ROW} float64"),
+    (np.array([{}]), {}, "notes.npy: cannot be read"),
+    (FEW.reshape(10, 100), {}, rf"{ROW} int64 \(10, 100\): save ids.ravel\(\)"),
+    (FEW[:0], {}, "must have ids, none of them negative"),
+    (FEW[:4], {}, "the valid split is empty: it is too short"),
+    (FEW - 3, {}, "must have ids, none of them negative"),
+    (FEW, {"vocab_size": 36}, "has the id 36, the vocabulary .* only ids from 0 to 35"),
+    (np.append(FEW, 2**40), {}, "must be given: .* the largest is 1,099,511,627,776; is the type"),
+    (FEW * (FEW < 9), {}, "must be given: of 1,000 ids 784 are 0"),
+    (np.append(FEW % 9, 60_000), {}, "must be given: .* 10 different ones occur, .* 60,000; is"),
+    (FEW, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1"),
+    (FEW, {"vocab_size": 2**31 - 1}, "needs at least 1,074 GB of memory"),
+    (FEW, {"level": "byte"}, "notes.npy: has no suffix that names a format of text"),
+    (FEW, {"names": "/nowhere.txt"}, "data.names=/nowhere.txt: must have a name in each line"),
 ]
 
 
@@ -225,51 +185,29 @@ def test_ids_that_look_wrong_are_read_if_the_vocabulary_is_given(tmp_path: Path)
 
 UINT16 = {"dtype": "uint16"}
 HALF = IDS[:500].tobytes()
+UNLIKE = "unlike plain ids: save them with numpy.save, or data.format=raw"
 UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     (
         {"a.bin": b"this is text, not ids " * 99},
         UINT16,
-        "begins with b'this is text, no', which are no plausible ids",
+        f"begins with b'this is text, no' .*{UNLIKE}",
     ),
-    (
-        {"a.bin": b"1 2 3 4 5 6 7 8\n" * 9},
-        {"dtype": "uint8"},
-        "begins with b'1 2 3 4 5 6 7 8.*no plausible ids",
-    ),
-    (
-        {"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF},
-        UINT16,
-        "has index.json beside it, as chunks of anoth",
-    ),
-    (
-        {"a.bin.index": b"x", "a.bin": HALF},
-        UINT16,
-        "has a.bin.index beside it, as chunks of another library",
-    ),
-    ({"a.bin": b"\x89HDF\r\n\x1a\n" + bytes(98)}, UINT16, "must be ids, not HDF5"),
+    ({"a.bin": b"1 2 3 4 5 6 7 8\n" * 9}, {"dtype": "uint8"}, UNLIKE),
+    ({"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF}, UINT16, "or has an index beside it"),
+    ({"a.bin.index": b"x", "a.bin": HALF}, UINT16, "or has an index beside it"),
+    ({"a.bin": b"\x89HDF\r\n\x1a\n" + bytes(98)}, UINT16, UNLIKE),
     (
         {"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(16)},
         UINT16,
-        "must have an index of Megatron or fairseq",
+        "must have an index of Megatron or",
     ),
-    (
-        {"odd.bin": b"\1\2\3"},
-        {},
-        "data.dtype=None: must be uint8, uint16, uint32, int32, int64 for odd.bin",
-    ),
-    ({"odd.bin": b"\0\2\3"}, UINT16, "odd.bin: must have a whole number of uint16, not 3 bytes"),
-    ({"text.npy": b"no array"}, {}, "data.dtype=None: must be uint8"),
+    ({"odd.bin": b"\1\2\3"}, {}, "data.dtype=None: must be uint8, .* for odd.bin"),
+    ({"odd.bin": b"\0\2\3"}, UINT16, "must have a whole number of uint16, not 3 bytes"),
     ({"odd.npy": b"\x93NUMPY\1\0"}, {}, "data.path=.*odd.npy: cannot be read"),
     (
         {"00000_tokens.ds": HALF},
         UINT16,
-        r"no suffix that names a format of ids \(.ds\); data.format=npy or bin or raw",
-    ),
-    ({"notes.txt": b"1234"}, UINT16, r"no suffix that names a format of ids \(.txt\)"),
-    (
-        {"ids.npz": b"PK\x03\x04" + bytes(60)},
-        UINT16,
-        r"no suffix that names a format of ids \(.npz\)",
+        "no suffix that names a format of ids; data.format=npy or bin",
     ),
     ({"ids.bin.gz": b"\x1f\x8b"}, UINT16, "must be ids that can be mapped: unpack it"),
 ]
@@ -279,18 +217,14 @@ UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
 def test_a_file_that_is_no_array_is_refused(
     tmp_path: Path, contents: Any, options: Any, words: str
 ) -> None:
-    *_, path = sorted(
-        files(tmp_path / "data", contents), key=lambda name: name.endswith((".bin", ".npy", ".ds"))
-    )
+    paths = files(tmp_path / "data", contents)
+    (path,) = [path for path in paths if not path.endswith((".json", ".index", ".idx"))]
     with pytest.raises(UserError, match=words):
         ids_of(path, tmp_path, **options)
 
 
 def test_a_header_of_another_library_is_no_ids(tmp_path: Path) -> None:
-    with pytest.raises(
-        OptionError,
-        match=r"must be ids, not a PackedDataset of lit-gpt: save them with numpy\.save",
-    ):
+    with pytest.raises(OptionError, match=f"begins with b'LITPKDS.*{UNLIKE}"):
         ids_of(str(write_packed(tmp_path)), tmp_path, dtype="uint16")
 
 
@@ -307,27 +241,23 @@ NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2
 def test_a_record_without_a_list_of_ids_is_refused(tmp_path: Path, value: str) -> None:
     (path,) = files(tmp_path, {"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {value}}}\n'})
     with pytest.raises(
-        OptionError, match=r"line 2 cannot be read \(TypeError: must be (a list of )?ids"
+        OptionError, match=r"line 2 cannot be read \(TypeError: must be a list of ids"
     ):
         ids_of(path, tmp_path)
 
 
-MISFITS: list[tuple[Callable[[Path], Path], bytes, str]] = [
-    (write_llm_c, b"xx", "must have the 1,000 ids of its header; it has 1,001"),
-    (
-        write_megatron,
-        b"xxxx",
-        r"must have the sequences of its \.idx one after the other, and no more",
-    ),
+MISFITS: list[tuple[Callable[[Path], Path], str]] = [
+    (write_llm_c, "must have the 1,000 ids of its header, and no more"),
+    (write_megatron, r"must have an index of Megatron or fairseq .* and its ids alone"),
 ]
 
 
-@pytest.mark.parametrize(("write", "more", "words"), MISFITS)
+@pytest.mark.parametrize(("write", "words"), MISFITS)
 def test_files_that_do_not_fit_their_header_are_refused(
-    tmp_path: Path, write: Any, more: bytes, words: str
+    tmp_path: Path, write: Callable[[Path], Path], words: str
 ) -> None:
     path = write(tmp_path)
-    path.write_bytes(path.read_bytes() + more)
+    path.write_bytes(path.read_bytes() + b"xxxx")
     with pytest.raises(OptionError, match=words):
         ids_of(str(path), tmp_path)
 
@@ -339,25 +269,11 @@ def test_two_arrays_in_a_file_are_refused(tmp_path: Path) -> None:
         ids_of(str(path), tmp_path)
 
 
-def test_ids_that_change_while_they_are_read_end_the_command(tmp_path: Path) -> None:
-    path = saved(tmp_path, FEW)
-    tokens = ids_of(path, tmp_path).splits["train"]
-    assert tokens.take([0, 1]).tolist() == [0, 1]
-    saved(tmp_path, FEW[:100])
-    with pytest.raises(
-        UserError,
-        match=r"notes\.npy: has changed since it was opened; its ids must stay as they are",
-    ):
-        tokens.take([799])
-
-
 def test_a_type_belongs_to_its_file() -> None:
     """A run of 16-bit ids scores a file of 32 bits by its own type, and needs one for a raw file."""
     run = FileData(name="file", path="a.bin", level="ids", dtype="uint16", column="tokens")
-    assert (file_data(run, "b.npy", "ids").dtype, file_data(run, "b.npy", "ids").column) == (
-        None,
-        None,
-    )
+    plain = file_data(run, "b.npy", "ids")
+    assert (plain.dtype, plain.column) == (None, None)
     other = file_data(run, {"path": "b.bin", "dtype": "int32"}, "ids")
     assert (other.path, other.dtype) == ("b.bin", "int32")
     with pytest.raises(OptionError, match="may have path, dtype, format, column"):

@@ -15,7 +15,6 @@ from txl_lightning.data.recall import CHARACTERS, Recall
 from txl_lightning.evaluation.windows import WindowReader, window_losses
 
 ONE = Recall((12,), 0.9, 8)
-BLOCKS = Recall((3, 6, 10), 0.9, 8, block_len=40.0)
 
 
 def load(folder: Path, **options: object) -> Corpus:
@@ -23,20 +22,8 @@ def load(folder: Path, **options: object) -> Corpus:
     return load_corpus(RecallData(**given))
 
 
-def test_blocks_end_at_any_token_with_equal_probability_and_the_next_has_another_distance() -> None:
-    alphabets = (
-        np.array([CHARACTERS.index(character) for character in BLOCKS.text(400_000, seed=1)]) // 8
-    )
-    lengths = np.diff(np.flatnonzero(np.diff(alphabets)) + 1)
-    assert lengths.mean() == pytest.approx(40, rel=0.03)
-    assert lengths[lengths > 40].mean() == pytest.approx(80, rel=0.05)  # memoryless
-    assert np.bincount(alphabets) / len(alphabets) == pytest.approx([1 / 3] * 3, abs=0.02)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "recall", [ONE, Recall((4, 4, 8, 12), 0.8, 4), BLOCKS], ids=["one", "lanes", "blocks"]
-)
+@pytest.mark.parametrize("recall", [ONE, Recall((4, 4, 8, 12), 0.8, 4)], ids=["one", "lanes"])
 def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None:
     n, longest = 300_000, 16
     tokens = np.frombuffer(recall.text(n, seed=3).encode(), np.uint8)

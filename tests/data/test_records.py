@@ -7,6 +7,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pytest
 
@@ -30,14 +31,12 @@ def records_of(folder: Path, path: Any, **options: Any) -> list[str]:
 DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 WRITTEN: dict[str, bytes] = {
     "c4-train.00000-of-01024.json.gz": gzip.compress(JSON_LINES),
-    "members.json.gz": gzip.compress(JSON_LINES[:999]) + gzip.compress(JSON_LINES[999:]),
     "pzstd.jsonl.zst": pzstd_of(JSON_LINES),
     "bzip2.ndjson.bz2": bz2.compress(JSON_LINES),
     "list.json": json.dumps(RECORDS, indent=1).encode(),
     "bom.jsonl": b"\xef\xbb\xbf" + JSON_LINES,
     "commas.csv": csv_of(","),
     "semicolons.csv": csv_of(";"),
-    "large_string.parquet": parquet_of(pyarrow.large_string()),
     "dictionary.parquet": parquet_of(DICTIONARY),
 }
 
@@ -95,7 +94,7 @@ def test_any_file_is_read_as_text_if_the_format_says_so(tmp_path: Path, name: st
 def test_text_that_begins_like_json_is_refused(tmp_path: Path, name: str) -> None:
     (path,) = files(tmp_path, {name: JSON_LINES})
     with pytest.raises(
-        OptionError, match=r"begins like JSON; data\.format=jsonl or json reads its records"
+        OptionError, match=r"begins like JSON; data\.format=jsonl or json reads its"
     ):
         corpus_of(path, tmp_path, level="char")
     assert len(records_of(tmp_path, path, format="jsonl")) == len(TEXTS)
@@ -107,15 +106,12 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output
         {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'},
     )
     assert records_of(tmp_path, path, column="body") == ["a\n", "b\n"]
-    assert "a.jsonl: 2 records have no body; left out" in capsys.readouterr().err
-    with pytest.raises(
-        OptionError, match=r"data\.column=title: must be a column of .*a\.jsonl: body, text"
-    ):
+    assert "a.jsonl: 2 records lack the column; left out" in capsys.readouterr().err
+    words = r"data\.column=title: must be a column of .*a\.jsonl: body, text"
+    with pytest.raises(OptionError, match=words):
         records_of(tmp_path, path, column="title")
     (path,) = files(tmp_path, {"a.txt": "text\n" * 9})
-    with pytest.raises(
-        OptionError, match=r"data\.column=body: must be null for .*a\.txt: it is text"
-    ):
+    with pytest.raises(OptionError, match=r"must be null for .*a\.txt: it is text"):
         records_of(tmp_path, path, column="body")
 
 
@@ -138,15 +134,14 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
     with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves such records out"):
         records_of(tmp_path, path)
     assert records_of(tmp_path, path, skip_bad=True) == ["a\n", "b\n"]
-    assert "1 records cannot be read; left out. The first: line 2" in capsys.readouterr().err
+    assert "1 records cannot be read; left out" in capsys.readouterr().err
 
 
 def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
     rows = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
     (path,) = files(tmp_path, {"a.csv": rows})
-    with pytest.raises(
-        OptionError, match=r"the file after record 1 cannot be read .Error: ',' expected after"
-    ):
+    words = r"the file after record 1 cannot be read .Error: ',' expected after"
+    with pytest.raises(OptionError, match=words):
         records_of(tmp_path, path, skip_bad=True)
     (path,) = files(tmp_path, {"b.csv": 'text,n\n"Hello,1\nlast,3\n'})
     with pytest.raises(OptionError, match=r"cannot be read .Error: unexpected end of data"):
@@ -154,22 +149,16 @@ def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
 
 
 DAMAGED = [
-    ("a.jsonl", b" \n", "must have text: it is empty in a.jsonl"),
-    ("a.jsonl", b'{"text": null}\n' * 9, "must have text: it is empty in a.jsonl"),
+    ("a.jsonl", b'{"text": null}\n' * 9, "must have text or ids: a.jsonl is empty"),
     ("a.json", b'[{"text": "a"}, {"text": ', "no JSON"),
     ("a.json", b'{"text": "a"} and more', "no JSON"),
     ("a.json", b'["a", "b"]', "it is no object"),
     ("a.csv", b"# made by x\nid,text\n1,abc\n", "must be a column of .*a.csv: # made by x"),
-    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*3 fields, the header has 2"),
+    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not the 2 fields of the header"),
     (
         "a.parquet",
         b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1",
         r"a\.parquet: the file cannot be read \(Arrow",
-    ),
-    (
-        "a.parquet",
-        b"version https://git-lfs.github.com/spec/v1\n",
-        r"a\.parquet: the file cannot be read",
     ),
     ("a.arrow", bytes(99), r"a\.arrow: the file cannot be read"),
     ("a.json.gz", gzip.compress(JSON_LINES, mtime=0)[:-9], "a.json.gz: cannot be read"),
@@ -186,25 +175,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, word
 
 
 def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None:
-    import datasets
-
     texts = {"train": TEXTS[:30], "validation": TEXTS[30:35], "test": TEXTS[35:]}
-    saved = {
-        split: datasets.Dataset.from_dict({"text": of_split}) for split, of_split in texts.items()
-    }
-    datasets.DatasetDict(saved).save_to_disk(
-        tmp_path / "saved", num_shards={"train": 2, "validation": 1, "test": 1}
-    )
+    saved = {split: datasets.Dataset.from_dict({"text": rows}) for split, rows in texts.items()}
+    shards = {"train": 2, "validation": 1, "test": 1}
+    datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved", num_shards=shards)
     (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"of a map that was run")
     corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
-    for split, of_split in zip(SPLITS, texts.values(), strict=True):
-        assert text_of(corpus, split) == "".join(
-            text.removesuffix("\n") + "\n" for text in of_split
-        )
+    for split, rows in zip(SPLITS, texts.values(), strict=True):
+        assert text_of(corpus, split) == "".join(row.removesuffix("\n") + "\n" for row in rows)
     (tmp_path / "saved/train/data-00001-of-00002.arrow").unlink()
-    with pytest.raises(
-        OptionError, match=r"data-00001-of-00002\.arrow cannot be read \(No such file"
-    ):
+    with pytest.raises(OptionError, match=r"data-00001-of-00002\.arrow cannot be read \(No such"):
         corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
 
 

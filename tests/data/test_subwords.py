@@ -90,39 +90,38 @@ WAYS: dict[str, Callable[[], Any]] = {
 
 @cache
 def tokenizer(way: str) -> str:
-    """Train a tokenizer of 600 tokens that divides text in a way."""
-    metaspace, unigram, gemma = way.startswith("metaspace"), way == "unigram", way.endswith("gemma")
-    made = Tokenizer(
-        models.Unigram() if unigram else models.BPE(byte_fallback=metaspace, unk_token=None)
-    )
-    made.pre_tokenizer = WAYS[way]()
-    fallback = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    made.decoder = fallback if metaspace else decoders.ByteLevel()
-    made.normalizer = (
-        normalizers.NFC() if way == "gpt2 nfc" else normalizers.Replace(" ", "▁") if gemma else None
-    )
-    alphabet = (
-        [f"<0x{byte:02X}>" for byte in range(256)]
-        if metaspace
-        else pre_tokenizers.ByteLevel.alphabet()
-    )
-    if unigram:
-        trainer: Any = trainers.UnigramTrainer(
-            vocab_size=600, initial_alphabet=alphabet, show_progress=False
-        )
+    """Train a tokenizer of 600 tokens that divides text in a way; those of SentencePiece's kind have 900."""
+    trainer: Any
+    made = Tokenizer(models.BPE())
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options = {"vocab_size": 600, "show_progress": False}
+    if way == "unigram":
+        made.model = models.Unigram()
+        trainer = trainers.UnigramTrainer(initial_alphabet=alphabet, **options)
+    elif way.startswith("metaspace"):
+        made.model = models.BPE(byte_fallback=True)
+        made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+        byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+        options["vocab_size"] = 900
+        trainer = trainers.BpeTrainer(special_tokens=byte_tokens, **options)
     else:
-        of_bytes = {"special_tokens": alphabet} if metaspace else {"initial_alphabet": alphabet}
-        trainer = trainers.BpeTrainer(
-            vocab_size=900 if metaspace else 600, show_progress=False, **of_bytes
-        )
+        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **options)
+    made.pre_tokenizer = WAYS[way]()
+    if way == "gpt2 nfc":
+        made.normalizer = normalizers.NFC()
+    if way == "metaspace of gemma":
+        made.normalizer = normalizers.Replace(" ", "▁")
     made.train_from_iterator((PROSE + CODE).splitlines(keepends=True), trainer)
     if way == "gpt2 added":
         made.add_tokens([AddedToken(" " * n, normalized=True) for n in (4, 8)])
         made.add_special_tokens(["<|end|>"])
-    made = Tokenizer.from_str(
-        json.dumps(json.loads(made.to_str()) | ({"added_tokens": []} if metaspace else {}))
-    )
-    if gemma:
+    if not way.startswith("metaspace"):
+        return str(made.to_str())
+    state = json.loads(made.to_str())
+    state["added_tokens"] = []
+    made = Tokenizer.from_str(json.dumps(state))
+    if way == "metaspace of gemma":
         made.add_tokens([AddedToken("▁▁", normalized=False)])
     return str(made.to_str())
 
@@ -137,7 +136,7 @@ def test_ids_are_those_of_the_whole_text(
     way: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subwords, "PART_CHARACTERS", 6_000)
-    monkeypatch.setattr(subwords, "BATCH_CHARACTERS", 20_000)
+    monkeypatch.setattr(subwords, "PLACES_CHARACTERS", 2_000)
     text = TEXTS[name] + ("" if way != "gpt2 added" else "x <|end|> y" * 9)
     expected = Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids
     vocabulary, content = Vocabulary.of_tokenizer(tokenizer(way)), text.encode()
@@ -147,45 +146,33 @@ def test_ids_are_those_of_the_whole_text(
     assert vocabulary.decode_bytes(found) == content
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["gpt2", "cl100k"])
-def test_a_line_of_five_megabytes_has_the_ids_of_the_whole(way: str) -> None:
-    line = " ".join(draw.choices(SENTENCES, k=5_000_000 // 75)) + "a" * 300_000 + "1" * 50_000
-    expected = Tokenizer.from_str(tokenizer(way)).encode(line, add_special_tokens=False).ids
-    found = [
-        *Vocabulary.of_tokenizer(tokenizer(way)).encode_chunks(in_chunks(line.encode(), 1 << 22))
-    ]
-    assert np.concatenate(found).tolist() == expected
-
-
 PARTS = st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\n", "\x1c"])
 
 
 @given(st.lists(PARTS, max_size=12), st.integers(1, 9))
 def test_ids_do_not_depend_on_how_the_text_is_read(parts: list[str], size: int) -> None:
-    vocabulary, content = Vocabulary.of_tokenizer(tokenizer("gpt2")), "".join(parts).encode()
-    expected = (
-        Tokenizer.from_str(tokenizer("gpt2")).encode(content.decode(), add_special_tokens=False).ids
-    )
-    assert [
-        token for chunk in vocabulary.encode_chunks(in_chunks(content, size)) for token in chunk
-    ] == expected
+    text = "".join(parts)
+    expected = Tokenizer.from_str(tokenizer("gpt2")).encode(text, add_special_tokens=False).ids
+    vocabulary = Vocabulary.of_tokenizer(tokenizer("gpt2"))
+    chunks = vocabulary.encode_chunks(in_chunks(text.encode(), size))
+    assert [token for chunk in chunks for token in chunk] == expected
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_documents_are_encoded_each_for_itself(way: str) -> None:
+    made = Tokenizer.from_str(tokenizer(way))
     documents = ["a\n\n", "", "größer 12  ", "\n\n  x", "y" * 30]
-    of_each = [
-        Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids
-        for text in documents
-    ]
-    contents = first, *inner, last = [text.encode() for text in documents]
+    expected = [made.encode(text, add_special_tokens=False).ids for text in documents]
+    contents = [text.encode() for text in documents]
+    first, *inner, last = contents
     for chunks in ([contents], [[first[:1]], [first[1:], *inner, last[:9]], [last[9:]]]):
-        tokens, begins, n = [], [], 0
+        tokens: list[int] = []
+        begins: list[int] = []
         for chunk, at in Vocabulary.of_tokenizer(tokenizer(way)).encode_documents(chunks):
-            tokens, begins, n = [*tokens, *chunk], [*begins, *(at + n)], n + len(chunk)
-        assert tokens == [*chain.from_iterable(of_each)]
-        assert begins == np.cumsum([*map(len, of_each)])[:-1].tolist()
+            begins += (at + len(tokens)).tolist()
+            tokens += chunk.tolist()
+        assert tokens == list(chain.from_iterable(expected))
+        assert begins == np.cumsum([len(ids) for ids in expected])[:-1].tolist()
 
 
 def test_the_white_space_that_divides_is_that_of_the_expression() -> None:
@@ -206,32 +193,27 @@ def test_a_vocabulary_of_before_0_5_is_refused() -> None:
 
 
 def test_training_counts_the_words_of_the_whole_text() -> None:
+    text = CODE + PROSE
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = BYTE_LEVEL, decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.pre_tokenizer = BYTE_LEVEL
     trainer = trainers.BpeTrainer(
-        vocab_size=700, min_frequency=2, initial_alphabet=alphabet, show_progress=False
+        vocab_size=700,
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
-    made.train_from_iterator([CODE + PROSE], trainer)
-    found = train_byte_pairs(
-        [(CODE + PROSE)[at : at + 777] for at in range(0, len(CODE + PROSE), 777)], 700
-    )
+    made.train_from_iterator([text], trainer)
+    found = train_byte_pairs([text[at : at + 777] for at in range(0, len(text), 777)], 700)
     assert json.loads(found)["model"] == json.loads(made.to_str())["model"]
 
 
 def without(way: str, *characters: str) -> str:
     state = json.loads(tokenizer(way))
-    kept = {
-        token: number
-        for token, number in state["model"]["vocab"].items()
-        if not {*characters} & {*token}
-    }
-    state["model"]["vocab"] = {
-        token: number for number, token in enumerate(sorted(kept, key=kept.__getitem__))
-    }
-    state["model"]["merges"] = [
-        pair for pair in state["model"]["merges"] if not {*characters} & {*"".join(pair)}
-    ]
+    model = state["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    kept = [token for token in tokens if not set(characters) & set(token)]
+    model["vocab"] = {token: number for number, token in enumerate(kept)}
+    model["merges"] = [pair for pair in model["merges"] if not set(characters) & set("".join(pair))]
     return json.dumps(state)
 
 

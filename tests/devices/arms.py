@@ -13,9 +13,9 @@ import torch
 from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.data.streams import Batch, part_of_streams
+from txl_lightning.evaluation.models import Model
 from txl_lightning.model import embedding
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
-from txl_lightning.runs.models import Model
 from txl_lightning.training.module import LanguageModelModule
 
 B, T = 4, 6

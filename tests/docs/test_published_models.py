@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import ROOT, blocks
-from txl_lightning.runs.convert import read_vocabulary
+from txl_lightning.evaluation.convert import read_vocabulary
 
 PAGE = ROOT / "docs/models.md"
 

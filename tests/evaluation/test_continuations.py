@@ -20,7 +20,7 @@ from txl_lightning.evaluation.continuations import (
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
 from txl_lightning.evaluation.protocol import protocol_from_options
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 
 KINDS = ["relative", "documents", "extended", "rope", "words", "compressive", "lstm", "pairs"]
 PAIRS = [

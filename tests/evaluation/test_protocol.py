@@ -12,9 +12,9 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.evaluation.models import make_model
 from txl_lightning.evaluation.protocol import Protocol
-from txl_lightning.runs.models import make_model
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.evaluation.trained import TrainedModel
 
 N, SEGMENT = 33, 8
 TOKENS = np.random.default_rng(3).integers(0, 256, N).astype(np.uint8)
@@ -33,7 +33,15 @@ def protocol_of(folder: Path, *overrides: str) -> Protocol:
 
 
 def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
-    return protocol.losses(Corpus("text", {"test": tokens}, Vocabulary("byte"), ""), "test").nll
+    return protocol.losses(
+        Corpus(
+            "text",
+            {"test": tokens},
+            Vocabulary("byte"),
+            "",
+        ),
+        "test",
+    ).nll
 
 
 @pytest.mark.parametrize("encoding", [*LONGER, "absolute", "al_rfou"])
@@ -55,7 +63,8 @@ def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: 
             tokens[changed] += 1
             after = losses(window, tokens)
             differ = set((np.flatnonzero(before != after) + 1).tolist()) - {changed}
-            guaranteed = set(range(changed + 1, min(changed + A - S + 1, N - 1) + 1))
+            last = min(changed + A - S + 1, N - 1)
+            guaranteed = set(range(changed + 1, last + 1))
             assert guaranteed <= differ <= set(range(changed + 1, changed + A + 1)), (A, changed)
     assert (
         protocol.at_training_lengths().settings()

@@ -13,7 +13,6 @@ import torch
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
-from txl_lightning.data.vocabulary import SplitTokens
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation import windows as module
 from txl_lightning.evaluation.windows import WindowReader, window_losses, window_reader
@@ -104,7 +103,8 @@ def test_windows_hold_exactly_c_tokens(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["relative memory", "alibi", "rope", "lstm", "qrnn", "documents"])
 def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, model = SplitTokens(TOKENS, np.array([0, 60, 64, 120, 185]))[:], DOCUMENTS
+    tokens, model = TOKENS.astype(int), DOCUMENTS
+    tokens[[0, 60, 64, 120]] ^= -1  # marks of documents
     if kind != "documents":
         tokens, model = TOKENS, ALONE[kind][0]()
     whole = window_losses(reader_of(model, 90), tokens, POSITIONS, GRID)
@@ -147,7 +147,7 @@ from pathlib import Path
 import numpy as np
 from tests.test_conf import composed
 from txl_lightning.evaluation.windows import window_losses, window_reader
-from txl_lightning.runs.models import make_model
+from txl_lightning.evaluation.models import make_model
 
 model = make_model(composed("profile=laptop"), 256)
 window_losses(window_reader(model, 64), np.arange({n} + 1) % 251, np.array([{n}]), [16, {n}])

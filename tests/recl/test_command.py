@@ -23,11 +23,10 @@ from tests.recl.test_check import Scored
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.trained import load_trained, read_checkpoint, write_checkpoint
 from txl_lightning.recl import command
 from txl_lightning.recl.group import model_names
 from txl_lightning.recl.options import ReclOptions
-from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import load_trained, read_checkpoint
 
 
 def values(result: dict[str, Any], field: str) -> list[Any]:

@@ -34,10 +34,10 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.evaluation.models import Model, State, model_class
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run as evaluate
-from txl_lightning.runs.models import Model, State, model_class
-from txl_lightning.runs.storage import read_file
+from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -98,7 +98,9 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 def logged_rows(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a CSVLogger: one file for each session, in which a later row of a step wins."""
     rows: dict[tuple[int, tuple[str, ...]], dict[str, str]] = {}
-    versions = sorted(folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1]))
+    versions = sorted(
+        folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1])
+    )
     for path in versions:
         for row in csv_rows(path):
             named = {name: value for name, value in row.items() if value}
@@ -115,15 +117,25 @@ def stored_memory(checkpoint: Path) -> State:
 
 
 def bare_module(
-    model: Model, lengths: Lengths | None = None, loss: str = "full", segment_len: int | None = None, **trainer: Any
+    model: Model,
+    lengths: Lengths | None = None,
+    loss: str = "full",
+    segment_len: int | None = None,
+    **trainer: Any,
 ) -> LanguageModelModule:
     """Return a module for use without a Trainer: what it asks one for is here."""
     data = DataConfig(segment_len=segment_len or 1)
     memory = MemoryConfig(gradient_segments=1 if segment_len else 0)
     optimizer = OptimizerConfig(trainer.pop("optimizer", "adam"), lr=1e-3, clip_norm=1e-2)
-    options: dict[str, Any] = {"optimizer": optimizer, "trainer": TrainerConfig(max_steps=10, **trainer), "loss": loss}
+    options: dict[str, Any] = {
+        "optimizer": optimizer,
+        "trainer": TrainerConfig(max_steps=10, **trainer),
+        "loss": loss,
+    }
     config = Config(data=data, memory=memory, **options)
-    module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or Lengths(1, memory=None))
+    module = LanguageModelModule(
+        model, config, Vocabulary("byte"), lengths or Lengths(1, memory=None)
+    )
     module.trainer = SimpleNamespace(  # type: ignore[assignment]
         precision="32-true",
         precision_plugin=None,
@@ -150,7 +162,9 @@ def add_gradients(module: LanguageModelModule, batch: Batch, n_groups: int = 1) 
     return torch.stack(losses).sum()
 
 
-def patch_module(monkeypatch: Patch, method: str, before: Callable[..., Any] | None = None, after: Any = None) -> None:
+def patch_module(
+    monkeypatch: Patch, method: str, before: Callable[..., Any] | None = None, after: Any = None
+) -> None:
     """Let every call of a method of the LightningModule call a function with the module before or after it."""
     original = getattr(LanguageModelModule, method)
 
@@ -190,9 +204,13 @@ def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> Non
 @cache
 def _composed(overrides: tuple[str, ...]) -> Config:
     """Return Hydra's composition; values are set in the composition of the groups, which takes a fifth of the time."""
-    groups = tuple(word for word in overrides if "." not in word.split("=")[0] and word[0] not in "+~")
+    groups = tuple(
+        word for word in overrides if "." not in word.split("=")[0] and word[0] not in "+~"
+    )
     config = deepcopy(_groups(groups))
-    for override in OverridesParser.create().parse_overrides([word for word in overrides if word not in groups]):
+    for override in OverridesParser.create().parse_overrides(
+        [word for word in overrides if word not in groups]
+    ):
         OmegaConf.update(config, override.key_or_group, override.value())
     return typed(config)
 

@@ -12,9 +12,7 @@ from tests.data.test_byte_pairs import TEXT
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
-from txl_lightning.evaluation import generate
-from txl_lightning.evaluation.options import GenerateOptions
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.training.run import train
 
 BEST = "run/checkpoints/best.ckpt"
@@ -41,9 +39,13 @@ def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None
     assert result["bpb"] == pytest.approx(metrics["test/bpb"], rel=1e-6)
     trained = load_trained(run / BEST)
     corpus = load_corpus(trained.config.data, trained.vocabulary)
-    scored = np.delete(corpus.splits["test"], [0, len(corpus.splits["test"]) // 2])[: result["tokens"]]
+    scored = np.delete(corpus.splits["test"], [0, len(corpus.splits["test"]) // 2])[
+        : result["tokens"]
+    ]
     assert result["bytes"] == len(trained.vocabulary.decode_bytes(scored))
-    assert result["bpb"] == pytest.approx(result["nll"] * result["tokens"] / result["bytes"] / math.log(2))
+    assert result["bpb"] == pytest.approx(
+        result["nll"] * result["tokens"] / result["bytes"] / math.log(2)
+    )
     assert (run / "run/tokenizer.json").read_text() == trained.vocabulary.tokenizer
 
 
@@ -53,11 +55,3 @@ def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path, dev
     options = ("data.level=bpe", file, "trainer.max_steps=4", f"trainer.devices={devices}")
     last = f"resume={run / 'run/checkpoints/last.ckpt'}"
     assert train(tiny_config(run, *SHORT, *options, last), tmp_path / "resumed")["steps"] == 4
-
-
-def test_prompts_and_contexts_are_continued(run: Path, tmp_path: Path) -> None:
-    generate.run(GenerateOptions(checkpoint=str(run / BEST), prompt="größer é\n", n_tokens=12), tmp_path)
-    prompt = json.loads((tmp_path / "generation.json").read_text())["prompt"]
-    assert prompt["text"] == "größer é\n"
-    assert len(prompt["tokens"]) < len("größer é\n".encode())
-    generate.run(GenerateOptions(checkpoint=str(run / BEST), context=8, n_tokens=4), tmp_path)

@@ -33,15 +33,22 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
 
 ARMS: dict[str, dict[str, Any]] = {
     **{name: options for name, options in ENCODINGS.items() if name not in ("absolute", "al_rfou")},
-    **{"same length": {"mem_len": 5, "same_length": True}, "pre-norm": {"pre_norm": True, "untie_biases": True}},
+    **{
+        "same length": {"mem_len": 5, "same_length": True},
+        "pre-norm": {"pre_norm": True, "untie_biases": True},
+    },
     "documents": {"memory_reset": "document"},
 }
 FAST = ("relative", "same length", "documents")
 
 
-@pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.full) for n in ARMS])
+@pytest.mark.parametrize(
+    "arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.full) for n in ARMS]
+)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: str, groups: int) -> None:
+def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(
+    arm: str, groups: int
+) -> None:
     model = tiny_model(**{"mem_len": 50, **ARMS[arm]})
     stream = random_stream(2, 4 * T + 1)
     stream[0, 5] = ~stream[0, 5] if arm == "documents" else stream[0, 5]
@@ -56,13 +63,19 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: st
 def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:
     model, stream = tiny_model(mem_len=4, ext_len=2), random_stream(2, 8 * T)
     module, memory = module_of(model), None
-    for number, part in enumerate(batch_of(stream).split(2 * T, 2)):  # the last step has two segments, of 3 and 2
+    for number, part in enumerate(
+        batch_of(stream).split(2 * T, 2)
+    ):  # the last step has two segments, of 3 and 2
         add_gradients(module, part._replace(number=number))
         for segment in part.split(T, 2):
             _, memory = model.score(segment.tokens, segment.targets, memory)
         kept = module.training_memory.value
         assert torch.equal(kept.states, memory.states)
-        assert (kept.filled, kept.keeps_gradient, kept.states.requires_grad) == (memory.filled, False, False)
+        assert (kept.filled, kept.keeps_gradient, kept.states.requires_grad) == (
+            memory.filled,
+            False,
+            False,
+        )
     assert "keeps_gradient" not in kept.state_dict()
 
 
@@ -73,7 +86,9 @@ def test_every_segment_of_a_step_counts_its_half(loss: str) -> None:
     add_gradients(module, batch_of(stream))
     nll, _ = model.score(stream[:, :-1], stream[:, 1:])
     positions = [torch.arange(T)[scored_positions(loss, T, 1, 2 * 5 + i)] + i * T for i in range(2)]
-    assert float(module.loss) == pytest.approx(nll[:, torch.cat(positions)].mean().item(), abs=1e-12)
+    assert float(module.loss) == pytest.approx(
+        nll[:, torch.cat(positions)].mean().item(), abs=1e-12
+    )
 
 
 def test_compiled_training_computes_the_same() -> None:

@@ -43,7 +43,9 @@ def evaluation(folder: Path, directory: Path, **options: Any) -> dict[str, Any]:
     return result["whole" if "whole" in result else "test"]
 
 
-def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(
+    run: Path, tmp_path: Path
+) -> None:
     metrics = json.loads((run / "run/metrics.json").read_text())
     assert OmegaConf.load(run / "run/config.yaml").data.path == str(run / "notes.bin")
     result = evaluation(run, tmp_path)
@@ -51,14 +53,21 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, 
     for units in (result, {name: metrics[f"test/{name}"] for name in ("nll", "ppl", "bpt")}):
         assert units["ppl"] == pytest.approx(math.exp(units["nll"]))
         assert units["bpt"] == pytest.approx(units["nll"] / math.log(2))
-    assert (result["bytes"], "bpb" in result, "test/bpb" in metrics) == (None, False, False)  # not known
+    assert (result["bytes"], "bpb" in result, "test/bpb" in metrics) == (
+        None,
+        False,
+        False,
+    )  # not known
 
 
 def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Path) -> None:
     before = evaluation(run, tmp_path)
     (run / "notes.bin").rename(tmp_path / "moved.bin")
     try:
-        with pytest.raises(UserError, match=r"corpus of .*best.ckpt: data.path=.*notes.bin: .*if it has moved, give d"):
+        with pytest.raises(
+            UserError,
+            match=r"corpus of .*best.ckpt: data.path=.*notes.bin: .*if it has moved, give d",
+        ):
             evaluation(run, tmp_path)
         moved = {"data_path": str(tmp_path / "moved.bin")}
         assert evaluation(run, tmp_path, **moved) | {"seconds": 0} == before | {"seconds": 0}
@@ -69,27 +78,6 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
             assert recl(tmp_path, str(run / BEST), **moved)["unit"] == "ppl"
     finally:
         (tmp_path / "moved.bin").rename(run / "notes.bin")
-
-
-def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "other.npy", (IDS[:900] + 7).astype(">u4"))
-    result = evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
-    assert result["tokens"] == 900 - 2  # all but the first ones of two streams
-    assert evaluation(run, tmp_path, data_path=[str(tmp_path / "other.npy")] * 3, splits=["test"])["tokens"] > 800
-    np.save(tmp_path / "other.npy", IDS + 8)
-    words = r"^data_path=.*other.npy: has the id 60, the vocabulary .data.vocab_size. only ids from 0 to 59"
-    with pytest.raises(OptionError, match=words):
-        evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
-
-
-def test_ids_have_documents_and_no_lines(run: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "new.npy", IDS[:50])
-    given = {"data_path": str(tmp_path / "new.npy")}
-    evaluation(run, tmp_path, **given, per="document", batch_size=1)
-    place, text, tokens, _ = (tmp_path / "documents_whole.tsv").read_text().splitlines()[1].split("\t")
-    assert (place, text, tokens) == ("1", " ".join(f"n{number}" for number in IDS[:50]), "49")
-    with pytest.raises(OptionError, match=r"per=line: .*ids have no lines"):
-        evaluation(run, tmp_path, **given, per="line")
 
 
 def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
@@ -103,7 +91,9 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
     assert first["text"] == " ".join(f"n{number}" for number in first["tokens"])
     assert generated(prompt="n1 n4 n9", n_samples=2)["samples"] == by_ids["samples"]
     for wrong in ([60], [], [-1]):
-        with pytest.raises(OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"):
+        with pytest.raises(
+            OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"
+        ):
             generated(prompt_ids=wrong)
     with pytest.raises(OptionError, match="'x' is not among the 60 symbols"):
         generated(prompt="n1 x")

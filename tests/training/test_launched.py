@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -16,13 +18,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.docs.pages import ROOT, blocks
 from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import TEXT, TINY, trained
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2")
 
 
-def start(directory: Path, *words: str, module: str = "txl_lightning.cli", **variables: str) -> ForkedCommand:
+def start(
+    directory: Path, *words: str, module: str = "txl_lightning.cli", **variables: str
+) -> ForkedCommand:
     """Start `txl` (or another module) on a small text."""
     (directory / "text.txt").write_text(TEXT)
     options = [*TINY, "data.path=text.txt", "data.cache_dir=cache"]
@@ -33,7 +38,9 @@ def start(directory: Path, *words: str, module: str = "txl_lightning.cli", **var
 def only_run(directory: Path) -> Path:
     """Return the one run directory that Hydra made, and check that it is complete."""
     (run,) = directory.glob("outputs/*/*")
-    assert {"config.yaml", "metrics.json", "checkpoints", "validation.jsonl"} <= {path.name for path in run.iterdir()}
+    assert {"config.yaml", "metrics.json", "checkpoints", "validation.jsonl"} <= {
+        path.name for path in run.iterdir()
+    }
     return run
 
 
@@ -55,11 +62,16 @@ def test_torchrun_and_txl_itself_give_the_same_numbers(tmp_path: Path) -> None:
     """Check the exit too: a thread of the process groups that outlives the interpreter could abort the process."""
     metrics = []
     (tmp_path / "counted.py").write_text(COUNTED)
-    commands = {"torchrun": ("torch.distributed.run", *TORCHRUN, str(tmp_path / "counted.py")), "txl": None}
+    commands = {
+        "torchrun": ("torch.distributed.run", *TORCHRUN, str(tmp_path / "counted.py")),
+        "txl": None,
+    }
     for name, launcher in commands.items():
         (tmp_path / name).mkdir()
         module, *words = launcher or ["txl_lightning.cli"]
-        done = start(tmp_path / name, *words, "train", "trainer.devices=2", "model.dropout=0", module=module).succeed()
+        done = start(
+            tmp_path / name, *words, "train", "trainer.devices=2", "model.dropout=0", module=module
+        ).succeed()
         assert done.stdout.count("after 12 steps") == 1
         if name == "torchrun" and sys.platform == "linux":
             assert done.stderr.count("1 threads at exit") == 2, done.stderr
@@ -90,17 +102,42 @@ for steps, checkpoint in ((7, None), (14, "7.ckpt"), (14, None)):
 def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_path: Path) -> None:
     """Its checkpoints, which Lightning writes, hold the memory of all ranks."""
     (tmp_path / "own.py").write_text(OWN)
-    arguments, said = (str(trained("model.dropout=0") / "run/checkpoints/last.ckpt"), "6"), list[str]()
+    arguments, said = (
+        (str(trained("model.dropout=0") / "run/checkpoints/last.ckpt"), "6"),
+        list[str](),
+    )
     for n_processes in ("1", "2"):
         words = (*TORCHRUN[:-1], n_processes, str(tmp_path / "own.py"), *arguments)
-        said += start_module(tmp_path, "torch.distributed.run", *words).succeed().stdout.splitlines()
-    rows = [json.loads(row) for line in said for row in re.findall(r"\[\d[^]]*\]", line)]  # ranks may share a line
-    of_one, *of_ranks = ([row[2:] for row in rows if row[:2] == place] for place in ([0, 1], [0, 2], [1, 2]))
+        said += (
+            start_module(tmp_path, "torch.distributed.run", *words).succeed().stdout.splitlines()
+        )
+    rows = [
+        json.loads(row) for line in said for row in re.findall(r"\[\d[^]]*\]", line)
+    ]  # ranks may share a line
+    of_one, *of_ranks = (
+        [row[2:] for row in rows if row[:2] == place] for place in ([0, 1], [0, 2], [1, 2])
+    )
     for found in (of_one, *of_ranks):
         assert found[1] == found[2] != found[0]  # resumed, and without a stop
     for (nll, memory), *ranks in zip(of_one, *of_ranks, strict=True):
         assert [rank[0] for rank in ranks] == pytest.approx([nll, nll], rel=1e-6)
         assert sum(rank[1] for rank in ranks) == pytest.approx(memory, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_of_the_page_train_one_model(tmp_path: Path) -> None:
+    shutil.copytree(trained() / "run", tmp_path / "runs/first")
+    (code,) = (code for code in blocks(ROOT / "docs/training.md", "python") if "devices=2" in code)
+    shown = "    print(trainer.world_size, module.tokens, module.metrics['val/nll'])\n"
+    (tmp_path / "two.py").write_text(code + shown)
+
+    done = subprocess.run([sys.executable, "two.py"], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"2 (\d+) (\d+\.\d+)", done.stdout)
+    assert len(said) == 2
+    assert said[0] == said[1]
+    assert int(said[0][0]) == 4 * 999
 
 
 @pytest.mark.full
@@ -109,7 +146,9 @@ def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
     job |= dict.fromkeys(("NTASKS", "NTASKS_PER_NODE", "STEP_NUM_TASKS"), "2")
     tasks = []
     for i in "01":
-        variables = {f"SLURM_{name}": value for name, value in {**job, "PROCID": i, "LOCALID": i}.items()}
+        variables = {
+            f"SLURM_{name}": value for name, value in {**job, "PROCID": i, "LOCALID": i}.items()
+        }
         tasks.append(start(tmp_path, "train", "trainer.devices=2", **variables))
     ends = [task.finish() for task in tasks]
     assert [end.returncode for end in ends] == [0, 0], ends
@@ -120,13 +159,23 @@ def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path) -> None:
     """Two ranks are started by hand, as torchrun does."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000), "WORLD_SIZE": "2"}
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(20000 + os.getpid() % 10000),
+        "WORLD_SIZE": "2",
+    }
     ranks = [{**common, "TORCHELASTIC_RUN_ID": "by hand", "RANK": i, "LOCAL_RANK": i} for i in "01"]
     wrong = "trainer.devices=4: with trainer.num_nodes=1 the product must be 2, the number of started processes"
     other_seed = "txl train, rank 1: seed=1: must be 0, as on rank 0 (this is rank 1)"
     for options, said in (
-        (["trainer.devices=4", "evaluation.batch_size=4"], [f"train: {wrong}", f"train, rank 1: {wrong}"]),
-        (["trainer.devices=2", "seed=RANK"], ["another rank was started with different options", other_seed]),
+        (
+            ["trainer.devices=4", "evaluation.batch_size=4"],
+            [f"train: {wrong}", f"train, rank 1: {wrong}"],
+        ),
+        (
+            ["trainer.devices=2", "seed=RANK"],
+            ["another rank was started with different options", other_seed],
+        ),
     ):
         words = [[word.replace("RANK", rank["RANK"]) for word in options] for rank in ranks]
         started = [start(tmp_path, "train", *words[i], **rank) for i, rank in enumerate(ranks)]
@@ -146,14 +195,18 @@ def listening_addresses(process: psutil.Process) -> set[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_a_running_training_cannot_be_reached_from_elsewhere_and_a_closed_terminal_stops_it(tmp_path: Path) -> None:
+def test_a_running_training_cannot_be_reached_from_elsewhere_and_a_closed_terminal_stops_it(
+    tmp_path: Path,
+) -> None:
     words = ("train", "trainer.devices=2", "trainer.max_steps=1000000", "hydra.run.dir=run")
     process = start(tmp_path, *words)
     while process.poll() is None and not (tmp_path / "run/validation.jsonl").exists():
         time.sleep(0.1)
     listening = listening_addresses(psutil.Process(process.pid))
     assert {ip for ip, _ in listening} == {"127.0.0.1"}  # of gloo
-    for _, port in listening if sys.platform == "linux" else ():  # elsewhere 127.0.0.2 is no address of the machine
+    for _, port in (
+        listening if sys.platform == "linux" else ()
+    ):  # elsewhere 127.0.0.2 is no address of the machine
         with socket.socket() as other:
             assert other.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
     process.send_signal(signal.SIGHUP)

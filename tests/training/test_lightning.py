@@ -17,8 +17,16 @@ NAMES = {
 
 @pytest.mark.parametrize("part", NAMES)
 def test_lightning_has_the_private_parts_that_are_used(part: str) -> None:
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    parts = {"trainer": trainer, "fit_loop": trainer.fit_loop, "epoch_loop": trainer.fit_loop.epoch_loop}
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    parts = {
+        "trainer": trainer,
+        "fit_loop": trainer.fit_loop,
+        "epoch_loop": trainer.fit_loop.epoch_loop,
+    }
     for name in NAMES[part]:
         assert hasattr(parts[part], name)
-    assert isinstance(type(trainer._logger_connector).should_update_logs, property)
+    connector = trainer._logger_connector
+    assert isinstance(type(connector).should_update_logs, property)
+    assert trainer.callback_metrics is connector._callback_metrics

@@ -3,84 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from tests.fixtures import Output, Patch
+from tests.fixtures import Patch
 from tests.training.small_run import tiny_config
 from txl_lightning import files
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.hardware import cpu_bfloat16_speedup, cpu_has_bfloat16, resolve_accelerator, resolve_precision
+from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision
 from txl_lightning.training import module
 from txl_lightning.training.checks import check_config
-from txl_lightning.training.run import train
 
 
-def test_auto_takes_the_first_accelerator_that_the_machine_has(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_auto_takes_the_first_accelerator_that_the_machine_has(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    assert isinstance(
+        torch.cpu._is_amx_tile_supported(), bool
+    )  # private: fails when torch changes it
     options = ("trainer.accelerator=auto", "trainer.precision=auto", "optimizer.ns_precision=auto")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    monkeypatch.setattr("txl_lightning.runs.hardware.cpu_has_bfloat16", lambda: False)
-    for cuda, mps, word, *chosen in (
-        (True, True, "optimizer=muon", "gpu", "bf16-mixed", "bf16-true"),
-        (False, True, "optimizer=muon", "mps", "32-true", "32-true"),
-        (False, True, "trainer.devices=2", "cpu", "32-true", "bf16-true"),
-        (False, False, "optimizer=muon", "cpu", "32-true", "32-true"),
+    for cuda, mps, amx, word, *chosen in (
+        (True, True, True, "optimizer=muon", "gpu", "bf16-mixed", "bf16-true"),
+        (False, True, True, "optimizer=muon", "mps", "32-true", "32-true"),
+        (False, True, False, "trainer.devices=2", "cpu", "32-true", "bf16-true"),
+        (False, False, False, "optimizer=muon", "cpu", "32-true", "32-true"),
+        (False, False, True, "optimizer=muon", "cpu", "bf16-mixed", "bf16-true"),
     ):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has=amx: has)
         monkeypatch.setattr(torch.cuda, "is_available", lambda has=cuda: has)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda has=mps: has)
         found = resolve_precision(resolve_accelerator(tiny_config(tmp_path, *options, word)))
-        assert [found.trainer.accelerator, found.trainer.precision, found.optimizer.ns_precision] == chosen
-
-
-@pytest.mark.parametrize(
-    "case",  # AVX512-BF16, AMX, speed-up, precision
-    [
-        (True, False, 2.1, "bf16-mixed"),
-        (False, True, 1.2, "bf16-mixed"),
-        (True, True, 1.1, "32-true"),
-        (False, False, None, "32-true"),  # not measured
-    ],
-)
-def test_a_cpu_has_bfloat16_where_it_is_faster(tmp_path: Path, monkeypatch: Patch, case: Any) -> None:
-    avx512_bf16, amx, speedup, precision = case
-    assert isinstance(torch.cpu._is_avx512_bf16_supported(), bool)  # private: fails when torch changes them
-    assert isinstance(torch.cpu._is_amx_tile_supported(), bool)
-    assert isinstance(cpu_has_bfloat16(), bool)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr("txl_lightning.runs.hardware.cpu_bfloat16_speedup", lambda: speedup)
-    assert resolve_precision(tiny_config(tmp_path, "trainer.precision=auto")).trainer.precision == precision
-
-
-def test_the_speedup_is_of_two_measured_times() -> None:
-    assert 0.01 < cpu_bfloat16_speedup() < 100
-
-
-@pytest.mark.full
-def test_the_choice_is_printed_recorded_and_kept(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    options = ("trainer.precision=auto", "trainer.accelerator=auto", "optimizer=muon", "resume=auto")
-    for fastest, steps in (("bf16-mixed", 12), ("32-true", 20)):
-        monkeypatch.setattr("txl_lightning.runs.hardware.fastest_precision", lambda _, name=fastest: name)
-        train(tiny_config(tmp_path, *options, f"trainer.max_steps={steps}"), tmp_path / "run")
-        assert "device: cpu, precision bf16-mixed, " in capsys.readouterr().err
-        written = OmegaConf.load(tmp_path / "run/config.yaml")
-        assert (written.trainer.accelerator, written.trainer.precision) == ("cpu", "bf16-mixed")
-        assert written.optimizer.ns_precision == "bf16-true"
+        assert [
+            found.trainer.accelerator,
+            found.trainer.precision,
+            found.optimizer.ns_precision,
+        ] == chosen
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("trainer.devices=1", "trainer.accelerator=mps: this machine has no Apple GPU"),
-        ("trainer.devices=2", "trainer.accelerator=mps: is one device: trainer.devices=2"),
+        ("trainer.devices=2", "trainer.accelerator=mps: is one device: "),
         ("trainer.precision=bf16-mixed", "trainer.precision=bf16-mixed: must be 32-true with"),
     ],
 )
-def test_what_a_machine_cannot_do_is_refused(tmp_path: Path, monkeypatch: Patch, words: str, message: str) -> None:
+def test_what_a_machine_cannot_do_is_refused(
+    tmp_path: Path, monkeypatch: Patch, words: str, message: str
+) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "this machine" not in message)
     with pytest.raises(OptionError, match=message):
         check_config(tiny_config(tmp_path, "trainer.accelerator=mps", words))

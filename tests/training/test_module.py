@@ -17,7 +17,9 @@ from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.errors import OptionError
 from txl_lightning.training.module import LanguageModelModule, scored_positions
 
-CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)
+CONFIG = TransformerXLConfig(
+    vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0
+)
 
 
 @pytest.fixture
@@ -32,8 +34,12 @@ def streams() -> Streams:
     return Streams(tokens, batch_size=3, segment_len=6)
 
 
-@pytest.mark.parametrize(("length", "counted"), [(6, slice(3, 6)), (5, slice(2, 5)), (1, slice(0, 1))])
-def test_half_loss_is_of_the_last_half_in_training(module: LanguageModelModule, length: int, counted: slice) -> None:
+@pytest.mark.parametrize(
+    ("length", "counted"), [(6, slice(3, 6)), (5, slice(2, 5)), (1, slice(0, 1))]
+)
+def test_half_loss_is_of_the_last_half_in_training(
+    module: LanguageModelModule, length: int, counted: slice
+) -> None:
     tokens = torch.arange(2 * (length + 1)).view(2, -1) % 20
     segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
     nll, _ = module.model.score(segment.tokens, segment.targets)
@@ -45,10 +51,20 @@ def test_half_loss_is_of_the_last_half_in_training(module: LanguageModelModule, 
 
 
 @pytest.mark.parametrize("T", [1, 6, 7])
-def test_a_random_half_has_as_many_positions_as_half_and_depends_on_seed_and_step_alone(T: int) -> None:
+def test_a_random_half_has_as_many_positions_as_half_and_depends_on_seed_and_step_alone(
+    T: int,
+) -> None:
     state = torch.get_rng_state()
-    drawn = [scored_positions("random_half", T, seed, step).tolist() for seed in (1, 2) for step in range(50)]
-    assert drawn == [scored_positions("random_half", T, seed, step).tolist() for seed in (1, 2) for step in range(50)]
+    drawn = [
+        scored_positions("random_half", T, seed, step).tolist()
+        for seed in (1, 2)
+        for step in range(50)
+    ]
+    assert drawn == [
+        scored_positions("random_half", T, seed, step).tolist()
+        for seed in (1, 2)
+        for step in range(50)
+    ]
     assert torch.equal(torch.get_rng_state(), state)
     n = len(range(T)[scored_positions("half", T, 1, 0)])
     assert {len(set(positions)) for positions in drawn} == {len(drawn[0])} == {n}
@@ -63,14 +79,20 @@ def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams:
 
 
 @pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy])
-def test_strategies_that_divide_the_weights_are_refused(module: LanguageModelModule, kind: type) -> None:
+def test_strategies_that_divide_the_weights_are_refused(
+    module: LanguageModelModule, kind: type
+) -> None:
     module._trainer = SimpleNamespace(strategy=kind.__new__(kind), world_size=1)  # type: ignore[assignment]
-    with pytest.raises(OptionError, match=f"^strategy={kind.__name__}: divides the weights, .*: use auto or ddp$"):
+    with pytest.raises(
+        OptionError, match=f"^strategy={kind.__name__}: divides the weights, .*: use auto or ddp$"
+    ):
         module.setup("fit")
 
 
 @pytest.mark.parametrize(("mem_len", "filled"), [(9, [9, 9]), (0, [0] * 8)])
-def test_only_full_memories_and_whole_segments_are_compiled(streams: Streams, mem_len: int, filled: list[int]) -> None:
+def test_only_full_memories_and_whole_segments_are_compiled(
+    streams: Streams, mem_len: int, filled: list[int]
+) -> None:
     """How much of a memory is filled, and a length, are numbers that compiled code depends on."""
     module = bare_module(TransformerXL(replace(CONFIG, mem_len=mem_len)), compile=True)
     scored, compiled = module.model.score, []
@@ -85,10 +107,14 @@ def test_only_full_memories_and_whole_segments_are_compiled(streams: Streams, me
     for _epoch in range(1 if mem_len else 2):
         for segment in streams:
             add_gradients(module, segment)
-    assert compiled == filled  # with a memory of 9 the first segment begins with 0 states, the second with 6
+    assert (
+        compiled == filled
+    )  # with a memory of 9 the first segment begins with 0 states, the second with 6
 
 
-def test_bytes_are_counted_without_float64_which_some_devices_lack(module: LanguageModelModule) -> None:
+def test_bytes_are_counted_without_float64_which_some_devices_lack(
+    module: LanguageModelModule,
+) -> None:
     module.byte_lengths_V = torch.tensor([1, 3, -1])
     counted = module._count_bytes(torch.tensor([[0, -2, 1]]))
     assert isinstance(counted, torch.Tensor)

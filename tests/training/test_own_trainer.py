@@ -87,14 +87,17 @@ def test_the_schedule_is_the_trainers(tmp_path: Path, options: dict[str, int]) -
     assert rates[-1] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_without_a_number_of_steps_the_rate_stays_and_a_line_says_so(tmp_path: Path, capsys: Output) -> None:
+def test_without_a_number_of_steps_the_rate_stays_and_a_line_says_so(
+    tmp_path: Path, capsys: Output
+) -> None:
     notice.cache_clear()
     module = new_module()
     trainer = make_trainer(tmp_path, max_epochs=-1, max_time={"seconds": 2})
     trainer.fit(module, streams())
     assert trainer.optimizers[0].param_groups[0]["lr"] == module.config.optimizer.lr
     assert (
-        "has no number of steps (max_steps or max_epochs): the learning rate stays constant" in capsys.readouterr().err
+        "has no number of steps (max_steps or max_epochs): the learning rate stays constant"
+        in capsys.readouterr().err
     )
 
 
@@ -124,15 +127,21 @@ def test_loggers_and_the_results_of_test_have_all_values(tmp_path: Path) -> None
 
 
 def test_every_checkpoint_of_a_users_callback_opens_everywhere(tmp_path: Path) -> None:
-    keep = ModelCheckpoint(tmp_path / "kept", monitor="val/nll", save_weights_only=True, filename="weights")
+    keep = ModelCheckpoint(
+        tmp_path / "kept", monitor="val/nll", save_weights_only=True, filename="weights"
+    )
     other = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=4, filename="all")
     module = new_module()
-    trainer = make_trainer(tmp_path, max_epochs=1, enable_checkpointing=True, callbacks=[keep, other])
+    trainer = make_trainer(
+        tmp_path, max_epochs=1, enable_checkpointing=True, callbacks=[keep, other]
+    )
     trainer.fit(module, streams(), streams())
     for name, step in (("weights", 6), ("all", 4)):
         path = tmp_path / f"kept/{name}.ckpt"
         assert load_trained(path).step == step
-        assert LanguageModelModule.load_from_checkpoint(path, map_location="cpu", strict=True, weights_only=True)
+        assert LanguageModelModule.load_from_checkpoint(
+            path, map_location="cpu", strict=True, weights_only=True
+        )
         assert evaluated(path, tmp_path / name, max_segments=1, num_threads=1)["step"] == step
 
 
@@ -160,7 +169,9 @@ def losses_of(module: LanguageModelModule, patch: Patch) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("options", [{"max_epochs": 3}, {"max_steps": 12, "limit_train_batches": 4}])
+@pytest.mark.parametrize(
+    "options", [{"max_epochs": 3}, {"max_steps": 12, "limit_train_batches": 4}]
+)
 @pytest.mark.parametrize("at", [2, 4, 6])
 def test_a_run_resumes_where_it_was_also_after_an_error_in_a_step(
     tmp_path: Path, monkeypatch: Patch, options: dict[str, int], at: int
@@ -183,20 +194,29 @@ def test_a_run_resumes_where_it_was_also_after_an_error_in_a_step(
 
 def test_another_batch_size_resumes_with_a_line(tmp_path: Path, capsys: Output) -> None:
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=2, filename="two")
-    make_trainer(tmp_path, max_steps=2, enable_checkpointing=True, callbacks=[keep]).fit(new_module(), streams())
+    make_trainer(tmp_path, max_steps=2, enable_checkpointing=True, callbacks=[keep]).fit(
+        new_module(), streams()
+    )
     trainer = make_trainer(tmp_path, max_steps=5)
     trainer.fit(new_module(), streams(batch_size=2), ckpt_path=tmp_path / "two.ckpt")
     assert trainer.global_step == 5
-    assert "no training memory (it was saved with 4 streams, now there are 2)" in capsys.readouterr().err
+    assert (
+        "no training memory (it was saved with 4 streams, now there are 2)"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_broken_off_validation_leaves_nothing_to_the_next(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_broken_off_validation_leaves_nothing_to_the_next(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     module = new_module()
     trainer = make_trainer(tmp_path)
     (expected,) = trainer.validate(module, streams(), verbose=False)
     step = LanguageModelModule.validation_step
 
-    def breaks(module: LanguageModelModule, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def breaks(
+        module: LanguageModelModule, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         step(module, batch, batch_idx)
         if batch_idx == 3:
             raise RuntimeError("broken off")
@@ -219,8 +239,13 @@ class WithOptimizer(LanguageModelModule):
         if self.kind == "sgd":
             return optimizer
         if self.kind == "plateau":
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=100)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val/nll"}}
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, patience=0, threshold=100
+            )
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": plateau, "monitor": "val/nll"},
+            }
         every = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         frequency = 2 if self.kind == "frequency" else 1
         interval = "step" if self.kind == "frequency" else "epoch"
@@ -231,7 +256,9 @@ class WithOptimizer(LanguageModelModule):
 @pytest.mark.parametrize(
     ("kind", "rate"), [("sgd", 0.1), ("plateau", 1e-4), ("epoch", 0.0125), ("frequency", 0.1 / 512)]
 )
-def test_own_optimizers_and_schedules_work(tmp_path: Path, monkeypatch: Patch, kind: str, rate: float) -> None:
+def test_own_optimizers_and_schedules_work(
+    tmp_path: Path, monkeypatch: Patch, kind: str, rate: float
+) -> None:
     monkeypatch.setattr(WithOptimizer, "kind", kind)
     module = WithOptimizer.load_from_checkpoint(checkpoint())
     trainer = make_trainer(tmp_path, max_epochs=3)
@@ -253,7 +280,9 @@ def test_the_trainers_clipping_counts(tmp_path: Path, algorithm: str) -> None:
                 largest.append(max(float(gradient.abs().max()) for gradient in gradients))
 
     options = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": algorithm}
-    make_trainer(tmp_path, max_epochs=1, **options, callbacks=[Watch()]).fit(new_module(), streams())
+    make_trainer(tmp_path, max_epochs=1, **options, callbacks=[Watch()]).fit(
+        new_module(), streams()
+    )
     assert largest
     assert max(largest) == pytest.approx(1e-3, rel=1e-3)
 
@@ -272,7 +301,9 @@ def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("kind", ["tuples", "dicts", "batches"])
-def test_loaders_of_tuples_dicts_and_batches_are_accepted(tmp_path: Path, monkeypatch: Patch, kind: str) -> None:
+def test_loaders_of_tuples_dicts_and_batches_are_accepted(
+    tmp_path: Path, monkeypatch: Patch, kind: str
+) -> None:
     module = new_module()
     losses = losses_of(module, monkeypatch)
     data: dict[str, Any] = {
@@ -293,12 +324,18 @@ def test_loaders_of_tuples_dicts_and_batches_are_accepted(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("data", "options", "words"),
     [
-        (list(Streams(torch.arange(100).numpy(), 2, 8)), {}, r"DataLoader\(batch_size=1\): must be batch_size=None"),
-        ([torch.ones(2, 3)], {"batch_size": None}, r"a batch is a tensor of shape \[2, 3\]: a loader yields Batch"),
-        ([{"x": torch.ones(2, 3)}], {"batch_size": None}, r"a batch is a mapping with x: a loader yields"),
+        (
+            list(Streams(torch.arange(100).numpy(), 2, 8)),
+            {},
+            r"DataLoader\(batch_size=1\): must be batch_size=None",
+        ),
+        ([torch.ones(2, 3)], {"batch_size": None}, r"a batch is a Tensor: a loader yields Batch"),
+        ([{"x": torch.ones(2, 3)}], {"batch_size": None}, r"a batch is a dict: a loader yields"),
     ],
 )
-def test_other_loaders_are_refused_in_one_line(tmp_path: Path, data: Any, options: dict[str, Any], words: str) -> None:
+def test_other_loaders_are_refused_in_one_line(
+    tmp_path: Path, data: Any, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         make_trainer(tmp_path, max_epochs=1).fit(new_module(), DataLoader(data, **options))
     with pytest.raises(UserError, match=words):
@@ -306,28 +343,44 @@ def test_other_loaders_are_refused_in_one_line(tmp_path: Path, data: Any, option
 
 
 def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^2 loaders of validation: give one, and call validate for each other$"):
+    with pytest.raises(
+        UserError, match=r"^2 loaders of validation: give one, and call validate for each other$"
+    ):
         make_trainer(tmp_path).validate(new_module(), [streams(), streams()], verbose=False)
 
 
-def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(tmp_path: Path, capsys: Output) -> None:
+def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(
+    tmp_path: Path, capsys: Output
+) -> None:
     notice.cache_clear()
     options = {"max_epochs": 1, "accumulate_grad_batches": 3, "enable_checkpointing": True}
-    callbacks = [Breaks(1), OnExceptionCheckpoint(tmp_path, "broken")]
 
     class BreaksWithin(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(
+            self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int
+        ) -> None:
             if batch_idx == 4:
                 raise RuntimeError("within")
 
     with pytest.raises(RuntimeError, match="within"):
-        make_trainer(tmp_path, **options, callbacks=[BreaksWithin(), callbacks[1]]).fit(new_module(), streams())
-    assert "checkpoint within an accumulation: the gradients of 1 batches are not in it" in capsys.readouterr().err
+        make_trainer(
+            tmp_path,
+            **options,
+            callbacks=[BreaksWithin(), OnExceptionCheckpoint(tmp_path, "broken")],
+        ).fit(new_module(), streams())
+    assert (
+        "checkpoint within an accumulation: the gradients of 1 batches are not in it"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_learning_rate_monitor_logs_every_interval(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="mine")
-    options: dict[str, Any] = {"logger": logger, "log_every_n_steps": 2, "callbacks": [LearningRateMonitor()]}
+    options: dict[str, Any] = {
+        "logger": logger,
+        "log_every_n_steps": 2,
+        "callbacks": [LearningRateMonitor()],
+    }
     make_trainer(tmp_path, max_epochs=1, **options).fit(new_module(), streams())
     rows = csv_rows(tmp_path / "mine/version_0/metrics.csv")
     assert len([row for row in rows if row.get("lr-Adam")]) == 3

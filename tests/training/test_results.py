@@ -8,7 +8,6 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from omegaconf import OmegaConf
 from tests.training.small_run import logged_rows, patch_module, tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.reporting.code import code_version
-from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.callbacks import ValidationCurve
 from txl_lightning.training.checkpoints import RunCheckpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
@@ -28,11 +26,25 @@ from txl_lightning.training.run import train
 T, M, STEPS = 8, 12, 60  # an epoch has 56 steps, so that the memory starts again at step 57
 EVERY, LR, MIN_LR, WARMUP = 7, 0.01, 0.002, 10
 OPTIONS = (
-    *(f"trainer.max_steps={STEPS}", f"trainer.log_every_n_steps={EVERY}", "trainer.val_every_n_steps=20"),
+    *(
+        f"trainer.max_steps={STEPS}",
+        f"trainer.log_every_n_steps={EVERY}",
+        "trainer.val_every_n_steps=20",
+    ),
     *(f"memory.mem_len={M}", "model.dropout=0.1", "logger=csv", "data.level=char"),
     *(f"optimizer.lr={LR}", f"optimizer.min_lr={MIN_LR}", f"optimizer.warmup_steps={WARMUP}"),
-    *("evaluation.mem_len=16", "evaluation.segment_len=6", "evaluation.same_length=true", "evaluation.clamp_len=14"),
-    *("evaluation.ext_len=2", "trainer.val_max_segments=3", "evaluation.max_segments=5", "trainer.stream_groups=2"),
+    *(
+        "evaluation.mem_len=16",
+        "evaluation.segment_len=6",
+        "evaluation.same_length=true",
+        "evaluation.clamp_len=14",
+    ),
+    *(
+        "evaluation.ext_len=2",
+        "trainer.val_max_segments=3",
+        "evaluation.max_segments=5",
+        "trainer.stream_groups=2",
+    ),
 )
 
 
@@ -58,7 +70,9 @@ class Recorded:
             return loss
 
         def clipped(module: LanguageModelModule) -> None:
-            self.norms.append(math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in module.parameters())))
+            self.norms.append(
+                math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in module.parameters()))
+            )
 
         def validated(module: LanguageModelModule) -> None:
             nonlocal now
@@ -84,7 +98,9 @@ class Recorded:
         self.run, self.text = directory / "run", text
         self.metrics = train(self.config, self.run)
         self.rows = [{k: float(v) for k, v in row.items()} for row in logged_rows(self.run / "csv")]
-        self.validations = [json.loads(line) for line in (self.run / "validation.jsonl").read_text().splitlines()]
+        self.validations = [
+            json.loads(line) for line in (self.run / "validation.jsonl").read_text().splitlines()
+        ]
 
     def curve(self, name: str) -> dict[int, float]:
         """Return a column of `metrics.csv` by step."""
@@ -113,7 +129,12 @@ def naive_loss(checkpoint: Path, tokens: Any, segments: int) -> dict[str, float]
             targets += following.flatten().tolist()
     n_bytes = sum(len(contents.vocabulary.symbols[token].encode()) for token in targets)
     bits = sums / math.log(2)
-    return {"nll": sums / len(targets), "bpc": bits / len(targets), "bpb": bits / n_bytes, "tokens": len(targets)}
+    return {
+        "nll": sums / len(targets),
+        "bpc": bits / len(targets),
+        "bpb": bits / n_bytes,
+        "tokens": len(targets),
+    }
 
 
 def test_metrics_json(recorded: Recorded) -> None:
@@ -130,8 +151,19 @@ def test_metrics_json(recorded: Recorded) -> None:
         "parameters": sum(p.numel() for p in load_trained(folder / "last.ckpt").model.parameters()),
         "processes": 1,
         "evaluation": {
-            **{"protocol": "carried", "mem_len": 16, "ext_len": 2, "same_length": True, "clamp_len": 14},
-            **{"segment_len": 6, "streams_start": "without context", "batch_size": 2, "max_segments": 5},
+            **{
+                "protocol": "carried",
+                "mem_len": 16,
+                "ext_len": 2,
+                "same_length": True,
+                "clamp_len": 14,
+            },
+            **{
+                "segment_len": 6,
+                "streams_start": "without context",
+                "batch_size": 2,
+                "max_segments": 5,
+            },
         },
         "corpus": {"name": "text.txt", "level": "char", "sha256": corpus.checksum},
         **code_version(),
@@ -139,10 +171,14 @@ def test_metrics_json(recorded: Recorded) -> None:
     for split, name in (("valid", "val"), ("test", "test")):
         loss = naive_loss(folder / "best.ckpt", corpus.splits[split], 5)
         assert loss["tokens"] == 60
-        expected |= {f"{name}/{unit}": pytest.approx(value, rel=1e-5) for unit, value in loss.items()}
+        expected |= {
+            f"{name}/{unit}": pytest.approx(value, rel=1e-5) for unit, value in loss.items()
+        }
     assert metrics == expected
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert metrics["peak_memory_bytes"] == pytest.approx(kilobytes * (1 if sys.platform == "darwin" else 1024), rel=0.2)
+    assert metrics["peak_memory_bytes"] == pytest.approx(
+        kilobytes * (1 if sys.platform == "darwin" else 1024), rel=0.2
+    )
 
 
 def test_validation_jsonl(recorded: Recorded) -> None:
@@ -156,7 +192,9 @@ def test_validation_jsonl(recorded: Recorded) -> None:
     assert set(rows[2]) == {"steps", "tokens", "seconds", *(f"val/{name}" for name in expected)}
     for name in ("val/nll", "val/bpc", "val/bpb", "val/tokens", "tokens"):
         in_csv = recorded.curve(name)
-        assert [in_csv[step] for step in (20, 40, 60)] == pytest.approx([row[name] for row in rows]), name
+        assert [in_csv[step] for step in (20, 40, 60)] == pytest.approx(
+            [row[name] for row in rows]
+        ), name
     assert recorded.curve("test/nll") == pytest.approx({60: recorded.metrics["test/nll"]})
     assert recorded.curve("test/tokens") == {60: 60}
 
@@ -164,29 +202,50 @@ def test_validation_jsonl(recorded: Recorded) -> None:
 def test_curves_of_training(recorded: Recorded) -> None:
     steps = [*range(EVERY, STEPS, EVERY), STEPS]
     intervals = {b: range(a, b) for a, b in zip([0, *steps], steps, strict=False)}
-    sums = {s: sum(recorded.nll[i] * recorded.tokens[i] for i in interval) for s, interval in intervals.items()}
-    nll = {s: sums[s] / sum(recorded.tokens[i] for i in interval) for s, interval in intervals.items()}
+    sums = {
+        s: sum(recorded.nll[i] * recorded.tokens[i] for i in interval)
+        for s, interval in intervals.items()
+    }
+    nll = {
+        s: sums[s] / sum(recorded.tokens[i] for i in interval) for s, interval in intervals.items()
+    }
     close = {"rel": 1e-5}
     assert recorded.curve("train/nll") == pytest.approx(nll, **close)
-    assert recorded.curve("train/bpc") == pytest.approx({s: value / math.log(2) for s, value in nll.items()}, **close)
-    assert recorded.curve("train/gradient_norm") == pytest.approx({s: recorded.norms[s - 1] for s in steps}, **close)
+    assert recorded.curve("train/bpc") == pytest.approx(
+        {s: value / math.log(2) for s, value in nll.items()}, **close
+    )
+    assert recorded.curve("train/gradient_norm") == pytest.approx(
+        {s: recorded.norms[s - 1] for s in steps}, **close
+    )
     in_epoch = {step: step if step <= 56 else step - 56 for step in steps}
-    assert recorded.curve("train/memory_length") == {step: min(M, T * i) for step, i in in_epoch.items()}
+    assert recorded.curve("train/memory_length") == {
+        step: min(M, T * i) for step, i in in_epoch.items()
+    }
     cosine = {s: MIN_LR + (LR - MIN_LR) * (1 + math.cos(math.pi * s / STEPS)) / 2 for s in steps}
     cosine |= {s: LR * s / WARMUP for s in steps if s < WARMUP}
     assert recorded.curve("train/learning_rate") == pytest.approx(cosine, **close)
     # A validation ends an interval: tokens/s counts from the later of it and the last log entry.
-    since = {s: max([a for a in (0, 20, 40) if a < s] + [a for a in [0, *steps] if a < s]) for s in steps}
+    since = {
+        s: max([a for a in (0, 20, 40) if a < s] + [a for a in [0, *steps] if a < s]) for s in steps
+    }
     speed = {s: sum(recorded.tokens[since[s] : s]) / (2 * (s - since[s])) for s in steps}
     assert recorded.curve("train/tokens_per_second") == pytest.approx(speed)
     counted = {s: sum(recorded.tokens[:s]) for s in steps}
     assert {s: n for s, n in recorded.curve("tokens").items() if s in steps} == counted
-    assert recorded.metrics["peak_memory_bytes"] >= recorded.curve("train/peak_memory_bytes")[STEPS] > 1e7
+    assert (
+        recorded.metrics["peak_memory_bytes"]
+        >= recorded.curve("train/peak_memory_bytes")[STEPS]
+        > 1e7
+    )
 
 
 def test_config_yaml_and_the_files_of_a_run(recorded: Recorded) -> None:
     written = OmegaConf.load(recorded.run / "config.yaml")
-    assert (written.memory.mem_len, written.evaluation.mem_len, written.trainer.num_threads) == (M, 16, 1)
+    assert (written.memory.mem_len, written.evaluation.mem_len, written.trainer.num_threads) == (
+        M,
+        16,
+        1,
+    )
     names = {
         "config.yaml",
         "metrics.json",
@@ -195,32 +254,6 @@ def test_config_yaml_and_the_files_of_a_run(recorded: Recorded) -> None:
         "csv/version_0/hparams.yaml",
     }
     names |= {f"checkpoints/{name}.ckpt" for name in ("last", "previous", "best")}
-    assert {path.relative_to(recorded.run).as_posix() for path in recorded.run.rglob("*.*")} == names
-
-
-def test_a_resumed_run_adds_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 10.0
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    curve = ValidationCurve(tmp_path)
-    curve.load_state_dict({"seconds": 5.0})
-    now = 20.0
-    curve.on_train_start(SimpleNamespace(global_step=0, is_global_zero=True), None)  # type: ignore[arg-type]
-    now = 50.0
-    assert curve.seconds == 35.0
-    assert curve.state_dict() == {"seconds": 35.0}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("memory.start=zeros",), ("carried", "with a memory of zeros that are attended to")),
-        (("evaluation.mem_len=0", "evaluation.ext_len=0"), ("segment only", "without context")),
-        (("memory=off",), ("window", "without context")),
-        (("model=lstm", "model.d_model=8"), ("carried", "without context")),
-    ],
-)
-def test_the_protocol_is_named(tmp_path: Path, overrides: tuple[str, ...], expected: tuple[str, str]) -> None:
-    options = ("trainer.max_steps=1", "checkpoint.enabled=false", "evaluation.max_segments=1")
-    metrics = train(tiny_config(tmp_path, *options, *overrides), tmp_path / "run")
-    assert (metrics["evaluation"]["protocol"], metrics["evaluation"]["streams_start"]) == expected
-    assert (metrics["weights"], metrics["weights_step"]) == ("last", 1)
+    assert {
+        path.relative_to(recorded.run).as_posix() for path in recorded.run.rglob("*.*")
+    } == names

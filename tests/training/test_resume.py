@@ -16,15 +16,28 @@ import torch
 
 from tests.training.recorded_run import recorded_losses, start
 from tests.training.small_run import logged_rows, stored_memory
-from txl_lightning.runs.storage import read_file
+from txl_lightning.evaluation.trained import read_file
 
 OPTIONS = (
-    *("trainer.val_every_n_steps=30", "trainer.val_max_segments=3", "evaluation.max_segments=3", "logger=csv"),
-    *("checkpoint.every_n_steps=20", "model.dropout=0.2", "data.random_start=true", "loss=random_half"),
+    *(
+        "trainer.val_every_n_steps=30",
+        "trainer.val_max_segments=3",
+        "evaluation.max_segments=3",
+        "logger=csv",
+    ),
+    *(
+        "checkpoint.every_n_steps=20",
+        "model.dropout=0.2",
+        "data.random_start=true",
+        "loss=random_half",
+    ),
     *("trainer.log_every_n_steps=7", "resume=auto"),
 )
 TWO = ("trainer.devices=2",)
-KINDS = {"several loggers": ("logger=[csv,wandb]",), "compressive": ("variant=compressive", "variant.rate=2")}
+KINDS = {
+    "several loggers": ("logger=[csv,wandb]",),
+    "compressive": ("variant=compressive", "variant.rate=2"),
+}
 KINDS |= {"lstm": ("model=lstm", "model.d_model=16")}
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
@@ -41,7 +54,9 @@ def outcome(directory: Path) -> dict[str, object]:
         for name in ("seconds", "train/tokens_per_second", "train/peak_memory_bytes"):
             row.pop(name, None)
     return {
-        "metrics": {name: metrics[name] for name in ("steps", "tokens", "val/nll", "test/nll", "weights")},
+        "metrics": {
+            name: metrics[name] for name in ("steps", "tokens", "val/nll", "test/nll", "weights")
+        },
         "validation": validations,
         "curve": curve,
         "weights": {name: tensor.tolist() for name, tensor in last["state_dict"].items()},
@@ -62,23 +77,49 @@ def uninterrupted(*options: str) -> Path:
 @pytest.mark.parametrize(
     ("more", "steps", "events"),
     [
-        ((), 64, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)]),  # step 30 validates, step 56 ends an epoch
+        (
+            (),
+            64,
+            [(11, KILL), (30, TERM), (56, TERM), (61, KILL)],
+        ),  # step 30 validates, step 56 ends an epoch
         pytest.param(TWO, 50, [(27, KILL), (43, KILL)], marks=pytest.mark.slow),
-        pytest.param((), 200, [(at, KILL) for at in (11, 60, 61, 120, 173)], marks=pytest.mark.full),
-        pytest.param((), 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.full),
+        pytest.param(
+            (), 200, [(at, KILL) for at in (11, 60, 61, 120, 173)], marks=pytest.mark.full
+        ),
+        pytest.param(
+            (), 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.full
+        ),
         # the ranks by turns
-        pytest.param(TWO, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.full),
-        *(pytest.param(more, 50, [(27, KILL), (43, KILL)], marks=pytest.mark.full) for more in KINDS.values()),
+        pytest.param(
+            TWO, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.full
+        ),
+        *(
+            pytest.param(more, 50, [(27, KILL), (43, KILL)], marks=pytest.mark.full)
+            for more in KINDS.values()
+        ),
     ],
-    ids=["in short", "in short, 2 processes", "killed", "stopped", "killed and stopped, 2 processes", *KINDS],
+    ids=[
+        "in short",
+        "in short, 2 processes",
+        "killed",
+        "stopped",
+        "killed and stopped, 2 processes",
+        *KINDS,
+    ],
 )
-def test_interruptions_change_no_bit(tmp_path: Path, more: tuple[str, ...], steps: int, events: Any) -> None:
+def test_interruptions_change_no_bit(
+    tmp_path: Path, more: tuple[str, ...], steps: int, events: Any
+) -> None:
     options = (*OPTIONS, f"trainer.max_steps={steps}", *more)
     for i, (at, number) in enumerate(events):
-        broken = start(tmp_path, *options, at=at, signal=number, rank=i % (2 if more == TWO else 1)).finish()
+        broken = start(
+            tmp_path, *options, at=at, signal=number, rank=i % (2 if more == TWO else 1)
+        ).finish()
         assert broken.returncode != 0 or number != KILL
         if number != KILL:
-            assert f"stopped by {signal.Signals(number).name} after step {at}" in broken.stdout, broken.stderr
+            assert f"stopped by {signal.Signals(number).name} after step {at}" in broken.stdout, (
+                broken.stderr
+            )
             assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == at
         assert not (tmp_path / "run/metrics.json").exists()
     start(tmp_path, *options).succeed()

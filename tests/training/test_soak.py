@@ -21,8 +21,17 @@ def test_resident_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.Monke
         return original(self, batch, batch_idx)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LanguageModelModule, "training_step", step)
-    every = ("trainer.val_every_n_steps=50", "checkpoint.every_n_steps=50", "trainer.val_max_segments=5")
-    options = ("trainer.max_steps=2000", "logger=csv", "trainer.log_every_n_steps=10", "evaluation.max_segments=5")
+    every = (
+        "trainer.val_every_n_steps=50",
+        "checkpoint.every_n_steps=50",
+        "trainer.val_max_segments=5",
+    )
+    options = (
+        "trainer.max_steps=2000",
+        "logger=csv",
+        "trainer.log_every_n_steps=10",
+        "evaluation.max_segments=5",
+    )
     train(tiny_config(tmp_path, *every, *options), tmp_path / "run")
     settled = resident[210]
     assert max(value for at, value in resident.items() if at > 210) < 1.02 * settled, resident

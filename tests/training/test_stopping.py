@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import psutil
@@ -18,11 +17,10 @@ from tests.fixtures import Patch
 from tests.in_process import run_txl
 from tests.training.recorded_run import start
 from tests.training.small_run import TINY, patch_module, poison, tiny_config
-from txl_lightning.errors import Stopped, UserError, notice
-from txl_lightning.files import PART
-from txl_lightning.runs.storage import read_file
+from txl_lightning.errors import Stopped, UserError
+from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.run import disable_signal_handlers, run, train
+from txl_lightning.training.run import disable_signal_handlers, train
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -31,12 +29,14 @@ def test_what_is_not_finite_ends_a_run(tmp_path: Path, monkeypatch: Patch, what:
     poison(monkeypatch, {9}, what)
     options = ("checkpoint.every_n_steps=4", "trainer.max_steps=40")
     best = tmp_path / "run/checkpoints/best.ckpt"
-    words = rf"not finite in step 9; the last good checkpoint is {best} \(step 5\)"
+    words = rf"not finite in step 9; .*the last good checkpoint in {best.parent}$"
     with pytest.raises(UserError, match=words):
         train(tiny_config(tmp_path, *options), tmp_path / "run")
     assert read_file(best)["global_step"] == 5
     last = tmp_path / "other/checkpoints/last.ckpt"
-    with pytest.raises(UserError, match=rf"in step 9; the last checkpoint is {last} \(step 8\); try initial_weights="):
+    with pytest.raises(
+        UserError, match=r"in step 9; try a lower optimizer.lr, with initial_weights="
+    ):
         train(tiny_config(tmp_path, *options, "trainer.val_every_n_steps=null"), tmp_path / "other")
     saved = read_file(last)
     assert saved["global_step"] == 8
@@ -61,7 +61,9 @@ def send(monkeypatch: Patch, number: signal.Signals, *pauses: float) -> None:
     patch_module(monkeypatch, "training_step", before=kill)
 
 
-def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_signal_saves_and_stops_and_gives_the_handlers_back(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     send(monkeypatch, signal.SIGTERM)
     words = rf"stopped by SIGTERM after step 7{to_continue(tmp_path)}$"
@@ -76,9 +78,17 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["-m", "hydra/launcher=basic"]])
-def test_a_run_stopped_after_its_last_step_continues(tmp_path: Path, monkeypatch: Patch, flags: list[str]) -> None:
+def test_a_run_stopped_after_its_last_step_continues(
+    tmp_path: Path, monkeypatch: Patch, flags: list[str]
+) -> None:
     text = tiny_config(tmp_path).data.path  # type: ignore[attr-defined]
-    words = [*flags, *TINY, f"data.path={text}", f"data.cache_dir={tmp_path}/cache", "trainer.max_steps=7"]
+    words = [
+        *flags,
+        *TINY,
+        f"data.path={text}",
+        f"data.cache_dir={tmp_path}/cache",
+        "trainer.max_steps=7",
+    ]
     with monkeypatch.context() as patch:
         send(patch, signal.SIGTERM)
         done = run_txl("train", *words, directory=tmp_path)  # without hydra.run.dir
@@ -87,7 +97,11 @@ def test_a_run_stopped_after_its_last_step_continues(tmp_path: Path, monkeypatch
     named = done.err.partition(stopped)[2].splitlines()[0].split()
     assert run_txl("train", *words, *named, directory=tmp_path).status == 0
     folders = "multirun/*/*/*" if flags else "outputs/*/*"
-    assert len(list(tmp_path.glob(f"{folders}/metrics.json"))) == len(list(tmp_path.glob(f"{folders}/.lock"))) == 1
+    assert (
+        len(list(tmp_path.glob(f"{folders}/metrics.json")))
+        == len(list(tmp_path.glob(f"{folders}/.lock")))
+        == 1
+    )
 
 
 def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -102,29 +116,18 @@ def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_the_final_test_stops_at_once(tmp_path: Path, monkeypatch: Patch, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
+def test_the_final_test_stops_at_once(
+    tmp_path: Path, monkeypatch: Patch, number: signal.Signals
+) -> None:
     with monkeypatch.context() as patch:
         patch_module(patch, "test_step", before=lambda module: os.kill(os.getpid(), number))
         with pytest.raises(Stopped, match=f"stopped by {number.name}{to_continue(tmp_path)}$"):
             train(tiny_config(tmp_path), tmp_path / "run")
     assert not (tmp_path / "run/metrics.json").exists()
     assert train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")["steps"] == 12
-
-
-def test_a_signal_while_a_checkpoint_is_read_is_no_damage(tmp_path: Path, monkeypatch: Patch) -> None:
-    load = torch.load
-
-    def signalled(*arguments: Any, **options: Any) -> Any:
-        if PART not in str(arguments[0]):  # not of one that was just written
-            os.kill(os.getpid(), signal.SIGTERM)
-        return load(*arguments, **options)
-
-    monkeypatch.setattr(torch, "load", signalled)
-    with pytest.raises(Stopped, match=rf"^stopped by SIGTERM{to_continue(tmp_path)}$"):  # reads the best weights
-        train(tiny_config(tmp_path), tmp_path / "run")
-    with pytest.raises(Stopped, match=r"^stopped by SIGTERM$"):  # not the one before
-        train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")
 
 
 def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -138,50 +141,34 @@ def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: Patch) ->
 @pytest.mark.parametrize("how", ["killed", "broken"])
 def test_a_rank_that_dies_stops_the_others_and_is_named(tmp_path: Path, how: str) -> None:
     event = {"signal": signal.SIGKILL} if how == "killed" else {}
-    done = start(tmp_path, "trainer.devices=2", "trainer.max_steps=2000", at=20, rank=1, **event).finish()
-    assert time.time() - (tmp_path / "run/losses.txt").stat().st_mtime < 60  # seconds from the failure to the end
+    done = start(
+        tmp_path, "trainer.devices=2", "trainer.max_steps=2000", at=20, rank=1, **event
+    ).finish()
+    assert (
+        time.time() - (tmp_path / "run/losses.txt").stat().st_mtime < 60
+    )  # seconds from the failure to the end
     assert done.returncode != 0
-    broken = ["rank 1 failed: RuntimeError: something broke", "in training_step"]  # a defect with its traceback
-    for words in broken if how == "broken" else ["rank 1 was killed by SIGKILL"]:
+    said = ["rank 1 was killed by SIGKILL; the other ranks were stopped"]
+    if how == "broken":  # a defect with its traceback
+        said = [
+            "RuntimeError: something broke",
+            "in training_step",
+            "rank 1 ended with exit status 1",
+        ]
+    for words in said:
         assert words in done.stderr
-    left = [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)]
-    assert not psutil.wait_procs(left, timeout=20)[1]  # the fork server needs a moment to notice
+    left = [
+        process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)
+    ]
+    assert not psutil.wait_procs(left, timeout=20)[1]
 
 
 def test_lightnings_signal_handlers_are_registered_by_the_method_that_is_replaced() -> None:
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     assert callable(_SignalConnector.register_signal_handlers)
     disable_signal_handlers(trainer)
     trainer._signal_connector.register_signal_handlers()
     assert {number: signal.getsignal(number) for number in before} == before
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("resume=auto", signal.SIGUSR1, 0, "requeue 77\n", "requeue 77: the job continues when SLURM starts it"),
-        ("resume=auto", signal.SIGUSR1, 1, "requeue 77\n", "scontrol requeue 77: Requested operation is disabled"),
-        ("resume=auto", signal.SIGUSR1, None, "", "requeue 77: [Errno 2] No such file"),
-        ("seed=1", signal.SIGUSR1, 0, "", "SLURM job 77 is not requeued: it needs resume=auto"),
-        ("checkpoint.enabled=false resume=auto", signal.SIGUSR1, 0, "", "SLURM job 77 is not requeued"),
-        ("resume=auto", signal.SIGTERM, 0, "", ""),
-    ],
-)
-def test_slurm_requeues_a_run_that_sigusr1_stopped(tmp_path: Path, monkeypatch: Patch, capsys: Any, case: Any) -> None:
-    """With a program in place of scontrol."""
-    words, number, status, requeued, line = case
-    programs, calls = tmp_path / "bin", tmp_path / "calls"
-    programs.mkdir()
-    if status is not None:
-        refuse = "echo Requested operation is disabled >&2; " * status
-        (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{refuse}exit {status}\n')
-        (programs / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", str(programs))
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    send(monkeypatch, number)
-    notice.cache_clear()
-    with pytest.raises(Stopped):
-        run(tiny_config(tmp_path, *words.split()), tmp_path / "run")
-    assert (calls.read_text() if calls.exists() else "") == requeued
-    assert line in capsys.readouterr().err

@@ -10,24 +10,31 @@ import pytest
 import wandb
 
 from tests.fixtures import Patch
-from tests.in_process import success
 from tests.training.recorded_run import start
-from tests.training.small_run import TEXT, TINY, tiny_config
+from tests.training.small_run import tiny_config
 from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.trained import Checkpoint, load_trained
+from txl_lightning.evaluation.trained import read_checkpoint as load_checkpoint
 from txl_lightning.reporting import wandb_panels
 from txl_lightning.reporting.code import code_version
 from txl_lightning.reporting.wandb_panels import start_run
-from txl_lightning.runs.trained import Checkpoint, load_trained
-from txl_lightning.runs.trained import read_checkpoint as load_checkpoint
 from txl_lightning.training.loggers import run_name, start_wandb, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
-PANELS = [("validation", "val/nll", "val/nll"), ("context_curve", "within_1_percent", "context/within_1_percent")]
-GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.log_every_n_steps=4")
+PANELS = [
+    ("validation", "val/nll", "val/nll"),
+    ("context_curve", "within_1_percent", "context/within_1_percent"),
+]
+GIVEN = (
+    "logger=wandb",
+    "logger.group=table_6",
+    "logger.tags=[mine]",
+    "trainer.log_every_n_steps=4",
+)
 TO_UPLOAD = "offline run of Weights & Biases, to upload it: wandb sync"
 
 
@@ -53,7 +60,10 @@ def test_it_is_named_grouped_and_tagged_and_has_its_config(run: Path) -> None:
     assert expected.pop("variant") == {}  # W&B drops empty mappings
     assert expected["trainer"].pop("lightning") == {}
     assert {name: shown["config"][name] for name in expected} == expected
-    assert (shown["config"]["arm"], shown["config"]["parameters"]) == ("relative, recurrence, full loss", 91392)
+    assert (shown["config"]["arm"], shown["config"]["parameters"]) == (
+        "relative, recurrence, full loss",
+        91392,
+    )
 
 
 def test_every_curve_is_over_tokens(run: Path) -> None:
@@ -61,19 +71,33 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
     axes = {metric.get("name") or metric["glob_name"]: metric["step_metric"] for metric in metrics}
     assert {"train/*", "val/nll", "val/bpb", "val/ppl", "context/*", "recl/*"} <= set(axes)
     assert set(axes.values()) == {"tokens"}
-    for name in ("nll", "bpb", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length"):
+    for name in (
+        "nll",
+        "bpb",
+        "learning_rate",
+        "gradient_norm",
+        "tokens_per_second",
+        "memory_length",
+    ):
         assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
     validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpb")]
     assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
     for name in ("context/bpb/2", "context/bpb/8", "recl/0.1", "recl/1.0"):
         assert [row["tokens"] for row in history(run, name)] == [192, 384], name
     for file, name, panel in PANELS:
-        rows = [json.loads(line) for line in (run.parents[2] / f"{file}.jsonl").read_text().splitlines()]
-        assert [row[panel] for row in history(run, panel)] == pytest.approx([row[name] for row in rows])
+        rows = [
+            json.loads(line) for line in (run.parents[2] / f"{file}.jsonl").read_text().splitlines()
+        ]
+        assert [row[panel] for row in history(run, panel)] == pytest.approx(
+            [row[name] for row in rows]
+        )
 
 
 def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
-    values, metrics = summary(run)["summary"], json.loads((run.parents[2] / "metrics.json").read_text())
+    values, metrics = (
+        summary(run)["summary"],
+        json.loads((run.parents[2] / "metrics.json").read_text()),
+    )
     for name in ("val/nll", "val/bpb"):
         assert values[name] == {"min": min(row[name] for row in history(run, name))}
     assert {name: values[f"final/{name}"] for name in metrics} == metrics
@@ -90,38 +114,6 @@ def test_one_command_uploads_all_offline_sessions(run: Path) -> None:
     assert upload_line(directory / "run") == f"{TO_UPLOAD} {first.parent} {second.parent}"
 
 
-@pytest.mark.slow
-def test_a_run_of_the_command_resumes(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The files of W&B have a link that leads out of the run directory, into the folder of caches."""
-    wandb.teardown()  # its service opens its log at its start
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    (tmp_path / "text.txt").write_text(TEXT)
-    words = ("train", *TINY, "logger=wandb", "data.path=text.txt", "hydra.run.dir=run", "trainer.val_every_n_steps=2")
-    for steps, resume in ((2, "null"), (4, "auto")):
-        success(*words, f"trainer.max_steps={steps}", f"resume={resume}", directory=tmp_path)
-    logs = list((tmp_path / "run").glob("wandb/offline-*/logs/debug-core.log"))
-    assert [path.resolve().is_relative_to(tmp_path / "caches") for path in logs] == [True, True]
-    wandb.teardown()
-
-
-@pytest.mark.slow
-def test_a_given_id_is_that_of_one_offline_session(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Of several with one id an upload would keep the last."""
-    monkeypatch.setenv("WANDB_RUN_ID", "given")
-    monkeypatch.setenv("WANDB_JOB_TYPE", "ci")
-    wandb.teardown()  # it reads its variables once in a process
-    for steps in (12, 14, 16):
-        config = tiny_config(tmp_path, "logger=wandb", f"trainer.max_steps={steps}", "resume=auto")
-        train(config, tmp_path / "run")
-    start_run(tmp_path / "evaluated", LoggerConfig("wandb", mode="offline"), "evaluate", {}).finish()
-    ids = [file.stem.removeprefix("run-") for file in sorted(run_files(tmp_path / "run"))]
-    (evaluated,) = run_files(tmp_path / "evaluated")
-    assert ids[0] == "given"
-    assert len({*ids, evaluated.stem.removeprefix("run-")}) == 4
-    (record,) = (record["run"] for record in records(run_files(tmp_path / "run")[0]) if record["type"] == "run")
-    assert record["job_type"] == "ci"
-
-
 def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> None:
     """An offline id that was synced later would be replaced, not continued."""
     ids = []
@@ -132,8 +124,16 @@ def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> Non
 
     monkeypatch.setattr(wandb_panels, "start_run", start)
     contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
-    online, offline = (tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}") for mode in ("online", "offline"))
-    for earlier, now in ((online, online), (online, offline), (offline, online), (offline, offline)):
+    online, offline = (
+        tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}")
+        for mode in ("online", "offline")
+    )
+    for earlier, now in (
+        (online, online),
+        (online, offline),
+        (offline, online),
+        (offline, offline),
+    ):
         resumed = Checkpoint(tmp_path, "resume", contents, earlier, Vocabulary("byte"), {})
         start_wandb(now, tmp_path, 1, resumed)
     assert ids == ["abc", None, None, None]
@@ -148,29 +148,18 @@ def test_the_arm_in_words(tmp_path: Path) -> None:
         assert run_name(tiny_config(tmp_path, *overrides.split())).startswith(f"{words}; memory ")
 
 
-def test_variables_of_wandb_go_before_our_settings(tmp_path: Path, monkeypatch: Patch) -> None:
-    wandb.teardown()  # it reads its variables once in a process
-    given = {"SILENT": "false", "CONSOLE": "wrap", "DISABLE_GIT": "false", "RESUME": "must", "RUN_ID": "given"}
-    for name, value in given.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    run = start_run(tmp_path, LoggerConfig("wandb", mode="offline"), "train", {}, takes_given_id=True)
-    run.finish()
-    settings = run.settings
-    assert (settings.silent, settings.console, settings.disable_git) == (False, "wrap", False)
-    assert (settings.resume, settings.run_id) == ("must", "given")
-
-
-@pytest.mark.parametrize(("name", "value"), [("CONSOLE", "x"), ("BASE_URL", "nonsense"), ("SILENT", "maybe")])
-def test_a_variable_with_an_unknown_value_is_named(tmp_path: Path, monkeypatch: Patch, name: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("CONSOLE", "x"), ("BASE_URL", "nonsense"), ("SILENT", "maybe")]
+)
+def test_a_variable_with_an_unknown_value_is_named(
+    tmp_path: Path, monkeypatch: Patch, name: str, value: str
+) -> None:
     wandb.teardown()  # it reads its variables once in a process
     monkeypatch.setenv(f"WANDB_{name}", value)
-    with pytest.raises(OptionError, match=f"^WANDB_{name}={value}: Weights & Biases says: Input should be .*$"):
+    with pytest.raises(
+        OptionError, match=f"^WANDB_{name}={value}: Weights & Biases says: Input should be .*$"
+    ):
         start_run(tmp_path, LoggerConfig(name="wandb", mode="offline"), "train", {})
-
-
-def test_a_project_with_a_wrong_name_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^logger.project=a/b: Weights & Biases says: .*cannot contain.*$"):
-        start_run(tmp_path, LoggerConfig(name="wandb", mode="offline", project="a/b"), "train", {})
 
 
 def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -205,7 +194,10 @@ def test_the_code_is_recorded(run: Path) -> None:
     for place in (config, metrics, record):
         assert (place["version"], place["commit"]) == (version["version"], version["commit"])
     first_line = (run.parents[2] / "config.yaml").read_text().splitlines()[0]
-    assert first_line == f"# txl_lightning {version['version']}, commit {version['commit'] or 'unknown'}"
+    assert (
+        first_line
+        == f"# txl_lightning {version['version']}, commit {version['commit'] or 'unknown'}"
+    )
 
 
 def test_the_figure_of_the_context_curves_is_logged(run: Path) -> None:

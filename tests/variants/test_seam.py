@@ -11,10 +11,10 @@ from tests.model.tiny_model import tiny_model
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.models import make_model
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
-from txl_lightning.runs.models import make_model
-from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 

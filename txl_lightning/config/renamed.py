@@ -11,6 +11,7 @@ RENAMED = {
 # Old name -> what to do instead.
 REMOVED = {
     "trainer.graph": "was removed: no GPU ever ran it; trainer.compile=true compiles the step",
+    "data.block_len": "was removed: data.distance may be a list of distances, which take turns",
     "trainer.kernel": "was removed: set Attention.kernel (docs/gpus.md)",
 }
 

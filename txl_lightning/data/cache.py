@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +13,11 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.errors import UserError, notice
-from txl_lightning.files import PART, file_checksum, new_folder, sync_folder, write_json
+from txl_lightning.files import file_checksum, new_folder, sync_folder, write_json
 
-PREPARATION_VERSION = 11
+PREPARATION_VERSION = 12
 DESCRIPTION = "description.json"
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
-SECONDS_TO_LEAVE = (
-    24 * 3600
-)  # an unfinished folder that is older belongs to a process that was killed
-DAMAGES = (
-    OSError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-)  # of any JSON
 
 Description = dict[str, Any]
 Prepared = tuple[dict[str, np.ndarray], Description]
@@ -64,14 +51,15 @@ def cached(directory: Path, key: str, prepare: Callable[[Path], Description]) ->
     try:
         if os.path.lexists(folder):
             notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")
-            _remove(folder)
+            shutil.rmtree(folder)
         directory.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(directory)
         with new_folder(folder) as unfinished:
             description = prepare(unfinished)
-            state = {"description": description, "checksum": _checksum(unfinished, description)}
+            for path in unfinished.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            state = {"description": description, "sizes": _sizes(unfinished)}
             write_json(unfinished / DESCRIPTION, state)
-            _sync_files(unfinished)
         sync_folder(directory)
     except OSError as error:  # another process may have been faster
         failure = f"cannot store prepared tokens: {error}"
@@ -95,17 +83,22 @@ def _opened(folder: Path) -> Prepared | None:
     """Return arrays and description of a folder; None if it is missing or damaged."""
     try:
         state = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        description = state["description"]
-        if state["checksum"] != _checksum(folder, description):
+        arrays = {}
+        for path in _array_files(folder):
+            arrays[path.stem] = _mapped_array(path)
+        if state["sizes"] != _sizes(folder):
             return None
-        arrays = {path.stem: _mapped_array(path) for path in _array_files(folder)}
-    except DAMAGES:
+        return arrays, state["description"]
+    except (OSError, ValueError, TypeError, LookupError):
         return None
-    return arrays, description
 
 
 def _array_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name != DESCRIPTION)
+    return [path for path in folder.iterdir() if path.name != DESCRIPTION]
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in _array_files(folder)}
 
 
 def _mapped_array(path: Path) -> np.ndarray:
@@ -113,36 +106,3 @@ def _mapped_array(path: Path) -> np.ndarray:
     if path.stat().st_size == 0:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, mode="r")
-
-
-def _checksum(folder: Path, description: Description) -> str:
-    """Return a checksum of the description, the sizes of all arrays and the bytes of small ones: large take long."""
-    arrays = []
-    for path in _array_files(folder):
-        size = path.stat().st_size
-        content = _mapped_array(path).data if size < LARGE_FILE_BYTES else b""
-        arrays.append((path.name, size, zlib.crc32(content)))
-    return hashlib.sha256(json.dumps([description, arrays]).encode()).hexdigest()
-
-
-def _sync_files(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
-    else:
-        folder.unlink()
-
-
-def _remove_leftovers(directory: Path) -> None:
-    oldest = time.time() - SECONDS_TO_LEAVE
-    for left in directory.glob(f"{PART}*"):
-        try:
-            if left.stat().st_mtime < oldest:
-                shutil.rmtree(left)
-        except OSError:  # another process has removed it
-            continue

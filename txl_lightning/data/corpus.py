@@ -6,8 +6,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from itertools import islice, pairwise
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,19 +19,18 @@ from txl_lightning.data import files, installed, published_corpora, recall  # no
 from txl_lightning.data.cache import Description, cache_key, cached, checksum_once
 from txl_lightning.data.ids import chunks_of_ids, vocabulary_of_ids
 from txl_lightning.data.sources import (
-    CHUNK_BYTES,
     CORPORA,
     LEVELS_OF,
-    SPLITS,
+    SPLITS,  # noqa: F401 - others import it from here
     WHOLE,
     Part,
     Source,
+    place_of_bad_byte,
     read,
 )
 from txl_lightning.data.subwords import N_BYTES, Tokens, train_byte_pairs
 from txl_lightning.data.vocabulary import (
     SENTENCE,
-    SplitTokens,
     Vocabulary,
     close_sentences,
     decoded,
@@ -39,7 +38,6 @@ from txl_lightning.data.vocabulary import (
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, not_special
 
-SAMPLE_BYTES = 200_000_000  # of the training split, on which subwords are trained
 LEVELS_OF_OPTIONS = {
     "vocab_size": ("bpe", "ids"),
     "min_count": ("word", "char"),
@@ -62,14 +60,13 @@ class Corpus:
 
     Args:
         name: as reports show it.
-        splits: token numbers by split, memory-mapped; with marks of documents a `SplitTokens`.
+        splits: token numbers by split, memory-mapped. A marked token that begins a document is -1 - its number.
         vocabulary: symbols of the tokens.
         checksum: SHA-256 over the SHA-256 of all files that were read, and over the positions of the splits.
         cutoffs: usual cut-offs of the adaptive embedding and softmax for this vocabulary; empty for none.
         documents: position of every document's first token by split, ascending from 0, memory-mapped; the sentences of
             lm1b, and 0 alone if it is not known where documents start.
         unknown: share of tokens that are `<unk>` by split; empty without such a token.
-        sample: share of the training split on which its subwords were trained, if it was not the whole.
     """
 
     name: str
@@ -79,7 +76,6 @@ class Corpus:
     cutoffs: tuple[int, ...] = ()
     documents: dict[str, np.ndarray] = field(default_factory=dict)
     unknown: dict[str, float] = field(default_factory=dict)
-    sample: float | None = None
 
     @property
     def sentences(self) -> dict[str, np.ndarray]:
@@ -92,8 +88,6 @@ class Corpus:
         facts: dict[str, Any] = {"name": self.name, "level": level, "sha256": self.checksum}
         if level == "bpe":
             facts["by_line"] = False  # as before 0.5.0
-        if self.sample:
-            facts["subwords_trained_on"] = self.sample
         if level == "word" or any(self.unknown.values()):
             facts["unknown"] = self.unknown
         return facts
@@ -134,46 +128,23 @@ def load_corpus(
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = corpus_source(config, whole)
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
-    require(
-        config.min_count in (None, 1) or not source.published,
-        "data.min_count",
-        config.min_count,
-        allowed,
-    )
-    pattern = start_pattern(config.document_start) if marked else None
-    is_new = vocabulary is None
-    sample = None
-    if config.level == "ids":
-        vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, vocabulary)
-        if all(len(parts) == 1 for parts in source.parts.values()) and not (
-            marked and config.document_start
-        ):
-            return _mapped_corpus(source, vocabulary, checksum, marked)
-    elif config.level == "bpe" and vocabulary is None:
-        vocabulary, sample = _tokenizer(config, source, checksum)
-    corpus = _encoded_corpus(config, source, checksum, vocabulary, pattern)
-    unknown = corpus.unknown
-    if is_new and not unknown.get("train") and any(unknown.values()):
-        shares = ", ".join(f"{unknown[split]:.1%} of {split}" for split in SPLITS)
-        more = 1 + (config.min_count or 1)
-        notice(
-            f"data={config.name}: <unk> is never trained ({shares}); data.min_count={more} makes rare symbols <unk>"
-        )
-    splits = dict(corpus.splits)
-    if marked:
-        for split, tokens in splits.items():
-            splits[split] = SplitTokens(tokens, corpus.documents[split])
-    return replace(corpus, splits=splits, sample=sample)
-
-
-def _mapped_corpus(source: Source, vocabulary: Vocabulary, checksum: str, marked: bool) -> Corpus:
-    """Return ids in the user's own files, which are never copied, however large."""
-    splits = {}
-    documents = {}
-    for split, (part,) in source.parts.items():
-        documents[split] = np.append(0, part.inner_starts())
-        splits[split] = SplitTokens(part.ids(), documents[split] if marked else None, part.path)
-    return Corpus(source.name, splits, vocabulary, checksum, documents=documents)
+    is_free = config.min_count in (None, 1) or not source.published
+    require(is_free, "data.min_count", config.min_count, allowed)
+    try:
+        if config.level == "ids":
+            vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, vocabulary)
+        elif config.level == "bpe" and vocabulary is None:
+            vocabulary = _tokenizer(config, source, checksum)
+        return _encoded_corpus(config, source, checksum, vocabulary, marked)
+    except OptionError:
+        raise
+    except UserError as error:
+        reason = str(error)
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            place = place_of_bad_byte(part for parts in source.parts.values() for part in parts)
+            convert = "convert it (iconv -f ENCODING -t UTF-8 FILE); you must know its encoding"
+            reason = f"not UTF-8 text, {place}: {convert}, or read its bytes (data.level=byte)"
+        raise UserError(f"{source.name}: {reason}") from error
 
 
 def _encoded_corpus(
@@ -181,20 +152,19 @@ def _encoded_corpus(
     source: Source,
     checksum: str,
     vocabulary: Vocabulary | None,
-    pattern: Pattern | None,
+    marked: bool,
 ) -> Corpus:
     """Encode a corpus with a vocabulary, or one that is made from its text, and cache the tokens."""
-    make = source.vocabulary
-    way: object = vocabulary
-    if vocabulary is None:
-        way = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
     is_closed = getattr(config, "sentence_marks", "start") == "both"
-    key = cache_key(checksum, way, is_closed, pattern and pattern.pattern)
-    try:
-        prepare = partial(_prepare, source, vocabulary, is_closed, pattern)
-        arrays, description = cached(expand(config.cache_dir), key, prepare)
-    except UserError as error:
-        raise UserError(f"{source.name}: {error}") from error
+    document_start = config.document_start if marked else None
+    pattern = start_pattern(document_start)
+    made_by = (source.name, config.level, config.min_count, source.published)
+    key = cache_key(checksum, vocabulary or made_by, is_closed, marked, document_start)
+
+    def prepare(folder: Path) -> Description:
+        return _prepare(source, vocabulary, is_closed, pattern, marked, folder)
+
+    arrays, description = cached(expand(config.cache_dir), key, prepare)
     used = Vocabulary.from_state_dict(description["vocabulary"])
     splits = {split: arrays[split] for split in source.parts}
     documents = {split: arrays[f"{split}.starts"] for split in source.parts}
@@ -223,85 +193,56 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     """
     source_of = CORPORA.named(config.name)
     levels = LEVELS_OF[config.name]
-    require(
-        config.level in levels,
-        "data.level",
-        config.level,
-        f"must be {' or '.join(levels)} for data={config.name}",
-    )
+    allowed = f"must be {' or '.join(levels)} for data={config.name}"
+    require(config.level in levels, "data.level", config.level, allowed)
     source = files.file(cast("FileData", config), whole) if whole else source_of(config)
     checksum = _checksum(source, expand(config.cache_dir))
     if source.checksum not in (None, checksum):
-        notice(
-            f"data={config.name}: files of {source.name} differ from the published ones; it is another text"
-        )
+        reason = f"files of {source.name} differ from the published ones; it is another text"
+        notice(f"data={config.name}: {reason}")
         source = replace(source, name=f"{source.name}, changed")
     return source, checksum
 
 
 def _checksum(source: Source, directory: Path) -> str:
-    checksum_of = cache(partial(checksum_once, directory))
+    checksum_of = cache(lambda path: checksum_once(directory, path))
     digest = hashlib.sha256()
-    parts_of = {**source.parts, "vocabulary": source.listed}
     try:
-        for name, parts in parts_of.items():
+        for name, parts in source.parts.items():
             for part in parts:
-                facts = [
-                    name,
-                    checksum_of(part.path),
-                    part.start,
-                    part.stop,
-                    part.alignment,
-                    part.format,
-                ]
+                place = (part.start, part.stop, part.alignment, part.format)
+                facts: tuple[Any, ...] = (name, checksum_of(part.path), *place)
                 if len(part.starts):
-                    facts += [part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest()]
-                digest.update(repr(tuple(facts)).encode())
+                    starts = hashlib.sha256(part.starts.tobytes()).hexdigest()
+                    facts = (*facts, part.offset, starts)
+                digest.update(repr(facts).encode())
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     return digest.hexdigest()
 
 
-def _tokenizer(
-    config: DataConfig, source: Source, checksum: str
-) -> tuple[Vocabulary, float | None]:
+def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
     """Read `data.tokenizer`, or train `data.vocab_size` tokens on the training split and cache the tokenizer.
-
-    Of a split that is larger than `SAMPLE_BYTES`, chunks spread evenly over it are read, about as many bytes.
-
-    Returns:
-        The vocabulary, and the share of the split that was read, if it was not the whole.
 
     Raises:
         OptionError: the file is not a tokenizer of bytes, or the training split is too short for so many tokens.
     """
     size = config.vocab_size
     if config.tokenizer is not None:
-        require(
-            size is None, "data.vocab_size", size, "must not be given together with data.tokenizer"
-        )
-        return _read_tokenizer(config.tokenizer), None
-    require(
-        size is None or size >= N_BYTES,
-        "data.vocab_size",
-        size,
-        f"must be an integer >= {N_BYTES}, the bytes",
-    )
+        allowed = "must not be given together with data.tokenizer"
+        require(size is None, "data.vocab_size", size, allowed)
+        return _read_tokenizer(config.tokenizer)
+    allowed = f"must be an integer >= {N_BYTES}, the bytes"
+    require(size is None or size >= N_BYTES, "data.vocab_size", size, allowed)
     most = source.subwords if size is None else size
 
     def train(_: Path) -> Description:
-        n_bytes = sum(part.size for part in source.parts["train"])
-        every = max(1, round(n_bytes / SAMPLE_BYTES))
-        chunks = islice(decoded(read(source.parts["train"])), 0, None, every)
-        tokenizer = train_byte_pairs(chunks, most, least=size or N_BYTES)
-        return {"tokenizer": tokenizer, "sample": 1 / every if every > 1 else None}
+        texts = decoded(read(source.parts["train"]))
+        return {"tokenizer": train_byte_pairs(texts, most, least=size or N_BYTES)}
 
     key = cache_key(checksum, "byte pairs", most, size)
     _, description = cached(expand(config.cache_dir), key, train)
-    sample = description["sample"]
-    if sample:
-        notice(f"data={config.name}: subwords are trained on {sample:.1%} of the training split")
-    return Vocabulary.of_tokenizer(description["tokenizer"]), sample
+    return Vocabulary.of_tokenizer(description["tokenizer"])
 
 
 def _read_tokenizer(file: str) -> Vocabulary:
@@ -313,20 +254,19 @@ def _read_tokenizer(file: str) -> Vocabulary:
         raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
 
 
-def start_pattern(document_start: str | None) -> Pattern:
-    """Compile the regular expression `data.document_start`, which matches nowhere if it is null.
-
-    `^` and `$` are the ends of lines, with either line break.
+def start_pattern(document_start: str | None) -> Pattern | None:
+    """Compile the regular expression `data.document_start`; `^` and `$` are the ends of lines.
 
     Raises:
         OptionError: it is not a regular expression.
     """
+    if document_start is None:
+        return None
     try:
-        return re.compile((document_start or "(?!)").encode(), re.MULTILINE)
+        return re.compile(document_start.encode(), re.MULTILINE)
     except re.error as error:
-        raise OptionError(
-            "data.document_start", document_start, f"must be a regular expression ({error})"
-        ) from error
+        allowed = f"must be a regular expression ({error})"
+        raise OptionError("data.document_start", document_start, allowed) from error
 
 
 def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[list[bytes]]:
@@ -340,15 +280,10 @@ def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[l
     """
     for number, part in enumerate(parts):
         starts = part.inner_starts()
-        chunks = read([part])
         if pattern is not None:
-            text = b"".join(chunks)
-            starts = np.union1d(starts, _matches(text, pattern))
-            chunks = (
-                text[begin : begin + CHUNK_BYTES] for begin in range(0, len(text), CHUNK_BYTES)
-            )
+            starts = np.union1d(starts, _matches(b"".join(read([part])), pattern))
         at = 0
-        for chunk in chunks:
+        for chunk in read([part]):
             first, last = np.searchsorted(starts, [at, at + len(chunk)])
             cuts = [0, *(starts[first:last] - at).tolist(), len(chunk)]
             pieces = [chunk[start:stop] for start, stop in pairwise(cuts)]
@@ -359,28 +294,9 @@ def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[l
 
 
 def _matches(text: bytes, pattern: Pattern) -> NDArray[np.int64]:
-    """Return where the lines begin in which a match of the pattern begins, but for the first line."""
-    plain = text.replace(b"\r\n", b"\n")  # `$` is before either
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-    ends_of_plain = np.flatnonzero(np.frombuffer(plain, np.uint8) == ord("\n"))
-    places = [match.start() for match in pattern.finditer(plain)]
-    lines = np.unique(np.searchsorted(ends_of_plain, places))
-    return ends[lines[lines > 0] - 1] + 1
-
-
-def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[bytes]:
-    """Yield the text of every document (see `read_documents`).
-
-    Raises:
-        UserError: a file cannot be read.
-    """
-    document: list[bytes] = []
-    for pieces in read_documents(parts, pattern):
-        document.append(pieces[0])
-        for piece in pieces[1:]:
-            yield b"".join(document)
-            document = [piece]
-    yield b"".join(document)
+    """Return where the lines begin in which a match of the pattern begins."""
+    starts = [text.rfind(b"\n", 0, match.start()) + 1 for match in pattern.finditer(text)]
+    return np.array(starts, np.int64)
 
 
 def id_documents(
@@ -408,68 +324,83 @@ def id_documents(
 
 
 def _prepare(
-    source: Source, given: Vocabulary | None, is_closed: bool, pattern: Pattern | None, folder: Path
+    source: Source,
+    given: Vocabulary | None,
+    is_closed: bool,
+    pattern: Pattern | None,
+    marked: bool,
+    folder: Path,
 ) -> Description:
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
 
     Sentences with `<S>` have it at both ends if `is_closed`.
     """
     if given is None:
-        vocabulary = source.vocabulary(read(source.listed or source.parts["train"]))
+        vocabulary = source.vocabulary(read(source.parts["train"]))
         encoder = replace(vocabulary, lenient=vocabulary.unknown >= 0)
     else:
-        vocabulary = encoder = given
+        vocabulary = given
+        encoder = given
     counts = {"vocabulary": len(vocabulary)}
     unknown: dict[str, float] = {}
     for split, parts in source.parts.items():
-        tokens = _tokens_of(encoder, parts, pattern)
-        n_tokens, n_unknown = _write_split(encoder, tokens, folder / split, is_closed)
+        chunks = _chunks_of_tokens(encoder, parts, pattern, is_closed)
+        n_tokens, n_unknown = _write_split(encoder, chunks, folder / split, marked)
         counts[split] = n_tokens
+        reason = "it is too short"
+        if encoder.level == "word":
+            reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
         if n_tokens == 0:
-            reason = "it is too short"
-            if encoder.level == "word":
-                reason = (
-                    "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
-                )
             raise UserError(f"the {split} split is empty: {reason}")
         if encoder.unknown >= 0:
             unknown[split] = n_unknown / n_tokens
-    if given is None:
-        for name, published in source.published.items():
-            if counts[name] != published:
-                differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-                raise UserError(
-                    f"the preparation has {differs}: it is not the published text, or not all of it"
-                )
+    for name, published in source.published.items():
+        if given is None and counts[name] != published:
+            differs = f"{counts[name]:,} ({name}) where {published:,} are published"
+            raise UserError(f"the preparation has {differs}: it is not, or not all, the text")
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 
-def _tokens_of(encoder: Vocabulary, parts: list[Part], pattern: Pattern | None) -> Iterator[Tokens]:
+def _chunks_of_tokens(
+    encoder: Vocabulary, parts: list[Part], pattern: Pattern | None, is_closed: bool
+) -> Iterator[Tokens]:
+    """Yield tokens in chunks, and the positions in them where sentences or documents begin."""
     if encoder.level == "ids":
-        return id_documents(parts, encoder, pattern)
-    if encoder.starts_sentences:
-        return encoder.encode_documents([chunk] for chunk in read(parts))
-    return encoder.encode_documents(read_documents(parts, pattern))
+        yield from id_documents(parts, encoder, pattern)
+        return
+    if not encoder.starts_sentences:
+        yield from encoder.encode_documents(read_documents(parts, pattern))
+        return
+    sentence = encoder.numbers[SENTENCE]
+    for tokens in encoder.encode_chunks(read(parts)):
+        if is_closed:
+            yield close_sentences(tokens, sentence)
+        else:
+            yield tokens, np.flatnonzero(tokens == sentence)
 
 
 def _write_split(
-    vocabulary: Vocabulary, chunks: Iterable[Tokens], path: Path, is_closed: bool
+    vocabulary: Vocabulary, chunks: Iterable[Tokens], path: Path, marked: bool
 ) -> tuple[int, int]:
     """Write chunks of tokens and the positions where sentences or documents begin; count tokens and `<unk>`."""
     n_tokens = 0
     n_unknown = 0
     starts = [np.zeros(1, np.int64)]
-    with open(f"{path}.{vocabulary.dtype.name}", "xb") as stored:
+    dtype = np.dtype(np.int32) if marked else vocabulary.dtype
+    file = path.with_name(f"{path.name}.{dtype.name}")
+    with file.open("xb") as stored:
         for tokens, begins in chunks:
-            if vocabulary.starts_sentences:
-                mark = vocabulary.numbers[SENTENCE]
-                begins = np.flatnonzero(tokens == mark)
-                if is_closed:
-                    tokens, begins = close_sentences(tokens, mark)
             starts.append(n_tokens + begins)
-            stored.write(tokens.astype(vocabulary.dtype).tobytes())
+            stored.write(tokens.astype(dtype).tobytes())
             n_tokens += len(tokens)
             n_unknown += int(np.count_nonzero(tokens == vocabulary.unknown))  # -1 never occurs
-    positions = np.unique(np.concatenate(starts))  # empty documents begin with the next one
-    positions[positions < n_tokens].tofile(f"{path}.starts.int64")
+    positions = np.concatenate(starts)
+    positions = positions[positions < n_tokens]
+    # Empty documents begin with the next one.
+    positions = positions[np.diff(positions, prepend=-1) > 0]
+    positions.tofile(path.with_name(f"{path.name}.starts.int64"))
+    if marked and n_tokens:
+        written = np.memmap(file, dtype, mode="r+")
+        written[positions] = ~written[positions]
+        written.flush()
     return n_tokens, n_unknown

@@ -39,30 +39,24 @@ class StreamsDataModule(L.LightningDataModule):
         marked: bool = False,
     ) -> None:
         super().__init__()
-        self.data, self.evaluation, self.ext_len = data, evaluation, ext_len
+        self.data = data
+        self.evaluation = evaluation
+        self.ext_len = ext_len
         self.corpus: Corpus = load_corpus(data, vocabulary, marked)
-        if marked:
-            allowed = "must match the first lines of documents: with memory.reset=document the training split needs at "
-            several = len(self.corpus.documents["train"]) > 1
-            require(
-                several, "data.document_start", data.document_start, f"{allowed}least two documents"
-            )
-        n_tokens, needed = (
-            len(self.corpus.splits["train"]),
-            data.batch_size * (data.segment_len + 1),
-        )
+        n_documents = len(self.corpus.documents["train"])
+        allowed = "must match the first lines of documents: the training split needs two at least"
+        is_good = n_documents > 1 or not marked
+        require(is_good, "data.document_start", data.document_start, allowed)
+        n_tokens = len(self.corpus.splits["train"])
+        needed = data.batch_size * (data.segment_len + 1)
         if n_tokens < needed:
             most = n_tokens // (data.segment_len + 1)
-            helps = (
-                f"data.batch_size={most}"
-                if most
-                else f"data.batch_size=1 data.segment_len={n_tokens - 1}"
-            )
-            streams = (
-                f"{data.batch_size} streams of a segment of {data.segment_len} tokens and a target"
-            )
-            short = f"the training split has {n_tokens:,} tokens, and {streams} need {needed:,}"
-            raise UserError(f"{self.corpus.name} is short: {short}; {helps} fits")
+            fits = f"data.batch_size={most}"
+            if most == 0:
+                fits = f"data.batch_size=1 data.segment_len={n_tokens - 1}"
+            short = f"the training split has {n_tokens:,} tokens, and {data.batch_size} streams"
+            target = f"of a segment of {data.segment_len} tokens and a target need {needed:,}"
+            raise UserError(f"{self.corpus.name} is short: {short} {target}; {fits} fits")
         for split in SPLITS:
             self.streams(split)
 
@@ -72,19 +66,27 @@ class StreamsDataModule(L.LightningDataModule):
         Args:
             split: train, valid or test.
         """
-        place = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank = 0
+        world_size = 1
+        if self.trainer:
+            rank = self.trainer.global_rank
+            world_size = self.trainer.world_size
         if split != "train":
-            ext_len = self.ext_len if self.evaluation.ext_len is None else self.evaluation.ext_len
-            return streams_of(self.corpus, split, self.evaluation, ext_len, *place)
-        seed = self.data.seed if self.data.random_start or self.corpus.sentences else None
-        return streams_of(self.corpus, split, self.data, self.ext_len, *place, seed)
+            ext_len = self.evaluation.ext_len
+            if ext_len is None:
+                ext_len = self.ext_len
+            return streams_of(self.corpus, split, self.evaluation, ext_len, rank, world_size)
+        is_drawn = self.data.random_start or self.corpus.sentences
+        seed = self.data.seed if is_drawn else None
+        return streams_of(self.corpus, split, self.data, self.ext_len, rank, world_size, seed)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
         if self.trainer is None or self.trainer.strategy.root_device.type != "cuda":
             return batch
         # A view is made contiguous first: copying it would go through memory that is not pinned.
-        tokens, targets = (part.contiguous().pin_memory() for part in (batch.tokens, batch.targets))
+        tokens = batch.tokens.contiguous().pin_memory()
+        targets = batch.targets.contiguous().pin_memory()
         return batch._replace(tokens=tokens, targets=targets, known_targets=batch.targets.numpy())
 
     def train_dataloader(self) -> Streams:

@@ -9,7 +9,6 @@ import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,16 @@ from txl_lightning.config.schemas import FileData
 from txl_lightning.data.cache import Description, cache_key, cached, checksum_once
 from txl_lightning.data.formats import (
     BAD_RECORD,
-    BOM,
-    ID_COLUMNS,
     READERS,
-    TEXT_COLUMNS,
-    Column,
     check_text,
     format_of,
+    read_column,
     refuse_format,
 )
 from txl_lightning.data.ids import encode_ids, open_ids
 from txl_lightning.data.sources import (
     ALIGNMENT,
+    BOM,
     SPLITS,
     WHOLE,
     Part,
@@ -54,6 +51,7 @@ SPLIT_WORD = re.compile(
 WORD_IN_NAME = re.compile(r"(?<=[a-z])(?=[A-Z])")
 HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}'; without valid and test they are cut from train"
 ALLOWED = "must be a file, a folder, a list of these, a pattern, or a mapping of train, valid and test to them"
+PATTERN = "choose files by a pattern, as in data.path='FOLDER/**/*.txt', or read all as text by data.format=text"
 # Files beside the data that describe it, and indices that Megatron and GPT-NeoX make of it.
 DESCRIPTIONS = re.compile(
     r"(dataset_infos?|dataset_dict|state)\.json|.*\.(idx|index|metadata)|_(common_)?metadata|_SUCCESS"
@@ -63,25 +61,7 @@ ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog)\b.*|.*\.md", re.IGNO
 # Errors of libraries for a damaged file.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, csv.Error)
 
-
-@dataclass
-class Found:
-    """Files that are read.
-
-    Args:
-        name: of the corpus.
-        base: folder below which names say splits.
-        formats: format of every file.
-        left_out: files that are not read.
-    """
-
-    name: str
-    base: Path
-    formats: dict[Path, str] = field(default_factory=dict)
-    left_out: list[Path] = field(default_factory=list)
-
-
-Splits = dict[str, dict[Path, str]]  # files and their formats by split, or under JOINED
+Files = dict[Path, str]  # files and their formats
 
 
 @register_corpus("file", *LEVELS, "ids", options=FileData)
@@ -105,36 +85,38 @@ def file(config: FileData, whole: bool = False) -> Source:
     Raises:
         OptionError: a path cannot be used: missing, empty, not readable, no text, or partly splits.
     """
-    fractions = list(config.fractions)
+    fractions = config.fractions
     is_good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
-    require(
-        is_good,
-        "data.fractions",
-        fractions,
-        "must be three positive numbers (train, valid, test) with sum 1",
-    )
-    name, splits = _find_splits(config, config.path, by_name=not whole)
-    parts: Parts = {}
-    formats: set[str] = set()
-    for split, files in splits.items():
-        parts[split] = _read_files(config, files)
-        formats.update(files.values())
-        what = "ids" if config.level == "ids" else "text"
-        empty = f"must have {what}: it is empty in {_few(files)}"
-        require(len(parts[split]) > 0, "data.path", config.path, empty)
-    if whole:
-        parts = {WHOLE: [part for of_split in parts.values() for part in of_split]}
+    allowed = "must be three positive numbers (train, valid, test) with sum 1"
+    require(is_good, "data.fractions", list(fractions), allowed)
+    path: Any = config.path
+    if config.level == "ids" and isinstance(path, list) and len(path) == 3:
+        path = dict(zip(SPLITS, path, strict=True))
+    if isinstance(path, Mapping):
+        is_good = "train" in path and set(path) <= set(SPLITS)
+        require(is_good, "data.path", dict(path), ALLOWED)
+        splits = {split: find_files(config, paths) for split, paths in path.items()}
+        path = path["train"]
+    elif whole:
+        splits = {JOINED: find_files(config, path)}
     else:
-        parts = _cut_missing(config, name, parts)
-    if formats & set(READERS):
-        counts = []
-        for split, of_split in parts.items():
-            n_documents = sum(1 + len(part.inner_starts()) for part in of_split)
-            counts.append(f"{split} {n_documents:,}")
-        notice(
-            f"data.path={name}: {', '.join(sorted(formats))}; documents of each split: {', '.join(counts)}"
-        )
+        splits = _by_name(find_files(config, path), path)
+    parts = {split: _read_files(config, files) for split, files in splits.items()}
+    name = _name_of(path)
+    if whole:
+        every = [part for of_split in parts.values() for part in of_split]
+        return Source(name, {WHOLE: every}, open_vocabulary(config))
+    parts = _cut_missing(config, name, parts)
     return Source(name, parts, open_vocabulary(config), subwords=2048)
+
+
+def _name_of(path: Any) -> str:
+    """Return the name of a corpus: that of its file or folder, or of the first one."""
+    first = path if isinstance(path, str) else path[0]
+    name = Path(first).expanduser().resolve().name
+    if first is not path and len(path) > 1:
+        name += f" and {len(path) - 1} more"
+    return name
 
 
 def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
@@ -142,80 +124,44 @@ def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
     missing = [split for split in SPLITS if split not in parts]
     if not missing:
         return {split: parts[split] for split in SPLITS}
-    is_joined = JOINED in parts
-    whole_files = parts[JOINED] if is_joined else parts["train"]
+    whole_files = parts.get(JOINED) or parts["train"]
+    if "train" in parts:
+        notice(f"data.path={name}: {' and '.join(missing)} cut from the end of train")
+    elif len(whole_files) > 1:
+        notice(f"data.path={name}: {_few(part.path for part in whole_files)} joined and cut")
     first = whole_files[0]
-    is_one_text = (
-        len(whole_files) == 1
-        and config.level != "ids"
-        and not first.start
-        and len(first.starts) == 0
-    )
-    if len(missing) == 3 and is_one_text:
-        cut = cut_file(first.path, list(config.fractions), first.alignment)
-    else:
-        shares = np.array(config.fractions, np.float64)
-        for number, split in enumerate(SPLITS):
-            if split not in missing and split != "train":
-                shares[number] = 0
-        cut = cut_parts(whole_files, (shares / shares.sum()).tolist())
-    complete: Parts = {}
-    for split in SPLITS:
+    is_one_text = len(whole_files) == 1 and first.format == "plain" and len(first.starts) == 0
+    if is_one_text and JOINED in parts and not first.start:
+        return cut_file(first.path, config.fractions, first.alignment)
+    shares = []
+    for split, fraction in zip(SPLITS, config.fractions, strict=True):
         is_cut = split in missing or split == "train"
-        complete[split] = cut[split] if is_cut else parts[split]
-    paths = {part.path: None for part in whole_files}
-    if len(paths) > 1 or not is_joined:
-        unit = "ids" if config.level == "ids" else "bytes"
-        sizes = []
-        for split, of_split in complete.items():
-            sizes.append(f"{split} {sum(part.size for part in of_split):,}")
-        verb = (
-            f"{_few(paths)} joined and cut"
-            if is_joined
-            else f"{' and '.join(missing)} cut from the end of train"
-        )
-        notice(f"data.path={name}: {verb}, {unit} of each split: {', '.join(sizes)}")
-    return complete
+        shares.append(fraction if is_cut else 0.0)
+    cut = cut_parts(whole_files, [share / sum(shares) for share in shares])
+    for split in ("valid", "test"):
+        if split in parts:
+            cut[split] = parts[split]
+    return cut
 
 
-def _find_splits(config: FileData, given: Any, by_name: bool) -> tuple[str, Splits]:
-    """Return a name for the files of `data.path`, and these files by split.
-
-    Three paths at level ids are train, valid and test.
-    """
-    if config.level == "ids" and isinstance(given, list) and len(given) == 3:
-        given = dict(zip(SPLITS, given, strict=True))
-    if isinstance(given, Mapping):
-        is_good = "train" in given and set(given) <= set(SPLITS)
-        require(is_good, "data.path", dict(given), ALLOWED)
-        splits: Splits = {}
-        names = {}
-        for split, path in given.items():
-            names[split], files = _find_splits(config, path, by_name=False)
-            splits[split] = files[JOINED]
-        return names["train"], splits
-    found = _find_files(config, given)
-    if by_name and len(found.formats) > 1:
-        return found.name, _by_name(found, given)
-    return found.name, {JOINED: found.formats}
-
-
-def _by_name(found: Found, given: Any) -> Splits:
-    """Return files by the splits that their names say, or all joined if they say none.
+def _by_name(files: Files, given: Any) -> dict[str, Files]:
+    """Return files by the splits that their names say, or all joined if they say none or there is one file.
 
     Raises:
         OptionError: some files are splits and others are not, or none is train.
     """
-    splits: Splits = {}
-    for path, name in found.formats.items():
-        split = _split_of(path.absolute().relative_to(found.base), given)
+    if len(files) == 1:
+        return {JOINED: files}
+    base = os.path.commonpath([path.absolute().parent for path in files])
+    splits: dict[str, Files] = {}
+    for path, name in files.items():
+        split = _split_of(path.absolute().relative_to(base), given)
         splits.setdefault(split, {})[path] = name
     if set(splits) == {JOINED}:
         return splits
     for path in splits.get(JOINED, {}):
-        raise OptionError(
-            "data.path", given, f"has files that are splits and {path.name}, which is none; {HINT}"
-        )
+        reason = f"has files that are splits and {path.name}, which is none; {HINT}"
+        raise OptionError("data.path", given, reason)
     require("train" in splits, "data.path", given, f"has no file that is train; {HINT}")
     return splits
 
@@ -229,150 +175,85 @@ def _split_of(path: Path, given: Any) -> str:
     for part in reversed(path.parts):
         words = WORD_IN_NAME.sub("-", part).lower()
         splits = sorted({str(match.lastgroup) for match in SPLIT_WORD.finditer(words)})
-        require(
-            len(splits) < 2,
-            "data.path",
-            given,
-            f"has {path}, which says {' and '.join(splits)}; {HINT}",
-        )
+        allowed = f"has {path}, which says {' and '.join(splits)}; {HINT}"
+        require(len(splits) < 2, "data.path", given, allowed)
         if splits:
             return splits[0]
     return JOINED
 
 
-def _find_files(config: FileData, given: Any) -> Found:
+def find_files(config: FileData, given: Any) -> Files:
     """Return the files of a path or of a list of paths that are not empty, with one format, in the order of paths.
 
     Raises:
         OptionError: there are none, one cannot be read, or they have several formats.
     """
     listed = [given] if isinstance(given, str) else given
-    is_good = (
-        isinstance(listed, list)
-        and len(listed) > 0
-        and all(isinstance(path, str) and path for path in listed)
-    )
+    is_good = isinstance(listed, list) and all(isinstance(path, str) and path for path in listed)
     require(is_good, "data.path", given, ALLOWED)
-    roots: list[Path] = []
-    bases: list[Path] = []
-    paths: list[Path] = []
+    paths: dict[Path, Path] = {}  # by the files that links lead to
     try:
-        for path in listed:
-            root = _root_of(path)
-            roots.append(root)
-            bases.append(root.absolute() if root.is_dir() else root.absolute().parent)
-            paths.extend(_files_of(path, root))
-        paths = sorted({path for path in paths if path.stat().st_size > 0})
+        for text in listed:
+            for path in _expanded(text):
+                if path.stat().st_size > 0:
+                    paths.setdefault(path.resolve(), path)
     except OSError as error:
         which = "" if str(error.filename) == given else f"{error.filename} "
-        raise OptionError(
-            "data.path", given, f"{which}cannot be read ({error.strerror})"
-        ) from error
-    require(len(paths) > 0, "data.path", given, "must not be empty")
-    found = Found(roots[0].name or roots[0].resolve().name, Path(os.path.commonpath(bases)))
-    if len(roots) > 1 and len(paths) > 1:
-        found.name += f" and {len(paths) - 1} more"
-    for path in paths:
-        format_name = format_of(path, config)
-        if format_name:
-            found.formats[path] = format_name
-        elif path in roots:
-            raise refuse_format(path, config)
+        reason = f"{which}cannot be read ({error.strerror})"
+        raise OptionError("data.path", given, reason) from error
+    files: Files = {}
+    left_out = []
+    for path in sorted(paths.values()):
+        name = format_of(path, config)
+        if name:
+            files[path] = name
         else:
-            found.left_out.append(path)
-    _require_one_format(found, given, config)
-    return found
+            left_out.append(path)
+    if set(files.values()) - {"text"}:  # a page about the tables
+        about = [path for path in files if files[path] == "text" and ABOUT.fullmatch(path.name)]
+        for path in about:
+            left_out.append(path)
+            del files[path]
+    if left_out and not files:
+        raise refuse_format(left_out[0], config)
+    require(len(files) > 0, "data.path", given, "must not be empty")
+    if left_out:
+        notice(f"data.path={given}: {_few(left_out)} left out: no format that is read")
+    examples = {name: path.name for path, name in files.items()}
+    several = " and ".join(f"{file_name} ({name})" for name, file_name in sorted(examples.items()))
+    require(len(examples) == 1, "data.path", given, f"has several formats, {several}: {PATTERN}")
+    return files
 
 
-def _require_one_format(found: Found, given: Any, config: FileData) -> None:
-    """Leave out what is written about tables; name all files that are left out.
+def _expanded(given: str) -> Iterator[Path]:
+    """Yield the file of a path, or the files of a folder or pattern, without hidden ones and descriptions.
 
-    Raises:
-        OptionError: most of what was found cannot be read, or it has several formats.
-    """
-    if set(found.formats.values()) - {"text"}:
-        for path in list(found.formats):
-            if found.formats[path] == "text" and ABOUT.fullmatch(path.name):
-                del found.formats[path]
-                found.left_out.append(path)
-    pattern = "choose files by a pattern, as in data.path='FOLDER/**/*.txt'"
-    if found.left_out:
-        largest = max(found.left_out, key=_size)
-        n_read = sum(map(_size, found.formats))
-        n_left = sum(map(_size, found.left_out))
-        reason = (
-            f"has more that cannot be read than that can: {refuse_format(largest, config).allowed}"
-        )
-        require(n_left <= n_read, "data.path", given, f"{largest.name} {reason}; {pattern}")
-        notice(
-            f"data.path={given}: {_few(found.left_out)}: left out, their suffixes name no format that is read"
-        )
-    examples: dict[str, str] = {}
-    for path, format_name in found.formats.items():
-        examples.setdefault(format_name, path.name)
-    several = " and ".join(f"{name} ({format_name})" for format_name, name in examples.items())
-    advice = f"has several formats, {several}: {pattern}, or read all in one format, as in data.format=text"
-    require(len(examples) == 1, "data.path", given, advice)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
-
-
-def _root_of(given: str) -> Path:
-    """Return the file or folder of a path: of a pattern the folder before it, of a `.bin` and its `.idx` the `.bin`."""
-    path = not_special(given)
-    index = path if path.suffix == ".idx" else Path(f"{path}.idx")
-    if index.is_file() and index.with_suffix(".bin").is_file():
-        return index.with_suffix(".bin")
-    while glob.has_magic(str(path)) and not path.exists():
-        path = path.parent
-    return path
-
-
-def _files_of(given: str, root: Path) -> Iterator[Path]:
-    """Yield the files of a folder and its folders, or of a pattern; hidden ones and descriptions are left out.
+    Of a `.bin` and its `.idx` the `.bin` is the file, also if the path is that of the index or has no suffix.
 
     Raises:
-        OptionError: a link leads to a file that is there too.
         OSError: a folder or file cannot be read.
     """
-    if not root.is_dir():
-        yield root
+    path = not_special(given)
+    index = path if path.suffix == ".idx" else Path(f"{path}.idx")
+    pattern = str(path)
+    if index.is_file() and index.with_suffix(".bin").is_file():
+        yield index.with_suffix(".bin")
         return
-    paths: Iterable[Path] = _walk(root)
-    if glob.has_magic(given) and not Path(given).expanduser().exists():
-        paths = map(Path, glob.iglob(str(Path(given).expanduser()), recursive=True))
-    seen: dict[Path, Path] = {}
-    for path in paths:
-        if path.is_dir() or path.name.startswith(".") or DESCRIPTIONS.fullmatch(path.name):
-            continue
-        target = path.resolve()
-        require(
-            target not in seen,
-            "data.path",
-            given,
-            f"has {path} and {seen.get(target)}, one file, by a link",
-        )
-        seen[target] = path
+    if path.is_dir():
+        pattern = f"{glob.escape(pattern)}/**"
+    elif path.exists() or not glob.has_magic(pattern):
         yield path
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    def fail(error: OSError) -> None:
-        raise error
-
-    for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
-        folders[:] = [
-            name for name in folders if not name.startswith(".") and name != "__pycache__"
-        ]
-        if (
-            "state.json" in names and "dataset_info.json" in names
-        ):  # of save_to_disk, which lists its files
-            state = json.loads(Path(folder, "state.json").read_bytes())
-            names = [file["filename"] for file in state["_data_files"]]
-        for name in names:
-            yield Path(folder, name)
+        return
+    for name in glob.iglob(pattern, recursive=True):
+        path = Path(name)
+        if path.is_dir():
+            os.scandir(path).close()  # glob passes over a folder that may not be read
+        elif path.name == "state.json" and path.with_name("dataset_info.json").is_file():
+            # Of save_to_disk: it lists its files.
+            for listed in json.loads(path.read_bytes()).get("_data_files", ()):
+                yield path.with_name(listed["filename"])
+        elif not DESCRIPTIONS.fullmatch(path.name):
+            yield path
 
 
 def _few(paths: Iterable[Path]) -> str:
@@ -383,31 +264,26 @@ def _few(paths: Iterable[Path]) -> str:
     return text
 
 
-def _read_files(config: FileData, files: dict[Path, str]) -> list[Part]:
-    """Return the parts that files hold, without empty ones.
+def _read_files(config: FileData, files: Files) -> list[Part]:
+    """Return the parts that files hold.
 
     Raises:
-        OptionError: one cannot be read as its format says.
+        OptionError: one cannot be read as its format says, or all are empty.
     """
     parts = []
     for path, name in files.items():
         if name in READERS:
             part = _read_records(config, path, name)
+            if len(part.starts) > 0:
+                parts.append(part)
         elif config.level == "ids":
-            part = open_ids(path, config, name)
+            parts.append(open_ids(path, config, name))
         else:
-            require(
-                config.column is None,
-                "data.column",
-                config.column,
-                f"must be null for {path}: it is text",
-            )
             check_text(path, config)
             start = len(BOM) if first_bytes(path).startswith(BOM) else 0
-            part = Part(path, start, alignment=ALIGNMENT[config.level])
-        is_array = config.level == "ids" or name in READERS
-        if not is_array or part.size > 0:
-            parts.append(part)
+            parts.append(Part(path, start, alignment=ALIGNMENT[config.level]))
+    allowed = f"must have text or ids: {_few(files)} is empty"
+    require(len(parts) > 0, "data.path", config.path, allowed)
     return parts
 
 
@@ -420,72 +296,62 @@ def _read_records(config: FileData, path: Path, name: str) -> Part:
     is_ids = config.level == "ids"
     directory = expand(config.cache_dir)
     file_name = "ids.int32" if is_ids else "text.uint8"
-    key = cache_key(
-        checksum_once(directory, path), "records", name, config.column, is_ids, config.skip_bad
-    )
-    usual = ID_COLUMNS if is_ids else TEXT_COLUMNS
-    column = Column(path, config.column, usual)
+    checksum = checksum_once(directory, path)
+    key = cache_key(checksum, "records", name, config.column, is_ids, config.skip_bad)
 
     def write(folder: Path) -> Description:
-        return _write_records(config, name, column, folder, file_name)
+        with (folder / file_name).open("wb") as stored:
+            starts, counts = _write_records(config, path, name, stored)
+        np.array(starts, np.int64).tofile(folder / "starts.int64")
+        return counts
 
     arrays, counts = cached(directory, key, write)
-    if counts["missing"]:
-        notice(f"{path}: {counts['missing']:,} records have no {counts['column']}; left out")
-    if counts["bad"]:
-        notice(
-            f"{path}: {counts['bad']:,} records cannot be read; left out. The first: {counts['first_bad']}"
-        )
+    for what, n in counts.items():
+        if n:
+            notice(f"{path}: {n:,} records {what}; left out")
     stored = directory / key / file_name
     if is_ids:
-        return Part(stored, format="int32", starts=arrays["starts"])
+        return Part(stored, format="int32", starts=arrays["starts"] // 4)
     return Part(stored, alignment=ALIGNMENT[config.level], starts=arrays["starts"])
 
 
 def _write_records(
-    config: FileData, name: str, column: Column, folder: Path, file_name: str
-) -> Description:
-    unit = "line" if name in ("jsonl", "tsv") else "record"
+    config: FileData, path: Path, name: str, stored: Any
+) -> tuple[array[int], dict[str, int]]:
+    """Write the records of a file; return the bytes where each begins, and how many are left out."""
+    unit = "line" if name == "jsonl" else "record"
     starts = array("q")
-    counts: Description = {"missing": 0, "bad": 0, "first_bad": ""}
+    counts = {"lack the column": 0, "cannot be read": 0}
     size = 0
     number = 0
     try:
-        with (folder / file_name).open("wb") as stored:
-            for number, value in READERS[name](column.path, column):
-                if value is None:
-                    counts["missing"] += 1
-                    continue
-                try:
-                    contents = _encoded(value, config.level == "ids")
-                except BAD_RECORD as error:
-                    if not config.skip_bad:
-                        way_on = "; data.skip_bad=true leaves such records out"
-                        raise _unreadable(column.path, f"{unit} {number}", error, way_on) from error
-                    counts["bad"] += 1
-                    counts["first_bad"] = counts["first_bad"] or f"{unit} {number}, {error}"
-                    continue
-                for content in contents:
-                    starts.append(size)
-                    size += stored.write(content)
+        for number, value in read_column(path, name, config):
+            if value is None:
+                counts["lack the column"] += 1
+                continue
+            try:
+                contents = _encoded(value, config.level == "ids")
+            except BAD_RECORD as error:
+                if not config.skip_bad:
+                    way_on = "; data.skip_bad=true leaves such records out"
+                    raise _unreadable(path, f"{unit} {number}", error, way_on) from error
+                counts["cannot be read"] += 1
+                continue
+            for content in contents:
+                starts.append(size)
+                size += stored.write(content)
     except UNREADABLE as error:
-        if isinstance(error, UserError) or getattr(error, "errno", None) is not None:  # a full disk
+        if isinstance(error, UserError) or getattr(error, "errno", None):  # a full disk
             raise
         place = f"the file after {unit} {number}" if number else "the file"
-        raise _unreadable(column.path, place, error) from error
-    positions = np.array(starts, np.int64)
-    if config.level == "ids":
-        positions //= 4
-    positions.tofile(folder / "starts.int64")
-    counts["column"] = column.name
-    return counts
+        raise _unreadable(path, place, error) from error
+    return starts, counts
 
 
 def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> OptionError:
     reason = " ".join(str(error).split())[:200]
-    return OptionError(
-        "data.path", str(path), f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}"
-    )
+    text = f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}"
+    return OptionError("data.path", path, text)
 
 
 def _encoded(value: Any, is_ids: bool) -> list[bytes]:

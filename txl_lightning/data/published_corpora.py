@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
-import http.client
 import os
-import tarfile
+import shutil
 import tempfile
 import urllib.request
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import accumulate, pairwise
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 from txl_lightning.config.schemas import DataConfig, Enwik8Data, Lm1bData
 from txl_lightning.data import vocabulary
@@ -33,21 +25,10 @@ from txl_lightning.data.sources import (
     register_corpus,
 )
 from txl_lightning.errors import UserError, first_line, require
-from txl_lightning.files import expand
+from txl_lightning.files import expand, new_folder
 
-Layout = str | Callable[[Path, str], Parts]  # of a folder at a level; no parts if it is not there
-SHARDS_OF_LM1B = "news.en-?????-of-00100"
-N_SHARDS_OF_LM1B = 99
-HELD_OUT_OF_LM1B = "news.en.heldout-00000-of-00050"
 SECONDS_TO_ANSWER = 15
-DAMAGED = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    NotImplementedError,
-    RuntimeError,
-    zlib.error,
-    EOFError,
-)  # an archive
+N_SHARDS_OF_LM1B = 99
 WIKITEXT = "Salesforce/wikitext"
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
@@ -78,55 +59,14 @@ PUBLISHED: dict[str, dict[str, int]] = {
     "lm1b": {"vocabulary": 793_471},
     "lm1b, <S> at both ends": {"vocabulary": 793_471},
 }
-
-
-def _one_file(folder: Path, level: str) -> Parts:
-    path = folder / folder.name
-    cuts = [0, *accumulate(CHARACTERS.values())]
-    if not path.is_file():
-        return {}
-    size = path.stat().st_size
-    if size != cuts[-1]:
-        raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
-    return by_split(Part(path, start, stop) for start, stop in pairwise(cuts))
-
-
-def _shards(folder: Path, level: str) -> Parts:
-    train = [Part(path) for path in sorted(folder.glob(f"**/{SHARDS_OF_LM1B}"))]
-    held_out = [Part(path) for path in folder.glob(f"**/{HELD_OUT_OF_LM1B}")]
-    if not held_out or len(train) != N_SHARDS_OF_LM1B:
-        return {}
-    return {"train": train, "valid": held_out, "test": held_out}
-
-
-def _text_or_xz(folder: Path, level: str) -> Parts:
-    for name in ("wikipedia-2015.txt", "wikipedia-2015.txt.xz"):
-        if (folder / name).is_file():
-            return cut_file(folder / name, alignment=ALIGNMENT[level])
-    return {}
-
-
-# Folders in `data.root`, the layouts of files in them (`{}` is a split), and in words what to put there.
-FILES_OF_LM1B = (
-    "training-monolingual.tokenized.shuffled/news.en-* and heldout-monolingual.tokenized.shuffled/"
-)
-FILES_OF_LM1B += "news.en.heldout-00000-of-00050"
-WIKITEXT_FILES = (
-    ("wiki.{}.tokens", "{}.txt"),
-    "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens",
-)
-FILES: dict[str, tuple[tuple[str, ...], tuple[Layout, ...], str]] = {
-    "enwik8": (("enwik8",), (_one_file, "{}.txt.raw"), "the file enwik8 (100,000,000 bytes)"),
-    "text8": (("text8",), (_one_file, "{}.txt.raw"), "the file text8 (100,000,000 bytes)"),
-    "wikitext-103": (("wikitext-103",), *WIKITEXT_FILES),
-    "wikitext-2": (("wikitext-2",), *WIKITEXT_FILES),
-    "ptb": (("penn", "ptb"), ("{}.txt", "ptb.{}.txt"), "train.txt, valid.txt and test.txt"),
-    "lm1b": (("one-billion-words", "lm1b"), (_shards, "{}.txt"), FILES_OF_LM1B),
-    "wikipedia-2015": (
-        ("wikipedia-2015",),
-        (_text_or_xz,),
-        "wikipedia-2015.txt or wikipedia-2015.txt.xz",
-    ),
+# Names of folders in `data.root` other than the corpus', the files of a split, and in words what to put there.
+FOLDERS = {"ptb": ("penn", "ptb"), "lm1b": ("one-billion-words", "lm1b")}
+LAYOUTS = ("{}.txt.raw", "wiki.{}.tokens", "ptb.{}.txt", "{}.txt")
+NEEDED = {
+    "enwik8": "the file enwik8 (100,000,000 bytes)",
+    "text8": "the file text8 (100,000,000 bytes)",
+    "lm1b": "training-monolingual.tokenized.shuffled/ and heldout-monolingual.tokenized.shuffled/",
+    "wikipedia-2015": "wikipedia-2015.txt or wikipedia-2015.txt.xz",
 }
 
 
@@ -138,12 +78,8 @@ def enwik8(config: Enwik8Data) -> Source:
     symbols. The corpus' name says which.
     """
     ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
-    require(
-        config.newlines in ways,
-        "data.newlines",
-        config.newlines,
-        "must be dropped (as in the paper) or kept",
-    )
+    allowed = "must be dropped (as in the paper) or kept"
+    require(config.newlines in ways, "data.newlines", config.newlines, allowed)
     return _source(config, ways[config.newlines], f", newlines {config.newlines}")
 
 
@@ -170,19 +106,15 @@ def ptb(config: DataConfig) -> Source:
 def lm1b(config: Lm1bData) -> Source:
     """One Billion Word benchmark: shuffled sentences, each begins with `<S>`; validation and test are the same text.
 
-    The vocabulary is `1b_word_vocab.txt` if that file is present, otherwise the words that occur at least three times
-    in training (the rule that made that file). `data.sentence_marks=both` has `<S>` at the ends of sentences too, as
-    the TensorFlow code: the end of a sentence and the start of the next one are then two tokens.
+    The vocabulary has the words that occur at least three times in training. `data.sentence_marks=both` has `<S>` at
+    the ends of sentences too, as the TensorFlow code: the end of a sentence and the start of the next one are then two
+    tokens.
     """
     marks = config.sentence_marks
     allowed = "must be start or both (as in the TensorFlow code)"
     require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
     way = ", <S> at both ends" if marks == "both" else ""
-    source = _source(config, vocabulary.words_of_sentences, way, cutoffs=(60_000, 100_000, 640_000))
-    listed = _folder(config) / "1b_word_vocab.txt"
-    if listed.is_file():
-        return replace(source, vocabulary=vocabulary.words_of_list, listed=(Part(listed),))
-    return source
+    return _source(config, vocabulary.words_of_sentences, way, cutoffs=(60_000, 100_000, 640_000))
 
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
@@ -204,17 +136,14 @@ def _folder(config: DataConfig) -> Path:
     root_of_user = config.root or os.environ.get("TXL_DATA")
     root = expand(root_of_user or f"{config.cache_dir}/downloads")
     require(not root_of_user or root.is_dir(), option, root_of_user, "must be a folder")
-    names = FILES[config.name][0]
-    for name in names:
-        if (root / name).is_dir():
-            return root / name
-    return root / names[-1]
+    folders = [root / name for name in FOLDERS.get(config.name, (config.name,))]
+    return folders[0] if folders[0].is_dir() else folders[-1]
 
 
 def _source(
     config: DataConfig, make: MakeVocabulary, way: str = "", cutoffs: tuple[int, ...] = ()
 ) -> Source:
-    """Return a corpus by the first layout of `FILES` that is complete; it is downloaded if none is.
+    """Return a corpus from its files, which are downloaded if they are not there.
 
     Args:
         config: group `data`.
@@ -228,7 +157,7 @@ def _source(
     folder = _folder(config)
     parts = _find_parts(config, folder)
     if not parts:
-        fetch(config.name, folder, FILES[config.name][2])
+        fetch(config.name, folder)
         parts = _find_parts(config, folder)
     if not parts:
         raise UserError(f"data={config.name}: the download in {folder} is not complete")
@@ -237,18 +166,39 @@ def _source(
 
 
 def _find_parts(config: DataConfig, folder: Path) -> Parts:
-    for layout in FILES[config.name][1]:
-        if not isinstance(layout, str):
-            parts = layout(folder, config.level)
-        else:
-            paths = [folder / layout.format(split) for split in SPLITS]
-            parts = by_split(map(Part, paths)) if all(path.is_file() for path in paths) else {}
-        if parts:
-            return parts
+    """Return the files of the first layout that is complete; nothing if none is."""
+    joined = folder / folder.name
+    if joined.is_file():
+        return _cut_published(joined)
+    for name in ("wikipedia-2015.txt", "wikipedia-2015.txt.xz"):
+        if (folder / name).is_file():
+            return cut_file(folder / name, alignment=ALIGNMENT[config.level])
+    shards = sorted(folder.glob("**/news.en-?????-of-00100"))
+    held_out = [Part(path) for path in folder.glob("**/news.en.heldout-00000-of-00050")]
+    if held_out and len(shards) == N_SHARDS_OF_LM1B:
+        return {"train": [Part(path) for path in shards], "valid": held_out, "test": held_out}
+    for layout in LAYOUTS:
+        paths = [folder / layout.format(split) for split in SPLITS]
+        if all(path.is_file() for path in paths):
+            return by_split(map(Part, paths))
     return {}
 
 
-def fetch(corpus: str, folder: Path, needed: str) -> None:
+def _cut_published(path: Path) -> Parts:
+    """Return the splits of enwik8 or text8 in one file."""
+    size = path.stat().st_size
+    expected = sum(CHARACTERS.values())
+    if size != expected:
+        raise UserError(f"{path} has {size:,} bytes where {expected:,} are published")
+    parts: Parts = {}
+    start = 0
+    for split, length in CHARACTERS.items():
+        parts[split] = [Part(path, start, start + length)]
+        start += length
+    return parts
+
+
+def fetch(corpus: str, folder: Path) -> None:
     """Download a corpus into its folder.
 
     Raises:
@@ -256,100 +206,64 @@ def fetch(corpus: str, folder: Path, needed: str) -> None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        with new_folder(folder) as unfinished:
             if corpus in ADDRESSES:
-                paths = from_archive(*ADDRESSES[corpus], Path(scratch))
+                _from_archive(*ADDRESSES[corpus], unfinished)
             elif corpus.startswith("wikitext"):
-                paths = from_datasets(corpus, Path(scratch))
+                _from_hub(corpus, unfinished)
             else:
                 raise UserError("there is no official address to download it from")
-            folder.mkdir(exist_ok=True)
-            for path in paths:
-                path.replace(folder / path.name)
-    except (UserError, OSError) as error:
+    except Exception as error:  # of the network, an archive or a library
+        needed = NEEDED.get(corpus, "train.txt, valid.txt and test.txt")
         where = f"put {needed} there (the folder {folder.parent} is data.root or TXL_DATA)"
-        raise UserError(f"data={corpus}: not in {folder}, and {error}; {where}") from error
+        reason = f"the download failed ({first_line(error)})"
+        raise UserError(f"data={corpus}: not in {folder}, and {reason}; {where}") from error
 
 
-def from_archive(url: str, pattern: str, folder: Path) -> list[Path]:
-    """Download an archive, unpack the files that match the pattern into a folder, and return them.
-
-    Checksums are compared before anything is opened or returned. Nothing else is unpacked, and only the name of a file
-    in the archive is used, not its place.
+def _from_archive(url: str, pattern: str, folder: Path) -> None:
+    """Download an archive and unpack the files that match the pattern into a folder.
 
     Raises:
-        UserError: the download fails, the archive is damaged, or a file is missing or not as expected.
+        UserError: an archive or file is not as expected.
     """
     archive = folder / url.rsplit("/", 1)[-1]
-    paths = []
-    try:
-        with urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response:
-            _write_checked(response, archive)
-        for place, content in _members(archive):
-            name = PurePosixPath(place).name
-            if fnmatch.fnmatch(name, pattern):
-                paths.append(folder / "unpacked" / name)
-                _write_checked(content, paths[-1])
-    except (OSError, http.client.HTTPException, *DAMAGED) as error:
-        raise UserError(f"{url} cannot be downloaded and unpacked ({error})") from error
-    if not paths:
-        raise UserError(f"{archive.name} lacks {pattern}")
-    return paths
+    with (
+        urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response,
+        archive.open("wb") as file,
+    ):
+        shutil.copyfileobj(response, file)
+    _compare_checksum(archive)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        shutil.unpack_archive(archive, scratch)
+        archive.unlink()
+        for path in Path(scratch).rglob(pattern):
+            _compare_checksum(path)
+            path.replace(folder / path.name)
 
 
-def _members(archive: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the open content of every file in a zip or tar archive."""
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as zipped:
-            for name in zipped.namelist():
-                yield name, zipped.open(name)
-        return
-    with tarfile.open(archive) as tarred:
-        for member in tarred:
-            if member.isfile():
-                yield member.name, tarred.extractfile(member)
-
-
-def _write_checked(source: Any, path: Path) -> None:
-    """Write what an open file holds, and compare it with its checksum in `CHECKSUMS`, if there is one.
+def _compare_checksum(path: Path) -> None:
+    """Compare a file with its checksum in `CHECKSUMS`, if there is one.
 
     Raises:
         UserError: it has another checksum.
     """
     algorithm, _, expected = CHECKSUMS.get(path.name, "md5:").partition(":")
     digest = hashlib.new(algorithm, usedforsecurity=False)
-    path.parent.mkdir(exist_ok=True)
-    with path.open("wb") as file:
-        while chunk := source.read(CHUNK_BYTES):
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
-            file.write(chunk)
     if expected not in ("", digest.hexdigest()):
-        raise UserError(
-            f"{path.name} has the {algorithm} {digest.hexdigest()}, expected is {expected}"
-        )
+        has = f"has the {algorithm} {digest.hexdigest()}, expected is {expected}"
+        raise UserError(f"{path.name} {has}")
 
 
-def from_datasets(corpus: str, folder: Path) -> list[Path]:
-    """Download WikiText through `datasets` and return its files; every row is a line.
-
-    Raises:
-        UserError: the hub cannot be reached, or cannot deliver the data.
-    """
+def _from_hub(corpus: str, folder: Path) -> None:
+    """Download WikiText through `datasets` into a folder; every row is a line."""
     import datasets  # takes a second, and few runs need it
-    import huggingface_hub
 
-    try:
-        # Asked first, because `load_dataset` retries for half a minute without a network.
-        hub = huggingface_hub.HfApi(os.environ.get("HF_ENDPOINT"))
-        hub.dataset_info(WIKITEXT, revision=REVISION, timeout=SECONDS_TO_ANSWER)
-        splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1", revision=REVISION)
-    except Exception as error:
-        raise UserError(f"datasets cannot load {WIKITEXT} ({first_line(error)})") from error
-    paths = []
+    splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1", revision=REVISION)
     for split, split_of_hub in zip(SPLITS, ("train", "validation", "test"), strict=True):
         path = folder / f"wiki.{split}.tokens"
         with path.open("w", encoding="utf-8", newline="\n") as file:
             for row in splits[split_of_hub]:
                 file.write(row["text"].rstrip("\n") + "\n")
-        paths.append(path)
-    return paths

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -35,25 +34,22 @@ from txl_lightning.registry import Guests
 SPLITS = ("train", "valid", "test")
 FRACTIONS = (0.9, 0.05, 0.05)
 WHOLE = "whole"  # the only split of a text that is not cut
-CHUNK_BYTES = 1 << 22
+CHUNK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
+BOM = codecs.BOM_UTF8
 
 Alignment = Literal["byte", "char", "line"]
 ALIGNMENT: dict[str, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
 MakeVocabulary = Callable[..., Vocabulary]  # from chunks of bytes
 
 
-def _open_zstd(path: Path) -> Any:
+def _open_zstd(path: Path, mode: str) -> Any:
     import pyarrow  # comes with `datasets`; few need it
 
     return io.BufferedReader(pyarrow.CompressedInputStream(str(path), "zstd"))
 
 
-def _open_plain(path: Path) -> Any:
-    return path.open("rb")
-
-
-UNPACK: dict[str, Callable[[Path], Any]] = {
+UNPACK: dict[str, Callable[[Path, Any], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
@@ -68,7 +64,7 @@ class Part:
     Args:
         path: path of the file; a compressed file is unpacked while it is read.
         start: first byte, or id; a float is a fraction of the file.
-        stop: byte or id after the last; a float is a fraction of the file, None is the end of the file.
+        stop: byte or id after the last; a float is a fraction of the file, None is the end of the text.
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
             line break at the end of the file gets one.
         format: `plain` text, or the type of ids.
@@ -89,27 +85,20 @@ class Part:
         ids = np.memmap(self.path, self.format, mode="r", offset=self.offset)
         return ids[self.start : self.stop]
 
-    def inner_starts(self) -> NDArray[np.int64]:
-        """Return the positions in the part where its further documents begin, ascending; without the first one."""
-        if len(self.starts) == 0:
-            return self.starts
-        starts = np.unique(self.starts)
-        start, stop = self.bounds()
-        return starts[(starts > start) & (starts < stop)] - start
-
     def bounds(self) -> tuple[int, int]:
-        """Return the first byte or id of the part, and the one after the last, where cuts have moved forward."""
+        """Return the first byte or id of the part, and the end, where cuts have moved forward."""
         if self.format != "plain":
             first = int(self.start)
             return first, first + len(self.ids())
         with mapped(self.path) as text:
             return _cut(text, self.start, self.alignment), _cut(text, self.stop, self.alignment)
 
-    @property
-    def size(self) -> int:
-        """Number of bytes or ids."""
+    def inner_starts(self) -> NDArray[np.int64]:
+        """Return where its further documents begin, from its first byte or id on, ascending."""
+        if len(self.starts) == 0:
+            return self.starts
         start, stop = self.bounds()
-        return stop - start
+        return self.starts[(self.starts > start) & (self.starts < stop)] - start
 
 
 Parts = dict[str, list[Part]]  # by split
@@ -122,8 +111,7 @@ class Source:
     Args:
         name: as reports show it.
         parts: bytes of every split.
-        vocabulary: makes the vocabulary from the bytes of the training split, or of `listed`.
-        listed: file that lists the vocabulary, if there is one.
+        vocabulary: makes the vocabulary from the bytes of the training split.
         published: entries of the `vocabulary` and tokens of splits that a correct preparation has.
         cutoffs: usual cut-offs of the adaptive softmax.
         checksum: checksum of the corpus, if the text of this name is known; another text is reported.
@@ -133,7 +121,6 @@ class Source:
     name: str
     parts: Parts
     vocabulary: MakeVocabulary
-    listed: tuple[Part, ...] = ()
     published: Mapping[str, int] = field(default_factory=dict)
     cutoffs: tuple[int, ...] = ()
     checksum: str | None = None
@@ -186,9 +173,8 @@ def open_vocabulary(config: DataConfig) -> MakeVocabulary:
     if least is None:
         least = 2 if config.level == "word" else 1
     require(least >= 1, "data.min_count", least, "must be an integer >= 1")
-    if config.level == "word":
-        return partial(vocabulary.words, min_count=least)
-    return partial(vocabulary.characters_and_unknown, min_count=least)
+    make = vocabulary.words if config.level == "word" else vocabulary.characters_and_unknown
+    return partial(make, min_count=least)
 
 
 def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> Path:
@@ -197,9 +183,8 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
     Raises:
         UserError: the text cannot be stored.
     """
-    code = Path(inspect.getfile(text)).read_text(
-        encoding="utf-8"
-    )  # another text may follow from each change
+    # Another text may follow from each change of the code.
+    code = Path(inspect.getfile(text)).read_text(encoding="utf-8")
     directory = expand(config.cache_dir)
     key = cache_key(code, text.__qualname__, *arguments)
 
@@ -220,26 +205,35 @@ def cut_file(
     path: Path, fractions: Sequence[float] = FRACTIONS, alignment: Alignment = "byte"
 ) -> Parts:
     """Cut a file into consecutive splits by fractions with sum 1; it is not unpacked to know its size."""
-    shares = np.cumsum(fractions)[:-1].tolist()
-    return by_split(
-        Part(path, start, stop, alignment) for start, stop in pairwise([0, *shares, None])
-    )
+    first = float(fractions[0])
+    second = first + fractions[1]
+    return {
+        "train": [Part(path, 0, first, alignment)],
+        "valid": [Part(path, first, second, alignment)],
+        "test": [Part(path, second, None, alignment)],
+    }
 
 
 def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
     """Cut whole files, one after the other, into splits by fractions; a cut part continues in the next one."""
-    ends = np.cumsum([part.size for part in parts]).tolist()
-    shares = np.cumsum(fractions)[:-1].tolist()
-    cuts = [0, *(int(share * ends[-1]) for share in shares), ends[-1]]
+    ranges = [part.bounds() for part in parts]
+    size = sum(stop - start for start, stop in ranges)
+    end = 0
+    share = 0.0
     splits: Parts = {}
-    for split, start, stop in zip(SPLITS, cuts, cuts[1:], strict=False):
+    for split, fraction in zip(SPLITS, fractions, strict=True):
+        begin = end
+        share += fraction
+        end = size if split == SPLITS[-1] else int(share * size)
         splits[split] = []
-        for part, first, end in zip(parts, [0, *ends], ends, strict=False):
-            if max(start, first) >= min(stop, end):
-                continue
-            begin = part.start + max(start - first, 0)
-            last = part.stop if stop >= end else part.start + stop - first
-            splits[split].append(replace(part, start=begin, stop=last))
+        at = 0  # where the part begins in the joined files
+        for part, (start, stop) in zip(parts, ranges, strict=True):
+            first = max(begin, at)
+            last = min(end, at + stop - start)
+            if first < last:
+                cut = replace(part, start=start + first - at, stop=start + last - at)
+                splits[split].append(cut)
+            at += stop - start
     return splits
 
 
@@ -250,9 +244,9 @@ def unpacked(path: Path) -> Iterator[Any]:
     Raises:
         UserError: it cannot be read.
     """
-    unpack = UNPACK.get(path.suffix.lower(), _open_plain)
+    unpack = UNPACK.get(path.suffix.lower(), open)
     try:
-        with unpack(path) as file:
+        with unpack(path, "rb") as file:
             yield file
     except (OSError, lzma.LZMAError, zlib.error, EOFError, ImportError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -286,61 +280,37 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
     """Yield the bytes of all parts in order, in chunks.
 
     Raises:
-        UserError: a file cannot be read, or a part that is aligned to characters is not UTF-8.
+        UserError: a file cannot be read.
     """
     for part in parts:
         with mapped(part.path) as text:
             start = _cut(text, part.start, part.alignment)
             stop = _cut(text, part.stop, part.alignment)
-            chunks = (
-                text[at : min(at + CHUNK_BYTES, stop)] for at in range(start, stop, CHUNK_BYTES)
-            )
-            if part.alignment == "byte":
-                yield from chunks
-                continue
-            yield from _checked(part.path, chunks, start)
+            for at in range(start, stop, CHUNK_BYTES):
+                yield text[at : min(at + CHUNK_BYTES, stop)]
             if part.alignment == "line" and start < stop and text[stop - 1] != ord("\n"):
                 yield b"\n"  # otherwise the next part would continue the line
 
 
-def _checked(path: Path, chunks: Iterable[bytes], start: int) -> Iterator[bytes]:
-    """Yield chunks of UTF-8 text.
-
-    Raises:
-        UserError: they are not; names the place of the first bad byte.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    pending = b""  # bytes of a character that goes on
-    try:
-        for chunk in chunks:
-            pending = decoder.getstate()[0]
-            decoder.decode(chunk)
-            start += len(chunk)
-            yield chunk
-        pending = decoder.getstate()[0]
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        place = start - len(pending) + error.start
-        value = error.object[error.start]
-        allowed = (
-            "convert it (iconv -f ENCODING -t UTF-8 FILE), for which you must know its encoding"
-        )
-        text = f"not UTF-8 text, byte {place:,} is 0x{value:02x}: {allowed}, or read its bytes (data.level=byte)"
-        raise UserError(f"{path}: {text}") from error
+def place_of_bad_byte(parts: Iterable[Part]) -> str:
+    """Return the file and the place of the first byte that is not UTF-8."""
+    for part in parts:
+        with mapped(part.path) as text:
+            content = bytes(text)
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            return f"{part.path}, byte {error.start:,} is 0x{content[error.start]:02x}"
+    return "a character is cut"
 
 
 def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Alignment) -> int:
     """Return the byte position of a cut, moved forward to the start of a character or line."""
     size = len(text)
     if position is None:
-        start = size
-    elif isinstance(position, float):
-        start = int(position * size)
-    else:
-        start = min(position, size)
-    if start == len(codecs.BOM_UTF8) and text[:start] == codecs.BOM_UTF8:
-        return start
-    if alignment == "line" and start > 0:
+        return size
+    start = int(position * size) if isinstance(position, float) else min(position, size)
+    if alignment == "line" and start > len(BOM):
         return text.find(b"\n", start - 1) + 1 or size
     while alignment == "char" and start < size and text[start] & 0xC0 == 0x80:
         start += 1

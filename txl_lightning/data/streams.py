@@ -37,10 +37,10 @@ class Batch(NamedTuple):
 
     def streams(self, first: int, end: int) -> Batch:
         """Return the streams from `first` to `end`."""
-        known = None if self.known_targets is None else self.known_targets[first:end]
-        return self._replace(
-            tokens=self.tokens[first:end], targets=self.targets[first:end], known_targets=known
-        )
+        part = self._replace(tokens=self.tokens[first:end], targets=self.targets[first:end])
+        if self.known_targets is not None:
+            part = part._replace(known_targets=self.known_targets[first:end])
+        return part
 
     def split(self, segment_len: int, ext_len: int) -> list[Batch]:
         """Cut a batch of several segments: each has `segment_len` positions, the last of an epoch maybe fewer.
@@ -49,17 +49,19 @@ class Batch(NamedTuple):
             segment_len: T of the parts.
             ext_len: tokens of extended context in front of each part (fewer at a stream's start).
         """
-        n_targets, parts = self.targets.shape[1], []
-        before = self.tokens.shape[1] - n_targets
+        n_targets = self.targets.shape[1]
+        n_before = self.tokens.shape[1] - n_targets
+        parts = []
         for start in range(0, n_targets, segment_len):
             stop = min(start + segment_len, n_targets)
-            tokens = self.tokens[:, max(0, before + start - ext_len) : before + stop]
-            known = None if self.known_targets is None else self.known_targets[:, start:stop]
-            parts.append(
-                self._replace(
-                    tokens=tokens, targets=self.targets[:, start:stop], known_targets=known
-                )
+            first = max(0, n_before + start - ext_len)
+            part = self._replace(
+                tokens=self.tokens[:, first : n_before + stop],
+                targets=self.targets[:, start:stop],
             )
+            if self.known_targets is not None:
+                part = part._replace(known_targets=self.known_targets[:, start:stop])
+            parts.append(part)
         return parts
 
 
@@ -112,9 +114,10 @@ class Streams:
         require(self.segment_len >= 1, "segment_len", self.segment_len, "must be an integer >= 1")
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
         require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
+        self.position = 0
+        self._start = 0
+        self.targets_per_stream = self._measure()  # before an array of as many streams
         self.own = np.arange(*part_of_streams(self.batch_size, self.rank, self.world_size))
-        self.position = self._start = 0
-        self.targets_per_stream = self._measure()
 
     def _measure(self) -> int:
         """Set `stream_starts`, [B], and `text_len`, and return the number of targets of a stream.
@@ -122,15 +125,14 @@ class Streams:
         Raises:
             OptionError: it is too short.
         """
-        self.text_len, stream_len = len(self.tokens), len(self.tokens) // self.batch_size
+        self.text_len = len(self.tokens)
+        stream_len = self.text_len // self.batch_size
         most = f"must be at most {self.text_len // 2}"
         allowed = f"{most}: the text has {self.text_len} tokens, and a stream needs 2"
         require(stream_len >= 2, "batch_size", self.batch_size, allowed)
-        start = (
-            0
-            if self.seed is None
-            else int(np.random.default_rng(self.seed).integers(self.text_len))
-        )
+        start = 0
+        if self.seed is not None:
+            start = int(np.random.default_rng(self.seed).integers(self.text_len))
         self.stream_starts = start + np.arange(self.batch_size) * stream_len
         return stream_len - 1
 
@@ -146,12 +148,11 @@ class Streams:
         `first_of_streams`: first tokens of streams that are in no other stream; `trimmed`: ends of streams, and tokens
         that do not fill all streams evenly.
         """
-        n_targets, starts = self.targets_per_stream, self.stream_starts
-        firsts = 1 + int((starts[1:] != starts[:-1] + n_targets).sum())
-        return {
-            "first_of_streams": firsts,
-            "trimmed": self.text_len - self.batch_size * n_targets - firsts,
-        }
+        n_targets = self.targets_per_stream
+        gaps = np.diff(self.stream_starts) != n_targets
+        firsts = 1 + int(np.count_nonzero(gaps))
+        trimmed = self.text_len - self.batch_size * n_targets - firsts
+        return {"first_of_streams": firsts, "trimmed": trimmed}
 
     def positions(self, index: int) -> NDArray[np.int64]:
         """Return the positions in the split of a segment's targets, [B, T]."""
@@ -160,9 +161,8 @@ class Streams:
     def _positions(self, index: int, ext_len: int) -> NDArray[np.int64]:
         """Return the positions in the split of a segment's tokens and of its last target, [B, E + T + 1]."""
         start = index * self.segment_len
-        places = np.arange(
-            max(0, start - ext_len), min(start + self.segment_len, self.targets_per_stream) + 1
-        )
+        stop = min(start + self.segment_len, self.targets_per_stream)
+        places = np.arange(max(0, start - ext_len), stop + 1)
         return self._in_split(self.stream_starts[self.own][:, None] + places)
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -176,17 +176,16 @@ class Streams:
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
         window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap")
         window_BT = torch.from_numpy(window.astype(np.int64))
-        n_targets = self.targets_per_stream - index * self.segment_len
-        targets_BT = window_BT[:, -min(self.segment_len, n_targets) :]
+        n_left = self.targets_per_stream - index * self.segment_len
+        targets_BT = window_BT[:, -min(self.segment_len, n_left) :]
         targets_BT = torch.maximum(targets_BT, ~targets_BT)  # targets have no marks of documents
         return Batch(window_BT[:, :-1], targets_BT, index)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all segments of the epoch, or once those from a restored position on."""
-        start, self._start = self._start, 0
-        if start == 0 and self.position == len(
-            self
-        ):  # the last iteration stopped after the last segment
+        start = self._start
+        self._start = 0
+        if start == 0 and self.position == len(self):  # the last iteration was left after its end
             self._end_epoch()
         for index in range(start, len(self)):
             segment = self[index]
@@ -234,15 +233,18 @@ class ShuffledStreams(Streams):
     starts: np.ndarray = field(kw_only=True, repr=False)
 
     def _measure(self) -> int:
-        self.epoch, self.text_len = 0, len(self.tokens) + 1  # with the <S> after the last sentence
-        self.lengths = np.diff(self.starts, append=len(self.tokens))
+        self.epoch = 0
+        n_tokens = len(self.tokens)
+        self.text_len = n_tokens + 1  # with the <S> after the last sentence
+        self.lengths = np.diff(self.starts, append=n_tokens)
         self._order()
-        n_targets = int(np.diff(self.stream_starts, append=len(self.tokens)).min())
+        n_targets = int(np.diff(self.stream_starts, append=n_tokens).min())
         if self.seed is not None:
-            shortest = len(self.tokens) // self.batch_size - int(self.lengths.max(initial=0)) + 1
+            shortest = n_tokens // self.batch_size - int(self.lengths.max(initial=0)) + 1
             n_targets = shortest // self.segment_len * self.segment_len
-        allowed = f"gives too few of {len(self.starts):,} sentences ({len(self.tokens):,} tokens) to each stream "
-        allowed += f"for one segment of {self.segment_len}"
+        sentences = f"{len(self.starts):,} sentences ({n_tokens:,} tokens)"
+        segment = f"for one segment of {self.segment_len}"
+        allowed = f"gives too few of {sentences} to each stream {segment}"
         require(n_targets >= 1, "batch_size", self.batch_size, allowed)
         return n_targets
 
@@ -272,9 +274,8 @@ class ShuffledStreams(Streams):
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the split; the `<S>` after the epoch's last sentence is after the last token."""
-        sentence = np.minimum(
-            np.searchsorted(self._ends, places, side="right"), len(self._ends) - 1
-        )
+        found = np.searchsorted(self._ends, places, side="right")
+        sentence = np.minimum(found, len(self._ends) - 1)
         before_end = self._ends[sentence] - places
         chosen = self._sentences[sentence]
         inside = self.starts[chosen] + self.lengths[chosen] - before_end

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, repeat
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,19 +18,16 @@ from txl_lightning.errors import UserError
 
 Level = Literal["byte", "char", "word", "bpe", "ids"]
 LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # of texts
-KEPT_LEVELS = (
-    "bpe",
-    "ids",
-)  # read with the vocabulary of a checkpoint, which is not made from the text again
+# Read with the vocabulary of a checkpoint, which is not made from the text again.
+KEPT_LEVELS = ("bpe", "ids")
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 SENTENCE = "<S>"
 UNKNOWN_OF_LM1B = "<UNK>"
 LEAST_COUNT_OF_LM1B = 3  # rarer words of the One Billion Word benchmark are <UNK>
-# White space does not divide a text into words if they are longer, or if more of so many words are rare.
-LONGEST_WORD = 30  # bytes on average
+# White space does not divide a text into words if more than this share of them are rare.
 MOST_UNKNOWN = 0.5
-ENOUGH_WORDS = 10_000
+ENOUGH_WORDS = 1_000
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,11 @@ class Vocabulary:
     def _bytes(self) -> list[bytes]:
         """Bytes of every token, in UTF-8 for characters and words."""
         encoding = "latin-1" if self.consists_of_bytes else "utf-8"
-        return [symbol.encode(encoding) for symbol in self.symbols or map(chr, range(N_BYTES))]
+        return [symbol.encode(encoding) for symbol in self._symbols]
+
+    @property
+    def _symbols(self) -> Iterable[str]:
+        return self.symbols or map(chr, range(N_BYTES))
 
     def count_bytes(self, tokens: np.ndarray) -> int | None:
         """Return the number of bytes that tokens stand for; None if it is not known (words, ids, `<unk>`)."""
@@ -114,24 +114,25 @@ class Vocabulary:
         """
         if self.level in ("word", "ids"):
             return None
-        inside_V, first_V, last_V = self._words
-        n_begun = (first_V[tokens] & ~last_V[before]).sum()
-        return int(inside_V[tokens].sum() + n_begun)
+        words_V, begins_V, ends_V = self._words
+        n_begun = (begins_V[tokens] & ~ends_V[before]).sum()
+        return int(words_V[tokens].sum() + n_begun)
 
     @cached_property
     def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Words that begin inside each token and its line ends; whether its first and last bytes are of words, [V]."""
-        first_V = np.array([bool(content[:1].strip()) for content in self._bytes])
-        last_V = np.array([bool(content[-1:].strip()) for content in self._bytes])
-        words_V = np.array(
-            [len(content.split()) + content.count(b"\n") for content in self._bytes], np.int64
-        )
-        return words_V - first_V, first_V, last_V
+        words = []
+        for content in self._bytes:
+            n_words = len(content.split()) + content.count(b"\n")
+            begins = bool(content[:1].strip())
+            words.append((n_words - begins, begins, bool(content[-1:].strip())))
+        words_V, begins_V, ends_V = np.array(words).T
+        return words_V, begins_V.astype(bool), ends_V.astype(bool)
 
     @cached_property
     def numbers(self) -> dict[str, int]:
         """Number of every symbol."""
-        return {symbol: number for number, symbol in enumerate(self.symbols)}
+        return {symbol: number for number, symbol in enumerate(self._symbols)}
 
     @cached_property
     def unknown(self) -> int:
@@ -184,17 +185,15 @@ class Vocabulary:
 
     def _encode_bytes(self, chunks: Iterable[list[bytes]]) -> Iterator[Tokens]:
         for contents in chunks:
-            if self.symbols and "\n" not in self.numbers:
+            if "\n" not in self.numbers:
                 contents = [content.replace(b"\n", b"") for content in contents]
             values = np.frombuffer(b"".join(contents), np.uint8)
-            if self.symbols:
-                yield self._look_up(values, _begins(contents))
-            else:
-                yield values, _begins(contents)
+            yield self._look_up(values, _begins(contents))
 
     def _encode_characters(self, chunks: Iterable[list[str]]) -> Iterator[Tokens]:
         for texts in chunks:
-            yield self._look_up(code_points("".join(texts)), _begins(texts))
+            content = "".join(texts).encode("utf-32-le", errors="surrogatepass")
+            yield self._look_up(np.frombuffer(content, np.uint32), _begins(texts))
 
     def _encode_subwords(self, chunks: Iterable[list[str]]) -> Iterator[Tokens]:
         for tokens, begins in self._subwords.encode(chunks):
@@ -208,9 +207,8 @@ class Vocabulary:
             else:
                 documents = [words_of_lines(text, mark) for text in texts]
             symbols = list(chain.from_iterable(documents))
-            tokens = np.fromiter(
-                map(self.numbers.get, symbols, repeat(self.unknown)), np.int32, len(symbols)
-            )
+            numbers = map(self.numbers.get, symbols, repeat(self.unknown))
+            tokens = np.fromiter(numbers, np.int32, len(symbols))
             yield self._known(tokens, _begins(documents), symbols.__getitem__)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
@@ -255,12 +253,11 @@ class Vocabulary:
     @cached_property
     def _table(self) -> np.ndarray:
         """Token number by code point; the last entry is for all larger code points."""
-        numbers = {
-            ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1
-        }
-        other = self.unknown if self.lenient else -1
-        table = np.full(max(numbers, default=0) + 2, other, dtype=np.int32)
-        table[list(numbers)] = list(numbers.values())
+        largest = max((ord(symbol) for symbol in self.numbers if len(symbol) == 1), default=0)
+        table = np.full(largest + 2, self.unknown if self.lenient else -1, dtype=np.int32)
+        for symbol, number in self.numbers.items():
+            if len(symbol) == 1:
+                table[ord(symbol)] = number
         return table
 
     def _look_up(self, values: np.ndarray, begins: NDArray[np.int64]) -> Tokens:
@@ -272,13 +269,12 @@ class Vocabulary:
         self, tokens: np.ndarray, begins: NDArray[np.int64], symbol_at: Callable[[int], str]
     ) -> Tokens:
         """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is left out, or an error."""
-        if tokens.min(initial=0) < 0:
+        is_known = tokens >= 0
+        if not is_known.all():
             if not self.lenient:
                 symbol = symbol_at(int(tokens.argmin()))
-                raise UserError(
-                    f"{symbol!r} is not among the {len(self)} symbols of the training split"
-                )
-            is_known = tokens >= 0
+                reason = f"is not among the {len(self)} symbols of the training split"
+                raise UserError(f"{symbol!r} {reason}")
             begins = np.append(0, np.cumsum(is_known))[begins]
             tokens = tokens[is_known]
         return tokens.astype(self.dtype), begins
@@ -344,71 +340,6 @@ def _begins(documents: Sequence[Sequence[Any]]) -> NDArray[np.int64]:
     return np.array([*accumulate(map(len, documents[:-1]))], np.int64)
 
 
-def code_points(text: str) -> np.ndarray:
-    """Return the code points of a text's characters."""
-    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
-
-
-class SplitTokens:
-    """Token numbers of a split in a file, read by slice or position.
-
-    Args:
-        tokens: token numbers, memory-mapped.
-        starts: positions of first tokens of documents, to be marked: read as -1 - token, which tells the model that a
-            document begins there. None marks none.
-        path: the user's file, which must stay as it is; None disables the check.
-
-    Raises:
-        UserError: when tokens are read and the file has changed since it was opened.
-    """
-
-    def __init__(
-        self, tokens: np.ndarray, starts: np.ndarray | None = None, path: Path | None = None
-    ) -> None:
-        self.tokens = tokens
-        self.starts = starts
-        self.path = path
-        self.dtype = np.dtype(np.int64)
-        self._status = self._look()
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, places: Any) -> Any:
-        if isinstance(places, slice):
-            places = np.arange(*places.indices(len(self)))
-        return self.take(places)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[:].astype(np.int64 if dtype is None else dtype)
-
-    def astype(self, dtype: Any) -> np.ndarray:
-        """Return all token numbers in memory."""
-        return np.asarray(self, dtype)
-
-    def take(self, positions: Any, mode: Any = "raise") -> NDArray[np.int64]:
-        """Return the token numbers at positions, as `numpy.take`."""
-        if self._look() != self._status:
-            raise UserError(
-                f"{self.path}: has changed since it was opened; its ids must stay as they are"
-            )
-        tokens = self.tokens.take(positions, mode=mode).astype(np.int64)
-        if self.starts is None:
-            return tokens
-        places = np.asarray(positions)
-        if mode == "wrap":
-            places = places % len(self)
-        nearest = np.minimum(np.searchsorted(self.starts, places), len(self.starts) - 1)
-        return np.where(self.starts[nearest] == places, ~tokens, tokens)
-
-    def _look(self) -> tuple[int, int] | None:
-        """Return size and time of the file."""
-        if self.path is None or not self.path.exists():
-            return None
-        status = self.path.stat()
-        return status.st_size, status.st_mtime_ns
-
-
 def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
     """Return the token numbers of tokens, whether marked or not."""
     plain = tokens.astype(np.int64)
@@ -455,49 +386,27 @@ def characters_and_unknown(chunks: Iterable[bytes], min_count: int = 1) -> Vocab
     return Vocabulary("char", (UNKNOWN, *frequent))
 
 
-def words(chunks: Iterable[bytes], min_count: int | None = None) -> Vocabulary:
+def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
     """Return the vocabulary of `<eos>` and the words of a text, most frequent first, ties by appearance.
 
     Case is kept. `<unk>` is placed by its count, which includes rarer words than `min_count`; if there are none, it is
     the last entry.
 
-    Args:
-        chunks: text.
-        min_count: for a text of the user, whose words are checked; None for a published one, which keeps all words.
-
     Raises:
-        UserError: white space does not divide the user's text into words.
+        UserError: white space does not divide the text into words, as most are rare.
     """
-    if min_count is None:
-        counts = _counted(text.split() for text in _lines(chunks))
-    else:
-        counts = _counted(words_of_lines(text, END_OF_LINE) for text in _lines(chunks))
+    counts = _counted(text.split() for text in _lines(chunks))
     counts.pop(END_OF_LINE, None)
-    if min_count is not None:
-        _make_rare_unknown(counts, min_count)
-    counts[UNKNOWN] += 0
-    return Vocabulary("word", (END_OF_LINE, *_by_count(counts)))
-
-
-def _make_rare_unknown(counts: Counter[str], min_count: int) -> None:
-    """Count rare words as `<unk>`.
-
-    Raises:
-        UserError: white space does not divide the text: its words are longer than in any language, or most are rare.
-    """
-    n_words = max(1, counts.total())
-    n_bytes = sum((1 + len(word.encode())) * count for word, count in counts.items())
-    rare = [word for word, count in counts.items() if count < min_count and word != UNKNOWN]
-    n_rare = sum(counts.pop(word) for word in rare)
+    n_words = counts.total()
+    n_rare = 0
+    for word, count in list(counts.items()):
+        if count < min_count and word != UNKNOWN:
+            n_rare += counts.pop(word)
     counts[UNKNOWN] += n_rare
-    others = "use data.level=bpe, char or byte"
-    if n_bytes > LONGEST_WORD * n_words:
-        raise UserError(
-            f"data.level=word: a word has {n_bytes / n_words:.0f} bytes on average; {others}"
-        )
     if n_words >= ENOUGH_WORDS and n_rare > MOST_UNKNOWN * n_words:
         reason = f"{n_rare:,} of {n_words:,} training words are <unk>, as rarer than data.min_count"
-        raise UserError(f"data.level=word: {reason}; {others}")
+        raise UserError(f"data.level=word: {reason}; use data.level=bpe, char or byte")
+    return Vocabulary("word", (END_OF_LINE, *_by_count(counts)))
 
 
 def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
@@ -505,22 +414,6 @@ def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
     counts = _counted(text.split() for text in _lines(chunks))
     frequent = [word for word in _by_count(counts) if counts[word] >= LEAST_COUNT_OF_LM1B]
     return Vocabulary("word", tuple(dict.fromkeys((SENTENCE, UNKNOWN_OF_LM1B, *frequent))))
-
-
-def words_of_list(chunks: Iterable[bytes]) -> Vocabulary:
-    """Read lm1b's vocabulary from its published list: the first word of every line.
-
-    Raises:
-        UserError: the list lacks `<S>` or `<UNK>`.
-    """
-    symbols: dict[str, None] = {}
-    for text in _lines(chunks):
-        for line in text.split("\n"):
-            if line.strip():
-                symbols[line.split()[0]] = None
-    if SENTENCE not in symbols or UNKNOWN_OF_LM1B not in symbols:
-        raise UserError(f"1b_word_vocab.txt must have {SENTENCE} and {UNKNOWN_OF_LM1B}")
-    return Vocabulary("word", tuple(symbols))
 
 
 def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -545,9 +438,8 @@ def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
             yield texts
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file"
-        ) from error
+        reason = f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file"
+        raise UserError(reason) from error
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:

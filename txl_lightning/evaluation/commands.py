@@ -14,10 +14,15 @@ from txl_lightning.config.schemas import check_logger, check_values, plain
 from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.distributed.ranks import own_gpu
 from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.hardware import set_threads
+from txl_lightning.evaluation.trained import (
+    TrainedModel,
+    checkpoint_corpus,
+    is_other_text,
+    load_trained,
+)
 from txl_lightning.files import write_text
 from txl_lightning.reporting import escape, markdown_table
-from txl_lightning.runs.hardware import set_threads
-from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text, load_trained
 
 Table = Sequence[Mapping[str, object]]
 """Rows: cells by the title of their column."""

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.commands import log_results
+from txl_lightning.evaluation.hardware import autocast
 from txl_lightning.evaluation.losses import SEGMENT_TOKENS, device_of, with_progress
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
 from txl_lightning.evaluation.tables import write_tsv
 from txl_lightning.evaluation.texts import encode_open
+from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.files import not_special, write_json
-from txl_lightning.runs.hardware import autocast
-from txl_lightning.runs.trained import TrainedModel
 
 OPTION = "continuations"
 GREEDY_POSITIONS = 256

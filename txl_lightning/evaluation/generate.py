@@ -17,6 +17,7 @@ from txl_lightning.config.schemas import check_values
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.commands import corpus_and_split, open_checkpoint, options_as_typed
+from txl_lightning.evaluation.hardware import autocast, chosen_precision
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.protocol import Protocol
@@ -26,17 +27,17 @@ from txl_lightning.evaluation.texts import (
     encode_open,
     last_document,
 )
+from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.files import write_json
 from txl_lightning.model.inference.generation import GenerativeModel, Sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.hardware import autocast, chosen_precision
-from txl_lightning.runs.trained import TrainedModel
 
 MOST_SHOWN = 40  # characters of a prompt in a message
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
-CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
+CONTROL = str.maketrans(dict.fromkeys((*range(9), *range(11, 32)), "\ufffd"))
+CONTROL.update(dict.fromkeys(range(127, 160), "\ufffd"))
 
 Write = Callable[[str], None]
 

@@ -26,6 +26,7 @@ from txl_lightning.config.lengths import (
 from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Streams, streams_of
+from txl_lightning.evaluation.hardware import autocast, chosen_precision
 from txl_lightning.evaluation.losses import (
     TokenLosses,
     collect_losses,
@@ -34,11 +35,10 @@ from txl_lightning.evaluation.losses import (
     segment_losses,
     with_progress,
 )
+from txl_lightning.evaluation.models import always_carries_state, carries_state, model_class
 from txl_lightning.evaluation.options import EvaluateOptions
+from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
-from txl_lightning.runs.hardware import autocast, chosen_precision
-from txl_lightning.runs.models import always_carries_state, carries_state, model_class
-from txl_lightning.runs.trained import TrainedModel
 
 LENGTHS = ("segment_len", "mem_len", "ext_len", "same_length", "clamp_len")
 LONGER = {

@@ -21,7 +21,9 @@ from txl_lightning.evaluation.commands import (
     log_results,
     write_markdown,
 )
+from txl_lightning.evaluation.hardware import set_threads
 from txl_lightning.evaluation.losses import with_progress
+from txl_lightning.evaluation.models import require_room
 from txl_lightning.evaluation.options import SpeedOptions
 from txl_lightning.files import write_json
 from txl_lightning.model.inference.cached import CachedTransformerXL
@@ -30,8 +32,6 @@ from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting import processor
 from txl_lightning.reporting.canvas import line_figure
-from txl_lightning.runs.hardware import set_threads
-from txl_lightning.runs.models import require_room
 
 VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
 SCHEMES = {
@@ -278,7 +278,7 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
         for name, ratio in result["ratios"].items():
             row[f"{name} (min–max)"] = "{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**ratio)
         table.append(row)
-    lines_of_figure = {SCHEMES[name]: [(lengths, times)] for name, times in curves.items()}
+    lines_of_figure = {SCHEMES[name]: (lengths, times) for name, times in curves.items()}
     title = "Time per token by attention length"
     axes = ("attention length (tokens)", "milliseconds per token")
     line_figure(directory / "speed", lines_of_figure, *axes, title, log_y=True)

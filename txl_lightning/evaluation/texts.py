@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from txl_lightning.data.vocabulary import END_OF_LINE, SENTENCE, Vocabulary, close_sentences
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.evaluation.trained import TrainedModel
 
 Pattern = re.Pattern[bytes]
 

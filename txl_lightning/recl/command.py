@@ -15,7 +15,10 @@ from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import MOST, notice, require
 from txl_lightning.evaluation.commands import check_common_options, log_results
+from txl_lightning.evaluation.hardware import autocast, chosen_precision, set_threads
 from txl_lightning.evaluation.losses import device_of
+from txl_lightning.evaluation.trained import is_other_text
+from txl_lightning.evaluation.units import loss_unit
 from txl_lightning.evaluation.windows import window_losses
 from txl_lightning.files import write_atomically, write_json, write_text
 from txl_lightning.recl.check import checked
@@ -29,9 +32,6 @@ from txl_lightning.recl.positions import position_blocks
 from txl_lightning.recl.report import report_lines
 from txl_lightning.recl.results import group_results
 from txl_lightning.recl.text import GroupText, group_text
-from txl_lightning.runs.hardware import autocast, chosen_precision, set_threads
-from txl_lightning.runs.metrics import loss_unit
-from txl_lightning.runs.trained import is_other_text
 
 SCHEMA_VERSION = 11  # of docs/recl.schema.json
 LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow

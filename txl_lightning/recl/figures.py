@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from txl_lightning.evaluation.units import unit_name
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend, short
-from txl_lightning.runs.metrics import unit_name
 
 MOST_TICKS = 9
 ONLY_GROUP = 1

@@ -28,11 +28,11 @@ from txl_lightning.data.vocabulary import (
     without_marks,
 )
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.evaluation.trained import TrainedModel, load_trained
 from txl_lightning.evaluation.windows import WindowReader, window_reader
 from txl_lightning.files import file_checksum
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.recl.effective_context import Integers
-from txl_lightning.runs.trained import TrainedModel, load_trained
 
 OPTION = "models"
 TRAINED = "txl:"

@@ -13,6 +13,7 @@ from txl_lightning.config.schemas import DataConfig, file_data
 from txl_lightning.data.corpus import WHOLE, Corpus, split_bytes
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.evaluation.trained import TrainedModel, checkpoint_corpus, report_if_changed
 from txl_lightning.recl.models import (
     HUGGING_FACE,
     OPTION,
@@ -21,7 +22,6 @@ from txl_lightning.recl.models import (
     vocabulary_speller,
 )
 from txl_lightning.recl.options import ReclOptions
-from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, report_if_changed
 
 PARTS = "".join(
     map(chr, range(0xDC80, 0xDD00))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 
 from txl_lightning.config.schemas import CheckpointConfig
-from txl_lightning.errors import UserError, notice
+from txl_lightning.errors import UserError
+from txl_lightning.evaluation.trained import read_checkpoint, read_file, write_checkpoint
 from txl_lightning.files import PART, write_atomically
-from txl_lightning.runs.storage import plain_containers, read_file, write_checkpoint
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
@@ -30,30 +29,32 @@ class UnwrittenCheckpointError(UserError):
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint plugin, with files that are whole or not there, and plain contents.
+    """Lightning's checkpoint plugin, with files that are whole or not there, and that can be opened."""
 
-    A state of a callback that no reader could open without running code is left out, and named.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write a checkpoint on the first rank.
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint on the first rank; after an error the files that were there are whole.
 
         Raises:
-            UnwrittenCheckpointError: the disk is full or the folder is not writable; files that were there are whole.
+            UnwrittenCheckpointError: the disk is full or the folder is not writable.
+            UserError: a callback's state could not be read again.
         """
         target = Path(path)
-        states = checkpoint.get("callbacks", {})
-        for name in list(states):
-            _make_plain(states, name)
-        for name in list(checkpoint):
-            if name not in ("callbacks", "state_dict"):
-                _make_plain(checkpoint, name)
+        step = checkpoint["global_step"]
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             write_checkpoint(checkpoint, target)
         except OSError as error:
-            step = checkpoint["global_step"]
-            raise UnwrittenCheckpointError(f"could not write the checkpoint of step {step}: {error}") from error
+            raise UnwrittenCheckpointError(
+                f"could not write the checkpoint of step {step}: {error}"
+            ) from error
+        except pickle.UnpicklingError as error:
+            kept = "a checkpoint holds numbers, text, tensors, lists and dictionaries"
+            states = ", ".join(checkpoint.get("callbacks", {}))
+            raise UserError(
+                f"trainer.callbacks: {kept}, not all of the states of {states}"
+            ) from error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the contents of a checkpoint, without running code stored in it.
@@ -62,15 +63,6 @@ class DurableCheckpointIO(TorchCheckpointIO):
             OptionError: it is damaged.
         """
         return read_file(path, "resume")
-
-
-def _make_plain(states: dict[str, Any], name: str) -> None:
-    try:
-        states[name] = plain_containers(states[name])
-    except TypeError as error:
-        del states[name]
-        holds = f"a checkpoint holds numbers, text, tensors, lists and dictionaries, not {error}"
-        notice(f"trainer.callbacks: the state {name} is left out of every checkpoint: {holds}")
 
 
 def who_stopped(trainer: L.Trainer) -> str | None:
@@ -105,14 +97,13 @@ class LastCheckpoint(Checkpoint):
 
     Attributes:
         saved_step: step of the last checkpoint; -1 if there is none.
-        path: the last checkpoint; before the first one the one that was resumed, None for a new run.
     """
 
-    def __init__(self, directory: Path | str, every_n_steps: int) -> None:
-        self.directory = Path(directory)
+    def __init__(self, directory: Path, every_n_steps: int) -> None:
+        self.directory = directory
         self.every_n_steps = every_n_steps
         self.saved_step = -1
-        self.path: Path | None = None
+        self._is_good = False  # whether last.ckpt is of this run and whole
 
     @property
     def to_continue(self) -> str:
@@ -121,8 +112,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.ckpt_path:
-            self.path = Path(trainer.ckpt_path)
             self.saved_step = trainer.global_step
+            self._is_good = Path(trainer.ckpt_path).resolve() == (self.directory / LAST).resolve()
         if trainer.is_global_zero:
             for path in self.directory.glob(f"{PART}*"):  # of a kill in the middle of a write
                 path.unlink(missing_ok=True)
@@ -137,7 +128,9 @@ class LastCheckpoint(Checkpoint):
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.save(trainer)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
         """Record which callback ended the training."""
         ended_by = who_stopped(trainer)
         if ended_by is not None:
@@ -146,13 +139,11 @@ class LastCheckpoint(Checkpoint):
     def save(self, trainer: L.Trainer) -> None:
         """Save the state after the last step; all ranks must call this."""
         last = self.directory / LAST
-        step = trainer.global_step
-        is_good = self.path is not None and self.path.resolve() == last.resolve()
-        if trainer.is_global_zero and is_good and self.saved_step != step:
+        if trainer.is_global_zero and self._is_good and self.saved_step != trainer.global_step:
             _copy(last, self.directory / PREVIOUS)
         trainer.save_checkpoint(last)
-        self.path = last
-        self.saved_step = step
+        self._is_good = True
+        self.saved_step = trainer.global_step
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -172,9 +163,9 @@ class RunCheckpoint(ModelCheckpoint):
         options: arguments of ModelCheckpoint.
     """
 
-    def __init__(self, directory: Path | str, filename: str, **options: Any) -> None:
+    def __init__(self, directory: Path, filename: str, **options: Any) -> None:
         super().__init__(
-            dirpath=str(Path(directory).absolute()),
+            dirpath=str(directory.absolute()),
             filename=filename,
             auto_insert_metric_name=False,
             enable_version_counter=False,
@@ -185,32 +176,20 @@ class RunCheckpoint(ModelCheckpoint):
     def state_key(self) -> str:
         return f"{super().state_key}{self.filename}"
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self._trainer = trainer
-
-    def format_checkpoint_name(self, metrics: dict[str, Tensor], *more: Any, **options: Any) -> str:
-        """Name a checkpoint by the Trainer's step: a logged `step` is the one of the last validation."""
-        named = dict(metrics)
-        named["step"] = torch.tensor(self._trainer.global_step)
-        return super().format_checkpoint_name(named, *more, **options)
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best values if their files are in this folder, which may have moved; else they begin anew."""
-        folder = Path(str(self.dirpath))
-
-        def here(path: str) -> str:
-            return str(folder / Path(path).name) if path else path
-
-        paths = {*state_dict["best_k_models"], state_dict["best_model_path"]} - {""}
-        if not all(Path(here(path)).exists() for path in paths):
-            return
         moved = dict(state_dict)
         moved["dirpath"] = self.dirpath
         for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
-            moved[name] = here(state_dict[name])
-        moved["best_k_models"] = {here(path): score for path, score in state_dict["best_k_models"].items()}
-        super().load_state_dict(moved)
+            moved[name] = self._in_folder(state_dict[name])
+        moved["best_k_models"] = {}
+        for path, score in state_dict["best_k_models"].items():
+            moved["best_k_models"][self._in_folder(path)] = score
+        if Path(moved["best_model_path"]).exists():
+            super().load_state_dict(moved)
+
+    def _in_folder(self, path: str) -> str:
+        return str(Path(str(self.dirpath), Path(path).name)) if path else ""
 
 
 def best_checkpoints(directory: Path, options: CheckpointConfig) -> list[ModelCheckpoint]:
@@ -223,15 +202,53 @@ def best_checkpoints(directory: Path, options: CheckpointConfig) -> list[ModelCh
         directory: folder of the checkpoints.
         options: node `checkpoint`.
     """
-    on_validation: dict[str, Any] = {"monitor": "val/nll", "mode": "min", "save_on_train_epoch_end": False}
-    callbacks: list[ModelCheckpoint] = [RunCheckpoint(directory, "best", save_top_k=1, **on_validation)]
+    on_validation: dict[str, Any] = {
+        "monitor": "val/nll",
+        "mode": "min",
+        "save_on_train_epoch_end": False,
+    }
+    callbacks: list[ModelCheckpoint] = [
+        RunCheckpoint(directory, "best", save_top_k=1, **on_validation)
+    ]
     if options.keep_best:
-        callbacks.append(RunCheckpoint(directory, "best-{step}", save_top_k=options.keep_best, **on_validation))
+        callbacks.append(
+            RunCheckpoint(directory, "best-{step}", save_top_k=options.keep_best, **on_validation)
+        )
     if options.keep_every_n_steps:
         weights: dict[str, Any] = {"save_weights_only": True, "save_top_k": -1}
         every = options.keep_every_n_steps
-        callbacks.append(RunCheckpoint(directory, "step{step}", every_n_train_steps=every, **weights))
+        callbacks.append(
+            RunCheckpoint(directory, "step{step}", every_n_train_steps=every, **weights)
+        )
     return callbacks
+
+
+def last_good(directory: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest intact checkpoint of a run, and a message for each damaged one.
+
+    Prefers `last.ckpt`; if it is missing or damaged, the later of `previous.ckpt` and `best.ckpt`.
+    """
+    newest: Path | None = None
+    newest_step = -1
+    messages: list[str] = []
+    for name in (LAST, PREVIOUS, BEST):
+        path = directory / name
+        if not path.exists() or newest == directory / LAST:
+            continue
+        try:
+            step = read_checkpoint(path).step
+        except UserError as error:
+            messages.append(str(error).replace("checkpoint=", "", 1))
+            continue
+        if step > newest_step:
+            newest = path
+            newest_step = step
+    return newest, messages
+
+
+def is_in_run(directory: Path, checkpoint: Path) -> bool:
+    """Return whether a checkpoint is in the directory of a run, whose curves go on there if it resumes from it."""
+    return checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
 def remove_later_steps(directory: Path, step: int) -> None:

@@ -27,10 +27,17 @@ class StreamGroups:
     """
 
     def __init__(self, streams: Streams, n_groups: int) -> None:
-        require(len(streams.own) >= n_groups, "trainer.stream_groups", n_groups, f"must be at most {len(streams.own)}")
+        require(
+            len(streams.own) >= n_groups,
+            "trainer.stream_groups",
+            n_groups,
+            f"must be at most {len(streams.own)}",
+        )
         self.streams = streams
         self.n_groups = n_groups
-        self.bounds = [part_of_streams(len(streams.own), group, n_groups) for group in range(n_groups)]
+        self.bounds = [
+            part_of_streams(len(streams.own), group, n_groups) for group in range(n_groups)
+        ]
 
     def __len__(self) -> int:
         return len(self.streams) * self.n_groups
@@ -79,12 +86,16 @@ def check_loader(loader: Any, world_size: int) -> None:
     streams = getattr(loader, "streams", loader)
     if isinstance(streams, Streams) and streams.world_size != world_size:
         divided = f"Streams(…, rank=rank, world_size={streams.world_size})"
-        raise UserError(f"{divided}: the Trainer has {world_size} processes, each with its part of the streams")
+        raise UserError(
+            f"{divided}: the Trainer has {world_size} processes, each with its part of the streams"
+        )
     if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         return
     first: Any = next(iter(loader.dataset), None)
     if isinstance(first, Batch):
-        raise UserError(f"DataLoader(batch_size={loader.batch_size}): must be batch_size=None, each item is a batch")
+        raise UserError(
+            f"DataLoader(batch_size={loader.batch_size}): must be batch_size=None, each item is a batch"
+        )
 
 
 def as_batch(batch: Any, number: int) -> Batch:
@@ -104,20 +115,13 @@ def as_batch(batch: Any, number: int) -> Batch:
         pair = (batch.get("tokens"), batch.get("targets"))
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         tokens, targets = pair
-        if isinstance(tokens, Tensor) and isinstance(targets, Tensor) and tokens.ndim == targets.ndim == 2:
+        if (
+            isinstance(tokens, Tensor)
+            and isinstance(targets, Tensor)
+            and tokens.ndim == targets.ndim == 2
+        ):
             return Batch(tokens, targets, number)
-    raise UserError(f"a batch is {_described(batch)}: {EXPECTED}")
-
-
-def _described(batch: Any) -> str:
-    if isinstance(batch, Tensor):
-        return f"a tensor of shape {list(batch.shape)}"
-    if isinstance(batch, Mapping):
-        return f"a mapping with {', '.join(map(str, batch))}"
-    if isinstance(batch, (tuple, list)):
-        shapes = [str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in batch]
-        return f"a {type(batch).__name__} of {', '.join(shapes)}"
-    return f"of type {type(batch).__name__}"
+    raise UserError(f"a batch is a {type(batch).__name__}: {EXPECTED}")
 
 
 def restore_position(loader: Any, n_batches: int) -> bool:

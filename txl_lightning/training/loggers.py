@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from txl_lightning.config.architecture import kind_named
-from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
+from txl_lightning.config.schemas import (
+    Config,
+    RecurrentModelConfig,
+    TransformerXLModelConfig,
+    plain,
+)
 from txl_lightning.errors import OptionError, first_line, require
-from txl_lightning.runs.trained import Checkpoint, continues_in
+from txl_lightning.evaluation.trained import Checkpoint
 
-CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
-    **dict.fromkeys(("train/*", "context/*", "recl/*")),
-    **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb"), "min"),
-    "train/tokens_per_second": "mean",
-}
+CURVES = ("train/*", "context/*", "recl/*", "val/*")  # over tokens
+BEST_VALUES = (
+    "val/nll",
+    "val/bpc",
+    "val/ppl",
+    "val/bpt",
+    "val/bpb",
+)  # their minimum is a summary of the run
 
 
-def make(given: Any, option: str, kind: type, defaults: Mapping[str, Any] | None = None) -> Any:
+def make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
     """Return an object of the class `given["_target_"]`, made by Hydra, objects within its arguments too.
 
     Args:
         given: class and arguments.
         option: where it was given, for errors.
-        kind: class that the object must have.
+        kind: class that the object must have; nothing else is called.
         defaults: arguments that it gets if its class takes them and they are not given.
 
     Raises:
@@ -39,26 +46,27 @@ def make(given: Any, option: str, kind: type, defaults: Mapping[str, Any] | None
     is_mapping = isinstance(given, Mapping)
     target = str(given.get("_target_") if is_mapping else given)
     require(is_mapping and "." in target, option, target, "must be {_target_: MODULE.CLASS, …}")
-    module, _, name = target.rpartition(".")
     try:
-        parameters = signature(getattr(import_module(module), name)).parameters
-        arguments = {name: value for name, value in (defaults or {}).items() if name in parameters}
-        arguments.update(given)
-        made = instantiate(arguments, _convert_="all")
+        made_class = get_class(target)
+    except Exception as error:  # of anybody's module
+        raise OptionError(option, target, f"is no class: {first_line(error)}") from error
+    is_kind = issubclass(made_class, kind)
+    require(is_kind, option, target, f"is no {kind.__name__} of lightning.pytorch")
+    arguments = dict(given)
+    for name, value in defaults.items():
+        if name in signature(made_class).parameters:
+            arguments.setdefault(name, value)
+    try:
+        return instantiate(arguments, _convert_="all")
     except (Exception, SystemExit) as error:  # of anybody's class
         cause = error.__cause__ or error
-        raise OptionError(option, target, f"cannot be made: {type(cause).__name__}: {first_line(cause)}") from error
-    other = "; it is of pytorch_lightning, here Lightning is lightning.pytorch"
-    is_other = any(base.__module__.startswith("pytorch_lightning.") for base in type(made).__mro__)
-    require(isinstance(made, kind), option, target, f"is no Lightning {kind.__name__}{other if is_other else ''}")
-    return made
+        raise OptionError(
+            option, target, f"cannot be made: {type(cause).__name__}: {first_line(cause)}"
+        ) from error
 
 
-def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | None) -> dict[str, Logger]:
+def lightning_loggers(config: Config, directory: Path) -> dict[str, Logger]:
     """Return the loggers of Lightning that the group names, without W&B's.
-
-    A logger whose class takes a name for the run gets ours. It continues its run when the same logger resumes in the
-    same directory, if its class takes an id.
 
     Raises:
         OptionError: one cannot be made.
@@ -67,26 +75,25 @@ def lightning_loggers(config: Config, directory: Path, resumed: Checkpoint | Non
     names = [name for name in group.names if name not in ("wandb", "none")]
     arguments = group.arguments or {}
     require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
-    require(not arguments or len(names) == 1, "logger.arguments", arguments, "is of one logger: use logger.each")
+    require(
+        not arguments or len(names) == 1,
+        "logger.arguments",
+        arguments,
+        "is of one logger: use logger.each",
+    )
     loggers: dict[str, Logger] = {}
     for name in names:
-        given = {**(group.each.get(name) or {"_target_": group._target_}), **arguments}
-        defaults: dict[str, Any] = {"save_dir": directory, "run_name": run_name(config)}
-        for folder in ("dir", "log_dir", "repo"):
-            defaults[folder] = directory / name
-        if "project" in given:
-            defaults["name"] = defaults["run_name"]
-        if resumed and resumed.config.logger == group and continues_in(directory, resumed.path):
-            run_id = resumed.record.get("logger_ids", {}).get(name)
-            defaults["run_id"] = run_id  # MLflow's name of the argument
-            defaults["run_hash"] = run_id  # Aim's
-        loggers[name] = make(given, "logger._target_", Logger, defaults)
+        given = dict(group.each.get(name) or {"_target_": group._target_})
+        given.update(arguments)
+        loggers[name] = make(given, "logger._target_", Logger, save_dir=directory)
         is_wandb = isinstance(loggers[name], WandbLogger)
         require(not is_wandb, "logger._target_", given["_target_"], "is logger=wandb")
     return loggers
 
 
-def start_wandb(config: Config, directory: Path, n_parameters: int, resumed: Checkpoint | None) -> WandbLogger:
+def start_wandb(
+    config: Config, directory: Path, n_parameters: int, resumed: Checkpoint | None
+) -> WandbLogger:
     """Start a W&B run with the whole config, in group `logger.group` and tagged by arm; curves are over `tokens`.
 
     A resumed run continues its W&B run if both are online. Offline every session is a run of its own: of two folders
@@ -107,19 +114,20 @@ def start_wandb(config: Config, directory: Path, n_parameters: int, resumed: Che
     if resumed is not None and config.logger.mode == resumed.config.logger.mode == "online":
         run_id = resumed.record.get("wandb_id")
     words = arm(config)
-    recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)}
     run = start_run(
         directory,
         config.logger,
         "train",
-        recorded,
+        {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)},
         name=run_name(config),
-        tags=words,
+        tags=[*words, *config.tags],
         run_id=run_id,
         takes_given_id=resumed is None,
     )
-    for metric, summary in CURVES.items():
-        run.define_metric(metric, step_metric="tokens", summary=summary)
+    for metric in CURVES:
+        run.define_metric(metric, step_metric="tokens")
+    for metric in BEST_VALUES:
+        run.define_metric(metric, step_metric="tokens", summary="min")
     return WandbLogger(experiment=run)
 
 
@@ -141,14 +149,17 @@ def upload_line(directory: Path) -> str | None:
 
 def arm(config: Config) -> list[str]:
     """Return the options that the ablation compares, in words; sizes, lengths and seed are not among them."""
+    loss = f"{config.loss} loss"
     if isinstance(config.model, RecurrentModelConfig):
-        return [config.model.name, f"{config.loss} loss"]
+        return [config.model.name, loss]
     assert isinstance(config.model, TransformerXLModelConfig)
-    words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
+    recurrence = "recurrence" if config.memory.mem_len else "no recurrence"
+    words = [config.encoding.name, recurrence, loss]
     if kind_named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
         words.append(f"terms {config.model.terms or 'none'}")
     if config.variant:
-        words.append(" ".join(f"{name}={value}".removeprefix("name=") for name, value in config.variant.items()))
+        named = (f"{name}={value}".removeprefix("name=") for name, value in config.variant.items())
+        words.append(" ".join(named))
     return words
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
-from txl_lightning.runs.models import State
+from txl_lightning.evaluation.models import State
 
 
 class CarriedMemory:
@@ -54,7 +54,9 @@ class CarriedMemory:
         memory = self.values.get(batch.group)
         n_rows = len(batch.targets)
         if memory is not None and memory.batch_size != n_rows:
-            rows = f"segment {batch.number} has {n_rows} rows, the one before had {memory.batch_size}"
+            rows = (
+                f"segment {batch.number} has {n_rows} rows, the one before had {memory.batch_size}"
+            )
             raise UserError(f"{rows}: every row continues its stream (DataLoader: drop_last=True)")
         return memory
 
@@ -91,7 +93,10 @@ class CarriedMemory:
         memory = self.restored
         if self.numbers:
             memory = join_in_order(_to_first_rank(parts, ranks))
-        return {"next_number": next_number, "memory": None if memory is None else memory.state_dict()}
+        return {
+            "next_number": next_number,
+            "memory": None if memory is None else memory.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any], model: Any) -> None:
         """Restore the memory of all streams; `distribute` then gives each rank its own."""
@@ -102,7 +107,9 @@ class CarriedMemory:
         if state["memory"] is not None:
             self.restored = model.state_class.from_state_dict(state["memory"])
 
-    def distribute(self, first: int, n_rows: int, n_streams: int, batch: Batch, n_groups: int) -> str | None:
+    def distribute(
+        self, first: int, n_rows: int, n_streams: int, batch: Batch, n_groups: int
+    ) -> str | None:
         """Split the restored memory; return why it cannot be used, None if it can.
 
         Args:

@@ -22,15 +22,15 @@ from txl_lightning.data.streams import Batch
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError, notice, require
+from txl_lightning.evaluation.models import Model
+from txl_lightning.evaluation.trained import model_of, read_checkpoint
+from txl_lightning.evaluation.units import loss_metrics, peak_memory
 from txl_lightning.model.baselines import LSTMLayer
 from txl_lightning.model.embedding import TokenSoftmax
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.reporting.code import code_version
-from txl_lightning.runs.metrics import loss_metrics, peak_memory
-from txl_lightning.runs.models import Model
-from txl_lightning.runs.trained import model_of, read_checkpoint
 from txl_lightning.training.loaders import as_batch, check_loader, groups_of, restore_position
 from txl_lightning.training.memory import CarriedMemory
 from txl_lightning.training.optimizers import make_optimizer
@@ -40,7 +40,10 @@ WITHOUT_FLOAT64 = ("mps",)  # types of devices
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 UNCOMPILED: tuple[tuple[Any, str], ...] = (
     (TokenSoftmax, "_add_tails"),  # the shapes differ in every call, and each would be compiled
-    (LSTMLayer, "forward"),  # torch compiles no LSTM, and torch 2.11 fails at one with other weights
+    (
+        LSTMLayer,
+        "forward",
+    ),  # torch compiles no LSTM, and torch 2.11 fails at one with other weights
 )
 
 
@@ -67,12 +70,7 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
 
 
 def compiled(score: Any, backend: str = "inductor") -> Any:
-    """Return a compiled function whose backward pass is without autocast, as Lightning runs it.
-
-    Args:
-        score: the function.
-        backend: of torch.compile.
-    """
+    """Return a compiled function whose backward pass is without autocast, as Lightning runs it."""
     options: Any = torch._functorch.config
     options.backward_pass_autocast = "off"  # read when the function is first called
     # Here, since as a decorator it imports torch._dynamo, which takes as long as torch.
@@ -116,7 +114,11 @@ class EndOfBatch(Callback):
     is killed between the checkpoint and the row would have a gap.
     """
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Logged for the loggers alone: ModelCheckpoint would name its files by the step of the last validation.
+        trainer._logger_connector._callback_metrics.pop("step", None)
         pl_module.finish_batch(batch, batch_idx)
 
 
@@ -171,7 +173,9 @@ class LanguageModelModule(L.LightningModule):
         self.training_memory = CarriedMemory()
         self.evaluation_memory = CarriedMemory()
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
-        self.__dict__["evaluation_loss"] = TokenLoss()  # no submodule: those move to devices that lack float64
+        self.__dict__["evaluation_loss"] = (
+            TokenLoss()
+        )  # no submodule: those move to devices that lack float64
         self._longest_segment = 0
         self.score: Any = model.score
         if config.trainer.compile:
@@ -247,11 +251,15 @@ class LanguageModelModule(L.LightningModule):
         n_steps = self.trainer.estimated_stepping_batches
         options = self.config.optimizer
         if n_steps == math.inf and options.schedule == "cosine":
-            notice("the Trainer has no number of steps (max_steps or max_epochs): the learning rate stays constant")
+            notice(
+                "the Trainer has no number of steps (max_steps or max_epochs): the learning rate stays constant"
+            )
         if options.warmup_steps > n_steps:
             never = "is longer than the run: the learning rate stays below optimizer.lr"
             notice(f"optimizer.warmup_steps={options.warmup_steps} {never} ({n_steps} steps)")
-        fused = self.trainer.precision != "16-mixed"  # a gradient scaler could not unscale before clipping
+        fused = (
+            self.trainer.precision != "16-mixed"
+        )  # a gradient scaler could not unscale before clipping
         optimizer, schedule = make_optimizer(self.model, options, n_steps, fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -262,8 +270,9 @@ class LanguageModelModule(L.LightningModule):
         self._n_groups = groups_of(loader)
         self._n_streams = 0
         self._missing_batches = 0
-        self._check_moments()
         if self.trainer.fit_loop.restarting:
+            for optimizer in self.trainer.optimizers:
+                _check_moments(optimizer)
             self._restore_position(loader)
         self._restore_random_state()
         self.restart_clock()
@@ -277,16 +286,9 @@ class LanguageModelModule(L.LightningModule):
         done = progress.processed % self.trainer.num_training_batches
         if not restore_position(loader, int(done)) and done:
             self._missing_batches = int(done)
-            notice("the loader cannot resume (it has no state_dict): it begins again, with an empty memory")
-
-    def _check_moments(self) -> None:
-        """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
-        for optimizer in self.trainer.optimizers:
-            for weight, moments in optimizer.state.items():
-                for moment in moments.values():
-                    if isinstance(moment, Tensor) and moment.shape not in (weight.shape, ()):
-                        shape = list(weight.shape)
-                        raise ValueError(f"moments of a weight of shape {shape} have another shape")
+            notice(
+                "the loader cannot resume (it has no state_dict): it begins again, with an empty memory"
+            )
 
     def on_train_epoch_start(self) -> None:
         self._missing_batches = 0
@@ -301,7 +303,9 @@ class LanguageModelModule(L.LightningModule):
         number = (batch_idx - self._missing_batches) // self._n_groups
         batch = as_batch(batch, number)
         if batch.number != number:
-            raise RuntimeError(f"expected segment {number}, got segment {batch.number}: streams are read in order")
+            raise RuntimeError(
+                f"expected segment {number}, got segment {batch.number}: streams are read in order"
+            )
         return self.scaled_loss(batch)
 
     def scaled_loss(self, batch: Batch) -> Tensor:
@@ -438,7 +442,10 @@ class LanguageModelModule(L.LightningModule):
             trainer.should_stop = True  # Lightning validates before it stops early
         if self.reads_are_free:
             self.check_finite()
-        if not trainer.fit_loop._should_accumulate() and trainer._logger_connector.should_update_logs:
+        if (
+            not trainer.fit_loop._should_accumulate()
+            and trainer._logger_connector.should_update_logs
+        ):
             self.check_finite()
             self._log_training()
 
@@ -455,18 +462,17 @@ class LanguageModelModule(L.LightningModule):
         """
         recent = self.tokens - self._tokens_before
         nll_sum, n_tokens = self.ranks.total(float(self._nll_sum), self._nll_tokens)
-        values = loss_metrics(nll_sum / n_tokens, self.level)
-        self.latest = {f"train/{name}": value for name, value in values.items()}
+        self.latest = {}
+        for name, value in loss_metrics(nll_sum / n_tokens, self.level).items():
+            self.latest[f"train/{name}"] = value
         self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
         self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.latest["train/gradient_norm"] = float(self.gradient_norm)
         self.latest["train/memory_length"] = float(getattr(self.training_memory.value, "filled", 0))
         self.latest["train/peak_memory_bytes"] = self.ranks.largest(peak_memory(self.device))
-        values = {**self.latest, "tokens": self.tokens}
-        for name, value in self.latest.items():
-            self.log(name, value, logger=False)  # for callbacks
+        self.log_dict(self.latest, logger=False)  # for callbacks
         for logger in self.trainer.loggers:
-            logger.log_metrics(values, step=self.global_step)
+            logger.log_metrics({**self.latest, "tokens": self.tokens}, step=self.global_step)
             logger.save()
         self._nll_sum = 0.0
         self._nll_tokens = 0
@@ -474,10 +480,12 @@ class LanguageModelModule(L.LightningModule):
 
     def _log(self, values: dict[str, float], **how: Any) -> None:
         """Log values in float64 with the axes `tokens` and `step`."""
-        device = torch.device("cpu") if self.device.type in WITHOUT_FLOAT64 else self.device
         axes = {"tokens": self.tokens, "step": self.trainer.global_step}
+        device = "cpu" if self.device.type in WITHOUT_FLOAT64 else self.device
         for name, value in {**values, **axes}.items():
-            self.log(name, torch.tensor(value, dtype=torch.float64, device=device), batch_size=1, **how)
+            self.log(
+                name, torch.tensor(value, dtype=torch.float64, device=device), batch_size=1, **how
+            )
 
     def restart_clock(self) -> None:
         """Exclude the time since the last log entry from tokens/s."""
@@ -492,10 +500,14 @@ class LanguageModelModule(L.LightningModule):
         Raises:
             UserError: there are several, or one that joins batches.
         """
-        loaders = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+        loaders = (
+            self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+        )
         if isinstance(loaders, (list, tuple)):
             if len(loaders) > 1:
-                raise UserError(f"{len(loaders)} loaders of validation: give one, and call validate for each other")
+                raise UserError(
+                    f"{len(loaders)} loaders of validation: give one, and call validate for each other"
+                )
             loaders = loaders[0]
         check_loader(loaders, self.trainer.world_size)
 
@@ -531,7 +543,9 @@ class LanguageModelModule(L.LightningModule):
             return torch.full((), math.nan, device=targets_BT.device)
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
         lengths_BT = self.byte_lengths_V[without_marks(targets_BT)]
-        return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())  # in float32, exact up to 2²⁴
+        return torch.where(
+            (lengths_BT < 0).any(), math.nan, lengths_BT.sum()
+        )  # in float32, exact up to 2²⁴
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of the validation or the test split, equal on all ranks."""
@@ -577,7 +591,9 @@ class LanguageModelModule(L.LightningModule):
             self.training_memory.undo()
         left = progress.processed % self.trainer.accumulate_grad_batches
         if left and progress.processed < self.trainer.num_training_batches:
-            notice(f"checkpoint within an accumulation: the gradients of {left} batches are not in it")
+            notice(
+                f"checkpoint within an accumulation: the gradients of {left} batches are not in it"
+            )
         return {
             "memory": self.training_memory.state_dict(self.ranks),
             "random": self.ranks.gather(random_state()),
@@ -594,11 +610,17 @@ class LanguageModelModule(L.LightningModule):
         if self.trainer.state.fn != TrainerFn.FITTING:
             return
         if "training_memory" in checkpoint:
-            best = [callback.state_key for callback in self._checkpoints() if callback.filename == "best"]
+            best = [
+                callback.state_key
+                for callback in self._checkpoints()
+                if callback.filename == "best"
+            ]
             convert(checkpoint, self.trainer.accumulate_grad_batches, best[0] if best else None)
         state = checkpoint.get("txl_lightning", {}).get("training")
         if state is None:
-            raise UserError("the checkpoint has no state of training: open its weights with load_from_checkpoint")
+            raise UserError(
+                "the checkpoint has no state of training: open its weights with load_from_checkpoint"
+            )
         self.training_memory.load_state_dict(state["memory"], self.model)
         self._random_states = state["random"]
         self.tokens = state["tokens"]
@@ -609,7 +631,11 @@ class LanguageModelModule(L.LightningModule):
             self._nll_sum = sum(nll for nll, _ in sums)
             self._nll_tokens = sum(n for _, n in sums)
         is_recurrent = getattr(self.model.config, "is_recurrent", True)
-        if is_recurrent and state["memory"]["next_number"] and self.training_memory.restored is None:
+        if (
+            is_recurrent
+            and state["memory"]["next_number"]
+            and self.training_memory.restored is None
+        ):
             self._report_missing_memory("it was saved without")
 
     def _checkpoints(self) -> list[ModelCheckpoint]:
@@ -637,10 +663,18 @@ class LanguageModelModule(L.LightningModule):
             return
         state = states[self.ranks.rank]
         torch.set_rng_state(state["cpu"])
-        if state["cuda"] is not None and torch.cuda.is_available():
+        if state.get("cuda") is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
-        if state["mps"] is not None and torch.backends.mps.is_available():
-            torch.mps.set_rng_state(state["mps"])
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
+    for weight, moments in optimizer.state.items():
+        for moment in moments.values():
+            if isinstance(moment, Tensor) and moment.shape not in (weight.shape, ()):
+                raise ValueError(
+                    f"moments of a weight of shape {list(weight.shape)} have another shape"
+                )
 
 
 def lengths_of(config: Config) -> Lengths:
@@ -650,8 +684,7 @@ def lengths_of(config: Config) -> Lengths:
 
 def random_state() -> dict[str, Any]:
     """Return the states of torch's generators: of the CPU and of this process's GPU."""
-    return {
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
-    }
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,12 +14,19 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
+from txl_lightning.errors import OptionError, first_line
 
-ADAM: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+ADAM: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Muon's iteration
 
 # Of Muon, as in `torch.optim.Muon`.
-MOMENTUM, STEPS, COEFFICIENTS, EPS = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
+MOMENTUM = 0.95
+STEPS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+EPS = 1e-7
 
 
 def learning_rate(config: OptimizerConfig, step: int, max_steps: float) -> float:
@@ -44,15 +52,43 @@ def make_optimizer(
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Return the optimizer and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
     optimizer: torch.optim.Optimizer
-    if config.name == "muon":
+    if config._target_ is not None:
+        optimizer = _optimizer_of_class(model, config)
+    elif config.name == "muon":
         optimizer = MuonWithAdam(model, config, fused)
     else:
         parameters = list(model.parameters())
-        optimizer = ADAM[config.name](_decayed(parameters, model, config), **_adam_options(config, fused))
-    return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr)
+        optimizer = ADAM[config.name](
+            _decayed(parameters, model, config), **_adam_options(config, fused)
+        )
+    return optimizer, LambdaLR(
+        optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr
+    )
 
 
-def _decayed(parameters: Sequence[Tensor], model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+def _optimizer_of_class(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return an optimizer of the class `optimizer._target_`.
+
+    Raises:
+        OptionError: it cannot be made.
+    """
+    target = str(config._target_)
+    module, _, name = target.rpartition(".")
+    arguments = {"lr": config.lr, **config.arguments}
+    if config.weight_decay > 0:
+        arguments["weight_decay"] = config.weight_decay
+    groups = _decayed(list(model.parameters()), model, config)
+    try:
+        return getattr(import_module(module), name)(groups, **arguments)
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        raise OptionError(
+            "optimizer._target_", target, f"cannot be made: {first_line(error)}"
+        ) from error
+
+
+def _decayed(
+    parameters: Sequence[Tensor], model: nn.Module, config: OptimizerConfig
+) -> list[dict[str, Any]]:
     """Return parameters as groups of an optimizer, so that weight decay is of matrices of the layers alone."""
     if config.weight_decay == 0 or config.weight_decay_on == "all":
         return [{"params": parameters}]
@@ -68,7 +104,12 @@ def _decayed(parameters: Sequence[Tensor], model: nn.Module, config: OptimizerCo
 
 
 def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
-    return {"lr": config.lr, "betas": tuple(config.betas), "weight_decay": config.weight_decay, "fused": fused}
+    return {
+        "lr": config.lr,
+        "betas": tuple(config.betas),
+        "weight_decay": config.weight_decay,
+        "fused": fused,
+    }
 
 
 class MuonWithAdam(torch.optim.Optimizer):
@@ -98,8 +139,14 @@ class MuonWithAdam(torch.optim.Optimizer):
         self._ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
         self.n_matrices: dict[Tensor, int] = dict(matrices_of_layers(model))
         others = [parameter for parameter in model.parameters() if parameter not in self.n_matrices]
-        self._adam = torch.optim.AdamW(_decayed(others, model, config), **_adam_options(config, fused))
-        muon = {"params": list(self.n_matrices), "lr": config.lr, "weight_decay": config.weight_decay}
+        self._adam = torch.optim.AdamW(
+            _decayed(others, model, config), **_adam_options(config, fused)
+        )
+        muon = {
+            "params": list(self.n_matrices),
+            "lr": config.lr,
+            "weight_decay": config.weight_decay,
+        }
         super().__init__([muon, *self._adam.param_groups], {})
 
     @torch.no_grad()
@@ -112,32 +159,37 @@ class MuonWithAdam(torch.optim.Optimizer):
         if parameters:
             self._step_of_matrices(parameters, group["lr"], 1 - group["lr"] * group["weight_decay"])
         # Both are other objects once a checkpoint is loaded.
-        self._adam.param_groups, self._adam.state = self.param_groups[1:], self.state
+        self._adam.param_groups = self.param_groups[1:]
+        self._adam.state = self.state
         self._adam.step()
         return loss
 
     def _step_of_matrices(self, parameters: list[Tensor], lr: float, decay: float) -> None:
         gradients: list[Any] = [parameter.grad for parameter in parameters]
+        momenta = []
         for parameter in parameters:
-            if "momentum_buffer" not in self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            momenta.append(state["momentum_buffer"])
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         updates = torch._foreach_lerp(gradients, momenta, MOMENTUM)
         torch._foreach_mul_(parameters, decay)
         # Small matrices cost more in calls than in arithmetic: those of one shape, or its transpose, are stacked.
-        by_shape: defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        matrices_by_shape = defaultdict(list)
+        updates_by_shape = defaultdict(list)
         for parameter, update in zip(parameters, updates, strict=True):
             n = self.n_matrices[parameter]
             for matrix, part in zip(parameter.chunk(n), update.chunk(n), strict=True):
-                by_shape[tuple(sorted(matrix.shape))].append((matrix, part))
-        for (_, longest), members in by_shape.items():
-            matrices, parts = zip(*members, strict=True)
-            wide = [part.T if part.shape[0] > part.shape[1] else part for part in parts]
-            orthogonal_NAB = orthogonalize(torch.stack(wide).to(self._ns_dtype)).to(matrices[0].dtype)
-            pairs = zip(parts, orthogonal_NAB, strict=True)
-            directions = [O_AB if part.shape == O_AB.shape else O_AB.T.contiguous() for part, O_AB in pairs]
-            torch._foreach_add_(matrices, directions, alpha=-lr * 0.2 * math.sqrt(longest))
+                is_tall = part.shape[0] > part.shape[1]
+                shape = tuple(sorted(part.shape))
+                matrices_by_shape[shape].append(matrix.T if is_tall else matrix)
+                updates_by_shape[shape].append(part.T if is_tall else part)
+        for shape, matrices in matrices_by_shape.items():
+            stacked_NAB = torch.stack(updates_by_shape[shape]).to(self._ns_dtype)
+            orthogonal_NAB = orthogonalize(stacked_NAB).to(matrices[0].dtype)
+            step = lr * 0.2 * math.sqrt(shape[1])
+            torch._foreach_add_(matrices, list(orthogonal_NAB.unbind()), alpha=-step)
 
 
 def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
@@ -168,7 +220,10 @@ def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
     Args:
         model: a Transformer-XL or a recurrent baseline.
     """
-    stacked = {m.get_parameter(name): n for m in model.modules() for name, n in getattr(m, "stacked", {}).items()}
+    stacked = {}
+    for module in model.modules():
+        for name, n in getattr(module, "stacked", {}).items():
+            stacked[module.get_parameter(name)] = n
     for name, parameter in model.named_parameters():
         if name.startswith("layers.") and parameter.ndim == 2:
             yield parameter, stacked.get(parameter, 1)

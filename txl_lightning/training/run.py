@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,25 +14,36 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.pytorch.callbacks import Callback
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
-from txl_lightning.config.lengths import in_windows, training_lengths
-from txl_lightning.config.schemas import WITHOUT_PATH, Config, from_plain, plain
+from txl_lightning.config.lengths import in_windows, tokens_per_step, training_lengths
+from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
-from txl_lightning.distributed.processes import run_on_all
+from txl_lightning.distributed.launch import further_ranks
 from txl_lightning.distributed.ranks import Ranks, connect, environment, leaving, n_processes
-from txl_lightning.errors import OptionError, Stopped, UserError, cores, require
+from txl_lightning.errors import OptionError, UserError, cores, first_line, require
+from txl_lightning.evaluation.hardware import (
+    resolve_accelerator,
+    resolve_precision,
+    resolve_threads,
+)
+from txl_lightning.evaluation.models import (
+    Model,
+    always_carries_state,
+    architecture,
+    make_model,
+    require_room,
+)
+from txl_lightning.evaluation.trained import Checkpoint, naming, read_checkpoint
+from txl_lightning.evaluation.units import peak_memory, shown_units
 from txl_lightning.files import write_json
 from txl_lightning.reporting.code import code_version
-from txl_lightning.runs.hardware import resolve_accelerator, resolve_precision, resolve_threads
-from txl_lightning.runs.metrics import peak_memory, shown_units
-from txl_lightning.runs.models import Model, always_carries_state, architecture, make_model, require_room
-from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint
-from txl_lightning.training.callbacks import ContextCurves, RunProgress, StopSignals, ValidationCurve, requeue
+from txl_lightning.training.callbacks import ContextCurves, Progress, StopSignals, ValidationCurve
 from txl_lightning.training.checkpoints import (
     DurableCheckpointIO,
     LastCheckpoint,
@@ -41,15 +51,24 @@ from txl_lightning.training.checkpoints import (
     best_checkpoints,
     who_stopped,
 )
-from txl_lightning.training.checks import check_config, check_same_on_all_ranks, options_without_effect
+from txl_lightning.training.checks import (
+    check_config,
+    check_same_on_all_ranks,
+    options_without_effect,
+)
 from txl_lightning.training.loaders import GroupedStreamsDataModule
-from txl_lightning.training.loggers import arm, finish_wandb, lightning_loggers, make, start_wandb, upload_line
+from txl_lightning.training.loggers import (
+    arm,
+    finish_wandb,
+    lightning_loggers,
+    make,
+    start_wandb,
+    upload_line,
+)
 from txl_lightning.training.module import LanguageModelModule, NotFiniteError, lengths_of
-from txl_lightning.training.optimizers import learning_rate
 from txl_lightning.training.start import (
     Start,
     check_same_run,
-    last_good,
     load_weights,
     prepare_directory,
     refuse_to_replace,
@@ -67,40 +86,9 @@ def run(options: Config, directory: Path) -> list[str]:
     """
     for sentence in options_without_effect(options):
         print(sentence, flush=True)
-    try:
-        with leaving():
-            metrics = train(options, directory)
-    except Stopped as stopped:
-        if stopped.signum == signal.SIGUSR1:
-            requeue(options)
-        raise
+    with leaving():
+        metrics = train(options, directory)
     return closing_lines(metrics, options, directory)
-
-
-def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> list[str]:
-    """Return the lines that a run ends with: losses, the test split first, files, and the next two commands."""
-    shown = []
-    for split in ("test", "val"):
-        for unit in ("nll", *shown_units(metrics, f"{split}/")):
-            shown.append(f"{split}/{unit} {metrics[f'{split}/{unit}']:.4f}")
-    unknown = metrics["corpus"].get("unknown", {})
-    if any(unknown.values()):
-        shown += [f"{share:.1%} of {split} <unk>" for split, share in unknown.items()]
-    line = f"{', '.join(shown)} after {metrics['steps']} steps"
-    if "ended_by" in metrics:
-        line += f", ended by {metrics['ended_by']}"
-    if metrics["weights_step"] != metrics["steps"]:
-        line += f", with the weights of step {metrics['weights_step']}, the best on validation"
-    lines = [line]
-    upload = upload_line(directory)
-    if "wandb" in options.logger.names and upload is not None:
-        lines.append(upload)
-    kept = ", checkpoints/best.ckpt" if options.checkpoint.enabled else ""
-    lines.append(f"lower is better; metrics.json, config.yaml, curves (validation.jsonl){kept} are in {directory}")
-    if options.checkpoint.enabled:
-        best = directory / "checkpoints" / "best.ckpt"
-        lines.append(f"next: txl evaluate checkpoint={best} or txl generate checkpoint={best}")
-    return lines
 
 
 def train(config: Config, directory: Path | str) -> dict[str, Any]:
@@ -122,15 +110,17 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
     config = resolve_accelerator(config)
     check_config(config)
     trainer_arguments(config.trainer)  # before the corpus, whose preparation may take long
-    refuse_to_replace(config, directory)
+    refuse_to_replace(config if config.train else replace(config, resume=None), directory)
     _require_room(config)
     threads = torch.get_num_threads()
     try:
-        if config.trainer.num_threads is not None:
-            torch.set_num_threads(config.trainer.num_threads)
-        if n_processes(config.trainer) > 1 and environment() is None:
-            return _train_in_processes(config, directory)
-        return train_rank(config, directory, connect(config.trainer))
+        if n_processes(config.trainer) == 1 or environment() is not None:
+            return train_rank(config, directory)
+        n_nodes = config.trainer.num_nodes
+        require(n_nodes == 1, "trainer.num_nodes", n_nodes, "needs torchrun or SLURM")
+        arguments = (plain(config), str(directory))
+        with further_ranks(config.trainer.devices, "txl_lightning.training.rank", arguments):
+            return train_rank(config, directory)
     finally:
         torch.set_num_threads(threads)  # the next run in this process chooses among as many
 
@@ -139,53 +129,36 @@ def _require_room(config: Config) -> None:
     """Check that the machine can hold the weights with gradients and moments."""
     copies = 1
     if config.trainer.accelerator == "cpu":
-        copies = (3 if config.optimizer.name == "muon" else 4) * config.trainer.devices
+        copies = 4 * config.trainer.devices
     require_room(architecture(config, 2**31), 4 * copies)
 
 
-def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
-    options = config.trainer
-    require(options.num_nodes == 1, "trainer.num_nodes", options.num_nodes, "needs torchrun or SLURM")
-    # Prepare the corpus once; bad options end the run before the processes start. A resumed run needs no tokenizer:
-    # each process takes the one of the checkpoint.
-    resumed: Any = config.resume
-    if config.resume == "auto":
-        resumed, _ = last_good(directory / "checkpoints")
-    if resumed in WITHOUT_PATH or config.data.level not in KEPT_LEVELS:
-        make_data(config)
-    return run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
-
-
-def _train_started_rank(config: dict[str, Any], directory: str) -> dict[str, Any]:
-    return train(from_plain(config), directory)
-
-
-def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def train_rank(config: Config, directory: Path) -> dict[str, Any]:
     """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
+    if config.trainer.num_threads is not None:
+        torch.set_num_threads(config.trainer.num_threads)
+    ranks = connect(config.trainer)
     with StopSignals(ranks) as signals, quiet_libraries():
         check_same_on_all_ranks(config, ranks)
         training = build(config, ranks.first(directory), ranks, signals)
         exit_code = 1
         try:
-            fit(training)
+            if config.train:
+                fit(training)
             metrics = test(training)
             if ranks.rank == 0:
                 write_json(training.directory / "metrics.json", metrics, allow_nan=False)
-                _summarize(training.trainer.loggers, metrics)
+                for logger in training.trainer.loggers:
+                    if isinstance(logger, WandbLogger):  # of the best weights on the whole split
+                        logger.experiment.summary.update(
+                            {f"final/{name}": x for name, x in metrics.items()}
+                        )
             exit_code = 0
-        except Stopped as stopped:
-            exit_code = 128 + stopped.signum
-            raise
         finally:
+            if signals.agreed:
+                exit_code = 128 + signals.agreed
             finish_wandb(training.trainer.loggers, exit_code)
     return metrics
-
-
-def _summarize(loggers: list[Logger], metrics: dict[str, Any]) -> None:
-    """Add the metrics to W&B's summary: `final/val/nll` is of the best weights on the whole split."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.experiment.summary.update({f"final/{name}": value for name, value in metrics.items()})
 
 
 @dataclass
@@ -198,7 +171,6 @@ class TrainingRun:
     module: LanguageModelModule
     trainer: L.Trainer
     curve: ValidationCurve
-    last: LastCheckpoint | None
     start: Start
 
 
@@ -213,8 +185,8 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     start = Start.of(config, directory, ranks)
     resumed_config = start.resumed.config if start.resumed else None
     config = ranks.first(resolve_precision(config, resumed_config))
-    own_callbacks = [make(given, "trainer.callbacks", Callback) for given in config.trainer.callbacks]
-    loggers = lightning_loggers(config, directory, start.resumed) if ranks.rank == 0 else {}
+    callbacks: list[Callback] = [ValidationCurve(directory), *own_callbacks(config)]
+    loggers = lightning_loggers(config, directory) if ranks.rank == 0 else {}
     L.seed_everything(config.seed, verbose=False)
     data, vocabulary_given = load_data(config, ranks, start)
     model = build_model(config, data.corpus, ranks, start)
@@ -225,69 +197,76 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     module = LanguageModelModule(model, config, data.corpus.vocabulary, lengths_of(config), ranks)
     module.record["vocabulary_given"] = vocabulary_given
     module.record["corpus"] = data.corpus.checksum
-    curve = ValidationCurve(directory)
-    last = None
-    if config.checkpoint.enabled:
-        last = LastCheckpoint(directory / "checkpoints", config.checkpoint.every_n_steps)
-    signals.checkpoint = last
-    callbacks = [curve, *own_callbacks, *make_callbacks(config, directory, data.corpus)]
-    callbacks += [callback for callback in (last, signals) if callback is not None]
+    callbacks += make_callbacks(config, directory, data.corpus, signals)
     if ranks.rank == 0:
         prepare_directory(config, directory, start.resumed, data.corpus.vocabulary.tokenizer)
     trainer = make_trainer(config, directory, callbacks, start)
-    if ranks.rank == 0:
-        trainer.loggers = make_loggers(config, directory, loggers, n_parameters, start.resumed)
-        module.record["logger_ids"] = {name: str(logger.version) for name, logger in loggers.items()}
-        module.record["wandb_id"] = _wandb_id(trainer.loggers)
-    else:
-        trainer.loggers = [DummyLogger()]  # rank 0 alone writes
+    trainer.loggers = [DummyLogger()]
+    if ranks.rank == 0:  # it alone writes
+        trainer.loggers = start_loggers(config, directory, loggers, n_parameters, start.resumed)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                module.record["wandb_id"] = logger.experiment.id
     if start.ended_by:
         module.record["ended_by"] = start.ended_by
         ended = f"resume=auto: {start.ended_by} ended this run"
         ranks.report(f"{ended}, which is evaluated again; resume=CHECKPOINT trains on")
     ranks.report(*opening_lines(config, data.corpus, n_parameters))
-    return TrainingRun(config, directory, data, module, trainer, curve, last, start)
+    return TrainingRun(config, directory, data, module, trainer, callbacks[0], start)  # type: ignore[arg-type]
 
 
-def _wandb_id(loggers: list[Logger]) -> str | None:
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            return logger.experiment.id
-    return None
+def own_callbacks(config: Config) -> list[Callback]:
+    """Return the callbacks that a user names by their class.
+
+    Raises:
+        OptionError: one cannot be made.
+    """
+    callbacks = [make(given, "trainer.callbacks", Callback) for given in config.trainer.callbacks]
+    for name, given in config.callbacks.items():
+        if given is not None:
+            callbacks.append(make(given, f"callbacks.{name}", Callback))
+    return callbacks
 
 
-def make_callbacks(config: Config, directory: Path, corpus: Corpus) -> list[Callback]:
-    """Return the callbacks of a run that its options choose: context curves, progress, best checkpoints."""
+def make_callbacks(
+    config: Config, directory: Path, corpus: Corpus, signals: StopSignals
+) -> list[Callback]:
+    """Return the callbacks that the options choose: context curves, progress, checkpoints; signals stand last."""
     callbacks: list[Callback] = []
     if config.context_curve.every_n_steps is not None:
         callbacks.append(ContextCurves(config, corpus.splits["valid"], directory))
     if config.trainer.progress_bar:
-        callbacks.append(RunProgress())
+        callbacks.append(Progress())
     if config.checkpoint.enabled:
-        callbacks += best_checkpoints(directory / "checkpoints", config.checkpoint)
+        folder = directory / "checkpoints"
+        callbacks += best_checkpoints(folder, config.checkpoint)
+        signals.checkpoint = LastCheckpoint(folder, config.checkpoint.every_n_steps)
+        callbacks.append(signals.checkpoint)
+    callbacks.append(signals)
     return callbacks
 
 
-def make_loggers(
-    config: Config, directory: Path, made: dict[str, Logger], n_parameters: int, resumed: Checkpoint | None
+def start_loggers(
+    config: Config,
+    directory: Path,
+    made: dict[str, Logger],
+    n_parameters: int,
+    resumed: Checkpoint | None,
 ) -> list[Logger]:
     """Return the loggers in the order of the group, `made` and W&B's; they get the config."""
-    ids = resumed.record.get("logger_ids", {}) if resumed else {}
     loggers: list[Logger] = []
     for name in config.logger.names:
-        if name == "none":
-            continue
         if name == "wandb":
             loggers.append(start_wandb(config, directory, n_parameters, resumed))
-            continue
-        logger = made[name]
-        if str(logger.version or None) != ids.get(name):  # MLflow refuses other values in one run
-            logger.log_hyperparams(plain(config))
-        loggers.append(logger)
+        elif name != "none":
+            made[name].log_hyperparams(plain(config))
+            loggers.append(made[name])
     return loggers
 
 
-def make_trainer(config: Config, directory: Path, callbacks: list[Callback], start: Start) -> L.Trainer:
+def make_trainer(
+    config: Config, directory: Path, callbacks: list[Callback], start: Start
+) -> L.Trainer:
     """Return the Trainer; a run that a callback had ended trains no further steps."""
     options = config.trainer
     n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
@@ -295,7 +274,7 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], sta
     if start.resumed and start.ended_by:
         max_steps = start.resumed.step
     interval = None
-    if options.val_every_n_steps is not None:
+    if options.val_every_n_steps is not None and "val_check_interval" not in options.lightning:
         interval = options.val_every_n_steps * options.stream_groups
     arguments: dict[str, Any] = {
         "accelerator": options.accelerator,
@@ -313,7 +292,7 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], sta
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
         "enable_model_summary": False,
-        "enable_progress_bar": options.progress_bar,
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
         "default_root_dir": directory,
         "callbacks": callbacks,
         "logger": False,
@@ -329,7 +308,8 @@ def _strategy(config: Config, n_visible: int) -> Any:
         return "auto"
     if options.accelerator != "gpu":
         return DDPStrategy()
-    return DDPStrategy(parallel_devices=[torch.device("cuda", rank % n_visible) for rank in range(options.devices)])
+    devices = [torch.device("cuda", rank % n_visible) for rank in range(options.devices)]
+    return DDPStrategy(parallel_devices=devices)
 
 
 def disable_signal_handlers(trainer: L.Trainer) -> None:
@@ -344,25 +324,45 @@ def disable_signal_handlers(trainer: L.Trainer) -> None:
 
 def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str]:
     """Return the lines that a run begins with: model, data, device and steps."""
-    data = config.data
     trainer = config.trainer
-    n_segments = config.memory.gradient_segments + 1
-    splits = [f"{split} {len(tokens):,}{corpus.unknown_share(split)}" for split, tokens in corpus.splits.items()]
-    segments = f"{data.batch_size:,} streams of {data.segment_len:,} tokens"
-    if n_segments > 1:
-        segments += f" × {n_segments}"
-    devices = trainer.accelerator
-    if n_processes(trainer) > 1:
-        devices = f"{n_processes(trainer)} × {devices}"
-    n_tokens = data.batch_size * data.segment_len * n_segments
-    layers = "1 layer" if config.model.n_layer == 1 else f"{config.model.n_layer} layers"
+    splits = []
+    for split, tokens in corpus.splits.items():
+        splits.append(f"{split} {len(tokens):,}{corpus.unknown_share(split)}")
     vocabulary = f"level {corpus.vocabulary.level}, vocabulary {len(corpus.vocabulary):,}"
+    device = f"{n_processes(trainer)} × {trainer.accelerator}, precision {trainer.precision}"
+    streams = f"{config.data.batch_size:,} streams of {config.data.segment_len:,} tokens"
     return [
-        f"model: {config.model.name}, {layers}, {n_parameters:,} parameters; {', '.join(arm(config))}",
+        f"model: {config.model.name}, {n_parameters:,} parameters; {', '.join(arm(config))}",
         f"data: {corpus.name}, {vocabulary}; tokens: {', '.join(splits)}",
-        f"device: {devices}, precision {trainer.precision}, {torch.get_num_threads()} of {cores()} CPU threads",
-        f"steps: {trainer.max_steps:,}, each of {n_tokens:,} tokens ({segments})",
+        f"device: {device}, {torch.get_num_threads()} of {cores()} CPU threads",
+        f"steps: {trainer.max_steps:,}, each of {tokens_per_step(config):,} tokens ({streams})",
     ]
+
+
+def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> list[str]:
+    """Return the lines that a run ends with: losses, the test split first, files, and the next two commands."""
+    shown = []
+    for split in ("test", "val"):
+        if f"{split}/nll" not in metrics:
+            continue
+        for unit in ("nll", *shown_units(metrics, f"{split}/")):
+            shown.append(f"{split}/{unit} {metrics[f'{split}/{unit}']:.4f}")
+    line = f"{', '.join(shown)} after {metrics['steps']} steps"
+    if "ended_by" in metrics:
+        line += f", ended by {metrics['ended_by']}"
+    if metrics["weights_step"] != metrics["steps"]:
+        line += f", with the weights of step {metrics['weights_step']}, the best on validation"
+    lines = [line]
+    upload = upload_line(directory)
+    if "wandb" in options.logger.names and upload is not None:
+        lines.append(upload)
+    lines.append(
+        f"lower is better; metrics.json, config.yaml, validation.jsonl and checkpoints are in {directory}"
+    )
+    if options.checkpoint.enabled and options.train:
+        best = directory / "checkpoints" / "best.ckpt"
+        lines.append(f"next: txl evaluate checkpoint={best} or txl generate checkpoint={best}")
+    return lines
 
 
 def load_data(config: Config, ranks: Ranks, start: Start) -> tuple[GroupedStreamsDataModule, bool]:
@@ -375,13 +375,26 @@ def load_data(config: Config, ranks: Ranks, start: Start) -> tuple[GroupedStream
         given = _kept_vocabulary(config, start.weights, ranks)
     data = ranks.in_turn(lambda: make_data(config, given))
     corpus = data.corpus
-    if given is not None and not resumed and any(corpus.unknown.values()):
+    if start.weights and any(corpus.unknown.values()):
         shares = ", ".join(f"{share:.1%} of {split}" for split, share in corpus.unknown.items())
         ranks.report(f"data={config.data.name}: out-of-vocabulary tokens become <unk>: {shares}")
     if config.data.level == "ids" and given is None and config.data.vocab_size is None:
         origin = getattr(config.data, "names", None) or f"the largest id of {corpus.name}, plus one"
         ranks.report(f"data.vocab_size={len(corpus.vocabulary)}: {origin}")
     return data, given is not None
+
+
+def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocabulary:
+    """Return the vocabulary of initial weights, which encodes the new text too."""
+    vocabulary = initial.vocabulary
+    level = config.data.level
+    allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
+    initial.require(vocabulary.level == level, allowed)
+    kept = f"its vocabulary of {len(vocabulary):,} tokens is kept"
+    ranks.report(
+        f"initial_weights={config.initial_weights}: {kept}, options of data for another one have no effect"
+    )
+    return replace(vocabulary, lenient=vocabulary.unknown >= 0)
 
 
 def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedStreamsDataModule:
@@ -406,23 +419,6 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedSt
     return data
 
 
-def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocabulary:
-    """Return the vocabulary of initial weights, which encodes the new text too."""
-    vocabulary = initial.vocabulary
-    level = config.data.level
-    allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
-    initial.require(vocabulary.level == level, allowed)
-    ignored = []
-    for name in ("vocab_size", "tokenizer", "min_count", "names"):
-        if getattr(config.data, name, None) is not None:
-            ignored.append(f"data.{name}")
-    line = f"initial_weights={config.initial_weights}: its vocabulary of {len(vocabulary):,} tokens is kept"
-    if ignored:
-        line += f"; {', '.join(ignored)} without effect"
-    ranks.report(line)
-    return replace(vocabulary, lenient=vocabulary.unknown >= 0)
-
-
 def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> Model:
     """Return the model, with the weights of its start."""
     model = make_model(config, len(corpus.vocabulary))
@@ -435,45 +431,54 @@ def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> M
         load_weights(model, checkpoint, corpus.vocabulary)
     if start.resumed is not None:
         check_same_run(config, start.resumed, corpus.checksum)
-        _check_steps(config, start.resumed.step, start, ranks)
+        if config.train:
+            _check_steps(config, start.resumed, start, ranks)
     if config.trainer.precision == "64-true":
         # Lightning converts the model after it has restored the weights, which float32 would round.
         return model.double()
     return model
 
 
-def _check_steps(config: Config, done: int, start: Start, ranks: Ranks) -> None:
-    """Refuse a run without steps left, unless `resume=auto` evaluates it again; report a schedule that jumps."""
-    assert start.resumed is not None
+def _check_steps(config: Config, resumed: Checkpoint, start: Start, ranks: Ranks) -> None:
+    """Refuse a run without steps left, unless `resume=auto` evaluates it again; report another schedule."""
     max_steps = config.trainer.max_steps
-    path = start.resumed.path
-    allowed = f"must be greater than the {done} steps of resume={path}"
-    require(done < max_steps or start.continues, "trainer.max_steps", max_steps, allowed)
-    if done > max_steps:
-        nothing = "nothing to train, the run is evaluated again"
-        ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
-    before = learning_rate(config.optimizer, done, start.resumed.config.trainer.max_steps)
-    now = learning_rate(config.optimizer, done, max_steps)
-    if done < max_steps and now != before and not start.ended_by:
-        jumps = f"the learning rate jumps from {before:.2g} to {now:.2g}, the schedule's of {max_steps} steps"
-        ranks.report(f"trainer.max_steps={max_steps}: after the {done} steps of resume={path} {jumps}")
+    allowed = f"must be greater than the {resumed.step} steps of resume={resumed.path}"
+    require(resumed.step < max_steps or start.continues, "trainer.max_steps", max_steps, allowed)
+    before = resumed.config.trainer.max_steps
+    if resumed.step >= max_steps:
+        ranks.report(
+            f"resume=auto: {resumed.step} of {max_steps} steps are done, the run is evaluated again"
+        )
+    elif before != max_steps and config.optimizer.schedule != "constant":
+        ranks.report(
+            f"trainer.max_steps={max_steps}: the learning rate jumps to the schedule of {max_steps} steps"
+        )
 
 
 def fit(training: TrainingRun) -> None:
     """Train up to `trainer.max_steps`, with the last state saved.
 
     Raises:
-        UserError: the loss is not finite, or a checkpoint cannot be written.
+        UserError: the loss is not finite, a checkpoint cannot be written, or a callback does not fit.
     """
     resumed = training.start.resumed
-    path = resumed.path if resumed else None
+    folder = training.directory / "checkpoints"
     try:
-        training.trainer.fit(training.module, datamodule=training.data, ckpt_path=path)
+        training.trainer.fit(
+            training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None
+        )
     except NotFiniteError as error:
-        raise UserError(f"{error}; {good_checkpoint(training)}") from error
+        advice = f"try a lower optimizer.lr, with initial_weights= of the last good checkpoint in {folder}"
+        raise UserError(f"{error}; {advice}") from error
     except UnwrittenCheckpointError as error:
-        to_continue = training.last.to_continue if training.last else "try again with space"
-        raise UserError(f"{error}; {to_continue}") from error
+        advice = f"with space again repeat the command with hydra.run.dir={training.directory} resume=auto"
+        raise UserError(f"{error}; {advice}") from error
+    except MisconfigurationException as error:
+        raise UserError(f"trainer: Lightning refuses it: {first_line(error)}") from error
+    except AttributeError as error:  # of callbacks for other modules, such as BackboneFinetuning
+        if type(training.module).__name__ not in str(error):
+            raise
+        raise UserError(f"trainer.callbacks: one does not fit: {first_line(error)}") from error
     except UserError:
         raise
     except Exception:
@@ -481,19 +486,6 @@ def fit(training: TrainingRun) -> None:
             raise
         with naming(resumed.option, resumed.path):  # before the first step, blame the checkpoint
             raise
-
-
-def good_checkpoint(training: TrainingRun) -> str:
-    """Name the checkpoint to go on from: later ones than the best may be of weights that had begun to diverge."""
-    last = training.last
-    if last is None or last.path is None:
-        return "no checkpoint was written yet; try a lower optimizer.lr"
-    best = training.directory / "checkpoints" / "best.ckpt"
-    checkpoint = f"the last checkpoint is {last.path} (step {last.saved_step})"
-    if best.exists():
-        step = read_checkpoint(best).step
-        checkpoint = f"the last good checkpoint is {best} (step {step}), of the lowest validation loss"
-    return f"{checkpoint}; try initial_weights= with it and a lower optimizer.lr"
 
 
 def test(training: TrainingRun) -> dict[str, Any]:
@@ -505,8 +497,10 @@ def test(training: TrainingRun) -> dict[str, Any]:
     Raises:
         UserError: a number is not finite.
     """
-    module, trainer, data = training.module, training.trainer, training.data
-    n_steps = trainer.global_step
+    module = training.module
+    trainer = training.trainer
+    corpus = training.data.corpus
+    n_steps = steps_of_weights(training)
     metrics: dict[str, Any] = {"steps": n_steps}
     ended_by = training.start.ended_by or who_stopped(trainer)
     if ended_by:
@@ -517,49 +511,87 @@ def test(training: TrainingRun) -> dict[str, Any]:
     metrics["weights"] = "last"
     metrics["weights_step"] = n_steps
     best = training.directory / "checkpoints" / "best.ckpt"
-    if training.last is not None and best.exists():
+    if training.config.train and training.config.checkpoint.enabled and best.exists():
         checkpoint = read_checkpoint(best)
         module.load_state_dict(checkpoint.contents["state_dict"])
         metrics["weights"] = "best"
         metrics["weights_step"] = checkpoint.step
-    options = data.evaluation
-    if not trainer.fast_dev_run:  # type: ignore[attr-defined] # it limits every split itself
-        trainer.limit_val_batches = options.max_segments or 1.0
-        trainer.limit_test_batches = options.max_segments or 1.0
-    loggers, trainer.loggers = trainer.loggers, []  # the curve of validations is of fewer segments
-    trainer.validate(module, datamodule=data, verbose=False)
-    trainer.loggers = loggers
-    trainer.test(module, datamodule=data, verbose=False)
+    score_splits(training)
     metrics.update(module.metrics)
-    lengths = module.evaluation_lengths
-    metrics["evaluation"] = {
-        "protocol": lengths.protocol_word(always_carries_state(training.config)),
-        **lengths.keywords(),
-        "segment_len": options.segment_len,
-        "streams_start": lengths.streams_start(training.config.memory.start),
-        "batch_size": options.batch_size,
-        "max_segments": options.max_segments,
-    }
-    metrics["corpus"] = data.corpus.facts()
+    metrics["evaluation"] = evaluation_settings(training)
+    metrics["corpus"] = corpus.facts()
     metrics["parameters"] = sum(parameter.numel() for parameter in module.parameters())
     metrics["processes"] = module.ranks.world_size
     metrics.update(code_version())
     for name, value in metrics.items():  # metrics.json cannot hold infinite numbers
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{name}={value} after {n_steps} steps: training diverged; lower optimizer.lr")
+            steps = metrics["steps"]
+            raise UserError(
+                f"{name}={value} after {steps} steps: training diverged; lower optimizer.lr"
+            )
     return metrics
+
+
+def steps_of_weights(training: TrainingRun) -> int:
+    """Return the steps that were trained, by this run or, with `train=false`, by the checkpoint's."""
+    given = training.start.resumed or training.start.weights
+    if training.config.train or given is None:
+        return training.trainer.global_step
+    return given.step
+
+
+def score_splits(training: TrainingRun) -> None:
+    """Score the validation and the test split; `module.metrics` has the result."""
+    trainer = training.trainer
+    if not trainer.fast_dev_run:  # type: ignore[attr-defined] # it limits every split itself
+        n_segments = training.data.evaluation.max_segments or 1.0
+        trainer.limit_val_batches = n_segments
+        trainer.limit_test_batches = n_segments
+    loggers = trainer.loggers
+    trainer.loggers = []  # the curve of validations is of fewer segments
+    trainer.validate(training.module, datamodule=training.data, verbose=False)
+    trainer.loggers = loggers
+    if training.config.test:
+        trainer.test(training.module, datamodule=training.data, verbose=False)
+
+
+def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
+    """Return protocol and lengths of the final evaluation."""
+    options = training.data.evaluation
+    lengths = training.module.evaluation_lengths
+    settings: dict[str, Any] = {
+        "protocol": lengths.protocol_word(always_carries_state(training.config))
+    }
+    settings.update(lengths.keywords())
+    settings["segment_len"] = options.segment_len
+    settings["streams_start"] = lengths.streams_start(training.config.memory.start)
+    settings["batch_size"] = options.batch_size
+    settings["max_segments"] = options.max_segments
+    return settings
 
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence messages that do not apply here: devices found, advertisements, loaders without shuffling or workers."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)  # ModelSummary, EarlyStopping's verbose
+    logging.getLogger("lightning.pytorch.callbacks").setLevel(
+        logging.INFO
+    )  # ModelSummary, EarlyStopping's verbose
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning
+        )
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
-        warnings.filterwarnings("ignore", message=r"GPU available but not used.*")  # trainer.accelerator=cpu was chosen
-        warnings.filterwarnings("ignore", message=r"Be aware that when using `ckpt_path`.*")  # other callbacks now
-        warnings.filterwarnings("ignore", message=r"The number of training batches .* is smaller than the logging.*")
-        warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty.*")
+        warnings.filterwarnings(
+            "ignore", message=r"GPU available but not used.*"
+        )  # trainer.accelerator=cpu was chosen
+        warnings.filterwarnings(
+            "ignore", message=r"Be aware that when using `ckpt_path`.*"
+        )  # other callbacks now
+        warnings.filterwarnings(
+            "ignore", message=r"The number of training batches .* is smaller than the logging.*"
+        )
+        warnings.filterwarnings(
+            "ignore", message=r"Checkpoint directory .* exists and is not empty.*"
+        )
         yield

@@ -12,12 +12,19 @@ from txl_lightning.config.architecture import LENGTHS
 from txl_lightning.config.schemas import WITHOUT_PATH, Config, flat, plain, stored
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.models import Model, architecture
+from txl_lightning.evaluation.trained import Checkpoint, read_checkpoint
 from txl_lightning.files import write_text
 from txl_lightning.reporting.code import code_version
-from txl_lightning.runs.models import Model, architecture
-from txl_lightning.runs.trained import Checkpoint, continues_in, read_checkpoint
-from txl_lightning.training.checkpoints import BEST, LAST, PREVIOUS, remove_later_steps
+from txl_lightning.training.checkpoints import (
+    BEST,
+    LAST,
+    PREVIOUS,
+    is_in_run,
+    last_good,
+    remove_later_steps,
+)
 
 # A resumed run must have the options of the checkpoint's run, and of its validations, whose losses it compares,
 # but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
@@ -26,18 +33,17 @@ FIXED = (
     *("data.", "model.", "encoding.", "memory.", "variant.", "optimizer."),
     *("seed", "loss", "trainer.precision", "trainer.val_max_segments", "evaluation."),
 )
-FREE = {
+FREE = (
     *("data.root", "data.path", "data.tokenizer", "data.names", "data.cache_dir"),
     *("model.name", "memory.segments", "evaluation.max_segments"),
-}
-
+)
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
     *LENGTHS,
     "vocab_size",
 }
 ANOTHER = "choose another hydra.run.dir=FOLDER"
-CURVES = ("metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png", "metrics.json")
+CURVES = ("validation.jsonl", "context_curve.jsonl", "context_curve.png", "metrics.json")
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,10 @@ class Start:
         Raises:
             OptionError: it cannot be read; with `auto`, none of several, so that no run is replaced unasked.
         """
-        path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
+        path = resumed_path(config)
         if config.resume == "auto":
-            path = ranks.first(_find_last(directory) if ranks.rank == 0 else None)
+            found = _find_last(directory) if ranks.rank == 0 else None
+            path = ranks.first(found)
         if path is not None:
             return cls(read_checkpoint(path, option="resume"), continues=config.resume == "auto")
         if config.initial_weights is not None:
@@ -80,6 +87,13 @@ class Start:
         return self.resumed.record.get("ended_by")
 
 
+def resumed_path(config: Config) -> Path | None:
+    """Return the checkpoint that `resume` names; None for other values."""
+    if config.resume in WITHOUT_PATH:
+        return None
+    return Path(str(config.resume))
+
+
 def _find_last(directory: Path) -> Path | None:
     folder = directory / "checkpoints"
     path, damaged = last_good(folder)
@@ -87,27 +101,11 @@ def _find_last(directory: Path) -> Path | None:
         print(line, file=sys.stderr, flush=True)
     unreadable = f"no checkpoint of its run can be read: {ANOTHER}"
     require(path is not None or not damaged, "hydra.run.dir", directory, unreadable)
-    start = f"no checkpoint in {folder}, starting from scratch" if path is None else f"resuming from {path}"
+    start = f"resuming from {path}"
+    if path is None:
+        start = f"no checkpoint in {folder}, starting from scratch"
     print(f"resume=auto: {start}", file=sys.stderr, flush=True)
     return path
-
-
-def last_good(directory: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest intact checkpoint of a run, and a message for each damaged one.
-
-    Prefers `last.ckpt`; if it is missing or damaged, the later of `previous.ckpt` and `best.ckpt`.
-    """
-    messages: list[str] = []
-    steps: dict[Path, int] = {}
-    for path in (directory / LAST, directory / PREVIOUS, directory / BEST):
-        if not path.exists() or directory / LAST in steps:
-            continue
-        try:
-            steps[path] = read_checkpoint(path).step
-        except UserError as error:
-            messages.append(str(error).replace("checkpoint=", "", 1))
-    newest = max(steps, key=lambda path: steps[path], default=None)
-    return newest, messages
 
 
 def refuse_to_replace(config: Config, directory: Path) -> None:
@@ -118,10 +116,13 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     """
     folder = directory / "checkpoints"
     is_finished = (directory / "metrics.json").exists()
-    names = (LAST,) if is_finished else (LAST, PREVIOUS, BEST)  # a kill while it was replaced leaves the second two
+    names = (
+        (LAST,) if is_finished else (LAST, PREVIOUS, BEST)
+    )  # a kill while it was replaced leaves the second two
     is_saved = any((folder / name).exists() for name in names)
-    path = None if config.resume in WITHOUT_PATH else Path(str(config.resume))
-    if (path and continues_in(directory, path)) or (config.resume == "auto" and is_saved):
+    path = resumed_path(config)
+    continues = config.resume == "auto" and is_saved
+    if continues or (path is not None and is_in_run(directory, path)):
         return
     unfinished = f"holds an unfinished run: continue it with resume=auto, or {ANOTHER}"
     require(is_finished or not is_saved, "hydra.run.dir", directory, unfinished)
@@ -129,29 +130,43 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     require(config.resume == "replace" or not is_finished, "hydra.run.dir", directory, replaced)
 
 
-def prepare_directory(config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None) -> None:
+def prepare_directory(
+    config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None
+) -> None:
     """Create the run directory with `config.yaml` and `tokenizer.json`; remove the run that this one replaces.
 
     What an unfinished run without a checkpoint has left is removed too, and the user is told.
     """
-    continues = resumed is not None and continues_in(directory, resumed.path)
-    if not continues:
-        # In this order, so that `resume=auto` never goes on with a run that a kill has left half removed.
-        names = list(CURVES)
-        if config.resume == "replace":
-            names = [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST)] + names
-        earlier = [directory / name for name in names if (directory / name).exists()]
-        if earlier:
-            print(f"{directory} holds an earlier run, which this one replaces", file=sys.stderr, flush=True)
-        for path in earlier:
-            path.unlink()
-    remove_later_steps(directory / "checkpoints", resumed.step if continues and resumed else -1)
+    done = -1
+    if resumed is not None and is_in_run(directory, resumed.path):
+        done = resumed.step
+    else:
+        _remove_earlier_run(config, directory)
+    remove_later_steps(directory / "checkpoints", done)
     directory.mkdir(parents=True, exist_ok=True)
     code = code_version()
     header = f"# txl_lightning {code['version']}, commit {code['commit'] or 'unknown'}\n"
-    write_text(directory / "config.yaml", header + OmegaConf.to_yaml(OmegaConf.create(stored(config))))
+    write_text(
+        directory / "config.yaml", header + OmegaConf.to_yaml(OmegaConf.create(stored(config)))
+    )
     if tokenizer:
         write_text(directory / "tokenizer.json", tokenizer)
+
+
+def _remove_earlier_run(config: Config, directory: Path) -> None:
+    """Remove checkpoints first: then `resume=auto` never continues a run that a kill has left half removed."""
+    names = list(CURVES)
+    if config.resume == "replace":
+        names = [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST)] + names
+    paths = [directory / name for name in names if (directory / name).exists()]
+    if paths:
+        print(
+            f"{directory} holds an earlier run, which this one replaces",
+            file=sys.stderr,
+            flush=True,
+        )
+    for path in paths:
+        path.unlink()
 
 
 def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
@@ -160,18 +175,14 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
     Raises:
         OptionError: an option differs (names the first one), or the file has no state of training.
     """
-    resumed.require("optimizer_states" in resumed.contents, "holds weights only: start from them with initial_weights=")
+    resumed.require(
+        "optimizer_states" in resumed.contents,
+        "holds weights only: start from them with initial_weights=",
+    )
     before = flat(plain(resumed.config))
-    now = flat(plain(config))
-    free = set(FREE)
-    if config.memory.reset != "document":
-        free.add("data.document_start")
-    if not config.data.random_start and config.data.name != "lm1b":
-        free.add("data.seed")  # nothing reads it
-    for name, value in now.items():
-        if not name.startswith(FIXED) or name in free or name not in before:
-            continue
-        if before[name] != value:
+    for name, value in flat(plain(config)).items():
+        is_fixed = name.startswith(FIXED) and name not in FREE
+        if is_fixed and before.get(name, value) != value:
             option = name.removesuffix(".name") if name.count(".") == 1 else name
             raise OptionError(option, value, f"must be {before[name]}, as in resume={resumed.path}")
     is_same_text = resumed.record.get("corpus") in (None, corpus)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.checkpoints.convert.test_convert_command import Convert
 from tests.data.helpers import files
 from tests.model.test_tensorflow import REFERENCES
-from tests.runs.convert.test_convert_command import Convert
 from tests.training.small_run import evaluated
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.convert import read_vocabulary
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.checkpoints import from_tensorflow
-from txl_lightning.runs.convert import read_vocabulary
-from txl_lightning.runs.trained import load_trained
 
 REFERENCE, V = next(path for path in REFERENCES if path.name == "tensorflow_words"), 60
 LENGTHS = ("mem_len=9", "same_length=true")
@@ -30,7 +30,9 @@ def words(n_tokens: int) -> str:
 def convert(tmp_path: Path) -> Convert:
     """`txl convert` with a text of words w2 … w16 by level=word."""
     lines = np.random.default_rng(0).integers(2, 17, (300, 9))
-    (tmp_path / "text.txt").write_text("".join(" ".join(f"w{i}" for i in line) + "\n" for line in lines))
+    (tmp_path / "text.txt").write_text(
+        "".join(" ".join(f"w{i}" for i in line) + "\n" for line in lines)
+    )
     return Convert(tmp_path, tmp_path)
 
 
@@ -50,39 +52,62 @@ def test_evaluation_of_the_references(convert: Convert, tmp_path: Path, referenc
     target = convert(tmp_path / "source", "tensorflow", "a.ckpt", "txl", "data.level=word")
     trained = load_trained(target)
     direct = from_tensorflow(dict(np.load(reference / "weights.npz")), flags).state_dict()
-    assert all(torch.equal(tensor, direct[name]) for name, tensor in trained.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, direct[name]) for name, tensor in trained.model.state_dict().items()
+    )
     settings = evaluated(target, tmp_path, splits=["test"], max_segments=4)["evaluation"]
     own = {name: flags[name] for name in ("mem_len", "same_length", "clamp_len")}
     assert settings.items() >= {**own, "segment_len": flags["tgt_len"]}.items()
 
 
 def test_a_published_folder_needs_only_lengths(convert: Convert, small: Path) -> None:
-    trained = load_trained(convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS))
+    trained = load_trained(
+        convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS)
+    )
     assert trained.vocabulary.symbols[:3] == ("<eos>", "<unk>", "w2")
     assert trained.model.config.same_length
     exported = convert(small, "tensorflow", "exported", "original", *LENGTHS)
-    back = convert(exported, "original", "c.ckpt", "txl", "data.level=word", f"vocabulary={small}/data/vocab")
+    back = convert(
+        exported, "original", "c.ckpt", "txl", "data.level=word", f"vocabulary={small}/data/vocab"
+    )
     assert load_trained(back).model.config == trained.model.config
 
 
-def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert: Convert, small: Path) -> None:
-    published = convert(small, "tensorflow", "a.ckpt", "txl", "data.name=lm1b", "data.level=word", *LENGTHS)
+def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(
+    convert: Convert, small: Path
+) -> None:
+    published = convert(
+        small, "tensorflow", "a.ckpt", "txl", "data.name=lm1b", "data.level=word", *LENGTHS
+    )
     assert load_trained(published).config.data.sentence_marks == "both"
     vocabulary = small / "data/vocab"
     vocabulary.write_text(vocabulary.read_text().replace("<eos>", "<S>").replace("<unk>", "<UNK>"))
-    other_text = load_trained(convert(small, "tensorflow", "b.ckpt", "txl", "data.level=word", *LENGTHS))
+    other_text = load_trained(
+        convert(small, "tensorflow", "b.ckpt", "txl", "data.level=word", *LENGTHS)
+    )
     assert (other_text.config.data.name, other_text.config.data.sentence_marks) == ("file", "both")
 
 
 def test_lengths_of_the_options_replace_the_flags(convert: Convert, small: Path) -> None:
-    (small / "model/config.json").write_text(json.dumps({"mem_len": 5, "same_length": True, "clamp_len": 3}))
-    target = convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", "mem_len=7", "clamp_len=-1")
+    (small / "model/config.json").write_text(
+        json.dumps({"mem_len": 5, "same_length": True, "clamp_len": 3})
+    )
+    target = convert(
+        small, "tensorflow", "a.ckpt", "txl", "data.level=word", "mem_len=7", "clamp_len=-1"
+    )
     config = load_trained(target).model.config
-    assert (config.mem_len, config.same_length, config.clamp_len, config.extra_key) == (7, True, -1, True)
+    assert (config.mem_len, config.same_length, config.clamp_len, config.extra_key) == (
+        7,
+        True,
+        -1,
+        True,
+    )
     assert (config.memory_start, config.layer_norm_epsilon) == ("zeros", 1e-12)
 
 
-def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tmp_path: Path) -> None:
+def test_errors_of_a_folder_are_one_clear_line(
+    convert: Convert, small: Path, tmp_path: Path
+) -> None:
     def refuse(message: str, *words: str, source: Path = small) -> None:
         with pytest.raises(UserError, match=message) as caught:
             convert(source, "tensorflow", "y.ckpt", "txl", "data.level=word", *words)
@@ -92,14 +117,25 @@ def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tm
     files(tmp_path, {"two/a.index": "", "two/b.index": ""})
     refuse(r"mem_len=None: must be given, since there is no config.json")
     for place, n in (("nowhere", 0), ("published/data", 0), ("two", 2)):
-        refuse(f"source=.*: must be a checkpoint of TensorFlow .*; {n} found", *LENGTHS, source=tmp_path / place)
+        refuse(
+            f"source=.*: must be a checkpoint of TensorFlow .*; {n} found",
+            *LENGTHS,
+            source=tmp_path / place,
+        )
     refuse(r"vocabulary=missing: cannot be read", "vocabulary=missing", *LENGTHS)
     refuse(r"data.level=bpe: must be one of byte, char, word", "data.level=bpe", *LENGTHS)
-    refuse(r"of the model has 60 tokens, that of data=text.txt has 17: choose", "vocabulary=corpus", *LENGTHS)
+    refuse(
+        r"model has 60 tokens, the vocabulary of data=text.txt has 17: choose",
+        "vocabulary=corpus",
+        *LENGTHS,
+    )
     (small / "data/vocab").write_text("a\nb\n")
-    refuse(r"has 60 tokens, that of the file beside it has 2: choose the model's own with vocabulary=FILE", *LENGTHS)
+    refuse(
+        r"has 60 tokens, the vocabulary of the file has 2: choose the model's own with vocabulary=FILE",
+        *LENGTHS,
+    )
     (small / "data/vocab").rename(small / "data/cache.pkl")
-    refuse(r"vocabulary=None: must be given: .*cache.pkl is never unpickled", *LENGTHS)
+    refuse(r"vocabulary=None: must be given, or corpus: no vocab.json", *LENGTHS)
 
 
 def test_symbols_as_the_papers_code_prepares_them(tmp_path: Path) -> None:

@@ -9,18 +9,28 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 
-from txl_lightning.config.schemas import OWN_OPTIONS, Config, DataConfig, FileData, data_class, file_data, from_plain
+from txl_lightning.config.schemas import (
+    OWN_OPTIONS,
+    Config,
+    DataConfig,
+    FileData,
+    data_class,
+    file_data,
+    from_plain,
+)
 from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import expand
-from txl_lightning.runs.models import Model, architecture, make_model, require_room
-from txl_lightning.runs.storage import OLDER, read_file
+from txl_lightning.evaluation.models import Model, architecture, make_model, require_room
+from txl_lightning.files import expand, write_atomically
 
-REPORTED: set[str] = set()  # checksums of texts at training and now, in this process
+OLDER = "was written by a version before 0.5: txl_lightning 0.5.0 reads it"
+NOT_READABLE = "is damaged, or is not a checkpoint"
+WEIGHTS_PREFIX = "model."  # of the module
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ class TrainedModel:
     @property
     def closed_sentences(self) -> bool:
         """Whether `<S>` stands at both ends of a sentence (lm1b as the TensorFlow code reads it)."""
-        return self.vocabulary.starts_sentences and getattr(self.config.data, "sentence_marks", "") == "both"
+        marks = getattr(self.config.data, "sentence_marks", "")
+        return self.vocabulary.starts_sentences and marks == "both"
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class Checkpoint:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the entries that `txl train` adds to every checkpoint."""
+        """Return the entries that the module adds to every checkpoint."""
         return self.contents["txl_lightning"]
 
     @property
@@ -91,41 +102,101 @@ class Checkpoint:
         """
         with naming(self.option, self.path):
             model.load_state_dict(self.weights, strict=strict)
-        finite = all(bool(x.isfinite().all()) for x in self.weights.values())
-        self.require(finite, "has weights that are not finite: its training diverged")
+        for weight in self.weights.values():
+            is_finite = bool(weight.isfinite().all())
+            self.require(is_finite, "has weights that are not finite: its training diverged")
         return model
 
 
-def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
-    """Open a checkpoint of `txl train`: the one place for all that read one.
+def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint atomically: a reader finds the old file or a new one that can be opened.
 
-    A file whose checksum fits is trusted. No code in a file ever runs, values of its config are literal, and a cache
-    folder that is not one here is not used.
+    Args:
+        contents: plain containers and tensors.
+        path: path of the checkpoint; its folder must exist.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable; `path` is unchanged.
+        pickle.UnpicklingError: the contents are not plain; `path` is unchanged.
+    """
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            try:
+                torch.save(contents, file)
+            except RuntimeError as error:  # torch's own, raised while it closes the archive
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
+        torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
+
+    write_atomically(path, write)
+
+
+def read_file(path: str | Path, option: str = "checkpoint") -> Any:
+    """Return the contents of a checkpoint, on the CPU, without running code stored in the file.
+
+    The file is a zip archive with the CRC-32 of every record. torch does not compare them, so this does.
+
+    Args:
+        path: path of the file.
+        option: name of the command-line option that gave the path, for errors.
+
+    Raises:
+        OptionError: the file is missing or damaged, or torch cannot read it.
+    """
+    require(
+        not Path(path).is_dir(),
+        option,
+        path,
+        "is a folder: give a file in it, such as checkpoints/best.ckpt",
+    )
+    require(Path(path).is_file(), option, path, "no such file")
+    try:
+        with ZipFile(path) as archive:
+            is_intact = archive.testzip() is None
+        require(is_intact, option, path, NOT_READABLE)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OptionError:
+        raise
+    except Exception as error:  # the readers have no common error for other files
+        raise OptionError(option, path, NOT_READABLE) from error
+
+
+def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
+    """Open a checkpoint of the module.
+
+    No code in a file ever runs, values of its config are literal, and a cache folder that is not one here is not used.
 
     Args:
         path: path of the checkpoint.
         option: name of the command-line option that gave the path, for errors.
 
     Raises:
-        OptionError: the file is missing, is damaged, or does not hold what `txl train` writes; its encoding, variant or
+        OptionError: the file is missing, is damaged, or does not hold what the module writes; its encoding, variant or
             corpus is not registered (see `guests`).
     """
-    require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
-    require(Path(path).is_file(), option, path, "no such file")
     contents = read_file(path, option)
     with naming(option, path):
-        record = _check_contents(contents)
-        config, vocabulary = from_plain(record["config"]), Vocabulary.from_state_dict(record["vocabulary"])
+        record = _record_of(contents)
+        config = from_plain(record["config"])
+        vocabulary = Vocabulary.from_state_dict(record["vocabulary"])
         require_room(architecture(config, len(vocabulary)))
-        if not any(expand(config.data.cache_dir).glob("*/description.json")):  # not a cache of this machine
+        caches = expand(config.data.cache_dir)
+        if not any(caches.glob("*/description.json")):  # not a cache of this machine
             config.data.cache_dir = DataConfig.cache_dir
-        weights = {name.removeprefix("model."): tensor for name, tensor in contents["state_dict"].items()}
-        if (rows := len(weights.get("softmax.bias", vocabulary))) != len(vocabulary):
-            raise UserError(f"has {len(vocabulary)} tokens in its vocabulary, and weights for {rows}")
+        weights = {}
+        for name, tensor in contents["state_dict"].items():
+            weights[name.removeprefix(WEIGHTS_PREFIX)] = tensor
+        n_rows = len(weights.get("softmax.bias", vocabulary))
+        if n_rows != len(vocabulary):
+            raise UserError(
+                f"has {len(vocabulary)} tokens in its vocabulary, and weights for {n_rows}"
+            )
         return Checkpoint(Path(path), option, contents, config, vocabulary, weights)
 
 
-def _check_contents(contents: Any) -> dict[str, Any]:
+def _record_of(contents: Any) -> dict[str, Any]:
     """Return what a checkpoint says about its run.
 
     Raises:
@@ -146,28 +217,27 @@ def _check_contents(contents: Any) -> dict[str, Any]:
 
 def _drop_options_of_other_corpora(data: dict[str, Any]) -> None:
     """Remove options that only another corpus has: `txl convert` stores the whole composed group."""
-    own = {field.name for field in fields(data_class(data["name"]))}
+    known = {field.name for field in fields(data_class(data["name"]))}
     for options in OWN_OPTIONS.values():
         for field in fields(options):
-            if field.name not in own:
+            if field.name not in known:
                 data.pop(field.name, None)
-
-
-def continues_in(directory: Path, checkpoint: Path) -> bool:
-    """Return whether a checkpoint is in the directory of a run, whose curves go on there if it resumes from it."""
-    return checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
 @contextmanager
 def naming(option: str, path: str | Path) -> Iterator[None]:
-    """Name the option and the file in an error about what the file holds, a library's with its own reason."""
+    """Name the option and the file in an error about the contents of the file."""
     try:
         yield
-    except Exception as error:  # of any library that reads a file which somebody else wrote
-        if isinstance(error, OptionError) and error.option == option:
+    except OptionError as error:
+        if error.option == option:
             raise
-        of_library = " ".join(f"cannot be used ({type(error).__name__}: {error})".split())
-        raise OptionError(option, path, str(error) if isinstance(error, UserError) else of_library[:300]) from error
+        raise OptionError(option, path, str(error)) from error
+    except UserError as error:
+        raise OptionError(option, path, str(error)) from error
+    except Exception as error:  # of any library that reads a file which somebody else wrote
+        words = f"cannot be used ({type(error).__name__}: {error})".split()
+        raise OptionError(option, path, " ".join(words)[:300]) from error
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
@@ -207,7 +277,7 @@ def checkpoint_corpus(
     """Load the corpus a run was trained on, or encode the text `data_path` with the vocabulary of the run.
 
     For a run with `memory.reset=document` the first token of every document is marked. A text that has changed since
-    training is reported on stderr: what is held out now may have been trained on.
+    training is reported on stderr: its test split may have been trained on.
 
     Args:
         trained: contents of the checkpoint.
@@ -226,18 +296,27 @@ def checkpoint_corpus(
     if data_path is not None:
         return _encoded_text(trained, data_path, whole)
     # The vocabulary of the checkpoint needs neither the tokenizer's file nor its training, and no names of ids.
-    kept = trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS
-    vocabulary, marked = trained.vocabulary if kept else None, trained.config.memory.reset == "document"
+    vocabulary = None
+    if trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS:
+        vocabulary = trained.vocabulary
     try:
-        corpus = load_corpus(trained.config.data, vocabulary, marked)
+        corpus = load_corpus(trained.config.data, vocabulary, _marks_documents(trained))
     except UserError as error:
-        moved = isinstance(error, OptionError) and error.option == "data.path"
-        advice = "; if it has moved, give data_path=" if moved else ""
+        advice = ""
+        if isinstance(error, OptionError) and error.option == "data.path":
+            advice = "; if it has moved, give data_path="
         raise UserError(f"corpus of {checkpoint}: {error}{advice}") from error
-    if corpus.vocabulary != trained.vocabulary:
-        raise OptionError(option, checkpoint, f"was trained with another vocabulary than that of {corpus.name}")
+    allowed = f"was trained with another vocabulary than that of {corpus.name}"
+    require(corpus.vocabulary == trained.vocabulary, option, checkpoint, allowed)
     report_if_changed(trained, f"{option}={checkpoint}", corpus.name, corpus.checksum)
     return corpus
+
+
+def _marks_documents(trained: TrainedModel) -> bool:
+    return trained.config.memory.reset == "document"
+
+
+REPORTED: set[tuple[str, str]] = set()  # checksums of texts at training and now, in this process
 
 
 def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) -> None:
@@ -250,10 +329,15 @@ def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) ->
         now: its checksum.
     """
     before = trained.corpus
-    if before not in (None, now) and (pair := f"{before} {now}") not in REPORTED:
-        REPORTED.add(pair)
-        reason = "parts of its validation and test split may have been in the training text"
-        print(f"{given} was trained on another text than {name} has now: {reason}", file=sys.stderr, flush=True)
+    if before is None or before == now or (before, now) in REPORTED:
+        return
+    REPORTED.add((before, now))
+    reason = "parts of its validation and test split may have been in the training text"
+    print(
+        f"{given} was trained on another text than {name} has now: {reason}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
@@ -263,34 +347,48 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
     """
     if data_path is None or (isinstance(data_path, Mapping) and "path" not in data_path):
         return False
-    same = False
-    with suppress(UserError), redirect_stderr(io.StringIO()):  # errors and notices come when the text is loaded
-        same = any(corpus_source(text_options(of, data_path))[1] == of.corpus for of in models)
+    is_other = True
+    with (
+        suppress(UserError),
+        redirect_stderr(io.StringIO()),
+    ):  # errors and notices come when the text is loaded
+        for trained in models:
+            source = corpus_source(text_options(trained, data_path))
+            if source[1] == trained.corpus:
+                is_other = False
+                break
     notice.cache_clear()
-    return not same
+    return is_other
 
 
 def text_options(trained: TrainedModel, data_path: Any) -> FileData:
     """Return the options that read `data_path`; of the run's own files the type and column are the run's."""
     run = trained.config.data
     text = file_data(run, data_path, trained.vocabulary.level)
-    own = replace(text, dtype=getattr(run, "dtype", None), column=getattr(run, "column", None))
-    if own != text and (text.dtype, text.column) == (None, None):
+    if text.dtype is not None or text.column is not None:
+        return text
+    as_in_run = replace(
+        text, dtype=getattr(run, "dtype", None), column=getattr(run, "column", None)
+    )
+    if as_in_run != text:
         with suppress(UserError), redirect_stderr(io.StringIO()):
-            if corpus_source(own)[1] == trained.corpus:
-                return own
+            if corpus_source(as_in_run)[1] == trained.corpus:
+                return as_in_run
     return text
 
 
 def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
     data = text_options(trained, data_path)
     try:
-        return load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document", whole)
+        return load_corpus(data, trained.vocabulary, _marks_documents(trained), whole)
     except OptionError as error:
-        option = "data_path" if error.option == "data.path" else error.option
-        of_file = option in ("data.dtype", "data.column")
-        how = ": data_path='{path: …, dtype: …, column: …}'" if of_file else ""
-        raise OptionError(option, error.value, f"{error.allowed}{how}") from error
+        option = error.option
+        allowed = error.allowed
+        if option == "data.path":
+            option = "data_path"
+        elif option in ("data.dtype", "data.column"):
+            allowed += ": data_path='{path: …, dtype: …, column: …}'"
+        raise OptionError(option, error.value, allowed) from error
     except UserError as error:
-        reason = str(error).removeprefix(f"{Path(str(data_path)).name}: ")
-        raise OptionError("data_path", data_path, reason) from error
+        name = Path(str(data_path)).name
+        raise OptionError("data_path", data_path, str(error).removeprefix(f"{name}: ")) from error

@@ -18,8 +18,8 @@ from txl_lightning.config.schemas import CONF
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import CheckpointError, OptionError, UserError
-from txl_lightning.runs import convert as command
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.evaluation import convert as command
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.training.run import train
 
 TRAINED = ("memory.start=zeros", "model.untie_biases=true", "trainer.max_steps=2")
@@ -51,8 +51,14 @@ class Convert:
     def __init__(self, place: Path, directory: Path) -> None:
         self.place, self.directory = place, directory
 
-    def __call__(self, source: object, source_format: str, target: str, target_format: str, *more: str) -> Path:
-        words = [f"data.path={self.place / 'text.txt'}", f"data.cache_dir={self.place / 'cache'}", *more]
+    def __call__(
+        self, source: object, source_format: str, target: str, target_format: str, *more: str
+    ) -> Path:
+        words = [
+            f"data.path={self.place / 'text.txt'}",
+            f"data.cache_dir={self.place / 'cache'}",
+            *more,
+        ]
         words += [f"source={source}", f"source_format={source_format}"]
         words += [f"target={self.directory / target}", f"target_format={target_format}"]
         options = OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words)))
@@ -66,25 +72,43 @@ def convert(place: Path, tmp_path: Path) -> Convert:
 
 
 @pytest.mark.parametrize("family", ["original", "huggingface"])
-def test_there_and_back_again_is_the_same_model(convert: Convert, source: Path, family: str) -> None:
+def test_there_and_back_again_is_the_same_model(
+    convert: Convert, source: Path, family: str
+) -> None:
     there = convert(source, "txl", "there", family)
-    vocabulary = {"vocab.json"} if family == "huggingface" and load_trained(source).vocabulary.symbols else set()
-    assert {path.name for path in there.iterdir()} == {"model.safetensors", "config.json"} | vocabulary
+    vocabulary = (
+        {"vocab.json"}
+        if family == "huggingface" and load_trained(source).vocabulary.symbols
+        else set()
+    )
+    assert {path.name for path in there.iterdir()} == {
+        "model.safetensors",
+        "config.json",
+    } | vocabulary
     first, second = load_trained(source), load_trained(convert(there, family, "back.ckpt", "txl"))
     assert first.model.config == second.model.config
     assert first.vocabulary == second.vocabulary
     state = second.model.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in first.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, state[name]) for name, tensor in first.model.state_dict().items()
+    )
 
 
-def test_a_converted_model_is_fine_tuned_at_once(convert: Convert, place: Path, source: Path, tmp_path: Path) -> None:
-    back = convert(convert(source, "txl", "there", "huggingface"), "huggingface", "back.ckpt", "txl")
+def test_a_converted_model_is_fine_tuned_at_once(
+    convert: Convert, place: Path, source: Path, tmp_path: Path
+) -> None:
+    back = convert(
+        convert(source, "txl", "there", "huggingface"), "huggingface", "back.ckpt", "txl"
+    )
     same = (*TRAINED, "trainer.max_steps=1", "optimizer.lr=1e-9")
     tuned = train(tiny_config(place, *same, f"initial_weights={back}"), tmp_path / "tuned")
     before = json.loads((place / "run/metrics.json").read_text())
     assert tuned["val/nll"] == pytest.approx(before["val/nll"], abs=1e-4)
     with pytest.raises(OptionError, match=r"initial_weights=.*is of another model"):
-        train(tiny_config(place, *same, "model.n_layer=1", f"initial_weights={back}"), tmp_path / "wrong")
+        train(
+            tiny_config(place, *same, "model.n_layer=1", f"initial_weights={back}"),
+            tmp_path / "wrong",
+        )
 
 
 class Code:
@@ -94,25 +118,46 @@ class Code:
         return (exec, ("raise SystemExit('this file runs code')",))
 
 
-def test_torch_files_are_read_and_one_with_code_is_refused(convert: Convert, source: Path, tmp_path: Path) -> None:
+def test_torch_files_are_read_and_one_with_code_is_refused(
+    convert: Convert, source: Path, tmp_path: Path
+) -> None:
     there = convert(source, "txl", "there", "original")
     torch.save(load_file(there / "model.safetensors"), there / "weights.bin")
-    assert load_trained(convert(there / "weights.bin", "original", "back.ckpt", "txl")).model.config.untie_biases
+    assert load_trained(
+        convert(there / "weights.bin", "original", "back.ckpt", "txl")
+    ).model.config.untie_biases
     torch.save({"weights": Code()}, there / "evil.pt")
-    with pytest.raises(OptionError, match=r"evil.pt: must hold tensors only; code in a file is never run"):
+    with pytest.raises(
+        OptionError, match=r"evil.pt: cannot be read: .*; code in a file is never run"
+    ):
         convert(there / "evil.pt", "original", "x.ckpt", "txl")
 
 
-def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source: Path, tmp_path: Path) -> None:
+def test_bad_sources_and_targets_are_named(
+    convert: Convert, place: Path, source: Path, tmp_path: Path
+) -> None:
     there = convert(source, "txl", "there", "original")
     for message, *words in (
         (r"target=.*there: must not exist yet", source, "txl", "there", "original"),
-        (r"source_format=onnx: must be one of original, huggingface, txl", there, "onnx", "y", "txl"),
+        (
+            r"source_format=onnx: must be one of original, huggingface, txl",
+            there,
+            "onnx",
+            "y",
+            "txl",
+        ),
         (r"target_format=txl: must be one of original, huggingface for", source, "txl", "y", "txl"),
         (r"source=.*nowhere: no such file", tmp_path / "nowhere", "original", "y", "txl"),
         (r"source=.*cache: has none of", place / "cache", "original", "y", "txl"),
         (r"not a checkpoint of the Hugging Face Transformer-XL", there, "huggingface", "y", "txl"),
-        (r"of the model has 256 tokens, .* choose the corpus", there, "original", "y", "txl", "data.level=char"),
+        (
+            r"model has 256 tokens, .* or its corpus with data=",
+            there,
+            "original",
+            "y",
+            "txl",
+            "data.level=char",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             convert(*words)  # type: ignore[arg-type]
@@ -123,7 +168,9 @@ def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source
     assert not (tmp_path / "y").exists()
 
 
-def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Path, tmp_path: Path) -> None:
+def test_parts_that_the_other_format_lacks_are_named(
+    convert: Convert, place: Path, tmp_path: Path
+) -> None:
     train(tiny_config(place, "encoding=shaw", "trainer.max_steps=1"), tmp_path / "run")
     source = tmp_path / "run/checkpoints/best.ckpt"
     with pytest.raises(CheckpointError, match="encoding=shaw"):
@@ -137,11 +184,16 @@ def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Pa
     ("vocabulary", "files"),
     [
         (Vocabulary("word", ("<unk>", "<eos>", "café")), {"vocab.json": '"café": 2'}),
-        (Vocabulary.of_tokenizer(train_byte_pairs(["a text of words, " * 9], 260, least=256)), {"tokenizer.json": "{"}),
+        (
+            Vocabulary.of_tokenizer(train_byte_pairs(["a text of words, " * 9], 260, least=256)),
+            {"tokenizer.json": "{"},
+        ),
         (Vocabulary("byte"), {}),
     ],
 )
-def test_the_vocabulary_lies_beside_the_model(vocabulary: Vocabulary, files: dict[str, str], tmp_path: Path) -> None:
+def test_the_vocabulary_lies_beside_the_model(
+    vocabulary: Vocabulary, files: dict[str, str], tmp_path: Path
+) -> None:
     command._write_vocabulary(vocabulary, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(files)
     assert all(text in (tmp_path / name).read_text() for name, text in files.items())
@@ -155,7 +207,9 @@ def test_the_vocabulary_lies_beside_the_model(vocabulary: Vocabulary, files: dic
         ("word", ("<eos>", "the", "b", "12")),
     ],
 )
-def test_symbols_survive_huggingfaces_layout(tmp_path: Path, level: str, symbols: tuple[str, ...]) -> None:
+def test_symbols_survive_huggingfaces_layout(
+    tmp_path: Path, level: str, symbols: tuple[str, ...]
+) -> None:
     """A line break is a symbol like any other: symbols were once joined by line breaks."""
     vocabulary = Vocabulary(level, symbols)  # type: ignore[arg-type]
     command._write_vocabulary(vocabulary, tmp_path)

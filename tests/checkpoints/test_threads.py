@@ -10,10 +10,9 @@ from omegaconf import OmegaConf
 from tests.fixtures import Output, Patch
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import cores
-from txl_lightning.runs import hardware
-from txl_lightning.runs.hardware import set_threads
-from txl_lightning.runs.trained import load_trained, read_checkpoint
-from txl_lightning.training import run
+from txl_lightning.evaluation import hardware
+from txl_lightning.evaluation.hardware import set_threads
+from txl_lightning.evaluation.trained import load_trained, read_checkpoint
 from txl_lightning.training.run import train
 
 
@@ -27,11 +26,16 @@ def two_threads() -> Iterator[None]:
 
 def train_tiny(tmp_path: Path, *overrides: str) -> Path:
     """Train four steps and return the last checkpoint."""
-    train(tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides), tmp_path / "run")
+    train(
+        tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides),
+        tmp_path / "run",
+    )
     return tmp_path / "run/checkpoints/last.ckpt"
 
 
-def test_the_number_is_printed_recorded_and_kept(tmp_path: Path, capsys: Output, monkeypatch: Patch) -> None:
+def test_the_number_is_printed_recorded_and_kept(
+    tmp_path: Path, capsys: Output, monkeypatch: Patch
+) -> None:
     last = train_tiny(tmp_path)
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
@@ -41,19 +45,9 @@ def test_the_number_is_printed_recorded_and_kept(tmp_path: Path, capsys: Output,
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_run_does_not_choose_the_threads_of_the_next(tmp_path: Path, monkeypatch: Patch) -> None:
-    used: list[int] = []
-    fit = run.fit
-    monkeypatch.setattr(run, "fit", lambda of_run: used.append(torch.get_num_threads()) or fit(of_run))
-    train_tiny(tmp_path, "trainer.num_threads=3")
-    monkeypatch.setattr(hardware, "FLOPS_PER_THREAD", 1)  # now the model pays for every thread
-    train_tiny(tmp_path, "resume=replace")
-    assert used == [3, 2]
-    assert torch.get_num_threads() == 2
-
-
-def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_measurements_use_the_threads_that_training_pays_for(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     trained = load_trained(train_tiny(tmp_path))
     default = hardware.FLOPS_PER_THREAD
     for given, models, flops, expected in (

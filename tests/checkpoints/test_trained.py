@@ -10,28 +10,43 @@ import torch
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.runs.storage import read_file, write_checkpoint
-from txl_lightning.runs.trained import checkpoint_corpus, load_trained
+from txl_lightning.evaluation.trained import (
+    checkpoint_corpus,
+    load_trained,
+    read_file,
+    write_checkpoint,
+)
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    train(tiny_config(tmp_path, "trainer.max_steps=2", "data.level=char", "memory=off"), tmp_path / "run")
+    train(
+        tiny_config(tmp_path, "trainer.max_steps=2", "data.level=char", "memory=off"),
+        tmp_path / "run",
+    )
     return tmp_path / "run/checkpoints/last.ckpt"
 
 
-def test_a_changed_corpus_is_reported(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_corpus_is_reported(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trained, text = load_trained(checkpoint), tmp_path / "text.txt"
     words = f"checkpoint={checkpoint} was trained on another text than text.txt has now: parts of its validation and"
-    for reverse, data_path, warned in ((False, None, False), (True, None, True), (True, str(text), False)):
+    for reverse, data_path, warned in (
+        (False, None, False),
+        (True, None, True),
+        (True, str(text), False),
+    ):
         text.write_text(text.read_text()[:: -1 if reverse else 1])  # the same characters
         capsys.readouterr()
         checkpoint_corpus(trained, checkpoint, data_path=data_path)
         assert (words in capsys.readouterr().err) == warned
     text.write_text("completely different letters: zyxwvq\n" * 40)
-    with pytest.raises(UserError, match=r"checkpoint=.*: was trained with another vocabulary than that of text.txt"):
+    with pytest.raises(
+        UserError, match=r"checkpoint=.*: was trained with another vocabulary than that of text.txt"
+    ):
         checkpoint_corpus(trained, checkpoint)
 
 
@@ -40,14 +55,31 @@ def test_lightning_opens_a_checkpoint_as_load_trained_does(checkpoint: Path) -> 
     module = LanguageModelModule.load_from_checkpoint(str(checkpoint), map_location="cpu")
     assert module.config == ours.config
     assert all(part.training for part in module.modules())
-    assert all(torch.equal(x, module.model.state_dict()[name]) for name, x in ours.model.state_dict().items())
-    assert (module.evaluation_lengths.window, module.evaluation_lengths.segment) == (8, 2)  # windows: it has no memory
+    assert all(
+        torch.equal(x, module.model.state_dict()[name])
+        for name, x in ours.model.state_dict().items()
+    )
+    assert (module.evaluation_lengths.window, module.evaluation_lengths.segment) == (
+        8,
+        2,
+    )  # windows: it has no memory
     with pytest.raises(OptionError, match=r"checkpoint=nowhere.ckpt: no such file"):
         LanguageModelModule.load_from_checkpoint("nowhere.ckpt")
 
 
 @pytest.mark.parametrize(
-    "text", ["${oc.env:HOME}", r"\${x}", r"\\${x}", "${", "$${a}", "'${a:${b}}'", "a${b}c\\", "\\\\ ${b} \\", "§"]
+    "text",
+    [
+        "${oc.env:HOME}",
+        r"\${x}",
+        r"\\${x}",
+        "${",
+        "$${a}",
+        "'${a:${b}}'",
+        "a${b}c\\",
+        "\\\\ ${b} \\",
+        "§",
+    ],
 )
 def test_values_of_a_config_are_literal(tmp_path: Path, text: str) -> None:
     config = tiny_config(tmp_path)
@@ -56,9 +88,13 @@ def test_values_of_a_config_are_literal(tmp_path: Path, text: str) -> None:
     assert from_plain(plain(from_plain(plain(config)))) == config
 
 
-def test_a_checkpoint_of_an_older_version_is_refused_with_the_version_that_reads_it(checkpoint: Path) -> None:
+def test_a_checkpoint_of_an_older_version_is_refused_with_the_version_that_reads_it(
+    checkpoint: Path,
+) -> None:
     contents = read_file(checkpoint)
     del contents["txl_lightning"]["config"]["logger"]["each"]  # an option since 0.5
     write_checkpoint(contents, checkpoint)
-    with pytest.raises(OptionError, match=r"was written by a version before 0\.5: txl_lightning 0\.5\.0 reads it"):
+    with pytest.raises(
+        OptionError, match=r"was written by a version before 0\.5: txl_lightning 0\.5\.0 reads it"
+    ):
         load_trained(checkpoint)

@@ -2,7 +2,7 @@
 
 import torch
 
-from txl_lightning.runs.metrics import loss_metrics, loss_unit, shown_units, unit_name
+from txl_lightning.evaluation.units import loss_metrics, loss_unit, shown_units, unit_name
 from txl_lightning.training.module import TokenLoss
 
 

@@ -10,7 +10,6 @@ Loading runs no code from a file: it reads tensors and plain containers only.
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 from dataclasses import fields, replace
@@ -36,6 +35,8 @@ from txl_lightning.config.schemas import (
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.evaluation.options import ConvertOptions
+from txl_lightning.evaluation.trained import load_trained, write_checkpoint
 from txl_lightning.files import new_folder, write_json, write_text
 from txl_lightning.model.checkpoints import (
     from_huggingface,
@@ -46,23 +47,20 @@ from txl_lightning.model.checkpoints import (
 )
 from txl_lightning.model.checkpoints.tensorflow import INDEX, read_variables
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs import ConvertOptions
-from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import load_trained
 
 READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}
 TARGETS = ("original", "huggingface", "txl")
 SOURCES = (*TARGETS, "tensorflow")
-EVALUATION_LENGTHS = ("mem_len", "same_length", "clamp_len")
-GIVEN_LENGTHS = (*EVALUATION_LENGTHS, "memory_start")
+LENGTHS = ("mem_len", "same_length", "clamp_len", "memory_start")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
-OF_CORPUS = "corpus"
 VOCABULARIES = ("vocab.json", "vocab", "vocab.txt", "1b_word_vocab.txt")
-PICKLED_VOCABULARIES = ("vocab.bin", "vocab.pkl", "cache.pkl")
+OF_CORPUS = "corpus"
 SYMBOL_LEVELS = ("byte", "char", "word")  # a file of symbols has no merges
-FIRST_WORD = re.compile(r"^[ \t]*([^ \t]*)")  # a word may contain white space of Unicode, as in Python 2
+FIRST_WORD = re.compile(
+    r"^[ \t]*([^ \t]*)"
+)  # a word may contain white space of Unicode, as in Python 2
 
 
 def run(options: ConvertOptions, directory: Path) -> list[str]:
@@ -78,34 +76,34 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     target = Path(options.target)
     require(not target.exists(), "target", options.target, "must not exist yet")
     lengths = {}
-    for name in GIVEN_LENGTHS:
-        value = getattr(options, name)
-        if value is not None:
-            lengths[name] = value
-    vocabulary = None
-    if options.target_format == "txl":
-        vocabulary = _given_vocabulary(options)
-    trained = None
+    for name in LENGTHS:
+        if getattr(options, name) is not None:
+            lengths[name] = getattr(options, name)
+    segment_len = None
+    trained_vocabulary = None
     if options.source_format == "txl":
         trained = load_trained(options.source, "source")
+        trained_vocabulary = trained.vocabulary
         model: Any = trained.model
         allowed = "is a recurrent model; the other formats hold Transformer-XLs only"
         require(isinstance(model, TransformerXL), "source", options.source, allowed)
     elif options.source_format == "tensorflow":
         model, segment_len = _read_tensorflow(options.source, lengths)
-        options = _as_in_tensorflow(options, model, segment_len, vocabulary)
     else:
         model = _read_model(options.source, options.source_format)
     model = model.with_lengths(**lengths)
     if options.target_format == "txl":
-        _write_run(model, options, vocabulary, target)
+        file_vocabulary = _vocabulary_of_file(options)
+        if options.source_format == "tensorflow":
+            options = _as_in_tensorflow(options, segment_len, file_vocabulary)
+        _write_run(model, options, file_vocabulary, target)
         return [str(target)]
     weights, config = WRITERS[options.target_format](model)
     with new_folder(target) as folder:
         _write_weights(weights, folder / WEIGHTS[0])
         write_json(folder / CONFIG, config)
-        if trained is not None and options.target_format == "huggingface":
-            _write_vocabulary(trained.vocabulary, folder)
+        if trained_vocabulary is not None and options.target_format == "huggingface":
+            _write_vocabulary(trained_vocabulary, folder)
     return [str(target)]
 
 
@@ -124,7 +122,7 @@ def _write_weights(weights: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(copies, path)
     except SafetensorError as error:  # of a full disk too
-        raise OSError(errno.EIO, str(error)) from error
+        raise OSError(f"{path}: {error}") from error
 
 
 def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
@@ -138,19 +136,15 @@ def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
 def _read_model(source: str, source_format: str) -> TransformerXL:
     path = Path(source)
     if path.is_dir():
-        folder = path
-        candidates = [folder / name for name in WEIGHTS]
-        problem = f"has none of {', '.join(WEIGHTS)}"
-    else:
-        folder = path.parent
-        candidates = [path]
-        problem = "no such file"
-    files = [file for file in candidates if file.is_file()]
-    require(bool(files), "source", source, problem)
-    weights = _read_weights(files[0])
-    config = _read_config(folder)
-    needed = f"must have {CONFIG} with its options in the same folder"
-    require(bool(config), "source", source, needed)
+        files = [path / name for name in WEIGHTS if (path / name).is_file()]
+        require(bool(files), "source", source, f"has none of {', '.join(WEIGHTS)}")
+        path = files[0]
+    require(path.is_file(), "source", source, "no such file")
+    weights = _read_weights(path)
+    config = _read_config(path.parent)
+    require(
+        bool(config), "source", source, f"must have {CONFIG} with its options in the same folder"
+    )
     try:
         return READERS[source_format](weights, config)
     except UserError as error:
@@ -159,23 +153,21 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors by name, from safetensors or from a torch file that holds only tensors."""
-    is_safe = path.suffix == ".safetensors"
     try:
-        if is_safe:
-            contents: Any = load_file(path)
-        else:
-            contents = torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers have no common error for other files
-        problem = "must hold tensors only; code in a file is never run"
-        if is_safe:
-            problem = "is not a file of safetensors, or was cut short"
+        problem = (
+            "cannot be read: it is cut short, or has more than tensors; code in a file is never run"
+        )
         raise OptionError("source", path, problem) from error
-    is_state = isinstance(contents, dict)
-    if is_state:
-        is_state = all(isinstance(value, Tensor) for value in contents.values())
-    needed = "is not a dictionary of tensors; save the state_dict of the model"
-    require(is_state, "source", path, needed)
-    weights: dict[str, Tensor] = contents
+    is_state = isinstance(weights, dict) and all(
+        isinstance(value, Tensor) for value in weights.values()
+    )
+    require(
+        is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model"
+    )
     return weights
 
 
@@ -187,7 +179,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise OptionError("source", folder, f"its {CONFIG} must be JSON ({error})") from error
-    require(isinstance(config, dict), "source", folder, f"its {CONFIG} must be a dictionary of options")
+    require(
+        isinstance(config, dict), "source", folder, f"its {CONFIG} must be a dictionary of options"
+    )
     return config
 
 
@@ -197,13 +191,13 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
     `lengths` of the options replace these flags.
     """
     path = Path(source)
-    named = [path, path.with_name(path.name + INDEX)]
-    files = [file for file in named if file.suffix == INDEX and file.is_file()]
-    if not files:
-        files = sorted(path.rglob(f"*{INDEX}"))
-    checkpoint = f"a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…)"
-    needed = f"must be {checkpoint} or a folder with one; {len(files)} found"
-    require(len(files) == 1, "source", source, needed)
+    files = sorted(path.rglob(f"*{INDEX}"))
+    if path.with_name(path.name + INDEX).is_file():
+        files = [path.with_name(path.name + INDEX)]
+    needed = (
+        f"must be a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one"
+    )
+    require(len(files) == 1, "source", source, f"{needed}; {len(files)} found")
     folder = files[0].parent
     flags = _read_config(folder)
     flags.update(lengths)
@@ -214,12 +208,9 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
 
 
 def _as_in_tensorflow(
-    options: ConvertOptions, model: TransformerXL, segment_len: int | None, vocabulary: Vocabulary | None
+    options: ConvertOptions, segment_len: int | None, vocabulary: Vocabulary | None
 ) -> ConvertOptions:
-    """Return options that evaluate the model at its own lengths, except for those that they give.
-
-    A model of One Billion Word reads `<S>` at both ends of a sentence, as the TensorFlow code does.
-    """
+    """Return options with the model's segments; One Billion Word has `<S>` at both ends of a sentence there."""
     data = options.data
     evaluation = options.evaluation
     marks_sentences = vocabulary is not None and vocabulary.starts_sentences
@@ -227,50 +218,39 @@ def _as_in_tensorflow(
         if not isinstance(data, (Lm1bData, FileData)):
             data = file_data(data, None, data.level)
         data = replace(data, sentence_marks="both")
-    lengths: dict[str, Any] = {}
-    for name in EVALUATION_LENGTHS:
-        if getattr(evaluation, name) is None:
-            lengths[name] = getattr(model.config, name)
     if segment_len is not None:
-        lengths["segment_len"] = segment_len
         data = replace(data, segment_len=segment_len)
-    return replace(options, evaluation=replace(evaluation, **lengths), data=data)
+        evaluation = replace(evaluation, segment_len=segment_len)
+    return replace(options, evaluation=evaluation, data=data)
 
 
-def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
-    """Return the vocabulary of a file, given or beside the source; None for that of the corpus."""
-    path = options.vocabulary
-    if path is None and options.source_format != "original":
-        path = _vocabulary_beside(Path(options.source))
-    if path is None or path == OF_CORPUS:
-        return None
-    allowed = f"must be one of {', '.join(SYMBOL_LEVELS)}"
-    require(options.data.level in SYMBOL_LEVELS, "data.level", options.data.level, allowed)
-    return read_vocabulary(path, options.data.level)
-
-
-def _vocabulary_beside(source: Path) -> str | None:
-    """Return a file of symbols in the folder of a model, in `data/` in it or beside it; None if there is none.
+def _vocabulary_of_file(options: ConvertOptions) -> Vocabulary | None:
+    """Return the vocabulary of a file, given or in the folder of the source; None for that of the corpus.
 
     Raises:
-        OptionError: they are only in a pickle, which is never opened.
+        OptionError: there is no such file, and the corpus would give its symbols another order.
     """
+    path = options.vocabulary
+    level = options.data.level
+    if path is None and options.source_format != "original":
+        path = _find_vocabulary(Path(options.source))
+        is_bytes = options.source_format == "huggingface" and level == "byte"
+        needed = f"must be given, or {OF_CORPUS}: no {' or '.join(VOCABULARIES)} beside the model (docs/models.md)"
+        require(path is not None or is_bytes, "vocabulary", None, needed)
+    if path is None or path == OF_CORPUS:
+        return None
+    require(
+        level in SYMBOL_LEVELS, "data.level", level, f"must be one of {', '.join(SYMBOL_LEVELS)}"
+    )
+    return read_vocabulary(path, level)
+
+
+def _find_vocabulary(source: Path) -> str | None:
+    """Return a file of symbols in the folder of a model, at any depth."""
     folder = source if source.is_dir() else source.parent
-    folders = (folder, folder / "data", folder.absolute().parent / "data")
-    path = _first_file(folders, VOCABULARIES)
-    if path is not None:
-        return str(path)
-    pickled = _first_file(folders, PICKLED_VOCABULARIES)
-    reason = "is never unpickled, since that runs code of the file (docs/models.md)"
-    require(pickled is None, "vocabulary", None, f"must be given: {pickled} {reason}")
-    return None
-
-
-def _first_file(folders: tuple[Path, ...], names: tuple[str, ...]) -> Path | None:
-    for folder in folders:
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
+    for name in VOCABULARIES:
+        for path in sorted(folder.rglob(name)):
+            return str(path)
     return None
 
 
@@ -289,22 +269,21 @@ def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
         raise OptionError("vocabulary", path, f"cannot be read as UTF-8 text ({error})") from error
     is_json = Path(path).suffix == ".json"
     written = _symbols_of_json(text, path) if is_json else _symbols_of_lines(text, level)
+    are_numbers = all(_is_byte(symbol) for symbol in written if symbol)
     symbols: dict[str, None] = {}
-    are_bytes = all(_is_byte(symbol) for symbol in written if symbol)
     for number, symbol in enumerate(written, start=1):
-        if not symbol:
-            continue
-        fits = True
-        if level == "char":
-            fits = len(symbol) == 1 or symbol == UNKNOWN
-        elif level == "byte":
-            is_character = is_json and not are_bytes and len(symbol) == 1 and ord(symbol) < 256
-            fits = is_character or _is_byte(symbol)
-            if fits and not is_character:
+        if symbol:
+            is_character = len(symbol) == 1 and (level == "char" or ord(symbol) < 256)
+            if level == "byte" and _is_byte(symbol) and (are_numbers or not is_json):
                 symbol = chr(int(symbol))
-        allowed = f"line {number}: {symbol!r} is not a {level} (data.level)"
-        require(fits, "vocabulary", path, allowed)
-        symbols[symbol] = None
+                is_character = True
+            elif level == "byte":
+                is_character = is_character and is_json
+            fits = level == "word" or is_character or (level == "char" and symbol == UNKNOWN)
+            require(
+                fits, "vocabulary", path, f"line {number}: {symbol!r} is not a {level} (data.level)"
+            )
+            symbols[symbol] = None
     require(bool(symbols), "vocabulary", path, "has no symbols")
     if level == "char" and " " not in symbols:
         symbols = {" " if symbol == "_" else symbol: None for symbol in symbols}
@@ -346,48 +325,45 @@ def _symbols_of_json(text: str, path: str | Path) -> list[str]:
         return symbols
 
 
-def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | None, target: Path) -> None:
-    """Write a checkpoint like those of `txl train`, at step 0, with the given vocabulary or the chosen corpus' own."""
-    if given is None:
+def _write_run(
+    model: TransformerXL, options: ConvertOptions, given: Vocabulary | None, target: Path
+) -> None:
+    """Write a checkpoint like those of `txl train`, at step 0, with the given vocabulary or that of the corpus."""
+    vocabulary = given
+    source = "the file"
+    if vocabulary is None:
         corpus = load_corpus(options.data)
         vocabulary = corpus.vocabulary
         source = f"data={corpus.name}"
-        advice = "choose the corpus the model was trained on with data=…"
-    else:
-        vocabulary = given
-        source = f"the file {options.vocabulary}" if options.vocabulary else "the file beside it"
-        advice = "choose the model's own with vocabulary=FILE"
     n_tokens = model.config.vocab_size
     if len(vocabulary) != n_tokens:
-        sizes = f"{n_tokens} tokens, that of {source} has {len(vocabulary)}"
-        raise UserError(f"the vocabulary of the model has {sizes}: {advice}")
-    contents = {
-        "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
-        "global_step": 0,
-        "txl_lightning": {
-            "config": stored(_run_config(model, options)),
-            "vocabulary": vocabulary.state_dict(),
-            "vocabulary_given": given is not None,
-        },
+        sizes = f"has {n_tokens} tokens, the vocabulary of {source} has {len(vocabulary)}"
+        raise UserError(
+            f"the model {sizes}: choose the model's own with vocabulary=FILE, or its corpus with data="
+        )
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    record = {
+        "config": stored(_run_config(model, options)),
+        "vocabulary": vocabulary.state_dict(),
+        "vocabulary_given": given is not None,
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(contents, target)
+    write_checkpoint({"state_dict": weights, "global_step": 0, "txl_lightning": record}, target)
 
 
 def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
     """Return the configuration of a run with this model; everything else comes from the options."""
-    model_options: dict[str, Any] = {"name": "converted"}
-    encoding_options: dict[str, Any] = {}
-    memory_options: dict[str, Any] = {}
-    groups = {"model": model_options, "encoding": encoding_options, "memory": memory_options}
+    groups: dict[str, dict[str, Any]] = {
+        "model": {"name": "converted"},
+        "encoding": {},
+        "memory": {},
+    }
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         value = getattr(model.config, field)
         groups[group][name] = list(value) if isinstance(value, tuple) else value
-    values: dict[str, Any] = {}
-    for f in fields(Config):
-        values[f.name] = getattr(options, f.name)
-    values["model"] = TransformerXLModelConfig(**model_options)
-    values["encoding"] = TableEncodingConfig(**encoding_options)
-    values["memory"] = MemoryConfig(**memory_options)
+    values = {field.name: getattr(options, field.name) for field in fields(Config)}
+    values["model"] = TransformerXLModelConfig(**groups["model"])
+    values["encoding"] = TableEncodingConfig(**groups["encoding"])
+    values["memory"] = MemoryConfig(**groups["memory"])
     return Config(**values)

@@ -1,4 +1,4 @@
-"""Metrics of a run: loss and its units, memory."""
+"""Units of a loss: nats, bits and perplexity; the memory that a process needed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Mapping
 
 import torch
 
+UNITS = {"char": ("bpc", "bits per character"), "byte": ("bpb", "bits per byte")}
+PERPLEXITY = ("ppl", "perplexity")
+
 
 def loss_unit(level: str) -> str:
     """Return the unit of losses: `ppl` for words, ids and the tokens of BPE, `bpc` for characters, `bpb` for bytes.
@@ -16,7 +19,12 @@ def loss_unit(level: str) -> str:
     Args:
         level: level of the tokens: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
     """
-    return {"char": "bpc", "byte": "bpb"}.get(level, "ppl")
+    return UNITS.get(level, PERPLEXITY)[0]
+
+
+def unit_name(level: str) -> str:
+    """Return the unit of losses in words: see `loss_unit`."""
+    return UNITS.get(level, PERPLEXITY)[1]
 
 
 def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -> dict[str, float]:
@@ -32,24 +40,25 @@ def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -
     """
     bits = nll / math.log(2)
     unit = loss_unit(level)
-    values = {"nll": nll, unit: bits if unit != "ppl" else math.exp(nll) if nll < 700 else math.inf}
-    values |= {"bpt": bits} if level == "ids" else {}
-    if not bytes_per_token or math.isnan(bytes_per_token):
-        return values
-    return {**values, "bpb": bits / bytes_per_token}
+    values = {"nll": nll, unit: bits}
+    if unit == "ppl":
+        values["ppl"] = math.exp(nll) if nll < 700 else math.inf
+    if level == "ids":
+        values["bpt"] = bits
+    if bytes_per_token and not math.isnan(bytes_per_token):
+        values["bpb"] = bits / bytes_per_token
+    return values
 
 
 def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, float | None]:
     """Convert a standard error in nats to the unit of the level: d bpc = d bpb = d nll / ln 2, d ppl = ppl · d nll."""
-    values = loss_metrics(nll, level)
     unit = loss_unit(level)
-    scale = values["ppl"] if unit == "ppl" else 1 / math.log(2)
-    return {"nll": error, unit: None if error is None else scale * error}
-
-
-def unit_name(level: str) -> str:
-    """Return the unit of losses in words: see `loss_unit`."""
-    return {"char": "bits per character", "byte": "bits per byte"}.get(level, "perplexity")
+    if error is None:
+        return {"nll": None, unit: None}
+    scale = 1 / math.log(2)
+    if unit == "ppl":
+        scale = loss_metrics(nll, level)["ppl"]
+    return {"nll": error, unit: scale * error}
 
 
 def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
@@ -61,9 +70,12 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
         values: metrics by name.
         prefix: of their names, such as `val/`.
     """
-    units = [unit for unit in ("bpc", "ppl", "bpt", "bpb", "ppl_word") if f"{prefix}{unit}" in values]
-    same = units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]
-    return units[:1] if same else units
+    units = [
+        unit for unit in ("bpc", "ppl", "bpt", "bpb", "ppl_word") if f"{prefix}{unit}" in values
+    ]
+    if units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]:
+        return ["bpc"]
+    return units
 
 
 def peak_memory(device: torch.device) -> int:

@@ -15,13 +15,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.runs.convert.test_convert_command import composed
+from tests.checkpoints.convert.test_convert_command import composed
 from tests.training.small_run import tiny_config, trained
 from txl_lightning.errors import UserError
+from txl_lightning.evaluation.convert import run as convert
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run as evaluate
-from txl_lightning.runs.convert import run as convert
-from txl_lightning.runs.storage import read_file, write_checkpoint
+from txl_lightning.evaluation.trained import read_file, write_checkpoint
 from txl_lightning.training.run import train
 
 RUN = ("trainer.max_steps=4", "trainer.val_every_n_steps=2", "evaluation.max_segments=2")
@@ -49,7 +49,11 @@ def put(place: str, value: Any) -> Change:
 def drop(place: str) -> Change:
     *outer, last = place.split("/")
     inner: Change = lambda inside: inside.pop(last)  # noqa: E731
-    return inner if not outer else put("/".join(outer), lambda inside: {k: v for k, v in inside.items() if k != last})
+    return (
+        inner
+        if not outer
+        else put("/".join(outer), lambda inside: {k: v for k, v in inside.items() if k != last})
+    )
 
 
 def itself(contents: dict[str, Any]) -> None:
@@ -68,7 +72,9 @@ REFUSED: dict[str, Change] = {
     "d_head other": put(f"{CONFIG}/model/d_head", 2),
     "encoding unknown": put(f"{CONFIG}/encoding/name", "evil"),
     "null byte": put(f"{CONFIG}/data/path", "a\0b"),
-    "vocabulary of another size": put("txl_lightning/vocabulary", {"level": "byte", "symbols": list("abc")}),
+    "vocabulary of another size": put(
+        "txl_lightning/vocabulary", {"level": "byte", "symbols": list("abc")}
+    ),
     "no weights": drop("state_dict"),
     "weight missing": drop(WEIGHT),
     "weight of another shape": put(WEIGHT, lambda x: x[:, :-1].clone()),
@@ -110,11 +116,21 @@ def use(name: str, path: Path, folder: Path) -> None:
     if name == "evaluate":
         evaluate(EvaluateOptions(str(path), max_segments=1, batch_size=2, num_threads=1), folder)
     elif name == "convert":
-        words = [f"source={path}", "source_format=txl", f"target={folder / 'out'}", "target_format=original"]
-        convert(OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))), folder)  # type: ignore[arg-type]
+        words = [
+            f"source={path}",
+            "source_format=txl",
+            f"target={folder / 'out'}",
+            "target_format=original",
+        ]
+        convert(
+            OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))), folder
+        )  # type: ignore[arg-type]
     else:
         steps = "trainer.max_steps=5" if name == "resume" else "trainer.max_steps=1"
-        train(tiny_config(good(), *RUN, steps, f"{name}={path}", "checkpoint.every_n_steps=9"), folder / "run")
+        train(
+            tiny_config(good(), *RUN, steps, f"{name}={path}", "checkpoint.every_n_steps=9"),
+            folder / "run",
+        )
 
 
 def outcome(name: str, path: Path, folder: Path) -> str:
@@ -133,7 +149,9 @@ def outcome(name: str, path: Path, folder: Path) -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["evaluate", "resume", "initial_weights", "convert"])
-def test_malformed_files_are_refused_or_harmless(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_files_are_refused_or_harmless(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "not-to-be-told")
     original = good() / "run/checkpoints/last.ckpt"
@@ -155,7 +173,11 @@ def test_malformed_files_are_refused_or_harmless(name: str, tmp_path: Path, monk
         path.write_bytes(spoil(original.read_bytes()))
         found[case] = outcome(name, path, tmp_path / "out")
     assert [f"{case}: {line}" for case, line in found.items() if line.startswith("TRACEBACK")] == []
-    assert [case for case, line in found.items() if line == "accepted" and (case in REFUSED or case in FILES)] == []
+    assert [
+        case
+        for case, line in found.items()
+        if line == "accepted" and (case in REFUSED or case in FILES)
+    ] == []
     assert found["as written"] == found["interpolation"] == "accepted"
     start = f"{OPTIONS.get(name, name)}={path}: "
     refusals = [line for line in found.values() if line != "accepted"]

@@ -1,0 +1,151 @@
+"""Hardware of a run or a measurement: what `auto` and null mean for accelerator, precision and threads."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+
+from txl_lightning.config.schemas import Config
+from txl_lightning.distributed.ranks import n_processes
+from txl_lightning.errors import require
+from txl_lightning.evaluation.models import Model
+from txl_lightning.evaluation.trained import TrainedModel
+
+# A second thread gains 1.6 times from twice this on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains
+# less than it costs beside another program: each product then waits for the thread whose core is taken.
+FLOPS_PER_THREAD = 3e9
+PRECISIONS = ("32-true", "bf16-mixed", "auto")
+
+
+def resolve_accelerator(config: Config) -> Config:
+    """Return the config with gpu, else mps for one process, else cpu in place of `trainer.accelerator=auto`."""
+    if config.trainer.accelerator != "auto":
+        return config
+    accelerator = "cpu"
+    if torch.cuda.is_available():
+        accelerator = "gpu"
+    elif torch.backends.mps.is_available() and n_processes(config.trainer) == 1:
+        accelerator = "mps"
+    return replace(config, trainer=replace(config.trainer, accelerator=accelerator))
+
+
+def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
+    """Return the config with number types in place of `auto`, its accelerator being resolved.
+
+    They are part of the run's identity: they stand in `config.yaml` and in checkpoints, and a resumed run keeps them.
+
+    Args:
+        config: config of the run.
+        resumed: config of the checkpoint that the run resumes from.
+    """
+    precision = config.trainer.precision
+    if precision == "auto" and resumed is not None:
+        precision = resumed.trainer.precision
+    elif precision == "auto":
+        precision = fastest_precision(config.trainer.accelerator)
+    ns_precision = config.optimizer.ns_precision
+    if ns_precision == "auto" and resumed is not None:
+        ns_precision = resumed.optimizer.ns_precision
+    elif ns_precision == "auto":
+        in_float32 = config.optimizer.name == "muon" and not precision.endswith("-mixed")
+        ns_precision = "32-true" if in_float32 else "bf16-true"
+    return replace(
+        config,
+        trainer=replace(config.trainer, precision=precision),
+        optimizer=replace(config.optimizer, ns_precision=ns_precision),
+    )
+
+
+def fastest_precision(accelerator: str) -> str:
+    """Return bf16-mixed for a GPU with bfloat16 and a CPU with AMX, 32-true for everything else.
+
+    Other CPUs have instructions for bfloat16 that may be slower than those for float32.
+
+    Args:
+        accelerator: `gpu`, `mps`, or anything else for the CPU.
+    """
+    has_bfloat16 = False
+    if accelerator == "gpu":
+        has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    elif accelerator != "mps":
+        has_bfloat16 = torch.cpu._is_amx_tile_supported()
+    return "bf16-mixed" if has_bfloat16 else "32-true"
+
+
+def chosen_precision(precision: str, accelerator: str) -> str:
+    """Return the precision of a measurement: as given, or for `auto` that of `fastest_precision`.
+
+    Raises:
+        OptionError: it is none of `PRECISIONS`.
+    """
+    require(
+        precision in PRECISIONS, "precision", precision, f"must be one of {', '.join(PRECISIONS)}"
+    )
+    if precision == "auto":
+        return fastest_precision(accelerator)
+    return precision
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager:
+    """Return the context in which a model scores in this precision.
+
+    With bf16-mixed, products are in bfloat16, and weights, residual sums and losses in float32. With 32-true the
+    model is used as it is.
+
+    Args:
+        precision: of `chosen_precision`.
+        device: device of the model.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-mixed")
+
+
+def useful_threads(config: Config, model: Model) -> int:
+    """Return the number of threads that a training step pays for.
+
+        threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to those that torch would use
+
+    Threads share the work of one product at a time, so that the work of a layer decides, not that of the model, and the
+    tokens of a group of streams.
+    """
+    tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    flops = 6 * n_parameters / config.model.n_layer * tokens
+    return max(1, min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)))
+
+
+def resolve_threads(config: Config, model: Model, resumed: Config | None = None) -> Config:
+    """Set torch's threads where `trainer.num_threads` is null, and return the config with their number.
+
+    The number is part of the run's record, since the order of summation depends on it: a resumed run keeps the number
+    of its checkpoint. Several processes share torch's threads instead, and a run on a GPU has torch's default.
+
+    Args:
+        config: config of the run.
+        model: model of the run.
+        resumed: config of the checkpoint that the run resumes from.
+    """
+    trainer = config.trainer
+    if trainer.num_threads is not None or trainer.accelerator != "cpu" or n_processes(trainer) > 1:
+        return config
+    threads = None
+    if resumed is not None:
+        threads = resumed.trainer.num_threads
+    if threads is None:
+        threads = useful_threads(config, model)
+    torch.set_num_threads(threads)
+    return replace(config, trainer=replace(trainer, num_threads=threads))
+
+
+def set_threads(given: int | None, *trained: TrainedModel) -> None:
+    """Set torch's threads for a measurement: as given, else those that the largest of the models would train with.
+
+    Args:
+        given: `num_threads` of a command.
+        trained: models of checkpoints; without one, null leaves torch's default.
+    """
+    if given is not None:
+        torch.set_num_threads(given)
+    elif trained:
+        torch.set_num_threads(max(useful_threads(one.config, one.model) for one in trained))

@@ -1,0 +1,154 @@
+"""Build the model that a configuration describes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+from txl_lightning.config.architecture import (
+    RecurrentConfig,
+    TransformerXLConfig,
+    option_names,
+    options_beside,
+)
+from txl_lightning.config.lengths import table_len
+from txl_lightning.config.schemas import Config, RecurrentModelConfig
+from txl_lightning.errors import OptionError, require, require_memory
+from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
+from txl_lightning.model.memory import Memory
+from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
+from txl_lightning.registry import VARIABLE
+
+Model: TypeAlias = TransformerXL | RecurrentLanguageModel
+State: TypeAlias = Memory | RecurrentState
+
+LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
+SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
+NEEDED_ABILITIES = (  # option, the ability of the model that it needs
+    ("memory.reset", "documents"),
+    ("memory.gradient_segments", "gradient segments"),
+    ("model.ext_len", "extended context"),
+)
+
+
+def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
+    """Return the class of a run's model: the core's, or the variant that the group `variant` names.
+
+    Raises:
+        OptionError: there is no such variant, or the model is recurrent.
+    """
+    name = str(config.variant.get("name") or "")
+    if isinstance(config.model, RecurrentModelConfig):
+        require(
+            not name, "variant", name, f"must be none: {config.model.name} is no Transformer-XL"
+        )
+        return RecurrentLanguageModel
+    return VARIANTS.named(name) if name else TransformerXL
+
+
+def carries_state(config: Config) -> bool:
+    """Return whether a segment reads earlier ones, through a memory or a state that is always carried."""
+    return config.memory.mem_len > 0 or always_carries_state(config)
+
+
+def always_carries_state(config: Config) -> bool:
+    """Return whether a segment reads something of earlier ones with `mem_len=0` too: of an LSTM, QRNN or variant."""
+    kind: Any = model_class(config).config_class
+    return kind is RecurrentConfig or kind(None, mem_len=0).is_recurrent
+
+
+def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
+    """Return the model's own config, made of the groups `model`, `encoding`, `memory` and `variant`.
+
+    Raises:
+        OptionError: a value is not allowed; the error names the option as typed on the command line.
+    """
+    model = model_class(config)
+    kind: Any = model.config_class
+    is_recurrent = kind is RecurrentConfig
+    core = RecurrentConfig if is_recurrent else TransformerXLConfig
+    _check_abilities(config, model)
+    options = option_names(core)
+    values = {}
+    for field, option in options.items():
+        if field != "table_len":
+            values[field] = attrgetter(option)(config)
+    values["cutoffs"] = tuple(values["cutoffs"])
+    variant_options = options_beside(kind, core)
+    for name in variant_options:
+        options[name] = f"variant.{name}"
+    for name, value in config.variant.items():
+        if name != "name":
+            known = ", ".join(variant_options) or "none"
+            allowed = f"is no option of variant={config.variant['name']}, which has {known}"
+            require(name in variant_options, f"variant.{name}", value, allowed)
+            values[name] = value
+    if is_recurrent:
+        carries = f"{config.model.name} always carries its state"
+        memory = config.memory
+        require(memory.mem_len > 0, "memory.mem_len", memory.mem_len, f"must be > 0: {carries}")
+        require(memory.reset == "never", "memory.reset", memory.reset, f"must be never: {carries}")
+    try:
+        if not is_recurrent:
+            values["table_len"] = table_len(config)
+        return kind(vocab_size=vocab_size, **values)
+    except OptionError as error:
+        options.setdefault(VARIABLE, VARIABLE)
+        option = options.get(error.option, f"model.{error.option}")
+        raise OptionError(option.removesuffix(".name"), error.value, error.allowed) from error
+
+
+def _check_abilities(config: Config, model: Any) -> None:
+    """Refuse options that need an ability that a variant lacks."""
+    cannot = getattr(model, "cannot", {})
+    asked = {
+        "memory.reset": config.memory.reset == "document",
+        "memory.gradient_segments": config.memory.gradient_segments > 0,
+        "model.ext_len": getattr(config.model, "ext_len", 0) > 0,
+    }
+    for option, ability in NEEDED_ABILITIES:
+        if asked[option] and ability in cannot:
+            allowed = (
+                f"is not possible with variant={config.variant.get('name')}: {cannot[ability]}"
+            )
+            raise OptionError(option, attrgetter(option)(config), allowed)
+
+
+def make_model(config: Config, vocab_size: int) -> Model:
+    """Return a new model with weights drawn from torch's global random state.
+
+    Raises:
+        OptionError: a value is not allowed (see `architecture`).
+    """
+    model: Any = model_class(config)
+    made: Model = model(architecture(config, vocab_size))
+    return made
+
+
+def require_room(
+    sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = ""
+) -> None:
+    """Check that the machine's memory can hold the matrices of all layers, before anything is built.
+
+    Args:
+        sizes: config of the model.
+        bytes_each: bytes of a parameter with what belongs to it.
+        without: group that the options of the command lack.
+
+    Raises:
+        OptionError: it cannot; names the option that is farthest from its default.
+    """
+    if isinstance(sizes, RecurrentConfig):
+        rows = 3 * sizes.d_model
+    else:
+        rows = 2 * sizes.d_inner + 4 * sizes.n_head * sizes.d_head
+    n_bytes = sizes.n_layer * (bytes_each * rows * sizes.d_model + LAYER_BYTES)
+    farthest = ""
+    most = 0.0
+    for field in fields(sizes):
+        if field.name in SIZES and getattr(sizes, field.name) / field.default > most:
+            farthest = field.name
+            most = getattr(sizes, field.name) / field.default
+    option = option_names(type(sizes))[farthest].removeprefix(without)
+    require_memory(n_bytes, option, getattr(sizes, farthest))
