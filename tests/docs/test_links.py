@@ -37,9 +37,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_the_readme_lists_every_page() -> None:
-    links = LINK.findall(README.read_text())
+    linked = {link.partition("#")[0] for link in LINK.findall(README.read_text())}
     for page in (ROOT / "docs").glob("*.md"):
-        assert name_of(page) in links
+        assert name_of(page) in linked
 
 
 @pytest.mark.parametrize("group", GROUPS)
