@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from txl_lightning import jobs as module
-from txl_lightning.errors import UserError
 from txl_lightning.jobs import Ended, Jobs, Process
 
 
@@ -37,8 +36,6 @@ class Record:
     slots: dict[str, int] = field(default_factory=dict)
 
     def start(self, job: Call, slot: int) -> Process:
-        if job.name == "full":
-            raise UserError("no space left")
         self.started[job.name] = time.monotonic()
         self.slots[job.name] = slot
         return Process(["sh", "-c", job.line], {"TXL_JOB": job.name}, self.log)
@@ -64,11 +61,10 @@ def test_every_end_of_a_process_is_named_and_leaves_the_others() -> None:
     killed = Call("killed", "kill -KILL $$")
     interrupted = Call("interrupted", "kill -INT $$; sleep 9")
     failed = Call("failed", "exit 3")
-    engine = run(killed, interrupted, Call("full"), failed, Call("good"), record=Record(), n_slots=4)
+    engine = run(killed, interrupted, failed, Call("good"), record=Record(), n_slots=4)
     assert engine.failed == {
         "killed": "was killed by SIGKILL",
         "interrupted": "was interrupted",
-        "full": "could not start: no space left",
         "failed": "ended with exit status 3",
     }
     assert engine.done == {"good"}

@@ -17,14 +17,22 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from txl_lightning.config.schemas import typed
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json, write_text
-from txl_lightning.job_folder import NOT_OF_THE_TEXT, JobFolder, checksum, job_folders, options_of_text
+from txl_lightning.job_folder import (
+    NOT_OF_THE_TEXT,
+    JobFolder,
+    checksum,
+    job_folders,
+    options_of_text,
+)
 from txl_lightning.reporting import markdown_table
 
 JSON_FILE = "multirun.json"
 TABLE_FILE = "multirun.md"
 PRECISION_FILE = "precision.json"
 BITS_PER_BYTE = "val/bpb"
-LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb"))
+LOSSES = tuple(
+    f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb")
+)
 OF_THE_SEED = ("seed", "data.seed")
 MAX_NAME_LENGTH = 128  # of a W&B group
 WITH_SEVERAL_RANKS = (".ProcessLauncher", ".SlurmLauncher")
@@ -60,7 +68,9 @@ def check_search(config: DictConfig) -> None:
     devices = OmegaConf.select(config, "trainer.devices", default=1)
     launcher = str(config.hydra.launcher._target_)
     can_have_ranks = devices == 1 or launcher.endswith(WITH_SEVERAL_RANKS)
-    require(can_have_ranks, "trainer.devices", devices, f"must be 1 with {launcher.rpartition('.')[2]}")
+    require(
+        can_have_ranks, "trainer.devices", devices, f"must be 1 with {launcher.rpartition('.')[2]}"
+    )
 
 
 def objective(config: DictConfig, name: str) -> str:
@@ -93,7 +103,10 @@ def shared_precision(root: Path, config: DictConfig) -> str | None:
     known = folder.record.get("trainer.precision")
     if known is not None:
         return str(known)
-    from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision  # imports torch
+    from txl_lightning.evaluation.hardware import (  # imports torch
+        resolve_accelerator,
+        resolve_precision,
+    )
 
     own = config.copy()
     with open_dict(own):
@@ -147,7 +160,14 @@ def write_results(root: Path) -> Path | None:
     entries = []
     for row in rows:
         entry = {"job": row.job, "overrides": row.overrides, "state": row.state}
-        entries.append({**entry, "objective": row.metrics.get(order or ""), "metrics": row.metrics, **row.notes})
+        entries.append(
+            {
+                **entry,
+                "objective": row.metrics.get(order or ""),
+                "metrics": row.metrics,
+                **row.notes,
+            }
+        )
     text = table(rows)
     if order is None:
         text += f"\n{NO_ORDER}\n"
@@ -221,13 +241,17 @@ def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.state == "finished":
-            without_seed = {name: value for name, value in row.options.items() if name not in OF_THE_SEED}
+            without_seed = {
+                name: value for name, value in row.options.items() if name not in OF_THE_SEED
+            }
             groups.setdefault(checksum(without_seed), []).append(row)
     summaries = []
     for group in groups.values():
         if len(group) == 1:
             continue
-        overrides = {name: value for name, value in group[0].overrides.items() if name not in OF_THE_SEED}
+        overrides = {
+            name: value for name, value in group[0].overrides.items() if name not in OF_THE_SEED
+        }
         losses = {}
         for name in LOSSES:
             values = [row.metrics[name] for row in group if name in row.metrics]
@@ -264,7 +288,9 @@ def _markdown(lines: list[Any]) -> str:
     """Return a table of lines, each of several groups of cells by their column."""
     columns: list[str] = []
     for groups in zip(*lines, strict=True):
-        columns += [name for name in _names(groups) if name != "steps" and not name.endswith("/nll")]
+        columns += [
+            name for name in _names(groups) if name != "steps" and not name.endswith("/nll")
+        ]
     cells = []
     for line in lines:
         by_column: dict[str, str] = {}
