@@ -233,9 +233,7 @@ def run_command(command: Command, words: list[str]) -> None:
     """
     # A job of a multirun hands its line to the launcher, and no traceback.
     wants_traceback = os.environ.get(FULL_ERROR) == "1" and ERROR_VARIABLE not in os.environ
-    os.environ[FULL_ERROR] = (
-        "1"  # Hydra raises its errors, in place of printing them on several lines
-    )
+    os.environ[FULL_ERROR] = "1"  # Hydra then raises its errors, and does not print them
     CALL.sweep_dir = None
     CALL.failures.clear()
     arguments = sys.argv
@@ -381,10 +379,8 @@ def fail(command: Command, error: BaseException) -> NoReturn:
     if path is not None and not isinstance(error, Stopped):
         with contextlib.suppress(OSError):
             Path(path).write_text(line)
-    rank = (
-        ""
-        if is_first_rank()
-        else f", rank {os.environ.get('RANK') or os.environ.get('SLURM_PROCID')}"
-    )
-    print(f"txl {command.name}{rank}: {line}", file=sys.stderr)
+    name = command.name
+    if not is_first_rank():
+        name += f", rank {os.environ.get('RANK') or os.environ.get('SLURM_PROCID')}"
+    print(f"txl {name}: {line}", file=sys.stderr)
     sys.exit(128 + error.signum if isinstance(error, Stopped) else 2)

@@ -30,9 +30,7 @@ JSON_FILE = "multirun.json"
 TABLE_FILE = "multirun.md"
 PRECISION_FILE = "precision.json"
 BITS_PER_BYTE = "val/bpb"
-LOSSES = tuple(
-    f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb")
-)
+UNITS = ("nll", "bpc", "ppl", "bpt", "bpb")
 OF_THE_SEED = ("seed", "data.seed")
 MAX_NAME_LENGTH = 128  # of a W&B group
 WITH_SEVERAL_RANKS = (".ProcessLauncher", ".SlurmLauncher")
@@ -131,7 +129,7 @@ class Row:
         overrides: by name; in the table those that differ between the jobs.
         options: identity of the job.
         state: finished, failed or stopped.
-        metrics: steps and losses by name.
+        metrics: losses by name.
         notes: error of a failed job, and what ended a training early.
     """
 
@@ -198,11 +196,13 @@ def _row(job: JobFolder, root: Path) -> Row:
     result = job.result
     if result is not None:
         row.state = "finished"
-        for name in ("steps", *LOSSES):
-            if isinstance(result.get(name), (int, float)):
-                row.metrics[name] = result[name]
+        for split in ("val", "test"):
+            for unit in UNITS:
+                name = f"{split}/{unit}"
+                if name in result:
+                    row.metrics[name] = result[name]
         if "ended_by" in result:
-            row.notes["ended_by"] = str(result["ended_by"])
+            row.notes["ended_by"] = f"{result['ended_by']} at step {result['steps']}"
     elif "error" in job.record:
         row.state = "failed"
         row.notes["error"] = str(job.record["error"])
@@ -253,10 +253,9 @@ def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
             name: value for name, value in group[0].overrides.items() if name not in OF_THE_SEED
         }
         losses = {}
-        for name in LOSSES:
+        for name in group[0].metrics:
             values = [row.metrics[name] for row in group if name in row.metrics]
-            if len(values) == len(group):
-                losses[name] = {"mean": statistics.mean(values), "std": statistics.stdev(values)}
+            losses[name] = {"mean": statistics.mean(values), "std": statistics.stdev(values)}
         summaries.append({"overrides": overrides, "n": len(group), "metrics": losses})
     return summaries
 
@@ -267,7 +266,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         state = row.state
         if "ended_by" in row.notes:
-            state += f" at step {row.metrics.get('steps')} by {row.notes['ended_by']}"
+            state += f" by {row.notes['ended_by']}"
         losses = {name: f"{value:.4f}" for name, value in row.metrics.items()}
         lines.append(({"job": row.job}, row.overrides, losses, {"state": state}))
     return _markdown(lines)
@@ -288,9 +287,7 @@ def _markdown(lines: list[Any]) -> str:
     """Return a table of lines, each of several groups of cells by their column."""
     columns: list[str] = []
     for groups in zip(*lines, strict=True):
-        columns += [
-            name for name in _names(groups) if name != "steps" and not name.endswith("/nll")
-        ]
+        columns += [name for name in _names(groups) if not name.endswith("/nll")]
     cells = []
     for line in lines:
         by_column: dict[str, str] = {}
