@@ -309,7 +309,7 @@ class ContextCurves(Callback):
         steps = [row["steps"] for row in rows]
         curves = {}
         for i, c in enumerate(self.contexts):
-            curves[f"{c} tokens"] = [(steps, [row[unit][i] for row in rows])]
+            curves[f"{c} tokens"] = (steps, [row[unit][i] for row in rows])
         path = self.file.path.with_suffix(".png")
         line_figure(
             path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training"
