@@ -170,11 +170,10 @@ def _detach_from_closed_terminal() -> None:
 
 @dataclass
 class Running:
-    """A job that runs, in a slot."""
+    """A job that runs."""
 
     job: Any
     process: Process
-    slot: int
 
 
 @dataclass
@@ -186,11 +185,10 @@ class Jobs:
 
     Args:
         waiting: jobs to run; those that run alone come last.
-        start: starts a job in a slot, a number below `n_slots`; an error of it ends all jobs.
+        start: starts a job; an error of it ends all jobs.
         end: called with each job that ended; returns its error, or None for success.
-        n_slots: jobs that run at once.
+        at_once: number of jobs that run at once.
         grace_seconds: time for jobs to save after a signal.
-        first_signal: asks the first process of a job to save and end.
         show: called after every change and ten times a second.
 
     Attributes:
@@ -202,11 +200,10 @@ class Jobs:
     """
 
     waiting: list[Any]
-    start: Callable[[Any, int], Process]
+    start: Callable[[Any], Process]
     end: Callable[[Any, Ended], str | None]
-    n_slots: int = 1
+    at_once: int = 1
     grace_seconds: float = 60.0
-    first_signal: signal.Signals = signal.SIGINT
     show: Callable[[], object] = lambda: None
     running: list[Running] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
@@ -240,7 +237,7 @@ class Jobs:
     def _stop(self) -> None:
         """End the running jobs: a request, then SIGTERM, then SIGKILL."""
         for running in self.running:
-            running.process.interrupt(self.first_signal)
+            running.process.interrupt(signal.SIGTERM)
         deadline = time.monotonic() + self.grace_seconds
         while self.running and time.monotonic() < deadline and len(self.signals) < 2:
             self._collect()
@@ -262,14 +259,13 @@ class Jobs:
                 self.waiting.remove(job)
                 self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
                 continue
-            busy = {running.slot for running in self.running}
             is_alone = any(running.job.alone for running in self.running)
-            if is_alone or len(busy) == self.n_slots or (job.alone and busy):
+            n_running = len(self.running)
+            if is_alone or n_running == self.at_once or (job.alone and n_running):
                 return
             if all(need in self.done for need in job.needs):
                 self.waiting.remove(job)
-                slot = min(set(range(self.n_slots)) - busy)
-                self.running.append(Running(job, self.start(job, slot), slot))
+                self.running.append(Running(job, self.start(job)))
 
     def _collect(self) -> None:
         """Take the jobs that ended out of `running`; wait a moment if others still run."""

@@ -167,7 +167,7 @@ class ProcessLauncher(Launcher):
         words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
         return words
 
-    def _start(self, job: MultirunJob, slot: int) -> Process:
+    def _start(self, job: MultirunJob) -> Process:
         path = job.folder.path
         path.mkdir(parents=True, exist_ok=True)
         (path / ERROR_NAME).unlink(missing_ok=True)

@@ -87,7 +87,7 @@ class Plan:
             [job for job in self.jobs if job.name not in finished],
             self._start,
             self._end,
-            n_slots=self.parallel,
+            at_once=self.parallel,
             done=finished,
         )
         progress = Progress(
@@ -108,7 +108,7 @@ class Plan:
         """Jobs that really run at once."""
         return min(self.parallel, cores())
 
-    def _start(self, job: Job, slot: int) -> Process:
+    def _start(self, job: Job) -> Process:
         folder = self.folder(job)
         with locked(folder.path, wait=True):  # a job of a killed call ends in moments
             if not self._is_same(job) or folder.record.get("done"):
