@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from txl_lightning.evaluation.windows import WindowReader, window_losses
 from txl_lightning.recl.huggingface import HuggingFaceModel
 from txl_lightning.recl.positions import position_blocks
+from txl_lightning.recl.windows import WindowReader, window_losses
 from txl_lightning.reporting import markdown_table
 
 WAYS = ("ours", "loop", "sliding")

@@ -6,48 +6,54 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import count, takewhile
 from typing import Any
 
 import torch
 
-import txl_lightning.model.encodings  # noqa: F401 - registers the encodings that `kind_named` knows
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import Profile, Setup
-from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.schemas import Config, from_plain, plain
-from txl_lightning.errors import require
+from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import make_model
 
-ENCODINGS = {"relative": "relative", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}  # others: their names
+ENCODINGS = {
+    "relative": "relative",
+    "shaw": "Shaw",
+    "absolute": "Vaswani",
+    "al_rfou": "Al-Rfou",
+}
+SHUFFLED = "shuffled lines"
 RESERVED_OPTIONS = (
-    *("seed", "loss", "memory", "encoding", "encoding.name", "model.terms"),
-    *("resume", "experiment", "initial_weights", "trainer.devices", "trainer.num_threads", "trainer.num_nodes"),
+    "seed",
+    "loss",
+    "memory",
+    "encoding",
+    "encoding.name",
+    "model.terms",
+    "resume",
+    "experiment",
+    "initial_weights",
+    "trainer.num_threads",
+    "trainer.num_nodes",
 )
 RESERVED_GROUPS = ("logger", "hydra", "profile")
-ATTENTION_OPTIONS = tuple(f"evaluation.{name}" for name in ("mem_len", "ext_len", "same_length", "clamp_len"))
-PLACES = ("data.root", "data.cache_dir")
+ATTENTION_OPTIONS = (
+    "evaluation.mem_len",
+    "evaluation.ext_len",
+    "evaluation.same_length",
+    "evaluation.clamp_len",
+)
 CORPUS_OPTIONS = (
-    *("data", "data.path", "data.level", "data.fractions", "data.newlines"),
-    *("data.dtype", "data.names", "data.vocab_size"),
+    "data",
+    "data.path",
+    "data.level",
+    "data.fractions",
+    "data.newlines",
+    "data.dtype",
+    "data.names",
+    "data.vocab_size",
 )
 STEP = 8  # tokens by which `longest_segment` grows
-
-
-@dataclass(frozen=True)
-class OtherCorpus:
-    """Corpus that a table uses instead of the user's.
-
-    Args:
-        name: name in words, for titles.
-        overrides: Hydra overrides that choose it.
-        recipe: they choose a published experiment, with its model and lengths; of the user's options only those of
-            `PLACES` apply.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
-    recipe: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Arm:
         longer: the longer segments of Table 10, with as many tokens of training as the other arms.
         baseline: lstm or qrnn instead of a Transformer.
         optimizer: train with this one, where the profile has another: adam or muon.
-        corpus: corpus to use instead of the user's; None for the user's.
+        corpus: overrides that choose the shuffled lines of Table 7; without any the user's corpus.
     """
 
     recurrence: bool = True
@@ -71,65 +77,76 @@ class Arm:
     longer: bool = False
     baseline: str | None = None
     optimizer: str | None = None
-    corpus: OtherCorpus | None = None
+    corpus: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """Name in the report."""
-        words = [self.baseline.upper()] if self.baseline else self._words(ENCODINGS.get(self.encoding, self.encoding))
-        return ", ".join([*words, *([self.corpus.name] if self.corpus else [])])
+        words = self._words(ENCODINGS.get(self.encoding, self.encoding))
+        if self.baseline:
+            words = [self.baseline.upper()]
+        if self.corpus:
+            words.append(SHUFFLED)
+        return ", ".join(words)
 
     @property
     def key(self) -> str:
         """Key of its rows in tables and beginning of the names of its runs."""
-        words = [self.baseline] if self.baseline else self._words(self.encoding)
-        return "-".join([*([self.corpus.name] if self.corpus else []), *words]).replace(" ", "_")
+        words = self._words(self.encoding)
+        if self.corpus:
+            words.insert(0, SHUFFLED)
+        return "-".join(words).replace(" ", "_")
 
     def _words(self, encoding: str) -> list[str]:
-        words = ["recurrence" if self.recurrence else "no recurrence", encoding, f"{self.loss.replace('_', ' ')} loss"]
-        return words + ["longer segments"] * self.longer + ([self.optimizer.capitalize()] if self.optimizer else [])
+        if self.baseline:
+            return [self.baseline]
+        recurrence = "recurrence" if self.recurrence else "no recurrence"
+        words = [recurrence, encoding, f"{self.loss.replace('_', ' ')} loss"]
+        if self.longer:
+            words.append("longer segments")
+        if self.optimizer:
+            words.append(self.optimizer.capitalize())
+        return words
 
     @property
     def family(self) -> str:
-        """Name of its recipe in `Profile.recipes`; the profile's own recipe is that of `recurrence`."""
-        if chosen := self.baseline or self.optimizer:
-            return chosen
-        if kind_named(self.encoding).absolute or self.encoding == "shaw":
+        """Name of its recipe in `Profile.recipes`; `recurrence` has the profile's own."""
+        if self.baseline or self.optimizer:
+            return self.baseline or self.optimizer or ""
+        if self.encoding != "relative":
             return self.encoding
         return "recurrence" if self.recurrence else "no_recurrence"
 
-    def overrides(self, profile: Profile, config: Config) -> tuple[str, ...]:
+    def overrides(self, profile: Profile, config: Config) -> list[str]:
         """Return the overrides of the arm, to append to those of profile and user, which compose `config`."""
         recipe = profile.recipes.get(self.family, ())
         if self.baseline:
-            return (f"model={self.baseline}", *recipe)
-        words = [f"memory={'on' if self.recurrence else 'off'}", f"encoding={self.encoding}", f"loss={self.loss}"]
-        words += [f"optimizer={self.optimizer}"] * bool(self.optimizer) + [*recipe]
+            return [f"model={self.baseline}", *recipe]
+        memory = "on" if self.recurrence else "off"
+        words = [f"memory={memory}", f"encoding={self.encoding}", f"loss={self.loss}"]
+        if self.optimizer:
+            words.append(f"optimizer={self.optimizer}")
+        words.extend(recipe)
         if self.longer:
-            segment_len = profile.longer_segment or longest_segment(config)
-            steps = {f"trainer.{name}": getattr(config.trainer, name) for name in ("max_steps", "val_every_n_steps")}
-            steps["optimizer.warmup_steps"] = config.optimizer.warmup_steps
-            share = config.data.segment_len / segment_len
-            words.append(f"data.segment_len={segment_len}")
-            words += [f"{option}={round(n * share)}" for option, n in steps.items() if n]
-        return tuple(words)
+            words.extend(with_longer_segments(profile, config))
+        return words
 
     def accepts(self, override: str) -> bool:
-        """Return whether an override of the user's applies to this arm."""
+        """Return whether a user's override applies to this arm."""
         option = override.split("=")[0]
-        if self.corpus and self.corpus.recipe:
-            return option in PLACES
-        if self.baseline and (option.split(".")[0] in ("model", "memory") or option in ATTENTION_OPTIONS):
+        group = option.split(".")[0]
+        if self.baseline and (group in ("model", "memory") or option in ATTENTION_OPTIONS):
             return False
         if not self.recurrence and option == "memory.mem_len":
             return False
-        return not (self.corpus and option in CORPUS_OPTIONS)
+        return not self.corpus or option not in CORPUS_OPTIONS
 
 
-ON, OFF = Arm(), Arm(False)
+ON = Arm()
+OFF = Arm(recurrence=False)
 
 
-def check_overrides(overrides: tuple[str, ...]) -> None:
+def check_overrides(overrides: Iterable[str]) -> None:
     """Refuse overrides of options that the arms and the runner set.
 
     Raises:
@@ -137,50 +154,49 @@ def check_overrides(overrides: tuple[str, ...]) -> None:
     """
     for word in overrides:
         option, _, value = word.partition("=")
-        allowed = "must not be given: the experiments set it (--only chooses among them)"
-        reserved = option in RESERVED_OPTIONS or option.split(".")[0] in RESERVED_GROUPS
-        require(not reserved, option, value, allowed)
-
-
-def kept(arms: Iterable[Arm], setup: Setup) -> list[Arm]:
-    """Return the arms of which the profile trains a seed."""
-    return [arm for arm in arms if setup.profile.seeds_of.get(arm.key, setup.profile.seeds)]
-
-
-def training(arm: Arm, seed: int, setup: Setup) -> Job:
-    """Return the training run of an arm with a seed."""
-    profile = setup.profile
-    corpus = arm.corpus.overrides if arm.corpus else ()
-    words = (f"profile={profile.name}", *profile.train, *filter(arm.accepts, setup.overrides), *corpus)
-    config = composed(words)
-    words += (*arm.overrides(profile, config), *devices(config, profile))
-    return Job(f"{arm.key}-seed{seed}", "train", (*words, f"seed={seed}"), arm.title, seed)
+        if option in RESERVED_OPTIONS or option.split(".")[0] in RESERVED_GROUPS:
+            allowed = "must not be given: the experiments set it (--only chooses among them)"
+            raise OptionError(option, value, allowed)
 
 
 def trainings(arm: Arm, setup: Setup) -> list[Job]:
     """Return the training runs of an arm, one for each of its seeds in the profile."""
     profile = setup.profile
-    return [training(arm, seed, setup) for seed in profile.seeds_of.get(arm.key, profile.seeds)]
+    accepted = [word for word in setup.overrides if arm.accepts(word)]
+    common = [f"profile={profile.name}", *profile.train, *accepted, *arm.corpus]
+    words = (*common, *arm.overrides(profile, composed(tuple(common))))
+    jobs = []
+    for seed in profile.seeds_of.get(arm.key, profile.seeds):
+        name = f"{arm.key}-seed{seed}"
+        jobs.append(Job(name, "train", (*words, f"seed={seed}"), arm.title, seed))
+    return jobs
 
 
-def devices(config: Config, profile: Profile) -> tuple[str, ...]:
-    """Return the override for as many of the profile's devices as divide the batch; none for one device."""
-    n = max(n for n in range(1, profile.devices + 1) if config.data.batch_size % n == 0)
-    return (f"trainer.devices={n}",) if profile.devices > 1 else ()
-
-
-def memory_of_training(setup: Setup) -> int:
-    """Return the memory length of training with recurrence."""
-    return composed(training(ON, 1, setup).overrides).memory.mem_len
-
-
-def in_precision_of_training(words: Iterable[str], setup: Setup) -> tuple[str, ...]:
+def in_precision_of_training(words: Iterable[str], setup: Setup) -> list[str]:
     """Return the overrides of a measurement with `precision=auto` replaced by the precision of the trainings.
 
     The precision is then part of the job's key, and the user's `trainer.precision` applies to the measurements too.
     """
-    precision = "bf16-mixed" if setup.config.trainer.precision == "bf16-mixed" else "32-true"
-    return tuple(f"precision={precision}" if word == "precision=auto" else word for word in words)
+    precision = "32-true"
+    if setup.config.trainer.precision == "bf16-mixed":
+        precision = "bf16-mixed"
+    return [word.replace("precision=auto", f"precision={precision}") for word in words]
+
+
+def with_longer_segments(profile: Profile, config: Config) -> list[str]:
+    """Return overrides for the longer segments of Table 10, and for fewer steps: the tokens stay as many."""
+    segment_len = profile.longer_segment or longest_segment(config)
+    words = [f"data.segment_len={segment_len}"]
+    steps = {
+        "trainer.max_steps": config.trainer.max_steps,
+        "trainer.val_every_n_steps": config.trainer.val_every_n_steps,
+        "optimizer.warmup_steps": config.optimizer.warmup_steps,
+    }
+    share = config.data.segment_len / segment_len
+    for option, n in steps.items():
+        if n:
+            words.append(f"{option}={round(n * share)}")
+    return words
 
 
 def longest_segment(config: Config) -> int:
@@ -188,15 +204,20 @@ def longest_segment(config: Config) -> int:
 
     It is at least as long as the segments of `config`.
     """
+    available = saved_bytes(config)
+    longest = config.data.segment_len
+    segment_len = (longest // STEP + 1) * STEP
+    while saved_bytes(without_recurrence(config, segment_len)) <= available:
+        longest = segment_len
+        segment_len += STEP
+    return longest
 
-    def without(segment_len: int) -> Config:
-        memory: Any = config.memory
-        data = replace(config.data, segment_len=segment_len)
-        return replace(config, data=data, memory=replace(memory, mem_len=0))
 
-    own, available = config.data.segment_len, saved_bytes(config)
-    longer = count(own // STEP * STEP + STEP, STEP)
-    return max(takewhile(lambda length: saved_bytes(without(length)) <= available, longer), default=own)
+def without_recurrence(config: Config, segment_len: int) -> Config:
+    """Return a config without memory, with segments of another length."""
+    memory: Any = config.memory
+    data = replace(config.data, segment_len=segment_len)
+    return replace(config, data=data, memory=replace(memory, mem_len=0))
 
 
 def saved_bytes(config: Config) -> int:
@@ -210,8 +231,12 @@ def saved_bytes(config: Config) -> int:
 @cache
 def _saved_bytes(config_json: str) -> int:
     config = from_plain(json.loads(config_json))
-    model: Any = make_model(config, (config.data.vocab_size or 2048) if config.data.level == "bpe" else 256)
+    vocab_size = 256
+    if config.data.level == "bpe":
+        vocab_size = config.data.vocab_size or 2048
+    model: Any = make_model(config, vocab_size)
     memory = model.start_memory(config.data.batch_size, static=True)
+    full_memory = replace(memory, filled=memory.length)
     tokens_BT = torch.zeros(config.data.batch_size, config.data.segment_len, dtype=torch.long)
     saved: dict[int, int] = {}
 
@@ -221,5 +246,7 @@ def _saved_bytes(config_json: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model.score(tokens_BT, tokens_BT, replace(memory, filled=memory.length))
-    return sum(saved.values()) - sum(saved.get(p.data_ptr(), 0) for p in model.parameters())
+        model.score(tokens_BT, tokens_BT, full_memory)
+    for parameter in model.parameters():
+        saved.pop(parameter.data_ptr(), None)
+    return sum(saved.values())

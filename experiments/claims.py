@@ -15,8 +15,12 @@ import yaml
 
 from experiments.sections import Difference, Section, to_json
 
-MARKS = {"✓": "the interval is above zero", "✗": "below zero", "≈": "includes zero", "–": "this run cannot tell"}
-
+MARKS = {
+    "✓": "the interval is above zero",
+    "✗": "below zero",
+    "≈": "includes zero",
+    "–": "this run cannot tell",
+}
 
 TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 CLAIMS: list[dict[str, str]] = TEXTS["claims"]
@@ -28,16 +32,27 @@ UNITS: str = TEXTS["units"]
 
 def mark(row: Difference) -> str:
     """Return the mark of one difference; an interval without a lower or an upper end is open there."""
-    if row.effect is None or row.untested or (row.low is None and row.high is None):
+    if row.effect is None or row.untested:
+        return "–"
+    if row.low is None and row.high is None:
         return "–"
     if row.low is not None and row.low > 0:
         return "✓"
-    return "✗" if row.high is not None and row.high < 0 else "≈"
+    if row.high is not None and row.high < 0:
+        return "✗"
+    return "≈"
 
 
-def judged(sections: Sequence[Section]) -> list[dict[str, Any]]:
+def judge(sections: Sequence[Section]) -> list[dict[str, Any]]:
     """Return the claims as `results.json` has them, each with its differences and their marks in `rows`."""
-    rows = [row for section in sections for row in section.differences]
-    of_claim = {claim["id"]: [row for row in rows if row.key.startswith(f"{claim['id']}/")] for claim in CLAIMS}
-    marked = {id: [{**to_json(row), "mark": mark(row)} for row in of_id] for id, of_id in of_claim.items()}
-    return [{**claim, "rows": marked[claim["id"]]} for claim in CLAIMS]
+    judged = []
+    for claim in CLAIMS:
+        rows = []
+        for section in sections:
+            for difference in section.differences:
+                if difference.key.startswith(f"{claim['id']}/"):
+                    row = to_json(difference)
+                    row["mark"] = mark(difference)
+                    rows.append(row)
+        judged.append({**claim, "rows": rows})
+    return judged

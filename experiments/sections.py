@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
-from experiments.engine.jobs import Job, Outcomes, Pending
+from experiments.engine.jobs import Job, Outcomes
 
 DIGITS = {"bpc": 3, "ppl": 2, "bpb": 3}
-HEADINGS = {"label": "", "paper": "paper", "ours": "here"}  # in the order of the columns
-Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -42,34 +39,36 @@ Cell: TypeAlias = Number | str | None
 
 def cell(value: float | None, digits: int) -> Cell:
     """Return a cell of one number, or an empty one for None."""
-    return None if value is None else Number(value, digits)
+    if value is None:
+        return None
+    return Number(value, digits)
 
 
-def over_seeds(by_seed: Mapping[int, float], digits: int, spread: bool = True) -> Number:
-    """Return the mean over n seeds and, if n > 1 and `spread`, its standard error s / √n."""
+def over_seeds(by_seed: Mapping[int, float], digits: int) -> Number:
+    """Return the mean over n seeds and, if n > 1, its standard error s / √n."""
     values = list(by_seed.values())
-    error = statistics.stdev(values) / math.sqrt(len(values)) if spread and len(values) > 1 else None
-    return Number(statistics.mean(values), digits, error, {str(seed): value for seed, value in by_seed.items()})
+    error = None
+    if len(values) > 1:
+        error = statistics.stdev(values) / math.sqrt(len(values))
+    by_name = {str(seed): value for seed, value in by_seed.items()}
+    return Number(statistics.mean(values), digits, error, by_name)
 
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table; `label`, `ours` and `paper` make one.
+    """Column of a table.
 
     Args:
+        of: words that name the row, numbers of the paper, or our measurements.
         key: of its cells in a row.
         title: without unit.
         unit: of its numbers, or None.
-        of: words that name the row, our measurements, or numbers of the paper.
     """
 
+    of: Literal["label", "paper", "ours"]
     key: str
     title: str = ""
     unit: str | None = None
-    of: Literal["label", "ours", "paper"] = "ours"
-
-
-label, ours, paper = (partial(Column, of=of) for of in ("label", "ours", "paper"))
 
 
 @dataclass(frozen=True)
@@ -79,39 +78,16 @@ class Table:
     Args:
         id: unique in the report.
         caption: above the table.
-        columns: from left to right, labels first.
-        rows: by key (of an arm, for most tables), from top to bottom; each has a cell for each column.
+        columns: labels first, then the paper's, then ours.
+        rows: by key (of an arm, for most tables), from top to bottom; a row has cells by the keys of their columns.
         notes: below the table.
     """
 
     id: str
     caption: str
-    columns: tuple[Column, ...]
+    columns: Sequence[Column]
     rows: Mapping[str, Mapping[str, Cell]]
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def filled(
-        cls,
-        id: str,
-        caption: str,
-        rows: Mapping[str, Entry],
-        columns: Mapping[Column, Callable[[Entry], Cell]],
-        notes: tuple[str, ...] = (),
-    ) -> Table:
-        """Return a table with a row for each entry, from functions that return an entry's cell in each column.
-
-        A cell is empty while the result for it is pending.
-        """
-
-        def made(value: Callable[[Entry], Cell], entry: Entry) -> Cell:
-            try:
-                return value(entry)
-            except Pending:
-                return None
-
-        cells = {key: {column.key: made(of, entry) for column, of in columns.items()} for key, entry in rows.items()}
-        return cls(id, caption, tuple(columns), cells, notes)
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +121,7 @@ class Difference:
     percent_high: float | None = None
     paper: float | None = None
     untested: str = ""
-    tokens: tuple[int, ...] = ()
+    tokens: Sequence[int] = ()
     course: Mapping[str, Sequence[float]] | None = None
 
 
@@ -157,7 +133,7 @@ class Figure:
     caption: str
 
 
-def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, str]) -> tuple[Figure, ...]:
+def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, str]) -> list[Figure]:
     """Copy figures that a finished job drew into the report's folder.
 
     Args:
@@ -165,14 +141,16 @@ def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, str]) ->
         job: it drew them.
         captions: caption of each figure, by the name of its file.
     """
-    found = []
+    figures: list[Figure] = []
+    if not outcomes.has(job):
+        return figures
     for name, caption in captions.items():
         source = outcomes.runs / job.name / f"{name}.png"
-        if outcomes.has(job) and source.is_file():
+        if source.is_file():
             path, png = outcomes.figure(f"{job.name}_{name}.png")
             shutil.copyfile(source, path)
-            found.append(Figure(png, caption))
-    return tuple(found)
+            figures.append(Figure(png, caption))
+    return figures
 
 
 @dataclass(frozen=True)
@@ -182,7 +160,7 @@ class Section:
     Args:
         id: unique in the report.
         title: heading; the part before a colon is its short form.
-        here: the runs of this report.
+        here: the runs of this report, in words.
         tables: in order.
         figures: in order, below the tables.
         differences: for the claims.
@@ -191,32 +169,44 @@ class Section:
     id: str
     title: str
     here: str
-    tables: tuple[Table, ...] = ()
-    figures: tuple[Figure, ...] = ()
-    differences: tuple[Difference, ...] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    differences: Sequence[Difference] = ()
 
 
 def unit_words(unit: str, level: str = "") -> str:
-    """Return the name of a unit for readers; `level` is that of the tokens, of which `bpc` are bits."""
-    symbol = {"byte": "byte", "char": "character", "ids": "token"}.get(level, "symbol")
-    return {"ppl": "perplexity", "bpc": f"bits a {symbol}", "bpb": "bits a byte"}.get(unit, unit)
+    """Return the name of a unit for readers.
+
+    Args:
+        unit: of a loss, or in words.
+        level: of the tokens; it says which symbols `bpc` is about.
+    """
+    if unit == "bpc":
+        symbols = {"byte": "byte", "char": "character", "ids": "token"}
+        return f"bits a {symbols.get(level, 'symbol')}"
+    return {"ppl": "perplexity", "bpb": "bits a byte"}.get(unit, unit)
 
 
-def to_json(part: Any) -> Any:
-    """Return a section, or a part of one, as plain JSON; fields that are None or empty are left out."""
-    if isinstance(part, Mapping):
-        return {str(key): to_json(value) for key, value in part.items()}
-    if isinstance(part, list | tuple):
-        return [to_json(value) for value in part]
-    if not is_dataclass(part):
-        return part
-    values = {field.name: to_json(getattr(part, field.name)) for field in fields(part)}
-    return {name: value for name, value in values.items() if value not in (None, "", [])}
+def to_json(part: Any) -> dict[str, Any]:
+    """Return a dataclass as plain JSON; what is None or empty is left out."""
+    kept: dict[str, Any] = _without_empty(asdict(part))
+    return kept
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = {name: _without_empty(part) for name, part in value.items()}
+        return {name: part for name, part in items.items() if part not in (None, "", [])}
+    if isinstance(value, list | tuple):
+        return [_without_empty(part) for part in value]
+    return value
 
 
 def decimal(value: float, digits: int, signed: bool = False) -> str:
     """Format a number: 1234.5 -> 1,234.5, with a minus sign (−); `signed` adds a plus sign."""
-    text = f"{value:{'+' if signed else ''},.{int(digits)}f}"
+    text = f"{value:,.{int(digits)}f}"
+    if signed:
+        text = f"{value:+,.{int(digits)}f}"
     if not any(digit in text for digit in "123456789"):
         text = text.lstrip("+-")  # zero after rounding
     return text.replace("-", "−")
@@ -224,22 +214,43 @@ def decimal(value: float, digits: int, signed: bool = False) -> str:
 
 def interval(low: float | None, high: float | None, digits: int) -> str:
     """Format an interval, `[−0.04, +0.40]`; with one end, `[−∞, −0.04]`; empty without ends."""
-    if low is None and high is None:
+    ends = [end for end in (low, high) if end is not None]
+    if not ends:
         return ""
-    while digits < 6 and any(value and not round(value, digits) for value in (low, high)):
-        digits += 1  # on which side of zero an end lies must be visible
-    ends = [sign + "∞" if end is None else decimal(end, digits, True) for sign, end in (("−", low), ("+", high))]
-    return f"[{', '.join(ends)}]"
+    # On which side of zero an end lies must be visible.
+    while digits < 6 and any(end != 0 and round(end, digits) == 0 for end in ends):
+        digits += 1
+    low_text = "−∞"
+    high_text = "+∞"
+    if low is not None:
+        low_text = decimal(low, digits, signed=True)
+    if high is not None:
+        high_text = decimal(high, digits, signed=True)
+    return f"[{low_text}, {high_text}]"
 
 
-def cell_text(found: Any) -> str:
+def cell_text(content: Any) -> str:
     """Return a cell of `results.json` as text with ± and ≥, without its unit.
 
     A mean over seeds without a standard error is shown by the range of its values: `128 to 256`.
     """
-    if not isinstance(found, Mapping):
-        return found or ""
-    digits, error, by_seed = found["digits"], found.get("standard_error"), found.get("by_seed")
-    values = [found["value"]] if error is not None or not by_seed else list(by_seed.values())
-    text = " to ".join(dict.fromkeys(decimal(value, digits) for value in (min(values), max(values))))
-    return ("≥ " if found.get("at_least") else "") + text + ("" if error is None else f" ± {decimal(error, digits)}")
+    if not isinstance(content, Mapping):
+        return content or ""
+    digits = content["digits"]
+    text = decimal(content["value"], digits)
+    error = content.get("standard_error")
+    if error is not None:
+        text += f" ± {decimal(error, digits)}"
+    elif content.get("by_seed"):
+        values = content["by_seed"].values()
+        text = span([decimal(min(values), digits), decimal(max(values), digits)])
+    if content.get("at_least"):
+        text = f"≥ {text}"
+    return text
+
+
+def span(texts: Sequence[str]) -> str:
+    """Return the first and the last of some texts, `a to b`; one text if both are the same."""
+    if texts[0] == texts[-1]:
+        return texts[0]
+    return f"{texts[0]} to {texts[-1]}"

@@ -15,7 +15,7 @@ from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
 from txl_lightning.data.sources import CORPORA, LEVELS_OF
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.transformer_xl import VARIANTS
-from txl_lightning.registry import CHOICES, OWN, VARIABLES
+from txl_lightning.registry import CHOICES, OWN, VARIABLE
 
 for variant in (Path(__file__).parents[1] / "txl_lightning/variants").glob("[!_]*.py"):
     VARIANTS.named(variant.stem)
@@ -58,7 +58,6 @@ def _forget_configs() -> None:
 @pytest.fixture
 def no_guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin and end as a new process without the variable."""
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     yield
     forget_guests()

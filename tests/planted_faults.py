@@ -165,8 +165,8 @@ FAULTS = [
     ),
     Fault(
         "RECL threshold doubled",
-        "ends_C = gains_C < threshold",
-        "ends_C = gains_C < 2 * threshold",
+        "ends_SC = gains_SC < threshold",
+        "ends_SC = gains_SC < 2 * threshold",
         "tests/recl/test_effective_context.py",
     ),
     Fault(

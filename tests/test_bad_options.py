@@ -1,7 +1,7 @@
 """Bad options of every command: each is refused soon, in one line that names the option, without a traceback.
 
-bad_options.txt has four parts: lines that are typed, the same for `make test-slow`, options whose check is called
-without Hydra's command line, and typed lines for `make test-all`.
+bad_options.txt has three parts: lines that are typed, the same for `make test-slow`, and options whose check is called
+without Hydra's command line.
 """
 
 import re
@@ -67,8 +67,6 @@ def check_nothing_is_written(folder: Path) -> None:
 TYPED: list[Any] = rows(0)
 for row in rows(1):
     TYPED.append(pytest.param(*row, marks=pytest.mark.slow))
-for row in rows(3):
-    TYPED.append(pytest.param(*row, marks=pytest.mark.full))
 
 
 @pytest.mark.parametrize(("words", "said"), TYPED)

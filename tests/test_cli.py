@@ -15,7 +15,6 @@ from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
 from tests.training.small_run import TEXT, TINY, trained
 from txl_lightning import __version__
-from txl_lightning.cli import main
 from txl_lightning.commands import COMMANDS, register_measurement
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import LOCK, locked
@@ -152,19 +151,6 @@ def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, w
     assert refused.startswith(f"txl {words[0]}: run: another command writes into this folder")
 
 
-@pytest.mark.parametrize("link", [".lock", "checkpoints", "checkpoints/memory", "metrics.csv", ".hydra"])
-@pytest.mark.parametrize("words", [["evaluate"], ["train", "-m"]], ids=" ".join)
-def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path, words: list[str], link: str) -> None:
-    outside, run = tmp_path / "outside", tmp_path / "run"
-    (run / link).parent.mkdir(parents=True)
-    outside.mkdir()
-    (outside / "file").write_text("kept")
-    (run / link).symlink_to(outside / "file" if "." in link[1:] or link == ".lock" else outside)
-    where = "hydra.sweep.dir=run" if "-m" in words else "hydra.run.dir=run"
-    assert f"run/{link}: is a link to {outside}" in refusal(*words, where, directory=tmp_path)
-    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "kept")]
-
-
 def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(options: object, directory: Path) -> list[str]:
         with pytest.raises(UserError, match="another command writes"), locked(directory):
@@ -188,9 +174,8 @@ def test_a_defect_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.Monkey
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr("txl_lightning.evaluation.speed.run", run)
-    done = run_txl("speed", directory=tmp_path)
-    assert done.status == 1
-    assert "ZeroDivisionError: a defect" in done.err
+    with pytest.raises(ZeroDivisionError):
+        run_txl("speed", directory=tmp_path)
 
 
 def test_ctrl_c_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,17 +186,6 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("txl_lightning.evaluation.speed.run", run)
     done = run_txl("speed", directory=tmp_path)
     assert (done.status, done.err) == (130, "txl speed: interrupted\n")
-
-
-def test_the_command_leaves_arguments_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["txl", "evaluate", "checkpoint=missing.ckpt"]
-    monkeypatch.setattr(sys, "argv", words)
-    variables = dict(os.environ)
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert sys.argv == words
-    assert dict(os.environ) == variables
 
 
 def test_a_further_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import re
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import CONF, Config, MemoryConfig, TableEncodingConfig
 from txl_lightning.evaluation.models import Model, make_model
-from txl_lightning.training.run import train
 
 register()
 ALL_EXPERIMENTS = []
@@ -103,21 +101,6 @@ def test_every_command_has_the_common_settings_of_hydra() -> None:
         assert "common" in OmegaConf.load(CONF / f"{command.config_name}.yaml").defaults
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("laptop")])
-def test_every_experiment_of_laptop_size_trains(name: str, tmp_path: Path) -> None:
-    config = composed(
-        f"experiment={name}",
-        "data.level=byte",
-        f"data.cache_dir={tmp_path}/cache",
-        "evaluation.max_segments=2",
-        "logger=none",
-        "trainer.max_steps=2",
-        "trainer.progress_bar=false",
-    )
-    assert train(config, tmp_path / "run")["steps"] == 2
-
-
 @pytest.mark.parametrize(
     ("vocab_size", "choice", "size", "within"),
     [
@@ -188,18 +171,6 @@ def test_large_models_follow_the_tensorflow_code(name: str) -> None:
     assert (config.memory.start == "zeros") == is_large
     min_lr = config.optimizer.lr / 100 if is_large else 0.0
     assert config.optimizer.min_lr == pytest.approx(min_lr)
-
-
-@pytest.mark.parametrize(("name", "profile"), list(zip(OF_THE_PAPER[::2], PROFILES, strict=False)))
-def test_an_experiment_of_the_paper_wins_over_the_profile(name: str, profile: str) -> None:
-    alone = composed(f"experiment={name}")
-    both = composed(f"experiment={name}", f"profile={profile}")
-    for group in ("model", "encoding", "memory", "data", "optimizer", "loss"):
-        assert getattr(both, group) == getattr(alone, group)
-    assert both.logger.group == alone.logger.group
-    assert both.trainer.max_steps == alone.trainer.max_steps
-    for length in ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len"):
-        assert getattr(both.evaluation, length) == getattr(alone.evaluation, length)
 
 
 def test_the_defaults_of_encoding_and_memory_are_those_of_the_architecture() -> None:

@@ -23,11 +23,11 @@ from txl_lightning.evaluation.generate import run as generate
 from txl_lightning.evaluation.models import architecture
 from txl_lightning.evaluation.options import AttentionOptions, GenerateOptions
 from txl_lightning.evaluation.trained import load_trained
-from txl_lightning.evaluation.windows import window_reader
 from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.encodings import ENCODINGS, AlRfouEncoding, Encoding, LayerPositions, RelativeEncoding
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.positions import distances_of_keys
+from txl_lightning.recl.windows import window_reader
 from txl_lightning.training.run import train
 
 pytestmark = pytest.mark.usefixtures("no_guests")

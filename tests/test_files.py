@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import math
 import os
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,25 +15,6 @@ from txl_lightning.errors import UserError
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_text_is_written_as_utf_8(tmp_path: Path) -> None:
-    files.write_text(tmp_path / "a.txt", "ä\n")
-    assert (tmp_path / "a.txt").read_bytes() == b"\xc3\xa4\n"
-    assert names(tmp_path) == ["a.txt"]
-
-
-@pytest.mark.parametrize(("ensure_ascii", "written"), [(True, "\\u00e4"), (False, "ä")])
-def test_json_is_written_with_the_options_of_the_library(tmp_path: Path, ensure_ascii: bool, written: str) -> None:
-    files.write_json(tmp_path / "a.json", {"ä": 1}, ensure_ascii=ensure_ascii)
-    assert (tmp_path / "a.json").read_text("utf-8") == f'{{\n  "{written}": 1\n}}\n'
-    assert names(tmp_path) == ["a.json"]
-
-
-def test_a_value_that_json_refuses_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Out of range float"):
-        files.write_json(tmp_path / "a.json", math.nan, allow_nan=False)
-    assert names(tmp_path) == []
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -110,13 +90,6 @@ def test_a_file_system_without_locks_is_used_without_one(tmp_path: Path, monkeyp
     monkeypatch.setattr(files.fcntl, "flock", unsupported)
     with files.locked(tmp_path), files.locked(tmp_path):
         pass
-
-
-def test_a_link_in_a_locked_folder_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "latest").symlink_to("file")
-    with files.locked(tmp_path):
-        pass
-    assert not (tmp_path / "file").exists()
 
 
 def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import architecture, make_model, require_room
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
-from txl_lightning.registry import CHOICES, load_guests
+from txl_lightning.registry import load_guests
 
 pytestmark = pytest.mark.usefixtures("no_guests")
 EXAMPLES = {name: str(ROOT / f"examples/{name}.py") for name in ("layer_scale", "brackets", "t5")}
@@ -225,13 +225,6 @@ def test_what_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: Patch, va
     (tmp_path / "other.py").touch()
     use(monkeypatch, variable)
     assert refusal("train", directory=tmp_path).startswith(f"txl: TXL_GUESTS={line}")
-
-
-def test_the_variable_up_to_0_4_0_is_read_too(monkeypatch: Patch) -> None:
-    monkeypatch.setenv("TXL_GUESTS", EXAMPLES["layer_scale"])
-    monkeypatch.setenv("TXL_ENCODINGS", EXAMPLES["t5"])  # the name up to 0.4.0
-    load_guests()
-    assert {("variant", "layer_scale"), ("encoding", "t5")} <= {*CHOICES}
 
 
 @pytest.mark.slow

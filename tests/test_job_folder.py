@@ -44,10 +44,10 @@ def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     taken: set[Path] = set()
     chosen = []
     for number, seed in ((0, 2), (1, 1), (2, 1), (3, 1), (0, 5)):
-        path = choose_folder(tmp_path, tmp_path / str(number), {"seed": seed}, taken, n_jobs=4)
+        path = choose_folder(tmp_path, tmp_path / str(number), {"seed": seed}, taken)
         taken.add(path)
         chosen.append(path.name)
-    assert chosen == ["2", "1", "0", "3", "4"]
+    assert chosen == ["2", "1", "0", "3", "4"]  # the folder of its options, the wanted one, the next free one
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null"])
@@ -55,14 +55,14 @@ def test_a_cut_off_file_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "job.json").write_text(content)
     (tmp_path / "metrics.json").write_text(content)
     job = JobFolder(tmp_path)
-    assert (job.record, job.result, job.objective("val/nll")) == ({}, None, None)
+    assert (job.record, job.result, job.value("val/nll")) == ({}, None, None)
 
 
 def test_clearing_keeps_the_lock(tmp_path: Path) -> None:
     (tmp_path / "figures").mkdir()
     (tmp_path / "metrics.json").write_text(json.dumps({"val/nll": 1.0}))
     job = JobFolder(tmp_path)
-    assert job.objective("val/nll") == 1.0
+    assert job.value("val/nll") == 1.0
     with locked(tmp_path):
         job.clear()
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]

@@ -48,7 +48,7 @@ class Record:
         return None if ended.status == 0 else ended.problem
 
 
-def run(*calls: Call, record: Record, n_slots: int = 1) -> Jobs[Call]:
+def run(*calls: Call, record: Record, n_slots: int = 1) -> Jobs:
     engine = Jobs(list(calls), record.start, record.end, n_slots)
     engine.run()
     return engine
@@ -118,7 +118,7 @@ def test_a_signal_ends_a_job_with_its_children(line: str, status: int, monkeypat
     assert stopped.value.args == (signal.SIGUSR1,)
     assert record.ends["late"].status == status
     assert [job.name for job in engine.waiting] == ["later"]
-    assert (engine.failed, engine.stopped) == ({}, True)
+    assert (engine.failed, engine.signals) == ({}, [signal.SIGUSR1])
 
 
 PARENT = """

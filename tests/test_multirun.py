@@ -15,7 +15,7 @@ from txl_lightning.application import composition, register
 from txl_lightning.config.schemas import CONF
 from txl_lightning.evaluation import hardware
 from txl_lightning.job_folder import JobFolder
-from txl_lightning.multirun import multirun_name, objective, shared_precision, write_results
+from txl_lightning.multirun import objective, shared_precision, write_results
 
 
 def finished(root: Path, number: int, overrides: dict[str, Any], metrics: dict[str, Any]) -> None:
@@ -158,11 +158,6 @@ def test_the_search_for_recipes_is_decided_by_the_whole_validation_split() -> No
     config = composition("config", ["experiment=laptop_search"])
     assert config.evaluation.max_segments is None
     assert config.trainer.val_max_segments is None
-
-
-def test_a_multirun_is_named_after_its_folder() -> None:
-    assert multirun_name("/scratch/2026-11-20/12-30-00") == "scratch-2026-11-20-12-30-00"
-    assert multirun_name("/" + "x" * 200) == "x" * 128
 
 
 def test_slurm_gives_every_device_a_task() -> None:

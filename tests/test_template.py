@@ -1,27 +1,59 @@
 """What users of lightning-hydra-template expect: each row is a command of a small run."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 
-from tests.in_process import refusal, success
+from tests.in_process import refusal, run_txl, success
 from tests.small_multirun import words as multirun_words
-from tests.training.small_run import TEXT, TINY
+from tests.training.small_run import TEXT, TINY, tiny_config
+from txl_lightning.config.schemas import CONF
+from txl_lightning.evaluation.trained import read_file
+from txl_lightning.training.run import make_data
+
+EXPERIMENTS = []
+for file in sorted((CONF / "experiment").rglob("*.yaml")):
+    EXPERIMENTS.append(file.relative_to(CONF / "experiment").with_suffix("").as_posix())
+CALLBACKS = [path.stem for path in sorted((CONF / "callbacks").glob("*.yaml"))]
+
+
+def words(directory: Path, *arguments: str) -> list[str]:
+    """Return the words of `txl train` on a small text; its folder is `run`."""
+    (directory / "text.txt").write_text(TEXT)
+    return ["train", *TINY, "data.path=text.txt", "data.cache_dir=cache", "hydra.run.dir=run", *arguments]
 
 
 def train(directory: Path, *arguments: str) -> dict[str, Any]:
     """Run `txl train` on a small text and return `metrics.json`."""
-    (directory / "text.txt").write_text(TEXT)
-    words = [*TINY, "data.path=text.txt", "data.cache_dir=cache", "hydra.run.dir=run", *arguments]
-    success("train", *words, directory=directory)
-    metrics: dict[str, Any] = json.loads((directory / "run/metrics.json").read_text())
-    return metrics
+    success(*words(directory, *arguments), directory=directory)
+    return metrics(directory / "run")
+
+
+def metrics(run: Path) -> dict[str, Any]:
+    """Return the results of a run."""
+    content: dict[str, Any] = json.loads((run / "metrics.json").read_text())
+    return content
+
+
+def validations(directory: Path) -> list[int]:
+    """Return the steps after which the run was validated."""
+    return [json.loads(line)["steps"] for line in (directory / "run/validation.jsonl").read_text().splitlines()]
 
 
 def test_fast_dev_run(tmp_path: Path) -> None:
     assert train(tmp_path, "trainer.fast_dev_run=true")["steps"] == 1
+
+
+@pytest.mark.parametrize(("more", "parts"), [((), 1), (("trainer.val_check_interval=0.5",), 2)])
+def test_an_epoch_is_validated_at_its_end_or_twice(tmp_path: Path, more: tuple[str, ...], parts: int) -> None:
+    few = ("trainer.max_epochs=1", "trainer.max_steps=1000", "trainer.limit_train_batches=8")
+    assert train(tmp_path, *few, "trainer.val_every_n_steps=null", *more)["steps"] == 8
+    assert validations(tmp_path) == [8 * part // parts for part in range(1, parts + 1)]
 
 
 def test_arguments_of_the_trainer_are_options(tmp_path: Path) -> None:
@@ -37,10 +69,8 @@ def test_arguments_of_the_trainer_are_options(tmp_path: Path) -> None:
     )
     assert train(tmp_path, *arguments)["steps"] == 12
     assert "run_training_epoch" in (tmp_path / "profile/fit-times.txt").read_text()
-    # Three batches are an epoch, and every epoch is validated once.
-    assert len((tmp_path / "run/validation.jsonl").read_text().splitlines()) == 4
-    config = (tmp_path / "run/config.yaml").read_text()
-    assert "limit_train_batches: 3" in config
+    assert validations(tmp_path) == [3, 6, 9, 12]  # three batches are an epoch
+    assert "limit_train_batches: 3" in (tmp_path / "run/config.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -50,32 +80,113 @@ def test_arguments_of_the_trainer_are_options(tmp_path: Path) -> None:
         ("trainer.num_thread=3", "no such option, did you mean trainer.num_threads?"),
         ("trainer.limit_val_batches=3", "is decided by txl train; here: trainer.val_max_segments=N"),
         ("trainer.barebones=true", "trainer.barebones=True: Lightning refuses it: "),
+        ("optimizer.momentum=0.9", "optimizer.momentum=0.9: no such option without optimizer._target_=CLASS"),
+        ("optimizer._target_=torch.optim.Sgd", "optimizer._target_=torch.optim.Sgd: cannot be made"),
+        ("callbacks.early.patience=3", "callbacks.early=None: must be {_target_: MODULE.CLASS, …}"),
+        ("train=false", "train=False: needs ckpt_path=FILE"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_refused(tmp_path: Path, argument: str, said: str) -> None:
-    words = ("data=recall", "profile=smoke", "logger=none", "trainer.progress_bar=false")
-    assert said in refusal("train", *words, argument, directory=tmp_path)
+    done = run_txl(*words(tmp_path, argument), directory=tmp_path)
+    assert done.status == 2
+    assert said in done.err.splitlines()[-1]
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_every_choice_of_callbacks_runs(tmp_path: Path, name: str) -> None:
+    assert train(tmp_path, f"callbacks={name}", "logger=csv", "trainer.max_steps=2")["steps"] == 2
+
+
+def test_several_callbacks_are_joined_and_their_arguments_are_options(tmp_path: Path) -> None:
+    arguments = (
+        "callbacks=[early_stopping,timer]",
+        "callbacks.early_stopping.patience=1",
+        "callbacks.early_stopping.min_delta=100",
+        "callbacks.timer=null",
+        "callbacks.mine={_target_: lightning.pytorch.callbacks.LambdaCallback}",
+    )
+    assert "EarlyStopping" in train(tmp_path, *arguments, "trainer.val_every_n_steps=2")["ended_by"]
+    assert list(OmegaConf.load(tmp_path / "run/config.yaml").callbacks) == ["early_stopping", "timer", "mine"]
+
+
+def test_an_optimizer_of_any_class_trains_and_resumes(tmp_path: Path) -> None:
+    given = ("optimizer._target_=torch.optim.SGD", "optimizer.momentum=0.9", "optimizer.lr=0.1")
+    train(tmp_path, *given)
+    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"][0]
+    assert (group["momentum"], group["initial_lr"]) == (0.9, 0.1)
+    assert train(tmp_path, *given, "trainer.max_steps=14", "resume=auto")["steps"] == 14
+
+
+def test_without_a_test_the_test_split_is_not_read(tmp_path: Path) -> None:
+    found = train(tmp_path, "test=false")
+    assert "val/nll" in found
+    assert "test/nll" not in found
+
+
+def test_a_checkpoint_is_evaluated_without_training(tmp_path: Path) -> None:
+    trained = train(tmp_path)
+    best = "ckpt_path=run/checkpoints/best.ckpt"
+    refused = refusal(*words(tmp_path, "train=false", best), directory=tmp_path)
+    assert "holds a finished run" in refused
+    success(*words(tmp_path, "train=false", best, "hydra.run.dir=evaluated"), directory=tmp_path)
+    evaluated = metrics(tmp_path / "evaluated")
+    for name in ("val/nll", "test/nll"):
+        assert evaluated[name] == pytest.approx(trained[name], rel=1e-6)
+    assert evaluated["weights_step"] == trained["weights_step"]
+
+
+def test_a_name_of_the_task_is_a_folder(tmp_path: Path) -> None:
+    given = [word for word in words(tmp_path, "task_name=first", "trainer.max_steps=2") if "run.dir" not in word]
+    success(*given, directory=tmp_path)
+    assert len(list(tmp_path.glob("outputs/first/*/*/metrics.json"))) == 1
+
+
+def test_the_datamodule_has_loaders_of_its_splits(tmp_path: Path) -> None:
+    data = make_data(tiny_config(tmp_path))
+    for loader, n_streams in ((data.train_dataloader(), 4), (data.val_dataloader(), 2), (data.test_dataloader(), 2)):
+        batch = next(iter(loader))
+        assert batch.tokens.shape == batch.targets.shape == (n_streams, 8)
+        assert batch.tokens.dtype == torch.int64
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["default", "fdr", "limit", "overfit", "profiler"])
 def test_every_choice_of_debug_runs(tmp_path: Path, name: str) -> None:
-    (tmp_path / "text.txt").write_text(TEXT)
-    small = [word for word in TINY if not word.startswith(("trainer.max", "trainer.val", "evaluation.max"))]
-    paths = ("data.path=text.txt", "data.cache_dir=cache", "hydra.run.dir=run")
-    success("train", *small, *paths, f"debug={name}", directory=tmp_path)
+    given = [word for word in words(tmp_path) if not word.startswith(("trainer.max", "trainer.val", "evaluation.max"))]
+    success(*given, f"debug={name}", directory=tmp_path)
     assert (tmp_path / "run/metrics.json").exists()
 
 
-@pytest.mark.full
+def smaller(name: str) -> Iterator[str]:
+    """Yield the options that let any experiment run two steps on a small text, with its kind of model and recipe."""
+    yield from (word for word in TINY if not word.startswith(("profile", "trainer.max_steps")))
+    yield from ("trainer=cpu", "trainer.precision=32-true", "trainer.max_steps=2", "optimizer.warmup_steps=0")
+    if name.startswith(("paper/", "recall")):
+        yield from ("model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_head=8", "model.d_inner=16")
+        yield from ("model.cutoffs=[]", "model.d_embed=null", "model.div_val=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if not name.startswith("published/")])
+def test_every_experiment_trains_for_two_steps(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    paths = ("data.path=text.txt", "data.cache_dir=cache", "hydra.run.dir=run")
+    success("train", f"experiment={name}", *smaller(name), *paths, directory=tmp_path)
+    assert metrics(tmp_path / "run")["steps"] == 2
+
+
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
-    assert train(tmp_path, "trainer.devices=2")["processes"] == 2
+    assert train(tmp_path, "trainer.devices=2", "trainer.strategy=ddp")["processes"] == 2
 
 
 @pytest.mark.slow
 def test_a_longer_run_resumes_and_its_best_checkpoint_is_evaluated(tmp_path: Path) -> None:
     train(tmp_path, "trainer.max_steps=6")
-    assert train(tmp_path, "trainer.max_steps=12", "resume=auto")["steps"] == 12
+    last = "ckpt_path=run/checkpoints/last.ckpt"
+    assert train(tmp_path, "trainer.max_steps=12", last)["steps"] == 12
     best = "checkpoint=run/checkpoints/best.ckpt"
     success("evaluate", best, "hydra.run.dir=evaluated", directory=tmp_path)
     assert (tmp_path / "evaluated/evaluation.json").exists()
@@ -83,6 +194,14 @@ def test_a_longer_run_resumes_and_its_best_checkpoint_is_evaluated(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_grid_sweep(tmp_path: Path) -> None:
-    words = multirun_words(tmp_path, "hydra/launcher=basic", "optimizer.lr=1e-3,2e-3", "memory=on,off")
-    success(*words, directory=tmp_path)
+    given = multirun_words(tmp_path, "hydra/launcher=basic", "optimizer.lr=1e-3,2e-3", "memory=on,off")
+    success(*given, directory=tmp_path)
     assert len(list(tmp_path.glob("sweep/*/metrics.json"))) == 4
+
+
+@pytest.mark.slow
+def test_a_search_of_the_group_with_optuna(tmp_path: Path) -> None:
+    few = ("hparams_search=optuna", "hydra/launcher=basic", "hydra.sweeper.n_trials=2")
+    success(*multirun_words(tmp_path, *few), directory=tmp_path)
+    best = OmegaConf.load(tmp_path / "sweep/optimization_results.yaml")
+    assert set(best.best_params) == {"optimizer.lr", "model.dropout"}

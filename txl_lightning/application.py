@@ -38,9 +38,10 @@ from txl_lightning.config.schemas import (
     OptimizerConfig,
     RecurrentModelConfig,
     TableEncodingConfig,
+    TrainerConfig,
     TransformerXLModelConfig,
     flat,
-    open_trainer_schema,
+    open_schema,
     typed,
 )
 from txl_lightning.errors import Stopped, UserError, notice
@@ -53,7 +54,7 @@ EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSErro
 FULL_ERROR = "HYDRA_FULL_ERROR"
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
 SCHEMAS = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
-LISTS = ("experiment", "logger")  # groups that take several choices
+LISTS = ("callbacks", "experiment", "logger")  # groups that take several choices
 # A further rank writes nothing: Hydra makes no folder and no log for it.
 OF_FURTHER_RANKS = (
     "hydra.run.dir=.",
@@ -86,13 +87,14 @@ def register(*commands: Command) -> None:
     load_guests()
     nodes: dict[str, Any] = {
         "train_schema": Config,
+        "callbacks/schema": open_schema(dict),
         "model/schema": TransformerXLModelConfig,
         "model/recurrent_schema": RecurrentModelConfig,
         "encoding/schema": EncodingConfig,
         "encoding/table_schema": TableEncodingConfig,
         "memory/schema": MemoryConfig,
-        "optimizer/schema": OptimizerConfig,
-        "trainer/schema": open_trainer_schema(),
+        "optimizer/schema": open_schema(OptimizerConfig),
+        "trainer/schema": open_schema(TrainerConfig),
         "logger/schema": LoggerConfig,
         "data/schema": DataConfig(seed=II("seed")),
     }
@@ -181,46 +183,24 @@ def _refuse_hidden_files(config: DictConfig) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """Function that Hydra calls with the composed config.
-
-    Attributes:
-        command: the command.
-        arguments: `sys.argv` as typed: Lightning starts the other ranks with it.
-        wants_traceback: whether the user set HYDRA_FULL_ERROR=1.
-    """
+    """Function that Hydra calls with the composed config."""
 
     command: Command
-    arguments: tuple[str, ...]
-    wants_traceback: bool
 
     def __call__(self, config: DictConfig) -> float | None:
         """Run the command; in a multirun return the value of its objective."""
-        if not self.wants_traceback:
-            os.environ.pop(FULL_ERROR, None)
-        sys.argv = list(self.arguments)
         settings: Any = HydraConfig.get()
         directory = Path(settings.runtime.output_dir)
         if settings.mode == RunMode.MULTIRUN:
-            return self._run_job(config, settings, directory)
+            try:
+                return run_in_process(self.command, config, settings, lambda given: self._run(given, directory))
+            except (UserError, OmegaConfBaseException, OSError) as error:
+                raise CompactHydraException(one_line(error)) from None
         if settings.sweeper.get("params") and ERROR_VARIABLE not in os.environ:
             notice("hydra.sweeper.params has no effect without -m: this is one run")
-        try:
+        with _refusing():
             self._run(config, directory)
-        except EXPECTED as error:
-            if self.wants_traceback:
-                raise
-            raise Refused(error) from error
         return None
-
-    def _run_job(self, config: DictConfig, settings: DictConfig, directory: Path) -> float | None:
-        """Run a job of a launcher that calls this function itself."""
-        try:
-            return run_in_process(self.command, config, settings, lambda given: self._run(given, directory))
-        except (UserError, OmegaConfBaseException, OSError) as error:
-            of_this_job = f"hydra.run.dir={directory} resume=auto"
-            of_the_sweep = f"hydra.sweep.dir={CALL.sweep_dir}"
-            message = one_line(error).replace(of_this_job, of_the_sweep)
-            raise CompactHydraException(message) from None
 
     def _run(self, config: DictConfig, directory: Path) -> None:
         """Run the command; print its lines and the directory."""
@@ -228,9 +208,9 @@ class Task:
             directory.mkdir(parents=True, exist_ok=True)
             write_text(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
         lines = self.command.run(typed(config), directory)
+        if self.command.directory != "none":
+            lines.append(str(directory))
         if is_first_rank():
-            if self.command.directory != "none":
-                lines.append(str(directory))
             for line in lines:
                 print(line, flush=True)
 
@@ -243,9 +223,9 @@ def run_command(command: Command, words: list[str]) -> None:
     """
     arguments = sys.argv
     full_error = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"  # Hydra raises its errors, in place of printing them on several lines
     CALL.sweep_dir = None
     CALL.failures.clear()
-    CALL.n_jobs = 0
     try:
         try:
             start(command, words)
@@ -262,29 +242,26 @@ def run_command(command: Command, words: list[str]) -> None:
             again = f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
         print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
-    except Refused as refused:
-        fail(command, refused.error)
-    except EXPECTED as error:
-        if full_error == "1":
-            raise
+    except (Refused, *EXPECTED) as error:
+        cause = error.error if isinstance(error, Refused) else error
+        if full_error == "1" and ERROR_VARIABLE not in os.environ:
+            raise cause from None
         if not CALL.failures:  # else the sweeper repeats the error of a job
-            fail(command, error)
+            fail(command, cause)
     report_failures(command.name)
 
 
 def start(command: Command, words: list[str]) -> None:
-    """Call Hydra with the words of a command. Hydra raises its errors, in place of printing them on several lines."""
+    """Call Hydra with the words of a command."""
     register(command)
     refuse_unusable(words)
-    task = Task(command, tuple(sys.argv), os.environ.get(FULL_ERROR) == "1")
-    os.environ[FULL_ERROR] = "1"
     if "--help" in words or "-h" in words:
         print(SCHEMAS.sub("", hydra_output(command, words)), end="", flush=True)
         return
     if not is_first_rank():
         words = [*OF_FURTHER_RANKS, *words]
     sys.argv = [sys.argv[0], *words]
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(task)()
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(Task(command))()
 
 
 def hydra_output(command: Command, words: list[str]) -> str:
@@ -319,8 +296,6 @@ def refuse_unusable(words: Sequence[str]) -> None:
     """
     for word in words:
         name, _, value = word.partition("=")
-        if word.startswith("--experimental-rerun"):
-            raise UserError(f"{word}: is not supported, its file can run code; repeat the overrides")
         old_name = name.lstrip("+~")
         reason = why_refused(old_name)
         if reason is not None:
@@ -391,5 +366,6 @@ def fail(command: Command, error: BaseException) -> NoReturn:
     if path is not None and not isinstance(error, Stopped):
         with contextlib.suppress(OSError):
             Path(path).write_text(line)
-    print(f"txl {command.name}: {line}", file=sys.stderr)
+    rank = "" if is_first_rank() else f", rank {os.environ.get('RANK') or os.environ.get('SLURM_PROCID')}"
+    print(f"txl {command.name}{rank}: {line}", file=sys.stderr)
     sys.exit(128 + error.signum if isinstance(error, Stopped) else 2)

@@ -21,7 +21,6 @@ BLOCK_BYTES = 1 << 22
 PART = ".part-"  # begins the name of a temporary file
 LOCK = ".lock"
 LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
-LOG_OF_WANDB = "wandb/*/logs/debug-core.log"  # a link into the folder of caches
 
 
 def expand(path: str) -> Path:
@@ -42,24 +41,21 @@ def not_special(path: str | Path) -> Path:
     return path
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], previous: Path | None = None) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file so that every reader, at any time, finds the old file or the new one, never a part.
 
     Args:
         path: path of the file; its folder must exist.
         write: writes the contents to the path it is given, a temporary file in the same folder with the same suffix.
-        previous: where to keep the old file, moved there once the new one is complete; None replaces it.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; it names `path`. `path` and `previous` are unchanged.
+        OSError: the disk is full or the folder is not writable; it names `path`, which is unchanged.
     """
     temporary = path.with_name(f"{PART}{uuid.uuid4().hex}-{path.name}")
     try:
         write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        if previous is not None and path.exists():
-            path.replace(previous)
         temporary.replace(path)
     except OSError as error:
         if error.errno is None:  # NumPy's
@@ -96,6 +92,7 @@ def new_directory(path: str) -> str:
 
     Making a folder is atomic, also for several hosts on one file system, so no two runs get the same one.
     """
+    path = os.path.normpath(path)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     for name in (path, *(f"{path}-{number}" for number in range(2, 1000))):
         with suppress(FileExistsError):
@@ -109,14 +106,13 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Make a folder and hold its lock, which ends with the process; a file system without locks is used without one.
 
     Args:
-        folder: it may hold no link that leads out of it.
+        folder: its lock may be no link.
         wait: wait `LOCK_SECONDS` for a process that is about to end.
 
     Raises:
-        UserError: another process holds the lock, or a link leads out of the folder.
+        UserError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    refuse_links(folder)
     deadline = time.monotonic() + LOCK_SECONDS * wait
     with open(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as file:
         with suppress(OSError):  # of a file system without locks
@@ -130,22 +126,6 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
                         raise UserError(f"{folder}: {held}") from error
                     time.sleep(0.1)
         yield
-
-
-def refuse_links(folder: Path) -> None:
-    """Refuse a folder with a link that leads out of it: one from a stranger could name what is deleted or overwritten.
-
-    Raises:
-        UserError: names the link. Those that W&B makes stay inside, but for that to its log, which nobody opens.
-    """
-    root = Path(os.path.realpath(folder))
-    for place, folders, files in os.walk(root):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if not path.is_symlink() or path.match(LOG_OF_WANDB):
-                continue
-            if not (target := Path(os.path.realpath(path))).is_relative_to(root):
-                out = f"is a link to {target}: a command writes into no folder that links lead out of"
-                raise UserError(f"{folder / path.relative_to(root)}: {out}")
 
 
 def sync_folder(path: Path) -> None:

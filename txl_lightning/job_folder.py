@@ -1,8 +1,8 @@
 """Folders of jobs: what a job is, what it left, and whether its folder is the right one.
 
-A job has an identity, which is everything that its numbers depend on. Its folder holds a lock, the record `job.json`
-with the identity under `options`, and a result, which is written last. Whoever starts jobs again compares identities
-and runs only what is missing.
+A job has an identity: everything that its numbers depend on. Its folder holds a lock, the record `job.json` with the
+identity under `options`, and a result, which is written last. Whoever starts jobs again compares identities and runs
+only what is missing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,7 +30,10 @@ STARTED = "config.yaml"  # a training writes it after all of its processes have 
 # Options that say how and where a job runs and what it leaves. They change no number.
 WITHOUT_INFLUENCE = (
     "logger",
+    "tags",
+    "task_name",
     "resume",
+    "ckpt_path",
     "checkpoint.every_n_steps",
     "data.root",
     "data.cache_dir",
@@ -71,11 +74,6 @@ class JobFolder:
         options = self.record.get("options")
         return options if isinstance(options, dict) else {}
 
-    @property
-    def has_started(self) -> bool:
-        """Whether a training began here."""
-        return (self.path / STARTED).exists()
-
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record."""
         write_json(self.path / self.record_file, dict(record))
@@ -88,7 +86,7 @@ class JobFolder:
             elif path.name != LOCK:
                 path.unlink()
 
-    def objective(self, name: str) -> float | None:
+    def value(self, name: str) -> float | None:
         """Return a number of the result; None if the job has not finished."""
         value = (self.result or {}).get(name)
         return value if isinstance(value, (float, int)) else None
@@ -100,21 +98,20 @@ class JobFolder:
             UserError: the folder holds another job, or a run that is no job.
         """
         known = self.record
-        if not known and self.has_started:
-            problem = "holds a run that is no job of this multirun: choose another hydra.sweep.dir"
-            raise UserError(f"{self.path} {problem}")
-        if known and self.options != options:
-            other = difference(options, self.options)
-            raise UserError(f"{self.path} holds another job ({other}): choose another hydra.sweep.dir")
+        problem = None
+        if not known and (self.path / STARTED).exists():
+            problem = "a run that is no job of this multirun"
+        elif known and self.options != options:
+            problem = f"another job ({difference(options, self.options)})"
+        if problem is not None:
+            raise UserError(f"{self.path} holds {problem}: choose another hydra.sweep.dir")
         self.path.mkdir(parents=True, exist_ok=True)
         self.write({"overrides": known.get("overrides", overrides), "options": dict(options)})
 
     def add_error(self, error: str) -> None:
         """Add the error that ended a job, in one line, to its record."""
-        record = self.record
-        record["error"] = error
         with suppress(OSError):  # a full disk
-            self.write(record)
+            self.write({**self.record, "error": error})
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -137,11 +134,11 @@ def identity(options: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         options: nested, or a config that Hydra composed, which is resolved.
     """
+    plain: Any = options
     if isinstance(options, DictConfig):
         names = [str(name) for name in options if name != "hydra"]
-        own = OmegaConf.masked_copy(options, names)
-        options = cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
-    values = json.loads(json.dumps(flat(dict(options))))
+        plain = OmegaConf.to_container(OmegaConf.masked_copy(options, names), resolve=True)
+    values = json.loads(json.dumps(flat(dict(plain))))
     return {name: value for name, value in values.items() if not _is_in(name, WITHOUT_INFLUENCE)}
 
 
@@ -154,59 +151,42 @@ def options_of_text(options: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
+def _is_in(name: str, groups: tuple[str, ...]) -> bool:
+    return any(name == group or name.startswith(f"{group}.") for group in groups)
+
+
 def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     """Return the outermost option that differs, such as `seed=1, not 2`; others may follow it, as `data.seed` does."""
-    names = sorted({*now, *before}, key=lambda name: (name.count("."), name))
-    for name in names:
+    for name in sorted({*now, *before}, key=lambda name: (name.count("."), name)):
         if now.get(name) != before.get(name):
             return f"{name}={before.get(name)}, not {now.get(name)}"
     return "no option differs"
 
 
-def _is_in(name: str, groups: tuple[str, ...]) -> bool:
-    return any(name == group or name.startswith(f"{group}.") for group in groups)
-
-
-def job_folders(directory: Path) -> list[JobFolder]:
+def job_folders(root: Path) -> list[JobFolder]:
     """Return the folders of all jobs of a multirun, in the order of their numbers."""
-    folders = [JobFolder(path) for path in _folders_with_record(directory)]
-    return sorted(folders, key=lambda job: (not job.path.name.isdigit(), job.path.name.zfill(9)))
+    folders = [record.parent for record in root.rglob(RECORD)]
+    folders.sort(key=lambda path: (not path.name.isdigit(), path.name.zfill(9)))
+    return [JobFolder(path) for path in folders]
 
 
-def _folders_with_record(folder: Path) -> Iterator[Path]:
-    if (folder / RECORD).is_file():
-        yield folder
-    elif folder.is_dir():
-        for path in folder.iterdir():
-            if path.is_dir():
-                yield from _folders_with_record(path)
-
-
-def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: set[Path], n_jobs: int) -> Path:
-    """Choose the folder of a job of a multirun: the one in which it ran before, the wanted one, or a new one.
+def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: set[Path]) -> Path:
+    """Choose the folder of a job of a multirun: the one in which it ran before, the wanted one, or the next free one.
 
     Args:
         root: folder of the multirun.
         wanted: folder by the job's number.
         options: identity of the job.
         taken: folders of other jobs of the same call.
-        n_jobs: number of jobs of the call; new folders have higher numbers.
     """
-    known = {job.path: job.options for job in job_folders(root)}
-    same = [path for path, found in known.items() if found == options and path not in taken]
-    if wanted in same:
+    for job in (JobFolder(wanted), *job_folders(root)):
+        if job.options == options and job.path not in taken:
+            return job.path
+    is_free = wanted not in taken and not JobFolder(wanted).record
+    if is_free or wanted.parent != root:  # `begin` refuses a folder named by hydra.sweep.subdir
         return wanted
-    if same:
-        return same[0]
-    if wanted not in known and wanted not in taken:
-        return wanted
-    if wanted.parent != root:  # named by hydra.sweep.subdir: `begin` refuses it
-        return wanted
-    for number in count(n_jobs):
-        path = root / str(number)
-        if not path.exists() and path not in taken:
-            return path
-    raise AssertionError("count ends")
+    numbered = (root / str(number) for number in count())
+    return next(path for path in numbered if path not in taken and not path.exists())
 
 
 def refuse_another_text(root: Path, config: DictConfig) -> None:
@@ -220,18 +200,17 @@ def refuse_another_text(root: Path, config: DictConfig) -> None:
         UserError: a table would have losses of two texts.
     """
     text = options_of_text(identity(config))
-    ended = {}
-    for job in job_folders(root):
-        corpus = (job.result or {}).get("corpus")
-        if options_of_text(job.options) == text and isinstance(corpus, dict):
-            ended[job.path] = corpus.get("sha256")
-    if not ended:
+    same_options = [job for job in job_folders(root) if job.result and options_of_text(job.options) == text]
+    if not same_options:
         return
     from txl_lightning.data.corpus import corpus_source  # imports numpy
 
-    with suppress(OptionError):  # a corpus that cannot be read: a job that needs it says so
+    try:
         _, now = corpus_source(typed(config.data))
-        for path, before in ended.items():
-            if before != now:
-                other = f"{path} is of another text than data={config.data.name} is now"
-                raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
+    except OptionError:  # a corpus that cannot be read: a job that needs it says so
+        return
+    for job in same_options:
+        before = (job.result or {}).get("corpus", {}).get("sha256", now)
+        if before != now:
+            other = f"{job.path} is of another text than data={config.data.name} is now"
+            raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")

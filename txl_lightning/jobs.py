@@ -1,7 +1,7 @@
-"""Jobs side by side: every job is a command in a process group of its own.
+"""Commands as processes: each in a process group of its own, one after the other or side by side.
 
-`Jobs` runs them after the jobs that they need, passes signals on and ends whole groups. Multiruns and the reproduction
-of the paper use it.
+`start_job` runs one call of `txl`. `Jobs` runs many, hands signals on and ends whole groups. Multiruns, the
+reproduction of the paper and the ranks of a run use this file; its names stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 from txl_lightning.errors import UserError
 
@@ -65,12 +65,25 @@ class Process:
         words: the command.
         variables: environment variables in addition to those of this process.
         log: file to which the output is appended; None for the output of this process.
+        is_leader: whether it has a session of its own, or belongs to the group of this process.
+        last_signal: signal that the kernel sends when this process is gone (Linux).
 
     Attributes:
         started: time of `time.monotonic`.
     """
 
-    def __init__(self, words: Sequence[str], variables: Mapping[str, str], log: Path | None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        variables: Mapping[str, str],
+        log: Path | None = None,
+        is_leader: bool = True,
+        last_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        def end_with_parent() -> None:
+            if LIBC is not None:
+                LIBC.prctl(PR_SET_PDEATHSIG, last_signal)
+
         environment = dict(os.environ)
         environment.update(variables)
         output = None
@@ -83,13 +96,14 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
+                start_new_session=is_leader,
+                preexec_fn=end_with_parent,
             )
         finally:
             if output is not None:
                 output.close()
         self.pid = self._process.pid
+        self.is_leader = is_leader
         self.started = time.monotonic()
 
     def poll(self) -> Ended | None:
@@ -97,7 +111,8 @@ class Process:
         status = self._process.poll()
         if status is None:
             return None
-        self.end(signal.SIGKILL)
+        if self.is_leader:
+            self.end(signal.SIGKILL)
         return Ended(status, time.monotonic() - self.started)
 
     def interrupt(self, number: int) -> None:
@@ -106,36 +121,46 @@ class Process:
             os.kill(self.pid, number)
 
     def end(self, number: int) -> None:
-        """Send a signal to the whole group."""
+        """Send a signal to the whole group of a leader, else to the process."""
+        if not self.is_leader:
+            self._process.send_signal(number)
+            return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
 
-def _end_with_parent() -> None:
-    """Let the kernel stop this process with SIGTERM when its parent is gone, so that it can save."""
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def start_job(words: Sequence[str], variables: Mapping[str, str], log: Path | None = None) -> Process:
+    """Start `txl WORDS` as a process of its own.
+
+    Whoever runs jobs decides about their folders: `words` end with `hydra.run.dir=FOLDER`, and for a training that may
+    have begun there with `resume=auto`.
+
+    Args:
+        words: command and overrides.
+        variables: environment variables in addition to those of this process.
+        log: file to which the output is appended; None for the output of this process.
+    """
+    return Process([sys.executable, "-m", "txl_lightning.cli", *words], variables, log)
 
 
 @contextmanager
-def remembered_signals() -> Iterator[list[int]]:
-    """Collect the signals that stop a run in a list, but for those that are ignored, as by nohup."""
-    received: list[int] = []
+def handled_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Handle the signals that stop a run in the block, but for a SIGHUP that nohup ignores."""
 
-    def remember(number: int, frame: object) -> None:
+    def handle(number: int, frame: Any) -> None:
         if number == signal.SIGHUP:
             _detach_from_closed_terminal()
-        received.append(number)
+        handler(number, frame)
 
     before = {}
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, remember)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
     try:
-        yield received
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def _detach_from_closed_terminal() -> None:
@@ -147,37 +172,21 @@ def _detach_from_closed_terminal() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
-class Runnable(Protocol):
-    """A job."""
-
-    @property
-    def name(self) -> str:
-        """Unique name."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the jobs that must have succeeded before."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other job may run meanwhile."""
-
-
-J = TypeVar("J", bound=Runnable)
-
-
 @dataclass
-class Running(Generic[J]):
+class Running:
     """A job that runs, in a slot."""
 
-    job: J
+    job: Any
     process: Process
     slot: int
 
 
 @dataclass
-class Jobs(Generic[J]):
+class Jobs:
     """Jobs that run, jobs that wait and jobs that have ended.
+
+    A job has a unique `name`, `needs` (names of the jobs that must have succeeded before) and `alone` (whether no
+    other job may run meanwhile).
 
     Args:
         waiting: jobs to run; those that run alone come last.
@@ -193,21 +202,21 @@ class Jobs(Generic[J]):
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
         seconds: time of each job that ended, by name.
-        stopped: whether a signal has ended the jobs.
+        signals: signals that were received; the first one ends the jobs.
     """
 
-    waiting: list[J]
-    start: Callable[[J, int], Process]
-    end: Callable[[J, Ended], str | None]
+    waiting: list[Any]
+    start: Callable[[Any, int], Process]
+    end: Callable[[Any, Ended], str | None]
     n_slots: int = 1
     grace_seconds: float = 60.0
     first_signal: signal.Signals = signal.SIGINT
     show: Callable[[], object] = lambda: None
-    running: list[Running[J]] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    stopped: bool = False
+    signals: list[int] = field(default_factory=list)
 
     def run(self) -> None:
         """Run all jobs and wait for them.
@@ -220,43 +229,36 @@ class Jobs(Generic[J]):
         """
         self.waiting.sort(key=lambda job: job.alone)
         # A list instead of an exception, which would be raised between any two steps.
-        with remembered_signals() as received:
+        with handled_signals(lambda number, frame: self.signals.append(number)):
             try:
-                while not received and (self.running or self.waiting):
+                while not self.signals and (self.running or self.waiting):
                     self._start_ready()
                     self._collect()
-                    self.show()
-                    self._pause()
-                if received:
-                    self._stop(received)
+                if self.signals:
+                    self._stop()
             finally:
-                for running in self.running:
-                    running.process.end(signal.SIGKILL)
-        if received:
-            raise KeyboardInterrupt(received[0])
+                self._send(signal.SIGKILL)
+        if self.signals:
+            raise KeyboardInterrupt(self.signals[0])
 
-    def _stop(self, received: list[int]) -> None:
+    def _stop(self) -> None:
         """End the running jobs: a request, then SIGTERM, then SIGKILL."""
-        self.stopped = True
         for running in self.running:
             running.process.interrupt(self.first_signal)
-        self._wait_until(time.monotonic() + self.grace_seconds, received)
-        for running in self.running:
-            running.process.end(signal.SIGTERM)
-        self._wait_until(time.monotonic() + SECONDS_TO_KILL, [])
-        for running in self.running:
-            running.process.end(signal.SIGKILL)
-        self._wait_until(float("inf"), [])
-
-    def _wait_until(self, deadline: float, received: list[int]) -> None:
-        """Wait for the running jobs, until a deadline or a second signal."""
-        while self.running and time.monotonic() < deadline and len(received) < 2:
+        deadline = time.monotonic() + self.grace_seconds
+        while self.running and time.monotonic() < deadline and len(self.signals) < 2:
             self._collect()
-            self._pause()
+        self._send(signal.SIGTERM)
+        deadline = time.monotonic() + SECONDS_TO_KILL
+        while self.running and time.monotonic() < deadline:
+            self._collect()
+        self._send(signal.SIGKILL)
+        while self.running:
+            self._collect()
 
-    def _pause(self) -> None:
-        if self.running:
-            time.sleep(POLL_SECONDS)
+    def _send(self, number: int) -> None:
+        for running in self.running:
+            running.process.end(number)
 
     def _start_ready(self) -> None:
         for job in list(self.waiting):
@@ -265,16 +267,15 @@ class Jobs(Generic[J]):
                 self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
                 continue
             busy = {running.slot for running in self.running}
-            free = [slot for slot in range(self.n_slots) if slot not in busy]
-            if not free or (job.alone and busy):
-                return
-            if any(running.job.alone for running in self.running):
+            is_alone = any(running.job.alone for running in self.running)
+            if is_alone or len(busy) == self.n_slots or (job.alone and busy):
                 return
             if all(need in self.done for need in job.needs):
                 self.waiting.remove(job)
-                self._start(job, free[0])
+                slot = min(set(range(self.n_slots)) - busy)
+                self._start(job, slot)
 
-    def _start(self, job: J, slot: int) -> None:
+    def _start(self, job: Any, slot: int) -> None:
         try:
             process = self.start(job, slot)
         except (OSError, UserError) as error:  # the other jobs can still run
@@ -283,16 +284,20 @@ class Jobs(Generic[J]):
             self.running.append(Running(job, process, slot))
 
     def _collect(self) -> None:
+        """Take the jobs that ended out of `running`; wait a moment if others still run."""
         for running in list(self.running):
             ended = running.process.poll()
             if ended is not None:
                 self.running.remove(running)
                 self._ended(running.job, ended)
+        self.show()
+        if self.running:
+            time.sleep(POLL_SECONDS)
 
-    def _ended(self, job: J, ended: Ended) -> None:
+    def _ended(self, job: Any, ended: Ended) -> None:
         self.seconds[job.name] = ended.seconds
         error = self.end(job, ended)
         if error is None:
             self.done.add(job.name)
-        elif not self.stopped:
+        elif not self.signals:
             self.failed[job.name] = error

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -28,7 +28,7 @@ from txl_lightning.commands import Command
 from txl_lightning.errors import COUNT, UserError, at_most, check, cores, notice
 from txl_lightning.files import locked
 from txl_lightning.job_folder import JobFolder, choose_folder, identity, refuse_another_text
-from txl_lightning.jobs import Ended, Jobs, Process
+from txl_lightning.jobs import Ended, Jobs, Process, start_job
 from txl_lightning.multirun import multirun_name, objective, shared_precision, write_results
 
 log = logging.getLogger(__name__)
@@ -45,20 +45,14 @@ class Call:
         sweep_dir: folder of the multirun; None for a single run.
         locks: locks of folders, held until the command ends.
         failures: a line for each job that failed.
-        n_jobs: number of jobs that ended or were skipped.
     """
 
     sweep_dir: Path | None = None
     locks: ExitStack = field(default_factory=ExitStack)
     failures: list[str] = field(default_factory=list)
-    n_jobs: int = 0
 
 
 CALL = Call()
-
-
-class JobError(UserError):
-    """Error of a job of a multirun, in one line."""
 
 
 @dataclass
@@ -66,23 +60,18 @@ class MultirunJob:
     """One job of a multirun.
 
     Attributes:
-        number: hydra.job.num.
+        name: its number.
         overrides: overrides of this job alone.
         words: words of the plain command after `txl`.
         folder: where it writes.
     """
 
-    number: int
-    overrides: tuple[str, ...]
+    name: str
+    overrides: list[str]
     words: list[str]
     folder: JobFolder
     needs: tuple[str, ...] = ()
     alone: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its number."""
-        return str(self.number)
 
 
 @dataclass
@@ -90,24 +79,18 @@ class ProcessLauncherConf:
     """Options `hydra.launcher.…`.
 
     Attributes:
-        max_parallel: number of jobs that run at once.
-        threads: per job; null divides the cores (or OMP_NUM_THREADS) by max_parallel.
-        grace_seconds: time to save a checkpoint after Ctrl-C; a second Ctrl-C does not wait.
+        max_parallel: number of jobs that run at once; they share the cores, or OMP_NUM_THREADS.
     """
 
     _target_: str = "hydra_plugins.txl_process_launcher.ProcessLauncher"
     max_parallel: int = 1
-    threads: int | None = None
-    grace_seconds: float = 60.0
 
 
 class ProcessLauncher(Launcher):
     """Launcher that runs each job in a process group of its own."""
 
-    def __init__(self, max_parallel: int, threads: int | None, grace_seconds: float) -> None:
+    def __init__(self, max_parallel: int) -> None:
         self.max_parallel = max_parallel
-        self.threads = threads
-        self.grace_seconds = grace_seconds
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Prepare for `launch`; the sweeper calls it once.
@@ -115,14 +98,11 @@ class ProcessLauncher(Launcher):
         Raises:
             UserError: an option is not usable.
         """
-        check("hydra.launcher.max_parallel", self.max_parallel, COUNT)
-        check("hydra.launcher.threads", self.threads, COUNT, at_most("threads"))
+        check("hydra.launcher.max_parallel", self.max_parallel, COUNT, at_most("threads"))
         self.hydra_context = hydra_context
         self.command: Command = task_function.command
-        self.full_error = "1" if task_function.wants_traceback else "0"
         self.config = config
         self.root = Path(str(config.hydra.sweep.dir))
-        self.is_grid = str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
         self.objective = self.command.objective
         if self.objective is not None:
             self.objective = objective(config, self.objective)
@@ -134,42 +114,29 @@ class ProcessLauncher(Launcher):
             KeyboardInterrupt: a signal ended the multirun and all of its jobs.
             UserError: the folder holds other jobs.
         """
-        setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         self.root.mkdir(parents=True, exist_ok=True)
-        taken: set[Path] = set()
-        jobs = []
+        jobs: list[MultirunJob] = []
         for number, overrides in enumerate(job_overrides, initial_job_idx):
-            job = self._prepare(number, overrides, taken, initial_job_idx + len(job_overrides))
-            taken.add(job.folder.path)
-            jobs.append(job)
-        side_by_side = f", {self.max_parallel} at once" if self.max_parallel > 1 else ""
-        log.info(f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} in {self.root}{side_by_side}")
-        returns = {}
-        to_run = []
-        for job in jobs:
-            if self._value(job) is None:
-                to_run.append(job)
-            else:
-                log.info(f"#{job.number} has finished before: {job.folder.path}")
-                returns[job.number] = self._return(job, None)
+            taken = {job.folder.path for job in jobs}
+            jobs.append(self._prepare(number, list(overrides), taken))
+        finished = [job for job in jobs if self._value(job) is not None]
+        for job in finished:
+            log.info(f"#{job.name} has finished before: {job.folder.path}")
+        to_run = [job for job in jobs if job not in finished]
+        log.info(f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}, {self.max_parallel} at once")
+        runner = Jobs(to_run, self._start, self._end, self.max_parallel)
+        runner.run()
+        return [self._return(job, runner.failed.get(job.name)) for job in jobs]
 
-        def end(job: MultirunJob, ended: Ended) -> str | None:
-            error = self._end(job, ended)
-            returns[job.number] = self._return(job, error)
-            return error
-
-        Jobs(to_run, self._start, end, self.max_parallel, self.grace_seconds).run()
-        CALL.n_jobs += len(jobs)
-        return [returns[job.number] for job in jobs]
-
-    def _prepare(self, number: int, overrides: Sequence[str], taken: set[Path], n_jobs: int) -> MultirunJob:
+    def _prepare(self, number: int, overrides: list[str], taken: set[Path]) -> MultirunJob:
         """Compose the config of a job as Hydra's own launchers do, and choose its folder."""
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
         folder = JobFolder(self.root / str(config.hydra.sweep.subdir))
+        own = list(filter_overrides(overrides))
         words = self._words(number, overrides)
         if self.command.resume:
             precision = shared_precision(self.root, config)
@@ -179,72 +146,62 @@ class ProcessLauncher(Launcher):
             with suppress(OmegaConfBaseException):  # the job itself says which option is wrong
                 options = identity(config)
                 refuse_another_text(self.root, config)
-                path = choose_folder(self.root, folder.path, options, taken, n_jobs)
-                if path != folder.path:
-                    log.info(f"#{number} is in {path}")
-                folder = JobFolder(path)
-                folder.begin(list(filter_overrides(overrides)), options)
+                folder = JobFolder(choose_folder(self.root, folder.path, options, taken))
+                folder.begin(own, options)
+            words.append(self.command.resume)
         words.append(f"hydra.run.dir={quoted(str(folder.path))}")
-        return MultirunJob(number, tuple(filter_overrides(overrides)), words, folder)
+        return MultirunJob(str(number), own, words, folder)
 
-    def _words(self, number: int, overrides: Sequence[str]) -> list[str]:
+    def _words(self, number: int, overrides: list[str]) -> list[str]:
         """Return the words of a job's command: flags, Hydra's own overrides, and those of the job."""
-        words = [self.command.name, "--config-name", str(self.config.hydra.job.config_name)]
+        words = [self.command.name]
         for source in self.config.hydra.runtime.config_sources:
             if source.provider == "command-line":
                 words += ["--config-dir", str(source.path)]
         words += list(self.config.hydra.overrides.hydra)
-        words += list(overrides)
+        words += overrides
         words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
         return words
 
     def _start(self, job: MultirunJob, slot: int) -> Process:
         path = job.folder.path
         path.mkdir(parents=True, exist_ok=True)
+        (path / ERROR_NAME).unlink(missing_ok=True)
         log_file = None
         if self.max_parallel > 1:
             log_file = path / LOG
-        (path / ERROR_NAME).unlink(missing_ok=True)
-        words = list(job.words)
-        if self.command.resume and job.folder.has_started:
-            words.append(self.command.resume)
-        where = f" ({log_file})" if log_file is not None else ""
-        log.info(f"#{job.number} starts: {' '.join(job.overrides)}{where}")
-        command = [sys.executable, "-m", "txl_lightning.cli", *words]
-        return Process(command, self._variables(path), log_file)
+        log.info(f"#{job.name} starts: {' '.join(job.overrides)} ({path})")
+        return start_job(job.words, self._variables(path), log_file)
 
     def _variables(self, path: Path) -> dict[str, str]:
         """Return the environment variables of a job."""
-        variables = {ERROR_VARIABLE: str(path / ERROR_NAME), "HYDRA_FULL_ERROR": self.full_error}
-        variables["WANDB_RUN_GROUP"] = os.environ.get("WANDB_RUN_GROUP", multirun_name(str(self.root)))
-        threads = self.threads
-        if threads is None and self.max_parallel > 1:
+        group = os.environ.get("WANDB_RUN_GROUP", multirun_name(str(self.root)))
+        variables = {ERROR_VARIABLE: str(path / ERROR_NAME), "WANDB_RUN_GROUP": group}
+        if self.max_parallel > 1:
             available = int(os.environ.get("OMP_NUM_THREADS") or cores())
-            threads = max(1, available // self.max_parallel)
-        if threads is not None:
-            variables["OMP_NUM_THREADS"] = str(threads)
-            variables["MKL_NUM_THREADS"] = str(threads)
+            variables["OMP_NUM_THREADS"] = str(max(1, available // self.max_parallel))
+            variables["MKL_NUM_THREADS"] = variables["OMP_NUM_THREADS"]
         return variables
 
     def _value(self, job: MultirunJob) -> float | None:
         """Return the objective of a finished job; None for a job that has to run."""
         if self.objective is None:
             return None
-        return job.folder.objective(self.objective)
+        return job.folder.value(self.objective)
 
     def _end(self, job: MultirunJob, ended: Ended) -> str | None:
         """Record how a job ended and write the table; return the error of one that failed."""
         error = None
         if ended.status != 0:
             error = self._error(job, ended)
+        elif self.objective is not None and self._value(job) is None:
+            error = f"has no {self.objective}, which orders the jobs"
+        if error is not None:
+            CALL.failures.append(f"job {job.name} ({' '.join(job.overrides)}): {error}")
             if self.command.resume and not ended.is_stopped:
                 job.folder.add_error(error)
-            CALL.failures.append(f"job {job.number} ({' '.join(job.overrides)}): {error}")
-        elif self.objective is not None and self._value(job) is None:
-            error = f"has no {self.objective}, which a search over tokens needs"
-            CALL.failures.append(f"job {job.number} ({' '.join(job.overrides)}): {error}")
         write_results(self.root)
-        log.info(f"#{job.number} {'failed' if error else 'ended'} after {ended.seconds:.0f} s")
+        log.info(f"#{job.name} {'failed' if error else 'ended'} after {ended.seconds:.0f} s")
         return error
 
     def _error(self, job: MultirunJob, ended: Ended) -> str:
@@ -252,16 +209,15 @@ class ProcessLauncher(Launcher):
         own = job.folder.path / ERROR_NAME
         if own.is_file():
             return own.read_text(errors="replace").strip()
-        if self.max_parallel > 1 and ended.status is not None:
+        if self.max_parallel > 1:
             return f"{ended.problem}: see {job.folder.path / LOG}"
         return ended.problem
 
     def _return(self, job: MultirunJob, error: str | None) -> JobReturn:
-        """Return what a sweeper reads. In a grid a failed job has no value, so that the next batch can run."""
-        if error is not None and not self.is_grid:
-            return JobReturn(overrides=job.overrides, status=JobStatus.FAILED, _return_value=JobError(error))
-        value = None if error is not None else self._value(job)
-        return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=value)
+        """Return what a sweeper reads."""
+        if error is not None:
+            return JobReturn(overrides=job.overrides, status=JobStatus.FAILED, _return_value=UserError(error))
+        return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=self._value(job))
 
 
 def quoted(text: str) -> str:
@@ -278,8 +234,7 @@ def report_failures(command: str) -> None:
         return
     for line in CALL.failures:
         print(f"txl {command}: {line}", file=sys.stderr)
-    print(f"txl {command}: {len(CALL.failures)} of {CALL.n_jobs} jobs failed", file=sys.stderr)
-    sys.exit(1)
+    sys.exit(f"txl {command}: failed jobs: {len(CALL.failures)}")
 
 
 def run_in_process(command: Command, config: DictConfig, settings: DictConfig, run: Any) -> float | None:
@@ -291,31 +246,29 @@ def run_in_process(command: Command, config: DictConfig, settings: DictConfig, r
         settings: Hydra's node `hydra`.
         run: runs the command with a config.
     """
-    root = Path(str(settings.sweep.dir))
-    folder = JobFolder(Path(str(settings.runtime.output_dir)))
     if not command.resume or command.objective is None:
         run(config)
         return None
+    root = Path(str(settings.sweep.dir))
+    folder = JobFolder(Path(str(settings.runtime.output_dir)))
+    whole: Any = HydraConfig.instance().cfg
+    name = objective(whole, command.objective)
     with locked(folder.path, wait=True):
         precision = shared_precision(root, config)
         if precision is not None:
             config.trainer.precision = precision
         refuse_another_text(root, config)
         folder.begin(list(settings.overrides.task), identity(config))
-        whole: Any = HydraConfig.instance().cfg
-        name = objective(whole, command.objective)
-        if folder.objective(name) is not None:
-            print(f"{folder.path} has finished before")
-            return folder.objective(name)
-        if folder.has_started:
-            option, _, value = command.resume.partition("=")
-            OmegaConf.update(config, option, value)
+        if folder.value(name) is not None:
+            return folder.value(name)
+        option, _, value = command.resume.partition("=")
+        OmegaConf.update(config, option, value)
         try:
             run(config)
         except UserError as error:
             folder.add_error(str(error))
             raise
-    return folder.objective(name)
+    return folder.value(name)
 
 
 def refuse_one_id_for_all() -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config.schemas import typed
-from txl_lightning.errors import UserError
+from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json, write_text
 from txl_lightning.job_folder import NOT_OF_THE_TEXT, JobFolder, checksum, job_folders, options_of_text
 from txl_lightning.reporting import markdown_table
@@ -24,10 +24,10 @@ JSON_FILE = "multirun.json"
 TABLE_FILE = "multirun.md"
 PRECISION_FILE = "precision.json"
 BITS_PER_BYTE = "val/bpb"
-UNITS = ("nll", "bpc", "ppl", "bpt", "bpb")
-LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in UNITS)
+LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb"))
 OF_THE_SEED = ("seed", "data.seed")
 MAX_NAME_LENGTH = 128  # of a W&B group
+WITH_SEVERAL_RANKS = (".ProcessLauncher", ".SlurmLauncher")
 NO_ORDER = (
     "The jobs have different tokens, and not all of them have bits per byte: their losses cannot be compared, and the "
     "table has no order."
@@ -36,7 +36,7 @@ NO_ORDER = (
 
 def search_words(config: DictConfig) -> list[Override]:
     """Return the overrides of a multirun, typed ones and those of `hydra.sweeper.params`."""
-    words: list[Any] = list(OmegaConf.to_container(config.hydra.overrides.task, resolve=False))  # type: ignore[arg-type]
+    words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     sweeper: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
     for name, value in (sweeper.get("params") or {}).items():
         words.append(f"{name}={value}")
@@ -44,23 +44,23 @@ def search_words(config: DictConfig) -> list[Override]:
 
 
 def check_search(config: DictConfig) -> None:
-    """Refuse a search whose jobs would all fail, before the first one.
+    """Refuse a multirun whose jobs would all fail, before the first one.
 
     Raises:
         UserError: names the option.
     """
     direction = OmegaConf.select(config, "hydra.sweeper.direction")
-    if OmegaConf.is_list(direction) and len(direction) != 1:
-        raise UserError(f"hydra.sweeper.direction={direction}: must be one direction, a job has one objective")
+    n_directions = len(direction) if OmegaConf.is_list(direction) else 1
+    one = "must be one direction, a job has one objective"
+    require(n_directions == 1, "hydra.sweeper.direction", direction, one)
     sampler = str(OmegaConf.select(config, "hydra.sweeper.sampler._target_", default=""))
-    if sampler.endswith(".GridSampler"):
-        for word in search_words(config):
-            if isinstance(word.value(), IntervalSweep):
-                raise UserError(f"{word.input_line}: a grid needs values: choice(…) or range(…)")
+    for word in search_words(config):
+        if sampler.endswith(".GridSampler") and isinstance(word.value(), IntervalSweep):
+            raise UserError(f"{word.input_line}: a grid needs values: choice(…) or range(…)")
     devices = OmegaConf.select(config, "trainer.devices", default=1)
     launcher = str(config.hydra.launcher._target_)
-    if launcher.endswith(".LocalLauncher") and devices != 1:
-        raise UserError(f"trainer.devices={devices}: must be 1 with hydra/launcher=submitit_local")
+    can_have_ranks = devices == 1 or launcher.endswith(WITH_SEVERAL_RANKS)
+    require(can_have_ranks, "trainer.devices", devices, f"must be 1 with {launcher.rpartition('.')[2]}")
 
 
 def objective(config: DictConfig, name: str) -> str:
@@ -72,18 +72,10 @@ def objective(config: DictConfig, name: str) -> str:
     """
     for word in search_words(config):
         option = word.get_key_element()
-        changes_tokens = option == "data" or (option.startswith("data.") and option not in NOT_OF_THE_TEXT)
-        if word.is_sweep_override() and changes_tokens:
+        of_data = option == "data" or option.startswith("data.")
+        if word.is_sweep_override() and of_data and option not in NOT_OF_THE_TEXT:
             return BITS_PER_BYTE
     return name
-
-
-def without_hydra(config: DictConfig) -> DictConfig:
-    """Return a composed config without its node `hydra`."""
-    own = config.copy()
-    with open_dict(own):
-        own.pop("hydra", None)
-    return own
 
 
 def shared_precision(root: Path, config: DictConfig) -> str | None:
@@ -93,7 +85,7 @@ def shared_precision(root: Path, config: DictConfig) -> str | None:
 
     Args:
         root: folder of the multirun.
-        config: of a job or of the whole multirun.
+        config: of a job.
     """
     if OmegaConf.select(config, "trainer.precision", default=None) != "auto":
         return None
@@ -103,11 +95,10 @@ def shared_precision(root: Path, config: DictConfig) -> str | None:
         return str(known)
     from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision  # imports torch
 
-    try:
-        options = typed(without_hydra(config))
-    except (OmegaConfBaseException, UserError):  # the job itself says which option is wrong
-        return None
-    precision: str = resolve_precision(resolve_accelerator(options)).trainer.precision
+    own = config.copy()
+    with open_dict(own):
+        own.pop("hydra", None)
+    precision: str = resolve_precision(resolve_accelerator(typed(own))).trainer.precision
     root.mkdir(parents=True, exist_ok=True)
     folder.write({"trainer.precision": precision})
     return precision
@@ -115,55 +106,31 @@ def shared_precision(root: Path, config: DictConfig) -> str | None:
 
 def multirun_name(directory: str) -> str:
     """Return a multirun's folder as one word, equal in all of its jobs: `multirun-2026-11-20-12-30-00`."""
-    path = Path(directory).absolute()
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    parts = [part for part in path.parts if part != path.anchor]
-    return "-".join(parts)[-MAX_NAME_LENGTH:]
+    return directory.strip("/").replace("/", "-")[-MAX_NAME_LENGTH:]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
     """One job in the table.
 
     Attributes:
         job: its folder, relative to that of the multirun.
-        overrides: those that differ between the jobs, by name.
-        metrics: steps and losses by name.
+        overrides: by name; in the table those that differ between the jobs.
+        options: identity of the job.
         state: finished, failed or stopped.
-        ended_by: what ended the training early; empty if nothing did.
-        error: of a failed job, in one line.
-        tokens: checksum of the options that decide the tokens.
-        without_seed: checksum of the identity without seeds.
+        metrics: steps and losses by name.
+        notes: error of a failed job, and what ended a training early.
     """
 
     job: str
     overrides: dict[str, str]
-    metrics: dict[str, float]
-    state: str
-    ended_by: str
-    error: str
-    tokens: str
-    without_seed: str
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the job has its result."""
-        return self.state == "finished"
-
-    def as_json(self, order: str | None) -> dict[str, Any]:
-        """Return the entry of `multirun.json`."""
-        entry: dict[str, Any] = {"job": self.job, "overrides": self.overrides, "state": self.state}
-        entry["objective"] = self.metrics.get(order or "")
-        entry["metrics"] = self.metrics
-        if self.ended_by:
-            entry["ended_by"] = self.ended_by
-        if self.error:
-            entry["error"] = self.error
-        return entry
+    options: dict[str, Any]
+    state: str = "stopped"
+    metrics: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
-def write_results(directory: Path) -> Path | None:
+def write_results(root: Path) -> Path | None:
     """Write `multirun.json` and `multirun.md` from the folders of all jobs, the lowest loss first.
 
     Neither has times or dates, so that a multirun that was interrupted ends with the same files.
@@ -171,136 +138,137 @@ def write_results(directory: Path) -> Path | None:
     Returns:
         Path of the table; None if no folder holds a job, or if the disk is full (reported on stderr).
     """
-    rows = read_rows(directory)
+    rows = read_rows(root)
     if not rows:
         return None
     order = ordering(rows)
-    if order is not None:
-        rows.sort(key=lambda row: row.metrics.get(order, float("inf")))
+    rows.sort(key=lambda row: row.metrics.get(order or "", math.inf))
     seeds = over_seeds(rows)
-    content = {"objective": order, "jobs": [row.as_json(order) for row in rows], "seeds": seeds}
+    entries = []
+    for row in rows:
+        entry = {"job": row.job, "overrides": row.overrides, "state": row.state}
+        entries.append({**entry, "objective": row.metrics.get(order or ""), "metrics": row.metrics, **row.notes})
+    text = table(rows)
+    if order is None:
+        text += f"\n{NO_ORDER}\n"
+    if seeds:
+        text += f"\n{table_of_seeds(seeds)}"
     try:
-        write_json(directory / JSON_FILE, content)
-        write_text(directory / TABLE_FILE, table(rows, order, seeds))
+        write_json(root / JSON_FILE, {"objective": order, "jobs": entries, "seeds": seeds})
+        write_text(root / TABLE_FILE, text)
     except OSError as error:  # a full disk must not end the other jobs
         print(f"could not write the results of the multirun: {error}", file=sys.stderr, flush=True)
         return None
-    return directory / TABLE_FILE
+    return root / TABLE_FILE
 
 
-def read_rows(directory: Path) -> list[Row]:
+def read_rows(root: Path) -> list[Row]:
     """Return a row for every folder of a job, in the order of their numbers."""
-    jobs = job_folders(directory)
-    typed_words = [_words_by_name(job) for job in jobs]
-    names = dict.fromkeys(name for words in typed_words for name in words)
-    varying = [name for name in names if len({words.get(name) for words in typed_words}) > 1]
-    rows = []
-    for job, words in zip(jobs, typed_words, strict=True):
-        overrides = {name: words[name] for name in varying if name in words}
-        rows.append(_row(job, overrides, directory))
+    rows = [_row(job, root) for job in job_folders(root)]
+    names = _names(row.overrides for row in rows)
+    same = [name for name in names if len({row.overrides.get(name) for row in rows}) == 1]
+    for row in rows:
+        for name in same:
+            row.overrides.pop(name, None)
     return rows
 
 
-def _row(job: JobFolder, overrides: dict[str, str], directory: Path) -> Row:
+def _row(job: JobFolder, root: Path) -> Row:
+    row = Row(job.path.relative_to(root).as_posix(), _overrides(job), job.options)
     result = job.result
-    error = str(job.record.get("error", ""))
-    state = "failed" if error else "stopped"
     if result is not None:
-        state = "finished"
-        error = ""
-    result = result or {}
-    metrics = {}
-    for name in ("steps", *LOSSES):
-        if isinstance(result.get(name), (int, float)):
-            metrics[name] = result[name]
-    options = {name: value for name, value in job.options.items() if name not in OF_THE_SEED}
-    return Row(
-        job=job.path.relative_to(directory).as_posix(),
-        overrides=overrides,
-        metrics=metrics,
-        state=state,
-        ended_by=str(result.get("ended_by", "")),
-        error=error,
-        tokens=checksum(options_of_text(options)),
-        without_seed=checksum(options),
-    )
+        row.state = "finished"
+        for name in ("steps", *LOSSES):
+            if isinstance(result.get(name), (int, float)):
+                row.metrics[name] = result[name]
+        if "ended_by" in result:
+            row.notes["ended_by"] = str(result["ended_by"])
+    elif "error" in job.record:
+        row.state = "failed"
+        row.notes["error"] = str(job.record["error"])
+    return row
 
 
-def _words_by_name(job: JobFolder) -> dict[str, str]:
-    """Return the overrides of a job by name, with the values that interpolations have in it."""
-    words = {}
+def _overrides(job: JobFolder) -> dict[str, str]:
+    """Return the overrides of a job by name, with the values that they have in it."""
+    overrides = {}
     for word in job.record.get("overrides", []):
-        name, _, value = str(word).partition("=")
-        name = name.lstrip("+~")
-        if value.startswith("$"):
-            value = str(job.options.get(name, value))
-        words[name] = value
-    return words
+        name, _, value = str(word).lstrip("+~").partition("=")
+        overrides[name] = str(job.options.get(name, value))
+    return overrides
 
 
-def ordering(rows: Sequence[Row]) -> str | None:
+def _names(mappings: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the names of all mappings, in the order of their first occurrence."""
+    names: dict[str, None] = {}
+    for mapping in mappings:
+        names.update(dict.fromkeys(mapping))
+    return list(names)
+
+
+def ordering(rows: list[Row]) -> str | None:
     """Return the loss that orders the table; None if the losses of the jobs cannot be compared."""
-    finished = [row for row in rows if row.is_finished]
-    tokens = {row.tokens for row in finished}
-    if len(tokens) <= 1:
+    finished = [row for row in rows if row.state == "finished"]
+    if len({checksum(options_of_text(row.options)) for row in finished}) <= 1:
         return "val/nll"
     if all(BITS_PER_BYTE in row.metrics for row in finished):
         return BITS_PER_BYTE
     return None
 
 
-def over_seeds(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
     """Return mean and standard deviation of every loss over the jobs that differ in `seed` alone."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row.is_finished:
-            groups.setdefault(row.without_seed, []).append(row)
+        if row.state == "finished":
+            without_seed = {name: value for name, value in row.options.items() if name not in OF_THE_SEED}
+            groups.setdefault(checksum(without_seed), []).append(row)
     summaries = []
     for group in groups.values():
-        if len(group) > 1:
-            overrides = {name: value for name, value in group[0].overrides.items() if name not in OF_THE_SEED}
-            losses = {}
-            for name in LOSSES:
-                values = [row.metrics[name] for row in group if name in row.metrics]
-                if len(values) == len(group):
-                    losses[name] = {"mean": statistics.mean(values), "std": statistics.stdev(values)}
-            summaries.append({"overrides": overrides, "n": len(group), "metrics": losses})
+        if len(group) == 1:
+            continue
+        overrides = {name: value for name, value in group[0].overrides.items() if name not in OF_THE_SEED}
+        losses = {}
+        for name in LOSSES:
+            values = [row.metrics[name] for row in group if name in row.metrics]
+            if len(values) == len(group):
+                losses[name] = {"mean": statistics.mean(values), "std": statistics.stdev(values)}
+        summaries.append({"overrides": overrides, "n": len(group), "metrics": losses})
     return summaries
 
 
-def table(rows: Sequence[Row], order: str | None, seeds: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of all jobs in Markdown, and a second one of means over seeds."""
-    names = list(dict.fromkeys(name for row in rows for name in row.overrides))
-    losses = [name for name in LOSSES if any(name in row.metrics for row in rows)]
-    losses = [name for name in losses if not name.endswith("/nll")]
-    shown_losses = [name.replace("/", " ") for name in losses]
+def table(rows: list[Row]) -> str:
+    """Return the table of all jobs in Markdown."""
     lines = []
     for row in rows:
-        cells = [row.job]
-        cells.extend(row.overrides.get(name, "–") for name in names)
-        cells.extend(f"{row.metrics[name]:.4f}" if name in row.metrics else "–" for name in losses)
-        ended = f" at step {row.metrics.get('steps')} by {row.ended_by}" if row.ended_by else ""
-        cells.append(row.state + ended)
-        lines.append(cells)
-    text = markdown_table(["job", *names, *shown_losses, "state"], lines)
-    if order is None:
-        text += f"\n{NO_ORDER}\n"
-    if seeds:
-        names = [name for name in names if name not in OF_THE_SEED]
-        text += "\n" + _table_of_seeds(names, losses, shown_losses, seeds)
-    return text
+        state = row.state
+        if "ended_by" in row.notes:
+            state += f" at step {row.metrics.get('steps')} by {row.notes['ended_by']}"
+        losses = {name: f"{value:.4f}" for name, value in row.metrics.items()}
+        lines.append(({"job": row.job}, row.overrides, losses, {"state": state}))
+    return _markdown(lines)
 
 
-def _table_of_seeds(
-    names: list[str], losses: list[str], shown_losses: list[str], seeds: Sequence[Mapping[str, Any]]
-) -> str:
-    """Return the table of means ± standard deviations."""
+def table_of_seeds(summaries: list[dict[str, Any]]) -> str:
+    """Return the table of means ± standard deviations over seeds in Markdown."""
     lines = []
-    for summary in seeds:
-        cells = [summary["overrides"].get(name, "–") for name in names]
-        cells.append(str(summary["n"]))
-        for name in losses:
-            values = summary["metrics"].get(name)
-            cells.append(f"{values['mean']:.4f} ± {values['std']:.4f}" if values else "–")
-        lines.append(cells)
-    return markdown_table([*names, "seeds", *shown_losses], lines)
+    for summary in summaries:
+        losses = {}
+        for name, values in summary["metrics"].items():
+            losses[name] = f"{values['mean']:.4f} ± {values['std']:.4f}"
+        lines.append((summary["overrides"], {"seeds": str(summary["n"])}, losses))
+    return _markdown(lines)
+
+
+def _markdown(lines: list[Any]) -> str:
+    """Return a table of lines, each of several groups of cells by their column."""
+    columns: list[str] = []
+    for groups in zip(*lines, strict=True):
+        columns += [name for name in _names(groups) if name != "steps" and not name.endswith("/nll")]
+    cells = []
+    for line in lines:
+        by_column: dict[str, str] = {}
+        for group in line:
+            by_column.update(group)
+        cells.append([by_column.get(column, "–") for column in columns])
+    return markdown_table([column.replace("/", " ") for column in columns], cells)

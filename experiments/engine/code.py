@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 from functools import cache
 from modulefinder import ModuleFinder
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 SOURCES = Path(__file__).parents[2]
 PRESENTATION = ("txl_lightning/reporting", "txl_lightning/recl/page.py")
 """Folders and files that change no number: finished jobs stay finished when they change."""
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
-class _ModulesOfSources(ModuleFinder):
-    """Find imported modules of `SOURCES` below one package: a folder there may have the name of a library."""
+class _ModulesOfPackage(ModuleFinder):
+    """Find the imported modules of one package: other folders there may have the names of libraries."""
 
     def __init__(self, package: str) -> None:
         super().__init__([str(SOURCES)])
@@ -38,23 +38,24 @@ def code_of(module: str) -> str:
     Args:
         module: dotted name, such as `txl_lightning.training.run`.
     """
-    finder = _ModulesOfSources(module.partition(".")[0])
+    finder = _ModulesOfPackage(module.partition(".")[0])
     finder.import_hook(module)
-    paths = {Path(found.__file__) for found in finder.modules.values() if found.__file__}  # type: ignore[attr-defined]
-    presentation = {SOURCES / name for name in PRESENTATION}
-    code = {}
-    for path in sorted(paths):
-        is_presentation = path in presentation or path.parent in presentation
-        if not is_presentation:
-            code[path.relative_to(SOURCES).as_posix()] = statements(path.read_text("utf-8"))
-    return hashlib.sha256(json.dumps(code).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for _, found in sorted(finder.modules.items()):
+        if not found.__file__:  # type: ignore[attr-defined]
+            continue
+        path = Path(found.__file__)  # type: ignore[attr-defined]
+        name = path.relative_to(SOURCES).as_posix()
+        if not name.startswith(PRESENTATION):
+            digest.update(f"{name}\n{statements(path)}\n".encode())
+    return digest.hexdigest()
 
 
 @cache
-def statements(source: str) -> str:
-    """Return the syntax tree of a source, without comments, layout and docstrings, as text."""
-    tree = ast.parse(source)
+def statements(path: Path) -> str:
+    """Return the syntax tree of a file, without comments, layout and docstrings, as text."""
+    tree = ast.parse(path.read_text("utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
     return ast.dump(tree)

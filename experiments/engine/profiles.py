@@ -25,18 +25,12 @@ class Profile:
         seeds: seeds of an arm.
         attention_lengths: grid of Table 6's evaluation, in tokens.
         evaluate, recl, speed, attention: overrides of these commands.
-        tokens_per_second: estimated speed of one training, until one here is measured.
+        tokens_per_second: estimated speed of one training.
         seconds: estimated seconds of one job by command; for `train` the time outside its steps.
         seeds_of: seeds of single arms by `Arm.key`, in place of `seeds`; without a seed the arm is left out.
         recipes: overrides of the trainings of a family of arms (`Arm.family`), such as a learning rate. Those of lstm
             and qrnn have the sizes that give as many parameters as the Transformer-XL of Table 8's group 1.
         longer_segment: segments of Table 10 without recurrence, in tokens; None for as long as memory allows.
-        devices: devices of one training.
-        main: published models to train if their corpora are present, as files of `conf/experiment/paper`.
-        main_warmup_steps: warm-up of those models when they train only as long as the profile's own runs;
-            None for their published length.
-        table_7: published model of Table 7, trained if its corpus is present, as a file of `conf/experiment/paper`;
-            None for the profile's own model on shuffled lines.
         train: overrides of every training.
         verdicts: whether the report judges the paper's claims.
     """
@@ -57,35 +51,13 @@ class Profile:
     seeds_of: dict[str, Sequence[int]] = field(default_factory=dict)
     recipes: dict[str, Sequence[str]] = field(default_factory=dict)
     longer_segment: int | None = None
-    devices: int = 1
-    main: Sequence[str] = ()
-    main_warmup_steps: int | None = None
-    table_7: str | None = None
     train: Sequence[str] = ()
     verdicts: bool = True
-
-    @property
-    def accelerator(self) -> str:
-        """Accelerator of `conf/profile/NAME.yaml`: cpu or gpu."""
-        return self._training.trainer.accelerator
-
-    @property
-    def main_overrides(self) -> tuple[str, ...]:
-        """Overrides of the published models: the length of the profile's own runs, or none."""
-        if self.main_warmup_steps is None:
-            return ()
-        lengths = {name: getattr(self._training.trainer, name) for name in ("max_steps", "val_every_n_steps")}
-        words = (f"trainer.{name}={value}" for name, value in lengths.items())
-        return (*words, f"optimizer.warmup_steps={self.main_warmup_steps}")
-
-    @property
-    def _training(self) -> Config:
-        return composed((f"profile={self.name}",))
 
 
 PROFILES = {
     name: Profile(name, **values)
-    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).items()
+    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
 
 
@@ -97,11 +69,10 @@ class Setup:
         profile: sizes, seeds and estimates.
         overrides: the user's, appended to every `txl train`.
         directory: folder of everything it writes.
-        planning: only print a plan: nothing is written, and a corpus may be missing.
+        planning: only print a plan: nothing is read or written.
         sections: names of the chosen sections, in the report's order.
-        parallel: jobs that run at once; None for one on each core, or on each GPU that a job does not share.
+        parallel: jobs that run at once; None for one on each core, or one on a GPU.
         logger: wandb, csv or none.
-        prefix: words in front of every job's command, such as `srun --nodes 2`.
         command: command line that makes the same report, and continues an interrupted call.
     """
 
@@ -112,13 +83,17 @@ class Setup:
     sections: tuple[str, ...] = ()
     parallel: int | None = None
     logger: str = "wandb"
-    prefix: tuple[str, ...] = ()
     command: str = ""
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """Overrides of profile and user, without an arm."""
+        return (f"profile={self.profile.name}", *self.profile.train, *self.overrides)
+
+    @property
     def config(self) -> Config:
-        """Configuration of a training by the profile and the user alone, without an arm."""
-        return composed((f"profile={self.profile.name}", *self.overrides))
+        """Configuration of a training without an arm."""
+        return composed(self.words)
 
     @property
     def runs(self) -> Path:

@@ -7,66 +7,64 @@ between its markers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from experiments.arms import OFF, ON
-from experiments.report.pages import RULE, SCALES, claims_table, introduction, render
+from experiments.report.pages import (
+    RULE,
+    Results,
+    TextTable,
+    claims_table,
+    introduction,
+    name_of,
+    render,
+)
 from experiments.report.pictures import PNG
-from experiments.sections import cell_text, unit_words
 from txl_lightning.files import write_text
 from txl_lightning.reporting import markdown_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "experiments/results"
-BEGIN, END = "<!-- committed runs begin -->\n", "\n<!-- committed runs end -->"
-Results = Mapping[str, Any]
+BEGIN = "<!-- committed runs begin -->\n"
+END = "\n<!-- committed runs end -->"
 
 
 def committed() -> list[Results]:
     """Return the content of `results.json` of the committed runs, the larger one first."""
-    paths = (ROOT / RESULTS / name / "results.json" for name in reversed(SCALES))
-    return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
+    paths = [ROOT / RESULTS / name / "results.json" for name in ("night", "laptop")]
+    return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
-def part(runs: Sequence[Results]) -> str:
+def committed_part(runs: Sequence[Results]) -> str:
     """Return the part of README.md, without its markers."""
-    first = runs[0]["profile"]
+    picture = f"{RESULTS}/{runs[0]['profile']}/{PNG}"
+    lines = []
+    for results in runs:
+        name = name_of(results).capitalize()
+        lines.append(f"- **{name}.** {introduction(results)}")
     paragraphs = [
-        f'<img src="{RESULTS}/{first}/{PNG}" width="760" alt="Effect of each claim by tokens of training">',
-        "\n".join(f"- **{run['profile'].capitalize()}.** {introduction(run)} {pair(_table_6(run))}" for run in runs),
+        f'<img src="{picture}" width="760" alt="Effect of each claim by tokens of training">',
+        "\n".join(lines),
         f"{RULE} ±: the standard error over seeds.",
         markdown_table(*beside(runs)).rstrip("\n"),
     ]
     return "\n\n".join(paragraphs)
 
 
-def _table_6(results: Results) -> Mapping[str, Any]:
-    tables = (table for section in results["sections"] for table in section.get("tables", ()))
-    return next(table for table in tables if table["id"] == "table_6")
-
-
-def pair(table_6: Mapping[str, Any]) -> str:
-    """Return the test losses of the runs with and without recurrence in a sentence."""
-    columns = [column for column in table_6["columns"] if column["key"] in ("init", "bpb")]
-    with_it, without = (
-        ", ".join(f"{cell_text(table_6['rows'][arm.key][c['key']])} {unit_words(c['unit'])}" for c in columns)
-        for arm in (ON, OFF)
-    )
-    seeds = cell_text(table_6["rows"][ON.key]["seeds"])
-    return f"Test loss (lower is better), seeds {seeds}: with recurrence {with_it}; without {without}."
-
-
-def beside(runs: Sequence[Results]) -> tuple[list[str], list[list[str]], list[bool]]:
-    """Return header, rows and alignment of the table of claims with the marks and effects of every run."""
-    tables = [claims_table(run["claims"]) for run in runs]
-    header, first, right = tables[0]
-    rows = [
-        [*row[:2], *(cell for _, found, _ in tables for cell in found[i][2:4]), row[4]] for i, row in enumerate(first)
-    ]
-    titles = [f"{run['profile']}: {title}" for run in runs for title in ("marks", "effect")]
-    return [*header[:2], *titles, header[4]], rows, [*right[:2], *right[2:4] * len(runs), right[4]]
+def beside(runs: Sequence[Results]) -> TextTable:
+    """Return the table of claims with the marks and effects of every run."""
+    header, rows, right = claims_table(runs[0]["claims"])
+    joined_header = header[:2]
+    joined_rows = [row[:2] for row in rows]
+    for results in runs:
+        name = name_of(results)
+        joined_header += [f"{name}: marks", f"{name}: effect"]
+        _, rows_of_run, _ = claims_table(results["claims"])
+        for joined, row in zip(joined_rows, rows_of_run, strict=True):
+            joined += row[2:4]
+    for joined, row in zip(joined_rows, rows, strict=True):
+        joined.append(row[4])
+    return [*joined_header, header[4]], joined_rows, right[:2] + right[2:4] * len(runs) + right[4:]
 
 
 def with_part(page: str, part: str) -> str:
@@ -75,18 +73,21 @@ def with_part(page: str, part: str) -> str:
     Raises:
         ValueError: it has no such markers.
     """
-    before, after = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
-    return before + part + after
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError("the page has no markers")
+    return before + begin + part + end + after
 
 
 def main() -> None:
-    """Write the reports of the committed runs, and their parts in both pages."""
+    """Write the reports of the committed runs, and their part in README.md."""
     runs = committed()
     for results in runs:
         folder = ROOT / RESULTS / results["profile"]
-        write_text(folder / "report.md", render(results, folder).as_markdown())
+        write_text(folder / "report.md", render(results, folder))
     page = ROOT / "README.md"
-    write_text(page, with_part(page.read_text("utf-8"), part(runs)))
+    write_text(page, with_part(page.read_text("utf-8"), committed_part(runs)))
 
 
 if __name__ == "__main__":

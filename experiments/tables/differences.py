@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +15,27 @@ from numpy.typing import NDArray
 from experiments.arms import Arm
 from experiments.engine.jobs import Outcomes
 from experiments.sections import Difference
-from experiments.tables.evaluations import At, Evaluation, Evaluations, all_evaluations
+from experiments.tables.evaluations import INIT, At, Evaluation, Evaluations, all_evaluations
 from experiments.tables.intervals import Array, Interval, Spread, over_blocks, seed_spread
 from txl_lightning.errors import UserError
 
-BLOCKS, FEWEST_TOKENS, MOST_TOKENS = 30, 1000, 20_000  # number of blocks, and tokens of one
+BLOCKS = 30
+FEWEST_TOKENS = 1000  # of a block
+MOST_TOKENS = 20_000
+Term: TypeAlias = tuple[int, Arm, At]
+"""Sign of a loss in a difference, its arm, and its attention length."""
 
 
-def row(
-    key: str, title: str, unit: str | None, effect: Interval, percent: Interval, paper: float | None = None
-) -> Difference:
-    """Return a difference with its interval in a unit and in percent."""
-    return Difference(
-        key, title, unit, *(effect.effect, effect.low, effect.high), *(percent.effect, percent.low, percent.high), paper
+def with_effect(empty: Difference, effect: Interval, percent: Interval) -> Difference:
+    """Return a difference with its effect and interval, in its unit and in percent."""
+    return replace(
+        empty,
+        effect=effect.effect,
+        low=effect.low,
+        high=effect.high,
+        percent=percent.effect,
+        percent_low=percent.low,
+        percent_high=percent.high,
     )
 
 
@@ -39,7 +45,7 @@ def percent_of_loss(worse_ppl: float, better_ppl: float) -> float:
     Losses in nats can be compared in relative terms whatever the tokens are; perplexities of words and bits of bytes
     cannot.
     """
-    return 100 * (math.log(worse_ppl) - math.log(better_ppl)) / math.log(worse_ppl)
+    return 100 * (1 - math.log(better_ppl) / math.log(worse_ppl))
 
 
 @dataclass(frozen=True)
@@ -48,90 +54,116 @@ class Comparisons:
 
     Args:
         evaluated: evaluations of the arms that are compared.
-        outcomes: of the whole reproduction, whose arms the spread between seeds is pooled over.
+        outcomes: of the whole reproduction; the spread between seeds is pooled over its arms.
     """
 
     evaluated: Evaluations
     outcomes: Outcomes
 
-    @property
-    def unit(self) -> str:
-        """Unit of losses in the report."""
-        return self.outcomes.unit
-
-    def losses(self, key: str, better: Arm, worse: Arm, at: At, paper: float | None = None) -> Difference:
+    def losses(
+        self, key: str, better: Arm, worse: Arm, at: At, paper: float | None = None
+    ) -> Difference:
         """Return how much lower the test loss of one arm is than that of another."""
-        title = f"{_versus(worse, better)}, {'training’s lengths' if at == 'init' else 'best lengths'}"
-        worse_runs, better_runs = self._of_shared_seeds(worse, better)
-        if not worse_runs:
-            return Difference(key, title, self.unit, paper=paper)
-        (worse_SB, better_SB), weights_B = shared_blocks(
-            *([run.losses(at) for run in r] for r in (worse_runs, better_runs))
+        lengths = INIT if at == "init" else "best lengths"
+        empty = Difference(
+            key, f"{_versus(worse, better)}, {lengths}", self.outcomes.unit, paper=paper
         )
-        spread = self._spread(lambda run: float(run.test(at)["nll"]))
-        nats = over_blocks(worse_SB - better_SB, weights_B, Spread(2 * spread.variance, spread.freedom))
-        found = self._row(key, title, nats, (worse_SB, better_SB), weights_B, paper)
-        return replace(found, **course(worse_runs, better_runs))
+        spread = self._spread(lambda run: run.test(at)["nll"], n_sides=2)
+        compared = self._compare(empty, [(1, worse, at), (-1, better, at)], spread)
+        if compared.effect is None:
+            return empty
+        worse_runs, better_runs = self._of_shared_seeds(worse, better)
+        tokens, course = course_of(worse_runs, better_runs)
+        return replace(compared, tokens=tokens, course=course)
 
-    def gains(self, key: str, arm: Arm, other: Arm | None = None, paper: float | None = None) -> Difference:
+    def gain(
+        self, key: str, arm: Arm, other: Arm | None = None, paper: float | None = None
+    ) -> Difference:
         """Return how much an arm gains from longer attention; with another arm, how much more than that one.
 
-        A run that did not choose a longer attention has a gain of 0.
+        A run that did not choose a longer attention gains nothing.
         """
-        arms = (arm,) if other is None else (arm, other)
-        title = f"gain of longer attention: {arm.title if other is None else _versus(arm, other)}"
-        runs = self._of_shared_seeds(*arms)
-        if not runs[0]:
-            return Difference(key, title, self.unit, paper=paper)
-        files = ([run.losses(at) for run in of_arm] for of_arm in runs for at in ("init", "best"))
-        losses_SB, weights_B = shared_blocks(*files)
-        longer = [np.array([[run.chose_longer] for run in of_arm]) for of_arm in runs]
-        gains_SB = [(losses_SB[2 * i] - losses_SB[2 * i + 1]) * longer[i] for i in range(len(runs))]
-        spread = self._spread(
-            lambda run: float(run.test("init")["nll"] - run.test("best")["nll"]) if run.chose_longer else 0.0
-        )
-        spread = Spread(len(arms) * spread.variance, spread.freedom)
-        nats = over_blocks(gains_SB[0] - (gains_SB[1] if other else 0.0), weights_B, spread)
-        return self._row(key, title, nats, losses_SB[:2], weights_B, paper)
+        title = arm.title
+        terms: list[Term] = [(1, arm, "init"), (-1, arm, "longer")]
+        if other is not None:
+            title = _versus(arm, other)
+            terms += [(-1, other, "init"), (1, other, "longer")]
+        title = f"gain of longer attention: {title}"
+        empty = Difference(key, title, self.outcomes.unit, paper=paper)
+        return self._compare(empty, terms, self._spread(_gain, n_sides=len(terms) // 2))
 
-    def _row(
-        self, key: str, title: str, nats: Interval, sides_SB: Sequence[Array], weights_B: Array, paper: float | None
+    def _compare(self, empty: Difference, terms: Sequence[Term], spread: Spread) -> Difference:
+        """Return a sum of signed losses with its interval; it is empty while an arm has no result."""
+        runs = self._of_shared_seeds(*(arm for _, arm, _ in terms))
+        if not runs[0]:
+            return empty
+        files = []
+        for (_, _, at), of_arm in zip(terms, runs, strict=True):
+            files.append([run.losses(at) for run in of_arm])
+        losses_SB, weights_B = shared_blocks(*files)
+        difference_SB = np.zeros_like(losses_SB[0])
+        for (sign, _, _), term_SB in zip(terms, losses_SB, strict=True):
+            difference_SB += sign * term_SB
+        nats = over_blocks(difference_SB, weights_B, spread)
+        return self._with_units(empty, nats, losses_SB[0], losses_SB[1], weights_B)
+
+    def _with_units(
+        self, empty: Difference, nats: Interval, worse_SB: Array, better_SB: Array, weights_B: Array
     ) -> Difference:
-        """Return a difference in the unit of the report, and in percent of the loss of the first side."""
-        worse, better = (float(side_SB.mean(axis=0) @ weights_B / weights_B.sum()) for side_SB in sides_SB)
+        """Return a difference in the unit of the report, and in percent of the worse loss."""
+        shares_B = weights_B / weights_B.sum()
+        worse = float(worse_SB.mean(axis=0) @ shares_B)
+        better = float(better_SB.mean(axis=0) @ shares_B)
         effect = nats.times(1 / math.log(2))
-        if self.unit == "ppl":
+        if self.outcomes.unit == "ppl":
             effect = nats.mapped(lambda d: math.exp(better) * (math.exp(d) - 1))
-        return row(key, title, self.unit, effect, nats.times(100 / worse), paper)
+        return with_effect(empty, effect, nats.times(100 / worse))
 
     def _of_shared_seeds(self, *arms: Arm) -> list[list[Evaluation]]:
-        """Evaluations of each arm, of the seeds that all of them have."""
+        """Return the evaluations of each arm, of the seeds that all of them have."""
         by_seed = [{run.seed: run for run in self.evaluated.get(arm, ())} for arm in arms]
         seeds = sorted(set.intersection(*(set(runs) for runs in by_seed)))
         return [[runs[seed] for seed in seeds] for runs in by_seed]
 
-    def _spread(self, value: Callable[[Evaluation], float]) -> Spread:
-        """Spread of a value between seeds, pooled over the arms of each text of which a run has one that is not 0."""
-        texts = defaultdict[str, list[dict[int, float]]](list)
+    def _spread(self, value: Callable[[Evaluation], float], n_sides: int) -> Spread:
+        """Return the spread between seeds of a difference of `n_sides` values.
+
+        It is pooled over the arms of each text; an arm all of whose values are 0 says nothing.
+        """
+        texts: dict[str, list[dict[int, float]]] = {}
         for runs in all_evaluations(self.outcomes):
-            by_seed = {run.seed: value(run) for run in runs}
+            by_seed = {run.seed: float(value(run)) for run in runs}
             if any(by_seed.values()):
-                texts[runs[0].found["corpus"]["sha256"]].append(by_seed)
-        return seed_spread(list(texts.values()))
+                texts.setdefault(runs[0].content["corpus"]["sha256"], []).append(by_seed)
+        spread = seed_spread(list(texts.values()))
+        return Spread(n_sides * spread.variance, spread.freedom)
 
 
-def course(worse_runs: Sequence[Evaluation], better_runs: Sequence[Evaluation]) -> dict[str, Any]:
-    """Return the fields `tokens` and `course` of a difference, by the validations of both sides during training.
+def _gain(run: Evaluation) -> float:
+    return float(run.test("init")["nll"] - run.test("longer")["nll"])
+
+
+def course_of(
+    worse_runs: Sequence[Evaluation], better_runs: Sequence[Evaluation]
+) -> tuple[list[int], dict[str, list[float]]]:
+    """Return tokens of training and, by seed, the effect in percent there, at the validations of both sides.
 
     Sides whose steps differ in tokens are compared at the points of the second, between those of the first.
     """
-    pairs = {str(b.seed): (w.validations, b.validations) for w, b in zip(worse_runs, better_runs, strict=True)}
-    tokens = sorted(set.intersection(*(set(better) for _, better in pairs.values())))
-    by_seed: dict[str, list[float]] = {}
-    for seed, (worse, better) in pairs.items():
-        above = np.interp(tokens, sorted(worse), [worse[n] for n in sorted(worse)])
-        by_seed[seed] = [round(100 * (1 - better[n] / loss), 3) for n, loss in zip(tokens, above.tolist(), strict=True)]
-    return {"tokens": tuple(tokens), "course": by_seed} if tokens else {}
+    better_losses = {str(run.seed): run.validations() for run in better_runs}
+    tokens = sorted(set.intersection(*(set(losses) for losses in better_losses.values())))
+    course = {}
+    for run in worse_runs:
+        worse = sorted(run.validations().items())
+        points = [n for n, _ in worse]
+        losses = [loss for _, loss in worse]
+        seed = str(run.seed)
+        effects = []
+        for n in tokens:
+            share = better_losses[seed][n] / float(np.interp(n, points, losses))
+            effects.append(round(100 * (1 - share), 3))
+        course[seed] = effects
+    return tokens, course
 
 
 def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
@@ -151,40 +183,40 @@ def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
     losses = {path: _read(path) for group in groups for path in group}
     shared = reduce(np.intersect1d, (positions for positions, _ in losses.values()))
     if not len(shared):
-        names = ", ".join(str(path) for path in losses)
+        names = ", ".join(map(str, losses))
         raise UserError(f"no token of the test split was scored in all of these files: {names}")
-    block_len = min(MOST_TOKENS, max(FEWEST_TOKENS, len(shared) // BLOCKS))
+    block_len = max(FEWEST_TOKENS, len(shared) // BLOCKS)
+    block_len = min(MOST_TOKENS, block_len)
     n_blocks = max(1, len(shared) // block_len)
-    edges = np.arange(n_blocks + 1) * len(shared) // n_blocks  # no short last block, whose mean would vary most
-    first, counts = edges[:-1], np.diff(edges)
+    # No short last block: its mean would vary most.
+    edges = np.arange(n_blocks + 1) * len(shared) // n_blocks
+    counts = np.diff(edges)
 
     def by_block(path: Path) -> Array:
         positions, nll = losses[path]
-        return np.add.reduceat(nll[np.searchsorted(positions, shared)], first) / counts
+        of_shared = nll[np.searchsorted(positions, shared)]
+        return np.add.reduceat(of_shared, edges[:-1]) / counts
 
-    return [np.stack([by_block(path) for path in group]) for group in groups], counts.astype(np.float64)
+    means = [np.stack([by_block(path) for path in group]) for group in groups]
+    return means, counts.astype(np.float64)
 
 
 def _read(path: Path) -> tuple[NDArray[np.int64], Array]:
-    """Positions in order of text, and the loss there in nats.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-    try:
-        with path.open("rb") as stored, np.load(stored) as file:
-            positions, nll = file["positions"].astype(np.int64), file["nll"].astype(np.float64)
-    except (OSError, EOFError, ValueError, BadZipFile) as error:
-        raise UserError(f"{path}: cannot be read ({error}); delete its folder to measure it again") from error
+    """Return positions in order of text, and the loss there in nats."""
+    with np.load(path) as file:
+        positions = file["positions"].astype(np.int64)
+        nll = file["nll"].astype(np.float64)
     order = np.argsort(positions, kind="stable")
     return positions[order], nll[order]
 
 
 def _versus(one: Arm, other: Arm) -> str:
-    """Title of a difference with what both arms share in parentheses: `Shaw − relative (recurrence, full loss)`."""
-    words, others = one.title.split(", "), other.title.split(", ")
-    shared = [word for word in words if word in others]
-    sides = [", ".join(word for word in side if word not in shared) for side in (words, others)]
-    if not shared or not all(sides):
+    """Return a title with what both arms share in parentheses: `Shaw − relative (recurrence, full loss)`."""
+    words = one.title.split(", ")
+    other_words = other.title.split(", ")
+    shared = [word for word in words if word in other_words]
+    side = ", ".join(word for word in words if word not in shared)
+    other_side = ", ".join(word for word in other_words if word not in shared)
+    if not shared or not side or not other_side:
         return f"{one.title} − {other.title}"
-    return f"{' − '.join(sides)} ({', '.join(shared)})"
+    return f"{side} − {other_side} ({', '.join(shared)})"

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from experiments.arms import Arm, in_precision_of_training, kept, trainings
-from experiments.engine.jobs import Job, Outcomes, Pending, composed
+from experiments.arms import Arm, in_precision_of_training, trainings
+from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import Table6Row
-from experiments.sections import DIGITS, Cell, Column, Number, cell, label, ours, over_seeds, paper
+from experiments.sections import DIGITS, Cell, Column, Number, cell, over_seeds
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
-INIT, BEST = "training’s lengths", "best length"  # of attention, in the heads of columns
+INIT = "training’s lengths"  # of attention, in the heads of columns
+BEST = "best length"
 ENDING = "-lengths"  # of the name of an evaluation, after that of its run
-At = Literal["init", "best"]
-"""Attention length of a test loss: training's, or the one with the best validation loss."""
+A = TypeVar("A")
+At = Literal["init", "best", "longer"]
+"""Attention length of a test loss: training's, the one with the best validation loss, or the longer of both."""
 
 
 @dataclass(frozen=True)
@@ -30,28 +31,28 @@ class Evaluation:
     Args:
         seed: of the run.
         folder: of the evaluation.
-        found: content of its `evaluation.json`.
+        content: of its `evaluation.json`.
     """
 
     seed: int
     folder: Path
-    found: dict[str, Any]
+    content: dict[str, Any]
 
-    @property
-    def sweep(self) -> dict[str, Any]:
-        """Losses on validation by attention length; at training's lengths alone where a model has no such length."""
-        return self.found["valid"]["sweep"] or self.found["valid"]["selected"]
-
-    @property
     def validations(self) -> dict[int, float]:
-        """Validation losses during training in nats, by tokens of training."""
-        path = self.folder.with_name(self.folder.name.removesuffix(ENDING)) / "validation.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        return {row["tokens"]: row["val/nll"] for row in rows}
+        """Return validation losses during training in nats, by tokens of training."""
+        run = self.folder.with_name(self.folder.name.removesuffix(ENDING))
+        losses = {}
+        for line in (run / "validation.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            losses[row["tokens"]] = row["val/nll"]
+        return losses
 
     def test(self, at: At) -> dict[str, Any]:
-        """Return the test losses at training's lengths or at the length chosen on validation."""
-        return self.found["test"]["selected"][at]
+        """Return the test losses at an attention length."""
+        selected = self.content["test"]["selected"]
+        if at == "longer":
+            return selected["best" if self.chose_longer else "init"]
+        return selected[at]
 
     def losses(self, at: At) -> Path:
         """Return the file with the losses of the test tokens."""
@@ -60,123 +61,128 @@ class Evaluation:
     @property
     def chose_longer(self) -> bool:
         """Whether validation chose a longer attention than training's."""
-        return (self.test("best")["attention_length"] or 0) > (self.test("init")["attention_length"] or 0)
+        best = self.test("best")["attention_length"] or 0
+        return best > (self.test("init")["attention_length"] or 0)
 
 
-Runs = Mapping[Arm, Sequence[Job]]
+Runs: TypeAlias = Mapping[Arm, Sequence[Job]]
 """Trainings of each arm."""
+Evaluations: TypeAlias = Mapping[Arm, Sequence[Evaluation]]
+"""Evaluations of the runs of each arm; an arm without any is missing."""
 
 
-class Evaluations(dict[Arm, list[Evaluation]]):
-    """Evaluations of the runs of each arm; one without any is pending."""
-
-    def __missing__(self, arm: Arm) -> list[Evaluation]:
-        raise Pending(arm.title)
-
-
-def evaluation_job(arm: Arm, run: Job, setup: Setup, lengths: Sequence[int] = ()) -> Job:
-    """Return the job that evaluates a run: lengths on validation, then test at training's length and the best.
-
-    Args:
-        arm: of the run.
-        run: a training.
-        setup: settings.
-        lengths: of attention; without any those of the profile.
-    """
-    profile, config = setup.profile, composed(run.overrides)
-    words = [f"checkpoint={run.checkpoint}", WHOLE_SPLITS, *in_precision_of_training(profile.evaluate, setup)]
-    words += ["splits=[valid,test]", "select_on=valid", "losses=true"]
+def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
+    """Return the job that evaluates a run: lengths on validation, then test at training's length and the best."""
+    words = [
+        f"checkpoint={run.checkpoint}",
+        WHOLE_SPLITS,
+        *in_precision_of_training(setup.profile.evaluate, setup),
+        "splits=[valid,test]",
+        "select_on=valid",
+        "losses=true",
+    ]
     if not arm.baseline:  # those have no number of keys
-        # Lines in random order hold nothing that longer attention could find.
-        lengths = lengths or ([config.data.segment_len] if arm.corpus else profile.attention_lengths)
+        lengths = setup.profile.attention_lengths
+        if arm.corpus:  # lines in random order hold nothing that longer attention could find
+            lengths = [composed(run.overrides).data.segment_len]
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
     return Job(f"{run.name}{ENDING}", "evaluate", tuple(words), run.arm, needs=(run.name,))
 
 
 def runs_of(arms: Iterable[Arm], setup: Setup) -> Runs:
-    """Return the trainings of those arms of which the profile trains a seed."""
-    return {arm: trainings(arm, setup) for arm in kept(arms, setup)}
+    """Return the trainings of those arms that the profile trains."""
+    runs = {arm: trainings(arm, setup) for arm in arms}
+    return {arm: of_arm for arm, of_arm in runs.items() if of_arm}
 
 
 def with_evaluations(runs: Runs, setup: Setup) -> list[Job]:
     """Return every run of every arm, each followed by its evaluation."""
-    return [job for arm in runs for run in runs[arm] for job in (run, evaluation_job(arm, run, setup))]
-
-
-def evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> Evaluations:
-    """Read the evaluations that are finished."""
-    found = Evaluations()
+    jobs = []
     for arm, of_arm in runs.items():
         for run in of_arm:
-            job = evaluation_job(arm, run, setup)
-            if outcomes.has(job) and outcomes.has(run):  # its weights may be lost, and the training run again
-                result = outcomes.result(job, "evaluation.json")
-                found.setdefault(arm, []).append(Evaluation(run.seed or 0, outcomes.runs / job.name, result))
-    return found
+            jobs += [run, evaluation_job(arm, run, setup)]
+    return jobs
 
 
-def trained_words(runs: Runs, outcomes: Outcomes) -> str:
-    """Return corpus, size and length of the trainings in words."""
-    if not any(outcomes.has(run) for of_arm in runs.values() for run in of_arm):
-        return "no training is finished yet."
-    metrics = outcomes.first(run for of_arm in runs.values() for run in of_arm)
-    return f"{metrics['corpus']['name']}, {metrics['parameters']:,} parameters, {metrics['steps']:,} steps."
+def read_evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> Evaluations:
+    """Read the evaluations that are finished."""
+    evaluated: dict[Arm, list[Evaluation]] = {}
+    for arm, of_arm in runs.items():
+        for run in of_arm:
+            _add(evaluated, arm, run, evaluation_job(arm, run, setup), outcomes)
+    return evaluated
 
 
 def all_evaluations(outcomes: Outcomes) -> list[list[Evaluation]]:
     """Read the finished evaluations of a reproduction, by arm."""
-    found = defaultdict[str, list[Evaluation]](list)
     jobs = {job.name: job for job in outcomes.jobs}
-    for job in outcomes.jobs:
-        if "select_on=valid" in job.overrides and outcomes.has(job) and outcomes.has(run := jobs[job.needs[0]]):
-            result = outcomes.result(job, "evaluation.json")
-            found[job.arm].append(Evaluation(run.seed or 0, outcomes.runs / job.name, result))
-    return list(found.values())
+    by_arm: dict[str, list[Evaluation]] = {}
+    for run in outcomes.jobs:
+        job = jobs.get(f"{run.name}{ENDING}")
+        if job is not None:
+            _add(by_arm, run.arm, run, job, outcomes)
+    return list(by_arm.values())
 
 
-def loss_columns(
-    evaluated: Evaluations, unit: str, rows: Mapping[Arm, Table6Row]
-) -> dict[Column, Callable[[Arm], Cell]]:
-    """Return the columns of an arm's losses on both splits, and of the shortest attention length that is best.
-
-    Args:
-        evaluated: evaluations of the arms.
-        unit: of the losses.
-        rows: the paper's; empty for no columns of them.
-    """
-
-    def length(arm: Arm) -> Number | None:
-        lengths = {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}
-        return None if None in lengths.values() else over_seeds(lengths, 0, spread=False)
-
-    def swept(arm: Arm, at: At) -> Number:
-        return over_seeds({run.seed: run.sweep[at][unit] for run in evaluated[arm]}, DIGITS[unit])
-
-    theirs: dict[Column, Callable[[Arm], Cell]] = {
-        paper("paper_init", f"loss, {INIT}", "ppl"): lambda arm: cell(rows[arm].ppl_init, 2),
-        paper("paper_best", f"loss, {BEST}", "ppl"): lambda arm: cell(rows[arm].ppl_best, 2),
-        paper("paper_length", "best attention length", "tokens"): lambda arm: cell(rows[arm].attention_length, 0),
-    }
-    return {
-        label("arm"): lambda arm: arm.title,
-        ours("seeds", "seeds"): lambda arm: ", ".join(str(run.seed) for run in evaluated[arm]),
-        ours("init", f"test loss, {INIT}", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
-        ours("best", f"test loss, {BEST}", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
-        **bits_a_byte(evaluated),
-        ours("length", "best attention length", "tokens"): length,
-        ours("valid_init", f"validation loss, {INIT}", unit): lambda arm: swept(arm, "init"),
-        ours("valid_best", f"validation loss, {BEST}", unit): lambda arm: swept(arm, "best"),
-        **(theirs if rows else {}),
-    }
+def _add(
+    evaluated: dict[A, list[Evaluation]], arm: A, run: Job, job: Job, outcomes: Outcomes
+) -> None:
+    """Add the evaluation of a run if it is finished; the training may run again."""
+    if outcomes.has(job) and outcomes.has(run):
+        content = outcomes.result(job, "evaluation.json")
+        evaluation = Evaluation(run.seed or 0, outcomes.runs / job.name, content)
+        evaluated.setdefault(arm, []).append(evaluation)
 
 
-def bits_a_byte(evaluated: Evaluations) -> dict[Column, Callable[[Arm], Cell]]:
-    """Return the column of test losses in bits a byte at training's lengths, where the tokens are subwords."""
-    if not evaluated or not all("bpb" in run.test("init") for runs in evaluated.values() for run in runs):
-        return {}
-    return {ours("bpb", f"test loss, {INIT}", "bits a byte"): lambda arm: loss_cell(evaluated[arm], "bpb")}
-
-
-def loss_cell(found: Sequence[Evaluation], unit: str, at: At = "init") -> Number:
+def loss_cell(evaluations: Sequence[Evaluation], unit: str, at: At = "init") -> Number:
     """Return the test loss of one arm's runs."""
-    return over_seeds({one.seed: one.test(at)[unit] for one in found}, DIGITS[unit])
+    losses = {evaluation.seed: evaluation.test(at)[unit] for evaluation in evaluations}
+    return over_seeds(losses, DIGITS[unit])
+
+
+def loss_columns(unit: str) -> list[Column]:
+    """Return the columns of `loss_cells`."""
+    return [
+        Column("label", "arm"),
+        Column("ours", "seeds", "seeds"),
+        Column("ours", "init", f"test loss, {INIT}", unit),
+        Column("ours", "best", f"test loss, {BEST}", unit),
+        Column("ours", "bpb", f"test loss, {INIT}", "bits a byte"),
+        Column("ours", "length", "best attention length", "tokens"),
+    ]
+
+
+def loss_cells(arm: Arm, evaluated: Evaluations, unit: str) -> dict[str, Cell]:
+    """Return the cells of an arm's test losses, and of the shortest attention length that is best."""
+    evaluations = evaluated.get(arm)
+    if not evaluations:
+        return {"arm": arm.title}
+    cells: dict[str, Cell] = {
+        "arm": arm.title,
+        "seeds": ", ".join(str(evaluation.seed) for evaluation in evaluations),
+        "init": loss_cell(evaluations, unit, "init"),
+        "best": loss_cell(evaluations, unit, "best"),
+    }
+    if "bpb" in evaluations[0].test("init"):
+        cells["bpb"] = loss_cell(evaluations, "bpb")
+    lengths = {str(one.seed): one.test("best")["attention_length"] for one in evaluations}
+    if None not in lengths.values():
+        mean = sum(lengths.values()) / len(lengths)
+        cells["length"] = Number(mean, 0, by_seed=lengths)
+    return cells
+
+
+PAPER_COLUMNS = (
+    Column("paper", "paper_init", f"loss, {INIT}", "ppl"),
+    Column("paper", "paper_best", f"loss, {BEST}", "ppl"),
+    Column("paper", "paper_length", "best attention length", "tokens"),
+)
+
+
+def paper_cells(row: Table6Row) -> dict[str, Cell]:
+    """Return the paper's cells of a row of Table 6 or 10."""
+    return {
+        "paper_init": cell(row.ppl_init, 2),
+        "paper_best": cell(row.ppl_best, 2),
+        "paper_length": cell(row.attention_length, 0),
+    }

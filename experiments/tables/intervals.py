@@ -36,8 +36,8 @@ class Interval:
 
     def mapped(self, change: Callable[[float], float]) -> Interval:
         """Return effect and ends after a change of unit that keeps their order."""
-        low, high = (None if end is None else change(end) for end in (self.low, self.high))
-        return Interval(change(self.effect), low, high)
+        ends = [None if end is None else change(end) for end in (self.low, self.high)]
+        return Interval(change(self.effect), *ends)
 
     def times(self, factor: float) -> Interval:
         """Return effect and ends times a positive factor."""
@@ -56,18 +56,35 @@ def seed_spread(texts: Sequence[Sequence[Mapping[int, float]]]) -> Spread:
     Args:
         texts: for each text its arms, each a loss by seed.
     """
-    total, freedom = 0.0, 0
+    total = 0.0
+    freedom = 0
     for arms in texts:
-        seeds = sorted({seed for by_seed in arms for seed in by_seed}) if len(arms) > 1 else []
-        runs = [(i, seed, loss) for i, by_seed in enumerate(arms) for seed, loss in by_seed.items()]
-        design = np.array(
-            [[*(a == i for a in range(len(arms))), *(one == s for one in seeds)] for i, s, _ in runs], float
-        )
-        losses = np.array([loss for *_, loss in runs]) - np.mean([loss for *_, loss in runs])
+        design, losses = _design(arms)
         effects, _, rank, _ = np.linalg.lstsq(design, losses)
-        total += float(((losses - design @ effects) ** 2).sum())
-        freedom += len(runs) - int(rank)
-    return Spread(total / freedom, freedom) if freedom else Spread(0.0, 0)
+        rest = losses - design @ effects
+        total += float(rest @ rest)
+        freedom += len(losses) - int(rank)
+    if not freedom:
+        return Spread(0.0, 0)
+    return Spread(total / freedom, freedom)
+
+
+def _design(arms: Sequence[Mapping[int, float]]) -> tuple[Array, Array]:
+    """Return a row of ones and zeros for each run, with a column for each arm and seed, and the centred losses."""
+    seeds: list[int] = []
+    if len(arms) > 1:
+        seeds = sorted({seed for by_seed in arms for seed in by_seed})
+    rows = []
+    losses = []
+    for arm, by_seed in enumerate(arms):
+        for seed, loss in by_seed.items():
+            row = np.zeros(len(arms) + len(seeds))
+            row[arm] = 1.0
+            if seeds:
+                row[len(arms) + seeds.index(seed)] = 1.0
+            rows.append(row)
+            losses.append(loss)
+    return np.stack(rows), np.array(losses) - np.mean(losses)
 
 
 def over_blocks(values_SB: Array, weights_B: Array, seeds: Spread) -> Interval:
@@ -84,22 +101,30 @@ def over_blocks(values_SB: Array, weights_B: Array, seeds: Spread) -> Interval:
         weights_B: tokens of each block.
         seeds: variance of the value of one run, over seeds.
     """
-    values_B, (S, B) = values_SB.mean(axis=0), values_SB.shape
-    effect = float(values_B @ weights_B / weights_B.sum())
+    S, B = values_SB.shape
+    values_B = values_SB.mean(axis=0)
+    shares_B = weights_B / weights_B.sum()
+    effect = float(values_B @ shares_B)
     if not seeds.freedom or B < 2:
         return Interval(effect)
-    rest = weights_B * (values_B - effect) / weights_B.sum()
-    parts = (Spread(seeds.variance / S, seeds.freedom), Spread(float(rest @ rest) * B / (B - 1), B - 1))
-    variance = sum(part.variance for part in parts)
-    freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts) if variance else 1.0
+    rest_B = shares_B * (values_B - effect)
+    of_seeds = seeds.variance / S
+    of_blocks = float(rest_B @ rest_B) * B / (B - 1)
+    variance = of_seeds + of_blocks
+    freedom = 1.0
+    if variance:
+        freedom = variance**2 / (of_seeds**2 / seeds.freedom + of_blocks**2 / (B - 1))
     return _around(effect, math.sqrt(variance), freedom)
 
 
 def of_repeats(values: Sequence[float] | Array) -> Interval:
     """Return the mean of repeated measurements with its 95 % interval by Student's t."""
-    found = np.asarray(values, dtype=np.float64)
-    n, mean = len(found), float(found.mean())
-    return _around(mean, float(found.std(ddof=1)) / math.sqrt(n), n - 1) if n > 1 else Interval(mean)
+    repeats = np.asarray(values, dtype=np.float64)
+    n = len(repeats)
+    mean = float(repeats.mean())
+    if n == 1:
+        return Interval(mean)
+    return _around(mean, float(repeats.std(ddof=1)) / math.sqrt(n), n - 1)
 
 
 def _around(effect: float, error: float, freedom: float) -> Interval:
@@ -115,5 +140,7 @@ def student(freedom: float) -> float:
     """
     angles = np.linspace(0.0, np.pi / 2, 20001)
     density = np.cos(angles) ** (freedom - 1)
-    areas = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return float(math.sqrt(freedom) * np.tan(np.interp(0.95, areas / areas[-1], angles)))
+    steps = (density[1:] + density[:-1]) / 2
+    areas = np.concatenate([[0.0], np.cumsum(steps)])
+    angle = np.interp(0.95, areas / areas[-1], angles)
+    return float(math.sqrt(freedom) * np.tan(angle))

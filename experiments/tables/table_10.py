@@ -5,25 +5,30 @@ recurrence and 176 (half loss: 28.33 against 28.83 with 172).
 Runs: without recurrence, both losses, on the longest segments that take no more memory of training than recurrence
 (`longest_segment`; the paper's 176 in the larger profiles), with as many training tokens. Those with recurrence are
 Table 6's.
-Writes: the table, with the columns of Table 6 and the cost of training, and the difference.
+Writes: the table, with the columns of Table 6 and the length of segments, and the difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-from experiments.arms import ON, Arm, memory_of_training, saved_bytes
+from experiments.arms import ON, Arm
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_10
-from experiments.sections import Cell, Column, Section, Table, cell, label, ours, paper
+from experiments.sections import Column, Section, Table, cell
 from experiments.tables.differences import Comparisons, percent_of_loss
-from experiments.tables.evaluations import Evaluations, Runs, evaluations, loss_columns, runs_of, with_evaluations
+from experiments.tables.evaluations import (
+    PAPER_COLUMNS,
+    loss_cells,
+    loss_columns,
+    paper_cells,
+    read_evaluations,
+    runs_of,
+    with_evaluations,
+)
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
 ROWS = {Arm(row.recurrence, loss=row.loss, longer=not row.recurrence): row for row in TABLE_10}
-LONGER = Arm(False, longer=True)
+LONGER = Arm(recurrence=False, longer=True)
 
 
 def jobs(setup: Setup) -> list[Job]:
@@ -34,52 +39,38 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the difference."""
     runs = runs_of(ROWS, setup)
-    evaluated = evaluations(runs, setup, outcomes)
-    theirs = percent_of_loss(ROWS[LONGER].ppl_best, ROWS[ON].ppl_best)
+    evaluated = read_evaluations(runs, setup, outcomes)
+    in_paper = percent_of_loss(ROWS[LONGER].ppl_best, ROWS[ON].ppl_best)
     key = "recurrence_beats_longer_segments/full"
-    longest = (
-        "of the paper's length"
-        if setup.profile.longer_segment
-        else "the longest, of a multiple of 8 tokens, for which autograd saves no more than with recurrence for the "
-        "backward pass of one segment: all tensors but the weights, in float32"
-    )
+    comparisons = Comparisons(evaluated, outcomes)
+    longest = "of the paper's length"
+    if setup.profile.longer_segment is None:
+        longest = (
+            "the longest, of a multiple of 8 tokens, for which autograd saves no more than with "
+            "recurrence for the backward pass of one segment: all tensors but the weights, in "
+            "float32"
+        )
+    rows = {}
+    for arm, of_arm in runs.items():
+        cells = loss_cells(arm, evaluated, outcomes.unit)
+        cells.update(paper_cells(ROWS[arm]))
+        cells["paper_segment"] = cell(ROWS[arm].segment_len, 0)
+        cells["segment"] = cell(composed(of_arm[0].overrides).data.segment_len, 0)
+        rows[arm.key] = cells
+    columns = [
+        *loss_columns(outcomes.unit),
+        Column("ours", "segment", "segment", "tokens"),
+        *PAPER_COLUMNS,
+        Column("paper", "paper_segment", "segment", "tokens"),
+    ]
+    mem_len = setup.config.memory.mem_len
     return Section(
         id="table_10",
         title=TITLE,
         here=(
-            f"With recurrence the memory has {memory_of_training(setup)} tokens. Segments without are {longest}. They "
-            "read as many tokens in fewer steps."
+            f"With recurrence the memory has {mem_len} tokens. Segments without are {longest}. "
+            "They read as many tokens in fewer steps."
         ),
-        tables=_tables(runs, evaluated, setup, outcomes),
-        differences=(Comparisons(evaluated, outcomes).losses(key, ON, LONGER, "best", theirs),),
-    )
-
-
-def _tables(runs: Runs, evaluated: Evaluations, setup: Setup, outcomes: Outcomes) -> tuple[Table, Table]:
-    """Return the losses, and what training takes."""
-    configs = {arm: composed(runs[arm][0].overrides) for arm in runs}
-    on_gpu = setup.profile.accelerator == "gpu"  # a CPU's peak is of the whole process with its libraries
-
-    def trained(arm: Arm, name: str) -> Cell:
-        return cell(outcomes.first(runs[arm])[name], 0)
-
-    def megabytes(arm: Arm) -> float:
-        return (outcomes.first(runs[arm])["peak_memory_bytes"] if on_gpu else saved_bytes(configs[arm])) / 2**20
-
-    rows = {arm.key: arm for arm in runs}
-    losses = loss_columns(evaluated, outcomes.unit, ROWS)
-    costs: dict[Column, Callable[[Arm], Cell]] = {
-        label("arm"): lambda arm: arm.title,
-        ours("segment", "segment", "tokens"): lambda arm: cell(configs[arm].data.segment_len, 0),
-        ours("trained", "training", "tokens"): partial(trained, name="tokens"),
-        ours("steps", "training", "steps"): partial(trained, name="steps"),
-        ours("seconds", "training", "s"): partial(trained, name="seconds"),
-        ours("memory", "training, peak memory" if on_gpu else "saved for the backward pass", "MB"): lambda arm: cell(
-            megabytes(arm), 1
-        ),
-        paper("paper_segment", "segment", "tokens"): lambda arm: cell(ROWS[arm].segment_len, 0),
-    }
-    return (
-        Table.filled("table_10", TITLE, rows, losses),
-        Table.filled("table_10_costs", "Length of the segments, and what training takes, of one run", rows, costs),
+        tables=[Table("table_10", TITLE, columns, rows)],
+        differences=[comparisons.losses(key, ON, LONGER, "best", in_paper)],
     )

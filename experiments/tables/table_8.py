@@ -2,9 +2,8 @@
 
 Paper: for the hardest tenth of positions of WikiText-103, 900 words for Transformer-XL against 500 and 400 for QRNN
 and LSTM of equal size, and 700 against 400, 300 and 128 in the ablation.
-Runs: an LSTM and a QRNN with as many parameters; the other models are Table 6's. Group 1 has the standard model of
-Table 1 where the profile trains it, as in the paper. `txl recl` for each of both groups and each seed that all models
-of the group have, at positions of its own.
+Runs: an LSTM and a QRNN with as many parameters; the other models are Table 6's. `txl recl` for each of both groups and
+each seed that all models of the group have, at positions of its own.
 Writes: the table, the differences of RECL and of guarded RECL, the gains (Figure 3) and the loss by context (Figure 4).
 """
 
@@ -13,92 +12,161 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from experiments.arms import OFF, ON, Arm, in_precision_of_training, kept, training, trainings
+from experiments.arms import OFF, ON, Arm, in_precision_of_training, trainings
 from experiments.claims import TEXTS
-from experiments.engine.jobs import Job, Outcomes, Pending
+from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_8
 from experiments.sections import (
     DIGITS,
     Cell,
+    Column,
     Difference,
-    Figure,
     Section,
     Table,
     cell,
     copied_figures,
-    label,
-    ours,
     over_seeds,
-    paper,
 )
-from experiments.tables.differences import row
-from experiments.tables.intervals import Interval, seed_spread, student
-from experiments.tables.main_results import standard_run
+from experiments.tables.differences import with_effect
+from experiments.tables.intervals import Interval, Spread, seed_spread, student
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
-GROUPS: dict[int, dict[str, Arm]] = {
-    1: {"Transformer-XL": ON, "QRNN": Arm(baseline="qrnn"), "LSTM": Arm(baseline="lstm")},
-    2: {
-        "Transformer-XL": ON,
-        "Shaw encoding": Arm(True, "shaw"),
-        "no recurrence": OFF,
-        "Transformer": Arm(False, "al_rfou", "half"),
-    },
+ARMS = {
+    (1, "Transformer-XL"): ON,
+    (1, "QRNN"): Arm(baseline="qrnn"),
+    (1, "LSTM"): Arm(baseline="lstm"),
+    (2, "Transformer-XL"): ON,
+    (2, "Shaw encoding"): Arm(encoding="shaw"),
+    (2, "no recurrence"): OFF,
+    (2, "Transformer"): Arm(False, "al_rfou", "half"),
 }
-LONGEST, FRACTIONS = "Transformer-XL", ("0.1", "0.5", "1.0")
-Results: TypeAlias = Mapping[int, Mapping[int, dict[str, Any]]]
-"""Contents of `recl.json` by seed, by group."""
-
-
-def row_key(group: int, arm: Arm) -> str:
-    """Return the key of an arm's row; an arm may be in both groups."""
-    return f"group{group}-{arm.key}"
+GROUPS = (1, 2)
+LONGEST = "Transformer-XL"
+FRACTIONS = ("0.1", "0.5", "1.0")
+Name: TypeAlias = tuple[int, str]
+"""Group and name of a model."""
+Models: TypeAlias = Mapping[Name, Mapping[int, dict[str, Any]]]
+"""Entries of models in `recl.json`, by seed."""
 
 
 def jobs(setup: Setup) -> list[Job]:
     """Return the trainings of all models, and the RECL of both groups for each seed."""
-    measured = [(group, seed) for group in GROUPS for seed in _seeds(group, setup)]
-    trained = {run.name: run for group, seed in measured for run in _runs(group, setup, seed).values()}
-    return [*trained.values(), *(_recl(group, setup, seed) for group, seed in measured)]
+    planned = []
+    measured = []
+    for group in GROUPS:
+        runs = _runs(group, setup)
+        for seed in _seeds(runs):
+            planned += [by_seed[seed] for by_seed in runs.values()]
+            measured.append(_measurement(group, seed, setup))
+    return [*dict.fromkeys(planned), *measured]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table, the differences, and the figures of both groups."""
-    results: dict[int, dict[int, dict[str, Any]]] = {}
+    models: dict[Name, dict[int, dict[str, Any]]] = {}
+    planned = []
+    figures = []
     for group in GROUPS:
-        done = {seed: job for seed in _seeds(group, setup) if outcomes.has(job := _recl(group, setup, seed))}
-        if done:
-            results[group] = {seed: outcomes.result(job, "recl.json") for seed, job in done.items()}
-    planned = [(group, name) for group in GROUPS for name in _runs(group, setup, 1)]
-    here = "no RECL is measured yet."
-    for one in [result for by_seed in results.values() for result in by_seed.values()][:1]:
-        here = (
-            f"Losses at {one['positions']['number']:,} positions of {one['corpus']['name']} ({one['split']}), in "
-            f"{one['positions']['blocks']} blocks over the whole text, each with exactly c tokens of context; "
-            f"c grows from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} (the paper's are of "
-            "100 words)."
-        )
+        runs = _runs(group, setup)
+        planned += [(group, name) for name in runs]
+        seeds = _seeds(runs)
+        for seed in seeds:
+            job = _measurement(group, seed, setup)
+            if seed == seeds[0]:
+                figures += copied_figures(outcomes, job, _captions(group))
+            if outcomes.has(job):
+                for model in outcomes.result(job, "recl.json")["models"]:
+                    models.setdefault((group, model["name"]), {})[seed] = model
     return Section(
         id="table_8",
         title=TITLE,
-        here=f"{here} {TEXTS['recl']}{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}",
-        tables=(_table(results, planned, outcomes.unit),),
-        figures=tuple(figure for group in GROUPS for figure in _figures(group, setup, outcomes)),
-        differences=(
-            *_differences(results, "RECL", "value", "at_least", planned),
-            *_differences(results, "guarded RECL", "guarded", "guarded_at_least", planned),
-        ),
+        here=f"txl recl {' '.join(setup.profile.recl)}. {TEXTS['recl']}",
+        tables=[_table(models, planned, outcomes.unit)],
+        figures=figures,
+        differences=[
+            *differences(models, planned, "value"),
+            *differences(models, planned, "guarded"),
+        ],
     )
 
 
-def _differences(
-    results: Results, title: str, value: str, at_least: str, planned: Sequence[tuple[int, str]] = ()
-) -> list[Difference]:
+def _runs(group: int, setup: Setup) -> dict[str, dict[int, Job]]:
+    """Return the runs of each trained model of a group, by seed."""
+    runs = {}
+    for name, arm in ARMS.items():
+        by_seed = {run.seed or 0: run for run in trainings(arm, setup)}
+        if name[0] == group and by_seed:
+            runs[name[1]] = by_seed
+    return runs
+
+
+def _seeds(runs: Mapping[str, Mapping[int, Job]]) -> list[int]:
+    """Return the seeds that all models of a group have."""
+    return sorted(set.intersection(*(set(by_seed) for by_seed in runs.values())))
+
+
+def _measurement(group: int, seed: int, setup: Setup) -> Job:
+    """Return the job that measures the RECL of a group."""
+    members = {name: by_seed[seed] for name, by_seed in _runs(group, setup).items()}
+    checkpoints = ",".join(run.checkpoint for run in members.values())
+    names = ",".join(f"'{name}'" for name in members)
+    words = (
+        f"checkpoints=[{checkpoints}]",
+        f"names=[{names}]",
+        "documents=ignore",
+        *in_precision_of_training(setup.profile.recl, setup),
+        f"seed={seed}",
+        f"position_seed={seed}",
+    )
+    needs = tuple(run.name for run in members.values())
+    arm = f"group {group}, seed {seed}"
+    return Job(f"recl-group{group}-seed{seed}", "recl", words, arm, needs=needs)
+
+
+def _captions(group: int) -> dict[str, str]:
+    return {
+        "gains_r0.1": (
+            f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions."
+        ),
+        "contexts": f"Figure 4, group {group}: loss by context, all positions.",
+        "differences": (
+            f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard "
+            "error of the difference over blocks of positions."
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class Length:
+    """Effective context length of a model.
+
+    Attributes:
+        by_seed: lengths in tokens.
+        is_bound: whether one of them may lie beyond the grid.
+    """
+
+    by_seed: dict[int, float]
+    is_bound: bool
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return statistics.mean(self.by_seed.values())
+
+
+def length_of(model: Mapping[int, dict[str, Any]], r: str, kind: str) -> Length:
+    """Return the effective context length of a model; `kind` is value or guarded."""
+    flag = {"value": "at_least", "guarded": "guarded_at_least"}[kind]
+    entries = {seed: entry["recl"][r] for seed, entry in model.items()}
+    by_seed = {seed: entry[kind] for seed, entry in entries.items()}
+    return Length(by_seed, any(entry[flag] for entry in entries.values()))
+
+
+def differences(models: Models, planned: Sequence[Name], kind: str) -> list[Difference]:
     """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group.
 
     Means over the seeds, with ends by Student's t; the variance between seeds, which have other models and other
@@ -106,114 +174,78 @@ def _differences(
     the interval open.
 
     Args:
-        results: `recl.json` by seed, by group.
-        title: kind of RECL, in words.
-        value: its name in `recl.json`.
-        at_least: name there of whether it may lie beyond the grid.
-        planned: group and name of models, which have a difference without an effect while they have no result.
+        models: entries of `recl.json`.
+        planned: models; those without a result yet have a difference without an effect.
+        kind: value or guarded; the paper has no guarded RECL.
     """
-    lengths = {
-        (group, name): {seed: _models(result)[name]["recl"]["0.1"] for seed, result in by_seed.items()}
-        for group, by_seed in results.items()
-        for name in _models(next(iter(by_seed.values())))
-    }
-    longer = {
-        (group, name): {seed: lengths[group, LONGEST][seed][value] - of_seeds[seed][value] for seed in of_seeds}
-        for (group, name), of_seeds in lengths.items()
-        if name != LONGEST
-    }
+    lengths = {name: length_of(model, "0.1", kind) for name, model in models.items()}
+    others = [name for name in planned if name[1] != LONGEST]
+    longer = {}
+    for name in others:
+        if name in lengths:
+            own = lengths[name[0], LONGEST].by_seed
+            other_lengths = lengths[name].by_seed
+            longer[name] = {seed: own[seed] - other_lengths[seed] for seed in other_lengths}
     spread = seed_spread([[by_seed] for by_seed in longer.values()])
-    theirs = {(row.group, row.model): row.recl[0.1] for row in TABLE_8}
-    found = []
-    for group, name in dict.fromkeys([*longer, *(one for one in planned if one[1] != LONGEST)]):
-        paper = 100 * (theirs[group, LONGEST] / theirs[group, name] - 1) if value == "value" else None
-        key = f"recl_order/{row_key(group, GROUPS[group][name])}{'-guarded' * (value == 'guarded')}"
-        words = f"group {group}: {LONGEST} − {name}, {title}"
-        if (group, name) not in longer:
-            found.append(Difference(key, words, "tokens", paper=paper))
-            continue
-        by_seed = longer[group, name]
-        own, other = lengths[group, LONGEST].values(), lengths[group, name].values()
-        effect, low, high = statistics.mean(by_seed.values()), None, None
-        if spread.freedom:
-            half = student(spread.freedom) * math.sqrt(spread.variance / len(by_seed))
-            low = None if any(length[at_least] for length in other) else effect - half
-            high = None if any(length[at_least] for length in own) else effect + half
-        difference = Interval(effect, low, high)
-        in_percent = difference.times(100 / max(1.0, statistics.mean(length[value] for length in other)))
-        found.append(row(key, words, "tokens", difference, in_percent, paper))
-    return found
+    rows = []
+    for name in others:
+        row = _difference(name, kind)
+        if name in longer:
+            other = lengths[name]
+            effect = _interval(longer[name], spread, lengths[name[0], LONGEST], other)
+            row = with_effect(row, effect, effect.times(100 / max(1.0, other.mean)))
+        rows.append(row)
+    return rows
 
 
-def _models(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {model["name"]: model for model in result["models"]}
+def _difference(name: Name, kind: str) -> Difference:
+    """Return the difference of a model without its effect."""
+    group, model = name
+    key = f"recl_order/group{group}-{ARMS[name].key}"
+    title = f"group {group}: {LONGEST} − {model}"
+    if kind == "guarded":
+        return Difference(f"{key}-guarded", f"{title}, guarded RECL", "tokens")
+    in_paper = 100 * (TABLE_8[group, LONGEST]["0.1"] / TABLE_8[name]["0.1"] - 1)
+    return Difference(key, f"{title}, RECL", "tokens", paper=in_paper)
 
 
-def _seeds(group: int, setup: Setup) -> list[int]:
-    """Seeds of which every model of a group has a run."""
-    if group == 1 and standard_run(setup):
-        return [1]  # the standard model is trained once
-    of_arms = [{run.seed or 0 for run in trainings(arm, setup)} for arm in kept(GROUPS[group].values(), setup)]
-    return sorted(set.intersection(*of_arms))
+def _interval(longer: Mapping[int, float], spread: Spread, own: Length, other: Length) -> Interval:
+    """Return the mean over seeds with its interval, open where a length may lie beyond the grid."""
+    effect = statistics.mean(longer.values())
+    low = None
+    high = None
+    if spread.freedom:
+        half = student(spread.freedom) * math.sqrt(spread.variance / len(longer))
+        if not other.is_bound:
+            low = effect - half
+        if not own.is_bound:
+            high = effect + half
+    return Interval(effect, low, high)
 
 
-def _runs(group: int, setup: Setup, seed: int) -> dict[str, Job]:
-    """Run of each model of a group with a seed."""
-    runs = {name: training(arm, seed, setup) for name, arm in GROUPS[group].items() if kept([arm], setup)}
-    standard = standard_run(setup)
-    return {**runs, LONGEST: standard} if group == 1 and standard else runs
+def _table(models: Models, planned: Sequence[Name], unit: str) -> Table:
+    """Return means over the seeds of RECL and guarded RECL, and of the loss at the longest context."""
+    columns = [
+        Column("label", "arm"),
+        *(Column("ours", f"r{r}", f"RECL, r = {r}", "tokens ↑") for r in FRACTIONS),
+        Column("ours", "guarded", "guarded RECL, r = 0.1", "tokens ↑"),
+        Column("ours", "loss", "loss with the longest context", unit),
+        *(Column("paper", f"paper_r{r}", f"RECL, r = {r}", "words ↑") for r in FRACTIONS),
+    ]
+    rows = {}
+    for name in planned:
+        cells: dict[str, Cell] = {"arm": f"group {name[0]}: {name[1]}"}
+        for r in FRACTIONS:
+            cells[f"paper_r{r}"] = cell(TABLE_8[name][r], 0)
+            if name in models:
+                cells[f"r{r}"] = _length_cell(length_of(models[name], r, "value"))
+        if name in models:
+            cells["guarded"] = _length_cell(length_of(models[name], "0.1", "guarded"))
+            losses = {seed: model[unit][-1] for seed, model in models[name].items()}
+            cells["loss"] = over_seeds(losses, DIGITS[unit])
+        rows[f"group{name[0]}-{ARMS[name].key}"] = cells
+    return Table("table_8", TITLE, columns, rows)
 
 
-def _recl(group: int, setup: Setup, seed: int) -> Job:
-    """Job that measures the RECL of a group of runs."""
-    members = _runs(group, setup, seed)
-    checkpoints = ",".join(run.checkpoint for run in members.values())
-    names = ",".join(f"'{member}'" for member in members)
-    words = [f"checkpoints=[{checkpoints}]", f"names=[{names}]", "documents=ignore"]
-    words += [*in_precision_of_training(setup.profile.recl, setup), f"seed={seed}", f"position_seed={seed}"]
-    needs = tuple(run.name for run in members.values())
-    return Job(f"recl-group{group}-seed{seed}", "recl", tuple(words), f"group {group}, seed {seed}", needs=needs)
-
-
-def _figures(group: int, setup: Setup, outcomes: Outcomes) -> tuple[Figure, ...]:
-    captions = {
-        "gains_r0.1": f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions.",
-        "contexts": f"Figure 4, group {group}: loss by context, all positions.",
-        "differences": f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard error of "
-        "the difference over blocks of positions.",
-    }
-    return copied_figures(outcomes, _recl(group, setup, _seeds(group, setup)[0]), captions)
-
-
-def _table(results: Results, planned: Sequence[tuple[int, str]], unit: str) -> Table:
-    """Means over the seeds of RECL by group, model and r, of guarded RECL, and of the loss at the longest context."""
-    theirs = {(row.group, row.model): row.recl for row in TABLE_8}
-
-    def models(row: tuple[int, str]) -> dict[int, dict[str, Any]]:
-        if row[0] not in results:
-            raise Pending(row[1])
-        return {seed: _models(result)[row[1]] for seed, result in results[row[0]].items()}
-
-    def here(r: str, value: str, at_least: str, row: tuple[int, str]) -> Cell:
-        lengths = {seed: model["recl"][r] for seed, model in models(row).items()}
-        mean = over_seeds({seed: length[value] for seed, length in lengths.items()}, 0)
-        return replace(mean, at_least=any(length[at_least] for length in lengths.values()) or None)
-
-    def of_paper(r: str, row: tuple[int, str]) -> Cell:
-        return cell(theirs[row][float(r)], 0)
-
-    return Table.filled(
-        "table_8",
-        TITLE,
-        {row_key(group, GROUPS[group][name]): (group, name) for group, name in planned},
-        {
-            label("arm"): lambda row: f"group {row[0]}: {row[1]}",
-            **{ours(f"r{r}", f"RECL, r = {r}", "tokens ↑"): partial(here, r, "value", "at_least") for r in FRACTIONS},
-            ours("guarded", "guarded RECL, r = 0.1", "tokens ↑"): partial(here, "0.1", "guarded", "guarded_at_least"),
-            ours("loss", "loss with the longest context", unit): lambda row: over_seeds(
-                {seed: model[unit][-1] for seed, model in models(row).items()}, DIGITS[unit]
-            ),
-            ours("limit", "sees at most", "tokens"): lambda row: cell(next(iter(models(row).values()))["limit"], 0),
-            **{paper(f"paper_r{r}", f"RECL, r = {r}", "words ↑"): partial(of_paper, r) for r in FRACTIONS},
-        },
-    )
+def _length_cell(length: Length) -> Cell:
+    return replace(over_seeds(length.by_seed, 0), at_least=length.is_bound or None)

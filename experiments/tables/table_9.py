@@ -12,68 +12,69 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_9
-from experiments.sections import Cell, Difference, Section, Table, cell, copied_figures, label, ours, paper
-from experiments.tables.differences import row
-from experiments.tables.intervals import Interval, of_repeats
+from experiments.sections import Cell, Column, Difference, Section, Table, cell, copied_figures
+from experiments.tables.differences import with_effect
+from experiments.tables.intervals import Array, of_repeats
 
 TITLE = "Table 9: speed of evaluation"
-LEVELS = {"char": "characters", "word": "words"}
+COLUMNS = (
+    Column("label", "arm"),
+    Column("label", "length", "attention length", "tokens"),
+    Column("ours", "hidden", "time of vanilla / of hidden states", "times ↑"),
+    Column("ours", "cached", "time of vanilla / of cached keys", "times ↑"),
+    Column("ours", "milliseconds", "time of vanilla, a token", "ms ↓"),
+    Column("paper", "paper", "time of vanilla / of Transformer-XL", "times ↑"),
+)
 
 
 def jobs(setup: Setup) -> list[Job]:
     """Return the measurement."""
-    return [_speed(setup)]
+    words = tuple(setup.profile.speed)
+    return [Job("speed", "speed", words, "vanilla against state reuse", alone=True)]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return the table and the figure."""
-    planned: list[dict[str, Any]] = [{"level": "char", "attention_len": length} for length in TABLE_9]
-    done = outcomes.has(_speed(setup))
-    measured = outcomes.result(_speed(setup), "speed.json")["results"] if done else planned
-
-    def ratio(line: dict[str, Any], scheme: str, value: str) -> Cell:
-        return cell(line["ratios"][f"vanilla/{scheme}"][value], 0) if done else None
-
-    table = Table.filled(
-        "table_9",
-        TITLE,
-        {f"{line['level']}-{line['attention_len']}": line for line in measured},
-        {
-            label("arm"): lambda line: LEVELS.get(line["level"], line["level"]),
-            label("length", "attention length", "tokens"): lambda line: cell(line["attention_len"], 0),
-            ours("hidden", "time of vanilla / of hidden states", "times ↑"): lambda line: ratio(
-                line, "hidden", "median"
-            ),
-            ours("lowest", "the same, lowest round", "times ↑"): lambda line: ratio(line, "hidden", "min"),
-            ours("highest", "the same, highest round", "times ↑"): lambda line: ratio(line, "hidden", "max"),
-            ours("cached", "time of vanilla / of cached keys", "times ↑"): lambda line: ratio(line, "cached", "median"),
-            ours("milliseconds", "time of vanilla, a token", "ms ↓"): lambda line: (
-                cell(1000 * line["seconds_per_token"]["vanilla"]["median"], 2) if done else None
-            ),
-            paper("paper", "time of vanilla / of Transformer-XL", "times ↑"): lambda line: cell(
-                TABLE_9.get(line["attention_len"]) if line["level"] == "char" else None, 0
-            ),
-        },
-    )
+    """Return the table, the differences and the figure."""
+    (job,) = jobs(setup)
+    measured: list[dict[str, Any]] = [{"attention_len": length} for length in TABLE_9]
+    if outcomes.has(job):
+        measured = outcomes.result(job, "speed.json")["results"]
+    rows = {f"char-{line['attention_len']}": _cells(line) for line in measured}
     return Section(
         id="table_9",
         title=TITLE,
         here=(
-            "Time per token of one model with random weights. Vanilla runs a forward pass over the whole attention "
-            "length for every token, and only its last position is scored. State reuse runs segments of several tokens "
-            "with a memory of the attention length. Every scheme runs once in every round; ratios are taken within a "
-            "round, and shown are the median, the lowest and the highest over rounds. Hidden states are the paper's "
-            "memory; cached keys and values give the same losses."
+            "Time per token of one model with random weights. Vanilla runs a forward pass over the "
+            "whole attention length for every token, and only its last position is scored. State "
+            "reuse runs segments of several tokens with a memory of the attention length. Every "
+            "scheme runs once in every round; shown are medians over rounds of the ratios within a "
+            "round. Hidden states are the paper's memory; cached keys and values give the same "
+            "losses."
         ),
-        tables=(table,),
-        figures=copied_figures(outcomes, _speed(setup), {"speed": "Time per token by attention length."}),
-        differences=tuple(differences(measured)),
+        tables=[Table("table_9", TITLE, COLUMNS, rows)],
+        figures=copied_figures(outcomes, job, {"speed": "Time per token by attention length."}),
+        differences=differences(measured),
     )
+
+
+def _cells(line: dict[str, Any]) -> dict[str, Cell]:
+    length = line["attention_len"]
+    cells: dict[str, Cell] = {
+        "arm": "characters",
+        "length": cell(length, 0),
+        "paper": cell(TABLE_9.get(length), 0),
+    }
+    if "ratios" in line:
+        ratios = line["ratios"]
+        seconds = line["seconds_per_token"]["vanilla"]["median"]
+        cells["hidden"] = cell(ratios["vanilla/hidden"]["median"], 0)
+        cells["cached"] = cell(ratios["vanilla/cached"]["median"], 0)
+        cells["milliseconds"] = cell(1000 * seconds, 2)
+    return cells
 
 
 def differences(measured: Sequence[dict[str, Any]]) -> list[Difference]:
@@ -81,38 +82,36 @@ def differences(measured: Sequence[dict[str, Any]]) -> list[Difference]:
 
     In percent. Intervals are of the logarithms, whose errors are alike at all lengths.
     """
-    found = []
-    for level in dict.fromkeys(line["level"] for line in measured):
-        ratios = {line["attention_len"]: _log_ratios(line) for line in measured if line["level"] == level}
-        shortest, longest = min(ratios), max(ratios)
-        theirs = TABLE_9 if level == "char" else {}
-        ends: list[tuple[str, str, NDArray[np.float64], float | None]] = [
-            ("shortest", f"speed-up at {shortest:,}", ratios[shortest], theirs.get(shortest))
-        ]
-        if longest > shortest:
-            growth = theirs[longest] / theirs[shortest] if {shortest, longest} <= set(theirs) else None
-            title = f"speed-up at {longest:,} / at {shortest:,}"
-            ends.append(("growth", title, ratios[longest] - ratios[shortest], growth))
-        for key, title, logs, factor in ends:
-            theirs_percent = None if factor is None else 100 * (factor - 1)
-            named = (f"speed_up_grows/{level}-{key}", f"{LEVELS.get(level, level)}: {title}", "%")
-            if len(logs):
-                effect = _in_percent(logs)
-                found.append(row(*named, effect, effect, theirs_percent))
-            else:
-                found.append(Difference(*named, paper=theirs_percent))
-    return found
+    lines = {line["attention_len"]: line for line in measured}
+    shortest = min(lines)
+    longest = max(lines)
+    logs = _log_ratios(lines[shortest])
+    title = f"speed-up at {shortest:,}"
+    rows = [_difference("shortest", title, logs, TABLE_9.get(shortest))]
+    if longest > shortest:
+        in_paper = None
+        if longest in TABLE_9 and shortest in TABLE_9:
+            in_paper = TABLE_9[longest] / TABLE_9[shortest]
+        growth = _log_ratios(lines[longest]) - logs
+        title = f"speed-up at {longest:,} / at {shortest:,}"
+        rows.append(_difference("growth", title, growth, in_paper))
+    return rows
 
 
-def _in_percent(logarithms: NDArray[np.float64]) -> Interval:
-    return of_repeats(logarithms).mapped(lambda logarithm: 100 * math.expm1(logarithm))
+def _difference(key: str, title: str, logs: Array, in_paper: float | None) -> Difference:
+    """Return a factor less 1, in percent, from the logarithms of its rounds."""
+    paper_percent = None if in_paper is None else 100 * (in_paper - 1)
+    name = f"speed_up_grows/char-{key}"
+    empty = Difference(name, f"characters: {title}", "%", paper=paper_percent)
+    if not len(logs):
+        return empty
+    effect = of_repeats(logs).mapped(lambda log: 100 * math.expm1(log))
+    return with_effect(empty, effect, effect)
 
 
-def _log_ratios(line: dict[str, Any]) -> NDArray[np.float64]:
-    """Logarithm of vanilla / hidden states, one for each round; none before they are measured."""
-    seconds = line.get("seconds_per_token", {scheme: {"rounds": []} for scheme in ("vanilla", "hidden")})
-    return np.log(np.asarray(seconds["vanilla"]["rounds"])) - np.log(np.asarray(seconds["hidden"]["rounds"]))
-
-
-def _speed(setup: Setup) -> Job:
-    return Job("speed", "speed", tuple(setup.profile.speed), "vanilla against state reuse", alone=True)
+def _log_ratios(line: dict[str, Any]) -> Array:
+    """Return the logarithm of vanilla / hidden states, one for each round; none before they are measured."""
+    if "seconds_per_token" not in line:
+        return np.array([])
+    seconds = line["seconds_per_token"]
+    return np.log(seconds["vanilla"]["rounds"]) - np.log(seconds["hidden"]["rounds"])

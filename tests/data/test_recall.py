@@ -12,7 +12,7 @@ from tests.data.helpers import text_of
 from txl_lightning.config.schemas import CONF, RecallData
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.recall import CHARACTERS, Recall
-from txl_lightning.evaluation.windows import WindowReader, window_losses
+from txl_lightning.recl.windows import WindowReader, window_losses
 
 ONE = Recall((12,), 0.9, 8)
 

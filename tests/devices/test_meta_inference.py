@@ -14,10 +14,10 @@ from tests.host_reads import AnsweredReads
 from txl_lightning import CachedTransformerXL, TransformerXL
 from txl_lightning.data.streams import Streams
 from txl_lightning.evaluation.losses import stream_losses
-from txl_lightning.evaluation.windows import window_losses, window_reader
 from txl_lightning.model.inference import generation
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow
+from txl_lightning.recl.windows import window_losses, window_reader
 
 CORPUS = np.arange(200) % 30
 

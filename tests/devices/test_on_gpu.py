@@ -17,9 +17,9 @@ from txl_lightning import CachedTransformerXL
 from txl_lightning.data.streams import Streams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.evaluation.losses import stream_losses
-from txl_lightning.evaluation.windows import window_losses, window_reader
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
+from txl_lightning.recl.windows import window_losses, window_reader
 from txl_lightning.training.callbacks import StopSignals
 from txl_lightning.training.run import build, fit, quiet_libraries, train
 

@@ -19,9 +19,16 @@ def split_of(command: str, runs: SmallRuns, directory: Path, chosen: dict[str, A
         return written(runs, "relative", directory, **chosen)[0]["split"]
     if command == "recl":
         return recl(directory, runs.checkpoint("relative"), **chosen)["split"]
-    return generated(options(runs, "relative", context=5, position=0, **chosen), directory)[
-        "prompt"
-    ]["split"]
+    return generated(
+        options(
+            runs,
+            "relative",
+            context=5,
+            position=0,
+            **chosen,
+        ),
+        directory,
+    )["prompt"]["split"]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation import generate as generate_command
-from txl_lightning.evaluation.generate import run, typed_prompt, with_context
+from txl_lightning.evaluation.generate import run, typed_prompt
 from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.texts import begun_document, encode_open
 from txl_lightning.evaluation.trained import load_trained
-from txl_lightning.model import CachedTransformerXL, SlidingWindow
 
 LATER = [pytest.param(kind, marks=pytest.mark.full) for kind in ("lstm", "words")]
 KINDS = ("relative", "absolute", "compressive", *LATER)
@@ -143,7 +142,16 @@ def test_sentences_are_drawn_with_marks_at_both_ends(
     runs: SmallRuns, tmp_path: Path, chosen: dict[str, Any]
 ) -> None:
     """The first `<S>` of two ends a sentence and must not hide it, or the second one is never drawn."""
-    results = generated(options(runs, "sentences", top_k=1, n_tokens=40, **chosen), tmp_path)
+    results = generated(
+        options(
+            runs,
+            "sentences",
+            top_k=1,
+            n_tokens=40,
+            **chosen,
+        ),
+        tmp_path,
+    )
     assert "\n\nthe cat" in results["prompt"]["text"]
     assert texts(results)[0].count("\n\nthe cat sat") > 3
 
@@ -167,7 +175,12 @@ def test_test_tokens_are_continued_beside_their_true_continuation(
 
 
 def test_a_seed_repeats_beyond_the_memory_in_its_precision(runs: SmallRuns, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"n_tokens": 60, "top_p": 0.9, "top_k": None, "temperature": 3.0}
+    given: dict[str, Any] = {
+        "n_tokens": 60,
+        "top_p": 0.9,
+        "top_k": None,
+        "temperature": 3.0,
+    }
     given |= {"mem_len": 20, "seed": 5}
     first = generated(options(runs, "relative", **given), tmp_path)
     again = generated(options(runs, "relative", **given), tmp_path)
@@ -209,18 +222,6 @@ def test_unknown_words_of_a_prompt_are_named(runs: SmallRuns) -> None:
     prompt = typed_prompt("the dog", lenient)
     assert prompt.source["unknown"] == ["dog"]
     assert prompt.title == "prompt ('dog' read as <unk>)"
-
-
-def test_distances_beyond_training_are_clamped(runs: SmallRuns) -> None:
-    trained = load_trained(runs.checkpoint("relative"))
-    for mem_len, clamp_len in ((None, -1), (8, -1), (9, 15)):
-        model, _ = with_context(trained, options(runs, "relative", mem_len=mem_len))
-        assert isinstance(model, CachedTransformerXL)
-        assert model.config.clamp_len == clamp_len
-    trained = load_trained(runs.checkpoint("absolute"))
-    model, _ = with_context(trained, options(runs, "absolute"))
-    assert isinstance(model, SlidingWindow)
-    assert model.attention_len == 8
 
 
 def test_a_sample_ends_with_a_text_or_an_id(runs: SmallRuns, tmp_path: Path) -> None:

@@ -29,7 +29,16 @@ def batches(
             lambda x, *given: sizes.append(len(x)) or score(x, *given),
             raising=False,
         )
-        return stream_losses(model, Streams(TOKENS[:120], 3, 4, ext_len=6), **options), sizes
+        return stream_losses(
+            model,
+            Streams(
+                TOKENS[:120],
+                3,
+                4,
+                ext_len=6,
+            ),
+            **options,
+        ), sizes
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,15 @@ def protocol_of(folder: Path, *overrides: str) -> Protocol:
 
 
 def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
-    return protocol.losses(Corpus("text", {"test": tokens}, Vocabulary("byte"), ""), "test").nll
+    return protocol.losses(
+        Corpus(
+            "text",
+            {"test": tokens},
+            Vocabulary("byte"),
+            "",
+        ),
+        "test",
+    ).nll
 
 
 @pytest.mark.parametrize("encoding", [*LONGER, "absolute", "al_rfou"])
@@ -55,7 +63,8 @@ def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: 
             tokens[changed] += 1
             after = losses(window, tokens)
             differ = set((np.flatnonzero(before != after) + 1).tolist()) - {changed}
-            guaranteed = set(range(changed + 1, min(changed + A - S + 1, N - 1) + 1))
+            last = min(changed + A - S + 1, N - 1)
+            guaranteed = set(range(changed + 1, last + 1))
             assert guaranteed <= differ <= set(range(changed + 1, changed + A + 1)), (A, changed)
     assert (
         protocol.at_training_lengths().settings()

@@ -36,7 +36,8 @@ def test_what_cannot_be_done_is_refused(
         return files(runs.folder, {"given.txt": found[1].replace("\\n", "\n")})[0]
 
     words = re.sub(r"TEXT\((.*?)\)", written, words)
-    command, *given = shlex.split(re.sub(r"@(\w+)", lambda found: runs.checkpoint(found[1]), words))
+    words = re.sub(r"@(\w+)", lambda found: runs.checkpoint(found[1]), words)
+    command, *given = shlex.split(words)
     module, options = COMMANDS[command]
     dotlist = OmegaConf.from_dotlist(given)
     with pytest.raises(UserError, match=said) as caught:

@@ -34,7 +34,8 @@ def test_the_schemes_compute_the_losses_of_the_text(extra_key: bool) -> None:
             torch.testing.assert_close(schemes[name].read(), expected)
     windows = vanilla.with_lengths(same_length=False)
     for t in (6, 7, 8):
-        expected, _ = windows.score(text[:, t - 5 : t + 1], text[:, t + 1 : t + 2])
+        window = text[:, t - 5 : t + 1]
+        expected, _ = windows.score(window, text[:, t + 1 : t + 2])
         torch.testing.assert_close(schemes["vanilla"].read(), expected)
 
 
@@ -50,7 +51,12 @@ def test_what_was_measured_is_written(
     assert found["machine"]["threads"] == 1
     assert (found["model"]["vocab_size"], found["segment_len"]) == (204, 4)
     medians: dict[str, list[float]] = {name: [] for name in SCHEMES}
-    for result, line, length in zip(found["results"], lines[2:4], (6, 800), strict=True):
+    for result, line, length in zip(
+        found["results"],
+        lines[2:4],
+        (6, 800),
+        strict=True,
+    ):
         assert (result["level"], result["attention_len"]) == ("char", length)
         cells = line.strip("| ").split(" | ")
         assert cells[0] == str(length)
@@ -60,7 +66,8 @@ def test_what_was_measured_is_written(
             of_name.append(1000 * times["median"])
             assert float(cells[place].replace(",", "")) == pytest.approx(of_name[-1], rel=0.006)
         ratio = result["ratios"]["vanilla/hidden"]
-        assert cells[4] == f"{ratio['median']:,.0f}× ({ratio['min']:,.0f}–{ratio['max']:,.0f})"
+        spread = f"({ratio['min']:,.0f}–{ratio['max']:,.0f})"
+        assert cells[4] == f"{ratio['median']:,.0f}× {spread}"
     assert (tmp_path / "speed.md").read_text() == "\n".join(lines) + "\n"
     shown = curves(drawn["speed.svg"].axes[0])
     for name, of_name in medians.items():
@@ -92,7 +99,10 @@ def test_rounds_alternate_the_first_scheme() -> None:
             return float(len(order))
 
     text = torch.arange(50)[None]
-    schemes: dict[str, TimedScheme] = {"a": Noted(Slow(), text, 1), "b": Noted(Slow(), text, 2)}
+    schemes: dict[str, TimedScheme] = {
+        "a": Noted(Slow(), text, 1),
+        "b": Noted(Slow(), text, 2),
+    }
     command.run_rounds({6: schemes}, 3)
     assert "".join(order) == "abbaab"
     assert schemes["a"].seconds == [1, 4, 5]
@@ -100,15 +110,34 @@ def test_rounds_alternate_the_first_scheme() -> None:
 
 
 def test_ratios_are_taken_within_rounds() -> None:
-    seconds = {"vanilla": [6.0, 8.0, 40.0], "hidden": [2.0, 1.0, 4.0], "cached": [1.0, 0.5, 4.0]}
+    seconds = {
+        "vanilla": [6.0, 8.0, 40.0],
+        "hidden": [2.0, 1.0, 4.0],
+        "cached": [1.0, 0.5, 4.0],
+    }
     schemes = {}
     for name, of_name in seconds.items():
-        schemes[name] = TimedScheme(Slow(), torch.arange(50)[None], 1, seconds=of_name)
+        schemes[name] = TimedScheme(
+            Slow(),
+            torch.arange(50)[None],
+            1,
+            seconds=of_name,
+        )
     found = command.summary(6, schemes)
     times = found["seconds_per_token"]["vanilla"]
-    assert times == {"median": 8.0, "min": 6.0, "max": 40.0, "rounds": [6.0, 8.0, 40.0]}
+    assert times == {
+        "median": 8.0,
+        "min": 6.0,
+        "max": 40.0,
+        "rounds": [6.0, 8.0, 40.0],
+    }
     ratios = found["ratios"]["vanilla/hidden"]
-    assert ratios == {"median": 8.0, "min": 3.0, "max": 10.0, "rounds": [3.0, 8.0, 10.0]}
+    assert ratios == {
+        "median": 8.0,
+        "min": 3.0,
+        "max": 10.0,
+        "rounds": [3.0, 8.0, 10.0],
+    }
 
 
 def test_times_have_three_digits() -> None:

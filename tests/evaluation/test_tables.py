@@ -16,7 +16,9 @@ from txl_lightning.evaluation.tables import lines_of_tokens
 
 PAIRS = ("data.level=bpe", "data.vocab_size=270", "trainer.max_steps=1")
 LINES = ["line 7: the square of 7 is 49", "line 3", "", "line 12: the square of 12", "7"]
-LINES += [f"line {i}: {'the square ' * (i % 5)}is {i}" for i in range(40)]
+for number in range(40):
+    repeated = "the square " * (number % 5)
+    LINES.append(f"line {number}: {repeated}is {number}")
 
 
 def checkpoint_of(runs: SmallRuns, kind: str) -> str:
@@ -41,7 +43,14 @@ def scored_text(
     """Score another text, and return `evaluation.json` and the rows of its table."""
     file = directory / "text.log"
     file.write_bytes(text.encode())
-    found = evaluated(runs, kind, directory, data_path=str(file), per=per, **options)
+    found = evaluated(
+        runs,
+        kind,
+        directory,
+        data_path=str(file),
+        per=per,
+        **options,
+    )
     return found, rows_of(directory / f"{per}s_whole.tsv")
 
 

@@ -15,10 +15,10 @@ import torch
 
 from tests.recl.tiny_huggingface import randomize
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.windows import WindowReader, window_losses
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import HuggingFaceModel, position_table
 from txl_lightning.recl.models import Member, TokenizedText
+from txl_lightning.recl.windows import WindowReader, window_losses
 
 POSITIONS = 60
 TOKENS = np.random.default_rng(3).integers(3, 100, 301)
@@ -95,10 +95,9 @@ def outcome(model_type: str) -> str:
     limit = None if table is None else table[0]
     reader = WindowReader(model, limit=limit, one_pass=True)
     text = TokenizedText(TOKENS, "token", lambda begin, stop: [])
+    member = Member(model_type, model_type, model_type, reader)
     try:
-        member = checked(
-            Member(model_type, model_type, model_type, reader, lambda _: text), text, CONTEXTS
-        )
+        member = checked(member, text, CONTEXTS)
     except UserError as error:
         return f"refused: {error}"
     losses_CP = window_losses(member.reader, TOKENS, PLACES, CONTEXTS)

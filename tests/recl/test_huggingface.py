@@ -1,6 +1,5 @@
 """Models of transformers, tiny and random: the library's own losses, limits, tokens, and what the result states."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from tests.recl.tiny_huggingface import (
     save_tokenizer,
 )
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.windows import WindowReader, window_losses
 from txl_lightning.recl.huggingface import HuggingFaceModel, load_huggingface
 from txl_lightning.recl.models import Member
 from txl_lightning.recl.positions import position_blocks
+from txl_lightning.recl.windows import WindowReader, window_losses
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
@@ -38,13 +37,16 @@ CONTEXTS = [5, 10, 15, 20]
 PLACES, _ = position_blocks(len(TOKENS), 30, CONTEXTS)
 
 
-def load(
-    folder: str | Path,
-    longest: int = 20,
-    begin_of_text: bool | None = None,
-    tokenizer: str = "auto",
-) -> Member:
-    return load_huggingface(f"hf:{folder}", "name", longest, begin_of_text, tokenizer)
+def load(folder: str | Path, longest: int = 20, begin_of_text: bool | None = None) -> Member:
+    return load_huggingface(f"hf:{folder}", "name", longest, begin_of_text)
+
+
+def measured(directory: Path, folder: str, text: str = TEXT, **options: Any) -> dict[str, Any]:
+    """Results of a model on a text, in the folder `run`."""
+    path = directory / "text.txt"
+    path.write_text(text)
+    options = {"models": [f"hf:{folder}"], "data_path": str(path), "bootstrap": 0, **options}
+    return recl(directory / "run", **options)
 
 
 def library_loss(model: Any, window: np.ndarray) -> float:
@@ -117,10 +119,7 @@ def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> 
 def test_code_of_an_author_is_not_run_and_the_result_says_so(tmp_path: Path) -> None:
     folder = save_tiny(transformers, tmp_path / "model", "LlamaConfig")
     change(folder, "config.json", auto_map={"AutoModelForCausalLM": "modeling_own.OwnModel"})
-    (tmp_path / "text.txt").write_text(TEXT)
-    result = recl(
-        tmp_path / "run", models=[f"hf:{folder}"], data_path=str(tmp_path / "text.txt"), bootstrap=0
-    )
+    result = measured(tmp_path, folder)
     assert result["models"][0]["code_not_run"] == "LlamaForCausalLM"
     line = "model: its own code is not run; read as LlamaForCausalLM."
     assert line in (tmp_path / "run/recl.md").read_text()
@@ -183,30 +182,13 @@ def test_tokens_spell_the_text(tmp_path: Path) -> None:
 def test_a_tokenizer_that_changes_the_text_stands_in_the_result(tmp_path: Path) -> None:
     folder = save_tiny(transformers, tmp_path / "model", "LlamaConfig")
     change(folder, "tokenizer.json", normalizer={"type": "Lowercase"})
-    (tmp_path / "text.txt").write_text(TEXT.replace("the", "The"))
-    result = recl(
-        tmp_path / "run", models=[f"hf:{folder}"], data_path=str(tmp_path / "text.txt"), bootstrap=0
-    )
-    assert result["models"][0]["changed_text"] == {
-        "text": "The square of 0 is 0",
-        "read": "the square of 0 is 0",
-    }
+    result = measured(tmp_path, folder, TEXT.replace("the", "The"))
+    changed = {"text": "The square of 0 is 0", "read": "the square of 0 is 0"}
+    assert result["models"][0]["changed_text"] == changed
     assert (result["unit"], result["corpus"]["level"]) == ("ppl", "token")
-    note = "its tokenizer changes the text (its tokens read 'the square of 0 is 0' for 'The square of 0 is 0')"
+    note = f"its tokenizer changes the text ({changed}): losses are per token of the changed text"
     assert note in (tmp_path / "run/recl.md").read_text()
     assert note in (tmp_path / "run/recl.html").read_text()
-
-
-def test_a_tokenizer_that_transformers_replaces_stands_in_the_result_and_can_be_chosen(
-    tmp_path: Path,
-) -> None:
-    """For `qwen2` in config.json, AutoTokenizer cuts the text before every digit."""
-    folder = save_tiny(transformers, tmp_path, "Qwen2Config")
-    replaced = load(folder).tokenize(TEXT.encode())
-    written = load(folder, tokenizer="json").tokenize(TEXT.encode())
-    assert len(replaced.tokens) > len(written.tokens)
-    assert replaced.findings["other_tokenizer"] is True
-    assert written.findings["other_tokenizer"] is False
 
 
 def test_weights_and_an_adapter_that_are_not_read_stand_in_the_result(tmp_path: Path) -> None:
@@ -223,17 +205,15 @@ def test_weights_and_an_adapter_that_are_not_read_stand_in_the_result(tmp_path: 
 def test_missing_weights_are_not_replaced_by_random_ones(tmp_path: Path) -> None:
     folder = save_tiny(transformers, tmp_path, "LlamaConfig")
     change(folder, "config.json", num_hidden_layers=3)
-    with pytest.raises(
-        OptionError, match=r"has no weights for model\.layers\.2\.input_layernorm\.w"
-    ):
+    words = r"has no weights for model\.layers\.2\.input_layernorm\.w"
+    with pytest.raises(OptionError, match=words):
         load(folder)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_named(tmp_path: Path) -> None:
     loaded = load(save_tiny(transformers, tmp_path, "GPT2Config", vocab_size=100))
-    with pytest.raises(
-        OptionError, match=r"knows 100 tokens, but its tokenizer gives number \d{3}"
-    ):
+    words = r"knows 100 tokens, but its tokenizer gives number \d{3}"
+    with pytest.raises(OptionError, match=words):
         loaded.tokenize(TEXT.encode())
 
 
@@ -308,32 +288,27 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_of_one_tokenizer_make_a_group(tmp_path: Path) -> None:
     gpt2 = save_tiny(transformers, tmp_path / "gpt2", "GPT2Config")
     mamba = save_tiny(transformers, tmp_path / "mamba", "MambaConfig")
-    (tmp_path / "text.txt").write_text(TEXT)
-    result = recl(
-        tmp_path / "run",
-        models=[f"hf:{gpt2}", f"hf:{mamba}"],
-        data_path=str(tmp_path / "text.txt"),
-        split="train",
-        max_context=64,
-    )
+    models = [f"hf:{gpt2}", f"hf:{mamba}"]
+    result = measured(tmp_path, gpt2, models=models, split="train", max_context=64)
     first, second = result["models"]
     assert (first["limit"], second["limit"]) == (POSITIONS, None)
     assert (first["scoring"], second["scoring"]) == ("one pass", "one pass")
     assert first["nll"][11] == first["nll"][15]  # 48 and 64 tokens
     assert second["nll"][11] != second["nll"][15]
-    note = "gpt2: limit=48: its table of positions, transformer.wpe.weight."
+    note = "gpt2: limit: its table of positions, transformer.wpe.weight."
     assert note in (tmp_path / "run/recl.md").read_text()
 
 
-def test_another_tokenizer_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
+def test_another_tokenizer_and_other_bytes_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
     folder = save_tiny(transformers, tmp_path / "model", "GPT2Config")
-    (tmp_path / "text.txt").write_text(json.dumps(TEXT))
-    with pytest.raises(
-        OptionError, match=f"models=hf:{folder}: has another tokenizer than .*best.ckpt"
-    ):
-        recl(
-            tmp_path / "run",
-            runs.checkpoint("relative"),
-            models=[f"hf:{folder}"],
-            data_path=str(tmp_path / "text.txt"),
-        )
+    (tmp_path / "text.txt").write_bytes(b"a\xffb" * 100)
+    options: dict[str, Any] = {
+        "models": [f"hf:{folder}"],
+        "data_path": str(tmp_path / "text.txt"),
+    }
+    with pytest.raises(OptionError, match=f"hf:{folder}: cannot read the text .*0xff"):
+        recl(tmp_path / "run", **options)
+    (tmp_path / "text.txt").write_text(TEXT)
+    checkpoint = runs.checkpoint("relative")
+    with pytest.raises(OptionError, match=f"hf:{folder}: has another tokenizer than .*best.ckpt"):
+        recl(tmp_path / "run", checkpoint, **options)

@@ -13,9 +13,9 @@ from tests.alone import printed
 from tests.docs.pages import ROOT
 from tests.recl.small_recl import recl
 from txl_lightning.data.recall import Recall
-from txl_lightning.evaluation.windows import WindowReader, window_losses
 from txl_lightning.recl.effective_context import relative_effective_context_lengths
 from txl_lightning.recl.positions import position_blocks
+from txl_lightning.recl.windows import WindowReader, window_losses
 
 GRID = range(
     8, 144, 15
@@ -27,32 +27,32 @@ def test_the_length_of_the_exact_model_is_the_first_context_that_sees_the_farthe
     distance: int,
 ) -> None:
     """Of eight chains: one of every distance up to the longest, the others of 16 tokens."""
-    recall = Recall(tuple(d if d <= distance else 16 for d in range(16, 129, 16)), 0.9, 8)
+    distances = [d if d <= distance else 16 for d in range(16, 129, 16)]
+    recall = Recall(tuple(distances), 0.9, 8)
     tokens = np.frombuffer(recall.text(100_000, seed=2).encode(), np.uint8)
     positions, _ = position_blocks(len(tokens), 2_000, GRID, seed=2)
-    losses = window_losses(
-        WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, GRID
-    )
-    lengths = relative_effective_context_lengths(
-        {"oracle": losses}, GRID, (0.1, 0.5, 1.0), bootstrap=0
-    )["oracle"]
-    assert {length.value for length in lengths.values()} == {min(c for c in GRID if c >= distance)}
+    reader = WindowReader(RecallOracle(recall), one_pass=True)
+    losses = {"oracle": window_losses(reader, tokens, positions, GRID)}
+    lengths = relative_effective_context_lengths(losses, GRID, bootstrap=0)["oracle"]
+    expected = min(c for c in GRID if c >= distance)
+    assert {length.value for length in lengths.values()} == {expected}
 
 
 def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(tmp_path: Path) -> None:
-    text = TEXT.text(60_000, seed=1)
-    (tmp_path / "recall.txt").write_text(text)
-    oracle = {
+    (tmp_path / "recall.txt").write_text(TEXT.text(60_000, seed=1))
+    options: dict[str, Any] = {
         "models": ["py:examples.recall_oracle.oracle"],
         "data_path": str(tmp_path / "recall.txt"),
+        "max_context": 96,
+        "n_positions": 500,
+        "step": 16,
     }
-    oracle |= {"max_context": 96, "n_positions": 500}
-    (steps,) = recl(tmp_path / "steps", **oracle, first_context=32, step=16)["models"]
-    assert {(length["value"], length["guarded"]) for length in steps["recl"].values()} == {(48, 48)}
-    assert steps["nll"][1] == pytest.approx(
-        TEXT.entropy(48), abs=4 * steps["nll_standard_error"][1]
-    )
-    (plateau,) = recl(tmp_path / "plateau", **oracle, first_context=16, step=16)["models"]
+    (steps,) = recl(tmp_path / "steps", **options, first_context=32)["models"]
+    assert {length["value"] for length in steps["recl"].values()} == {48}
+    assert {length["guarded"] for length in steps["recl"].values()} == {48}
+    error = steps["nll_standard_error"][1]
+    assert steps["nll"][1] == pytest.approx(TEXT.entropy(48), abs=4 * error)
+    (plateau,) = recl(tmp_path / "plateau", **options, first_context=16)["models"]
     assert {length["value"] for length in plateau["recl"].values()} == {16}
     assert plateau["within_1_percent"] == steps["within_1_percent"] == 48
 

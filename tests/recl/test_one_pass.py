@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.recl.small_recl import recl
-from tests.recl.test_huggingface import pytestmark, transformers  # noqa: F401
-from tests.recl.tiny_huggingface import TEXT, VOCABULARY, save_tiny
-from txl_lightning.evaluation.windows import window_losses
+from tests.recl.test_huggingface import measured, pytestmark, transformers  # noqa: F401
+from tests.recl.tiny_huggingface import VOCABULARY, save_tiny
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import load_huggingface
 from txl_lightning.recl.models import Member, TokenizedText
+from txl_lightning.recl.windows import window_losses
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 401)
 STREAM = TokenizedText(TOKENS, "token", lambda begin, stop: [])
@@ -108,21 +107,12 @@ def test_a_change_at_a_length_is_seen_between_the_contexts(
 def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path: Path) -> None:
     sliding = save_tiny(transformers, tmp_path / "sliding", "MistralConfig", sliding_window=9)
     long = save_tiny(transformers, tmp_path / "long", "DogeConfig", keep_window_size=80)
-    (tmp_path / "text.txt").write_text(TEXT)
-    result = recl(
-        tmp_path / "run",
-        models=[f"hf:{sliding}", f"hf:{long}"],
-        data_path=str(tmp_path / "text.txt"),
-        max_context=96,
-        step=46,
-    )
-    first, second = result["models"]
+    models = [f"hf:{sliding}", f"hf:{long}"]
+    first, second = measured(tmp_path, long, models=models, max_context=96, step=46)["models"]
     assert (first["scoring"], second["scoring"]) == ("one pass", "direct")
     assert first["one_pass_difference"] < 1e-4 < 0.01 < second["one_pass_difference"]
-    assert (
-        "long: read in windows of exactly c tokens: one pass differs by"
-        in (tmp_path / "run/recl.md").read_text()
-    )
+    note = "long: read in windows of exactly c tokens: one pass differs by"
+    assert note in (tmp_path / "run/recl.md").read_text()
 
 
 def test_a_checked_model_stays_as_it_was_loaded(tmp_path: Path) -> None:

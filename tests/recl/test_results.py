@@ -10,7 +10,6 @@ from matplotlib.colors import to_hex
 
 from tests.evaluation.kept_figures import Figures
 from txl_lightning.recl.figures import draw_figures
-from txl_lightning.recl.loss_by_context import context_gains
 from txl_lightning.recl.report import report_lines
 from txl_lightning.recl.results import group_results
 
@@ -40,7 +39,7 @@ def results(unit: str = "ppl", **options: Any) -> dict[str, Any]:
     found["split"] = "test"
     found["corpus"] = {"name": "text", "level": "token" if unit == "ppl" else "char"}
     for model in found["models"]:
-        model.update(kind="made up", limit=None, scoring="one pass")
+        model["kind"] = "made up"
     return found
 
 
@@ -54,29 +53,15 @@ def test_losses_have_means_and_errors_in_both_units() -> None:
     losses = made_up()["a"]
     ppl = results("ppl")["models"][0]
     bpc = results("bpc")["models"][0]
-    for c in range(4):
-        nll, error = mean_and_error(losses[c])
-        assert ppl["nll"][c] == pytest.approx(nll)
-        assert ppl["nll_standard_error"][c] == pytest.approx(error)
-        assert ppl["ppl"][c] == pytest.approx(np.exp(nll))
-        assert ppl["ppl_standard_error"][c] == pytest.approx(np.exp(nll) * error)
-        assert bpc["bpc"][c] == pytest.approx(nll / np.log(2))
-        assert bpc["bpc_standard_error"][c] == pytest.approx(error / np.log(2))
+    nll, error = mean_and_error(losses[2])
+    assert (ppl["nll"][2], ppl["nll_standard_error"][2]) == pytest.approx((nll, error))
+    assert (ppl["ppl"][2], bpc["bpc"][2]) == pytest.approx((np.exp(nll), nll / np.log(2)))
+    assert ppl["ppl_standard_error"][2] == pytest.approx(np.exp(nll) * error)
+    assert bpc["bpc_standard_error"][2] == pytest.approx(error / np.log(2))
 
 
-def test_gains_of_a_model() -> None:
-    gains = context_gains(made_up()["a"], CONTEXTS, BLOCKS)
-    bits = [doubling["bits"] for doubling in gains["doublings"]]
-    assert bits == pytest.approx([1 / np.log(2), 0.8 / np.log(2)])
-    assert [(doubling["from"], doubling["to"]) for doubling in gains["doublings"]] == [
-        (4, 8),
-        (8, 16),
-    ]
-    assert gains["share_of_gain"] == pytest.approx([0, 1 / 1.8, 1.5 / 1.8, 1])
-    assert gains["within_1_percent"] == 16
-    assert context_gains(made_up()["b"], CONTEXTS)["within_1_percent"] == 12
-    rising = np.repeat([[2.0], [3.0]], 100, axis=1)
-    assert context_gains(rising, [8, 16])["share_of_gain"] is None
+def test_within_1_percent_of_the_loss_with_the_longest_context() -> None:
+    assert [model["within_1_percent"] for model in results()["models"]] == [16, 12, 12]
 
 
 def test_differences_are_paired_by_position() -> None:
@@ -96,51 +81,27 @@ def table_rows(lines: list[str], first_cell: str) -> list[list[str]]:
     return [row for row in rows if row[0] == first_cell]
 
 
-def test_the_first_table_says_how_far_a_model_looks() -> None:
-    """Within 1 %, guarded RECL, the paper's RECL, each with its interval."""
-    found = results(fractions=[0.5, 1.0])
+def test_tables_have_lengths_losses_and_differences() -> None:
+    """Within 1 %, guarded RECL and the paper's RECL, each with its interval, come first."""
+    found = results(fractions=[1.0])
     lines = report_lines(found)
     assert lines[0] == "How far does it look? Tokens of context; RECL in the group of a, b, c"
-    assert (
-        lines[2]
-        == "| model | within 1 % | guarded r = 0.5 | guarded r = 1.0 | RECL r = 0.5 | RECL r = 1.0 |"
-    )
+    assert lines[2] == "| model | within 1 % | guarded r = 1.0 | RECL r = 1.0 |"
+    assert "| model | kind | sees at most | ppl at 4 tokens | ppl at 16 tokens |" in lines
     for model in found["models"]:
-        cells = [model["name"], str(model["within_1_percent"])]
-        for prefix, value in (("guarded_", "guarded"), ("", "value")):
-            for r in ("0.5", "1.0"):
-                length = model["recl"][r]
-                least = "≥ " if length[f"{prefix}at_least"] else ""
-                high_least = "≥ " if length[f"{prefix}high_at_least"] else ""
-                interval = f"[{length[f'{prefix}low']}, {high_least}{length[f'{prefix}high']}]"
-                cells.append(f"{least}{length[value]} {interval}")
-        assert table_rows(lines, model["name"])[0] == cells
-
-
-def test_the_second_table_has_losses_and_gains() -> None:
-    found = results()
-    model = found["models"][1]
-    lines = report_lines(found)
-    assert (
-        "| model | kind | sees at most | ppl at 4 tokens | ppl at 16 tokens | bits 4 → 8 | bits 8 → 16 |"
-        in lines
-    )
-    row = table_rows(lines, "b")[1]
-    assert row[:3] == ["b", "made up", "no limit"]
-    value = model["ppl"][0]
-    error = model["ppl_standard_error"][0]
-    assert row[3] == f"{value:.3f} ± {error:.3f}"
-    assert row[5].startswith(f"{model['doublings'][0]['bits']:.3f} ± ")
-    one = found["differences"][0]
-    nll = one["nll"][3]
-    low = one["low"][3]
-    high = one["high"][3]
-    interval = f"{nll:+.4f} [{low:+.4f}, {high:+.4f}]"
-    assert table_rows(lines, "a − b") == [["a − b", interval]]
-
-
-def test_a_length_that_ends_at_a_plateau_says_where_steps_gain_again() -> None:
-    lines = report_lines(results(fractions=[1.0]))
+        length = model["recl"]["1.0"]
+        first, second = table_rows(lines, model["name"])
+        assert first[1] == str(model["within_1_percent"])
+        assert first[2].endswith(f"{length['guarded_high']}]")
+        assert f"{length['value']} [{length['low']}, " in first[3]
+        assert first[3].startswith("≥ ") == length["at_least"]
+        value = model["ppl"][0]
+        error = model["ppl_standard_error"][0]
+        assert second[1:4] == ["made up", "no limit", f"{value:.3f} ± {error:.3f}"]
+    difference = found["differences"][0]
+    nll = difference["nll"][3]
+    interval = f"[{difference['low'][3]:+.4f}, {difference['high'][3]:+.4f}]"
+    assert table_rows(lines, "a − b") == [["a − b", f"{nll:+.4f} {interval}"]]
     assert "c: RECL ends at a plateau, but later steps gain again: r = 1.0 from 4 to 12." in lines
 
 
@@ -170,29 +131,26 @@ def test_a_model_has_one_colour_in_all_figures(drawn: Figures, tmp_path: Path) -
     assert len(figures) == 1 + 1 + 2 * 3
 
 
-def test_figures_have_ticks_at_contexts_a_grey_threshold_and_a_zero_line(
+def test_figures_show_the_values_ticks_at_contexts_a_grey_threshold_and_a_zero_line(
     drawn: Figures, tmp_path: Path
 ) -> None:
-    figures = drawn_figures(drawn, tmp_path)
-    assert figures["contexts"].get_xticks().tolist() == CONTEXTS
-    gains = figures["gains_r1.0"]
-    assert gains.get_xticks().tolist() == CONTEXTS[:-1]
-    assert "c → c'" in gains.get_xlabel()
-    assert gains.get_yscale() == "symlog"
-    threshold = lines_of(gains)["needed for a longer RECL"]
-    assert (threshold.get_color(), threshold.get_linestyle()) == ("grey", "--")
-    zero = lines_of(figures["differences"])["a (zero)"]
-    assert zero.get_ydata() == [0, 0]
-
-
-def test_figures_show_the_values_of_the_result(drawn: Figures, tmp_path: Path) -> None:
     found = results()
     figures = drawn_figures(drawn, tmp_path)
     first, second = found["models"][:2]
+    assert figures["contexts"].get_xticks().tolist() == CONTEXTS
     assert lines_of(figures["contexts"])["b"].get_ydata().tolist() == second["ppl"]
-    gains = lines_of(figures["gains_r0.5"])
-    assert gains["b"].get_ydata().tolist() == second["recl"]["0.5"]["perplexity_gains"]
-    needed = 0.01 * np.array(first["recl"]["0.5"]["perplexities"])
-    assert gains["needed for a longer RECL"].get_ydata() == pytest.approx(needed)
-    worse = lines_of(figures["differences"])["b"].get_ydata()
-    assert worse == pytest.approx(np.negative(found["differences"][0]["nll"]))
+    gains = figures["gains_r0.5"]
+    assert gains.get_xticks().tolist() == CONTEXTS[:-1]
+    assert "c → c'" in gains.get_xlabel()
+    assert gains.get_yscale() == "symlog"
+    lines = lines_of(gains)
+    assert lines["b"].get_ydata().tolist() == second["recl"]["0.5"]["perplexity_gains"]
+    needed = lines["needed for a longer RECL"]
+    assert (needed.get_color(), needed.get_linestyle()) == ("grey", "--")
+    perplexities = np.array(first["recl"]["0.5"]["perplexities"])
+    assert needed.get_ydata() == pytest.approx(0.01 * perplexities)
+    differences = lines_of(figures["differences"])
+    assert differences["a (zero)"].get_ydata() == [0, 0]
+    assert differences["b"].get_ydata() == pytest.approx(
+        np.negative(found["differences"][0]["nll"])
+    )

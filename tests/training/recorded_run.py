@@ -1,6 +1,7 @@
 """Run in processes of its own that records the loss of every step and may be ended in the middle of one.
 
     recorded_run DIRECTORY '{"at": 17, "signal": 9, "rank": 0}' [overrides]
+    recorded_run FILE                                                            a further rank
 
 The losses are in DIRECTORY/run/losses.txt as `step loss`, hexadecimal and therefore exact.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,22 +18,30 @@ from typing import Any
 from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
-from txl_lightning.distributed.processes import run_on_all
+from txl_lightning.distributed.launch import further_ranks
 from txl_lightning.errors import Stopped
 from txl_lightning.training import run
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
+Run = tuple[dict[str, Any], str, dict[str, Any]]
+"""Config, directory and event of `recorded_run`."""
 
-def recorded_runs(*runs: tuple[dict[str, Any], str]) -> None:
+
+def recorded_runs(runs: list[Run]) -> None:
     """Train several runs one after the other in the same processes."""
-    for config, directory in runs:
-        Path(directory).mkdir(exist_ok=True)
-        recorded_run(config, directory, {})
+    for run_of_list in runs:
+        recorded_run(*run_of_list)
 
 
-def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) -> str:
-    """Train; in step `event["at"]`, rank `event["rank"]` gets the signal or raises an error."""
+def run_on_all(runs: list[Run], n_ranks: int) -> None:
+    """Train several runs one after the other, on as many ranks as their configs say."""
+    with further_ranks(n_ranks, __name__, runs):
+        recorded_runs(runs)
+
+
+def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) -> None:
+    """Train and print the metrics; in step `event["at"]`, rank `event["rank"]` gets the signal or raises an error."""
 
     class Recorded(LanguageModelModule):
         step_loss = 0.0
@@ -55,11 +65,12 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
                 os.kill(os.getpid(), event["signal"])
             return loss
 
+    Path(directory).mkdir(exist_ok=True)
     run.LanguageModelModule = Recorded  # type: ignore[misc]
     try:
-        return json.dumps(train(from_plain(config), Path(directory)))
+        print(json.dumps(train(from_plain(config), Path(directory))))
     except Stopped as stopped:
-        return str(stopped)
+        print(stopped)
     finally:
         run.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
 
@@ -80,8 +91,16 @@ def recorded_losses(directory: Path) -> list[tuple[int, float]]:
 def main() -> None:
     """Train as the command line says, on as many processes as `trainer.devices`."""
     target = Path(sys.argv[1])
+    if target.is_file():
+        recorded_runs(pickle.loads(target.read_bytes()))
+        return
     config = tiny_config(target, *sys.argv[3:])
-    (target / "run").mkdir(exist_ok=True)
-    arguments = (plain(config), str(target / "run"), json.loads(sys.argv[2]))
-    W = config.trainer.devices
-    print(recorded_run(*arguments) if W == 1 else run_on_all(recorded_run, *arguments, processes=W))
+    runs = [(plain(config), str(target / "run"), json.loads(sys.argv[2]))]
+    if config.trainer.devices > 1:
+        run_on_all(runs, config.trainer.devices)
+    else:
+        recorded_runs(runs)
+
+
+if __name__ == "__main__":
+    main()

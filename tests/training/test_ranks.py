@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.training.recorded_run import recorded_losses, recorded_runs
+from tests.training.recorded_run import Run, recorded_losses, recorded_runs, run_on_all
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import plain
-from txl_lightning.distributed.processes import run_on_all
 
 OPTIONS = (
     *(
@@ -47,10 +45,9 @@ FEW = ["documents", "gradient segments"]  # `make test-all` takes all arms
 def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
     """Train arms on several numbers of processes, and a run of 10 steps on 2 processes, resumed on all numbers."""
 
-    def job(name: str, W: int, *overrides: str) -> tuple[dict[str, Any], str]:
-        return plain(tiny_config(base, *OPTIONS, f"trainer.devices={W}", *overrides)), str(
-            base / f"{name}{W}"
-        )
+    def job(name: str, W: int, *overrides: str) -> Run:
+        config = tiny_config(base, *OPTIONS, f"trainer.devices={W}", *overrides)
+        return plain(config), str(base / f"{name}{W}"), {}
 
     ragged = ("optimizer.schedule=constant", "data.batch_size=7")
     half, resume = (
@@ -61,9 +58,9 @@ def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
         jobs = [job(arm, W, *ARMS[arm]) for arm in arms] + [job("half", 2, *half)] * (W == 2)
         jobs.append(job("resumed", W, *resume))
         if W == 1:
-            recorded_runs(*jobs)
+            recorded_runs(jobs)
         else:
-            run_on_all(recorded_runs, *jobs, processes=W)
+            run_on_all(jobs, W)
     return base
 
 

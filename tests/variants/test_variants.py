@@ -9,11 +9,10 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.covering import product_of
-from tests.training.recorded_run import recorded_losses, recorded_runs
+from tests.training.recorded_run import Run, recorded_losses, recorded_runs, run_on_all
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning import TransformerXLConfig
 from txl_lightning.config.schemas import CONF, plain
-from txl_lightning.distributed.processes import run_on_all
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import model_class
 from txl_lightning.evaluation.trained import load_trained, read_file
@@ -104,12 +103,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
 @pytest.mark.slow
 def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path: Path) -> None:
-    def job(name: str, W: int) -> tuple[dict[str, Any], str]:
-        options = (f"variant={name}", *VARIANTS[name], *PARALLEL, f"trainer.devices={W}")
-        return plain(tiny_config(tmp_path, *options)), str(tmp_path / f"{name}{W}")
+    def jobs(W: int) -> list[Run]:
+        runs: list[Run] = []
+        for name in VARIANTS:
+            options = (f"variant={name}", *VARIANTS[name], *PARALLEL, f"trainer.devices={W}")
+            runs.append((plain(tiny_config(tmp_path, *options)), str(tmp_path / f"{name}{W}"), {}))
+        return runs
 
-    recorded_runs(*(job(name, 1) for name in VARIANTS))
-    run_on_all(recorded_runs, *(job(name, 2) for name in VARIANTS), processes=2)
+    recorded_runs(jobs(1))
+    run_on_all(jobs(2), 2)
     for name in VARIANTS:
         one, two = (recorded_losses(tmp_path / f"{name}{W}") for W in (1, 2))
         assert len(one) >= 10

@@ -229,9 +229,14 @@ class OptimizerConfig:
     `weight_decay` is of the matrices of the layers, with `weight_decay_on=all` of all parameters.
     `ns_precision` is the number type in which Muon makes a matrix orthogonal: bf16-true as in `torch.optim.Muon`,
     32-true, or auto for bf16-true under mixed precision and 32-true otherwise.
+
+    `_target_` is the class of another optimizer. Then the group is open for its arguments, such as
+    `optimizer.momentum=0.9`; `typed` gathers them in `arguments`.
     """
 
     name: str = option(MISSING, one_of("adam", "adamw", "muon"))
+    _target_: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
     lr: float = option(MISSING, POSITIVE)
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999], metadata={"rules": (BETAS,)})
     weight_decay: float = option(0.0, AT_LEAST_ZERO)
@@ -346,7 +351,11 @@ class Config:
     without replacement for each step (`random_half`), the same in all streams. `variant` is empty, or has the name of a
     variant in `txl_lightning.variants` and that variant's own options, which `architecture` validates.
     `resume` is a checkpoint, `auto` for the last good one of the run directory, or `replace` for a new run where a
-    finished one is.
+    finished one is; `ckpt_path` is another name of it. Without `train` the weights of the checkpoint are evaluated, and
+    without `test` the test split is not read.
+
+    `callbacks` has callbacks of Lightning by name, each with its class as `_target_` and the arguments of the class.
+    `tags` are tags of the run in W&B, and `task_name` names a folder in `outputs` and `multirun`.
     """
 
     model: ModelConfig = MISSING
@@ -359,10 +368,16 @@ class Config:
     trainer: TrainerConfig = MISSING
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     context_curve: ContextCurveConfig = field(default_factory=ContextCurveConfig)
+    callbacks: dict[str, Any] = field(default_factory=dict)
     logger: LoggerConfig = MISSING
     loss: str = option("full", one_of("full", "half", "random_half"))
+    ckpt_path: str | None = None
     resume: str | None = None
     initial_weights: str | None = None
+    train: bool = True
+    test: bool = True
+    tags: list[str] = field(default_factory=list)
+    task_name: str | None = None
     seed: int = option(1, SEED)
 
 
@@ -400,22 +415,34 @@ def check_values(options: Any, group: str = "") -> None:
 def typed(config: Any) -> Any:
     """Return the dataclass of a composed config, with all interpolations resolved.
 
-    Arguments of Lightning's Trainer, for which the group `trainer` is open, are gathered in `trainer.lightning`.
+    Arguments of other libraries' classes, for which `OPEN_GROUPS` are open, are gathered in one field of the group.
+
+    Raises:
+        OptionError: such an argument was given, but no class that has it.
     """
-    if OmegaConf.get_type(config) is Config:
-        own_names = {f.name for f in fields(TrainerConfig)}
-        config = config.copy()
-        OmegaConf.set_readonly(config, False)
-        with open_dict(config):
-            for name in list(config.trainer):
-                if name not in own_names:
-                    config.trainer.lightning[name] = config.trainer.pop(name)
-    return OmegaConf.to_object(config)
+    if OmegaConf.get_type(config) is not Config:
+        return OmegaConf.to_object(config)
+    config = config.copy()
+    OmegaConf.set_readonly(config, False)
+    with open_dict(config):
+        for name, (kind, gathered) in OPEN_GROUPS.items():
+            group = config[name]
+            known = {option_of_group.name for option_of_group in fields(kind)}
+            for argument in [key for key in group if key not in known]:
+                group[gathered][argument] = group.pop(argument)
+    options: Any = OmegaConf.to_object(config)
+    if options.optimizer._target_ is None:
+        for argument, value in options.optimizer.arguments.items():
+            raise OptionError(f"optimizer.{argument}", value, "no such option without optimizer._target_=CLASS")
+    return options
 
 
-def open_trainer_schema() -> Any:
-    """Return the schema of the group `trainer`, to which arguments of Lightning's Trainer can be added without `+`."""
-    schema = OmegaConf.structured(TrainerConfig)
+OPEN_GROUPS = {"trainer": (TrainerConfig, "lightning"), "optimizer": (OptimizerConfig, "arguments")}
+
+
+def open_schema(kind: type) -> Any:
+    """Return the schema of a dataclass that takes other keys without `+`; `dict` for a group without own options."""
+    schema = OmegaConf.structured(kind) if is_dataclass(kind) else OmegaConf.create()
     OmegaConf.set_struct(schema, False)
     return schema
 
@@ -427,15 +454,19 @@ def plain(config: Any) -> dict[str, Any]:
 
 def stored(config: Config) -> dict[str, Any]:
     """Return the `plain` config for `config.yaml` and checkpoints: with absolute paths of the corpus, `~` kept."""
-
-    def absolute(path: Any) -> Any:
-        if isinstance(path, list):
-            return [absolute(one) for one in path]
-        return os.path.abspath(path) if isinstance(path, str) and not path.startswith("~") else path
-
     values = plain(config)
-    paths = {name: absolute(values["data"][name]) for name in ("path", "root") if name in values["data"]}
-    return {**values, "data": {**values["data"], **paths}}
+    for name in ("path", "root"):
+        if name in values["data"]:
+            values["data"][name] = _absolute(values["data"][name])
+    return values
+
+
+def _absolute(path: Any) -> Any:
+    if isinstance(path, list):
+        return [_absolute(part) for part in path]
+    if isinstance(path, str) and not path.startswith("~"):
+        return os.path.abspath(path)
+    return path
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from txl_lightning.errors import Stopped, UserError, require
+from txl_lightning.errors import Stopped, require
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments import ClusterEnvironment
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from txl_lightning.config.schemas import TrainerConfig
 
 T = TypeVar("T")
+MEETING = "TXL_MEETING"  # variable with the folder in which ranks of one machine meet
 PREPARATION_LIMIT = timedelta(days=1)  # half an hour, the limit of other collectives, is short for a large corpus
 
 
@@ -115,7 +117,6 @@ def connect(options: TrainerConfig) -> Ranks:
 
     Raises:
         OptionError: the number of started processes differs from the configured one.
-        UserError: the port of torchrun or SLURM cannot be used.
     """
     started = environment()
     world_size = 1 if started is None else started.world_size()
@@ -125,18 +126,27 @@ def connect(options: TrainerConfig) -> Ranks:
     if started is None or world_size == 1:
         return Ranks()
     if not dist.is_initialized():
-        from txl_lightning.distributed.processes import MEETING  # needs psutil, which `txl_lightning.recl` does not
-
-        file, backend, device = os.environ.get(MEETING), "gloo", None
-        if options.accelerator == "gpu":
-            backend, device = "nccl", own_gpu(started.local_rank())
-        with meeting():
-            if file is None:
-                os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
-            address = file or "env://"
-            place: dict[str, Any] = {"rank": started.global_rank(), "world_size": world_size, "device_id": device}
-            dist.init_process_group(backend, address, **place)
+        _join(started, world_size, on_gpu=options.accelerator == "gpu")
     return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank())
+
+
+def _join(started: ClusterEnvironment, world_size: int, on_gpu: bool) -> None:
+    """Join the default process group."""
+    rank = started.global_rank()
+    backend = "gloo"
+    device = None
+    if on_gpu:
+        backend = "nccl"
+        device = own_gpu(started.local_rank())
+    address = "env://"
+    folder = os.environ.get(MEETING)
+    if folder is not None:
+        address = f"file://{folder}/meeting"
+        Path(folder, f"rank{rank}").touch()
+    else:
+        os.environ["MASTER_ADDR"] = started.main_address
+        os.environ["MASTER_PORT"] = str(started.main_port)
+    dist.init_process_group(backend, address, rank=rank, world_size=world_size, device_id=device)
 
 
 @contextmanager
@@ -159,20 +169,6 @@ def leaving() -> Iterator[None]:
 
 
 @contextmanager
-def meeting() -> Iterator[None]:
-    """Name the address of torchrun or SLURM at which ranks cannot meet in the block.
-
-    Raises:
-        UserError: it is not an address, or in use.
-    """
-    try:
-        yield
-    except (dist.DistNetworkError, ValueError) as error:
-        address = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
-        raise UserError(f"{address}: the ranks cannot meet there: {str(error).splitlines()[0]}") from error
-
-
-@contextmanager
 def process_group() -> Iterator[None]:
     """Create the process group that RANK and WORLD_SIZE describe (as torchrun sets them), unless there is one.
 
@@ -181,8 +177,7 @@ def process_group() -> Iterator[None]:
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         yield
         return
-    with meeting():
-        dist.init_process_group("gloo")
+    dist.init_process_group("gloo")
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ terms and of single terms are computed again. Only sums over queries are kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +41,6 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
 LENGTHS = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
-MOST_PRINTED = 6  # heads
 MOST_TARGETS = 24  # of Figure 6
 ALL_TERMS = "all"
 
@@ -50,7 +50,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     """Average attention over a split; write `attention.json`, `attention.npz` and the figures.
 
     Returns:
-        Lines to print: the heads with the largest mean distance, and how they were averaged.
+        Lines to print: what was averaged, and which heads Figure 6 shows.
 
     Raises:
         UserError: an option, the checkpoint or the corpus is not usable.
@@ -92,7 +92,13 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     write_json(directory / "attention.json", results, allow_nan=False)
     write_figures(results, maps.by_distance, text, directory)
     log_results("attention", results, options, directory)
-    return report_lines(results)
+    n_heads = len(results["heads"])
+    farthest = ", ".join(results["text"]["heads"])
+    return [
+        f"attention of {n_heads} heads, average over {maps.queries:,} tokens of {corpus.name}",
+        f"({split}) that see all {results['distances']} relative positions",
+        f"heads of text.svg: {farthest}; {describe(evaluation)}",
+    ]
 
 
 def protocol_of(trained: TrainedModel, options: AttentionOptions) -> Protocol:
@@ -125,21 +131,6 @@ def farthest_heads(mean_distance_R: Array, n_head: int) -> list[str]:
     n_layer = len(farthest_N)
     layers = sorted({0, (n_layer - 1) // 2, n_layer - 1})
     return [f"{layer + 1}:{farthest_N[layer] + 1}" for layer in layers]
-
-
-def report_lines(results: dict[str, Any]) -> list[str]:
-    """Return the lines to print: the heads with the largest mean distance, and how they were averaged."""
-    heads = sorted(results["heads"], key=lambda head: -head["mean_distance"])[:MOST_PRINTED]
-    lines = ["Heads with the largest mean distance:"]
-    for head in heads:
-        name = f"layer {head['layer']}, head {head['head']}"
-        share = f"{head['in_memory']:.1%} in the memory"
-        lines.append(f"  {name}: {head['mean_distance']:.1f} tokens, {share}")
-    corpus = f"{results['corpus']['name']} ({results['split']})"
-    lines.append(f"Average over the {results['queries']:,} tokens of {corpus} that see all")
-    settings = describe(results["evaluation"])
-    lines.append(f"{results['distances']} relative positions ({settings})")
-    return lines
 
 
 @dataclass(frozen=True)
@@ -198,49 +189,39 @@ def attention_inputs(
     return recorded, memory
 
 
-class AttentionSums:
-    """Sums over queries in float64: of attention by term, [N, H, distances]; of entropy and memory, [N, H, 1]."""
+def sums_of_heads(
+    attention: Attention, inputs: AttentionInputs, counted_BT: Tensor, terms: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return sums over the counted queries in float64: by term [H, distances], of entropy and memory [H, 1]."""
+    n_memory = inputs.memory_BMD.shape[1]
+    sums = {}
+    for term in terms:
+        logits_HBTK = attention.logits(*inputs, terms=None if term == ALL_TERMS else term)
+        weights_HBTK = logits_HBTK.softmax(-1) * counted_BT[:, :, None]
+        weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
+        sums[term] = with_distances(weights_HTK, n_memory).sum(dim=1)
+        if term == ALL_TERMS:
+            entropy_HBTK = torch.special.entr(weights_HBTK)
+            sums["entropy"] = entropy_HBTK.sum(dim=(1, 2, 3), dtype=torch.float64)[:, None]
+            in_memory_H = weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
+            sums["in_memory"] = in_memory_H[:, None]
+    return sums
 
-    def __init__(self, model: TransformerXL, n_distances: int) -> None:
-        config = model.config
-        self.terms = [ALL_TERMS]
-        for term in SCORES:
-            if term in config.active_terms:
-                self.terms.append(term)
-        sizes = dict.fromkeys(self.terms, n_distances)
-        sizes["entropy"] = 1
-        sizes["in_memory"] = 1
-        self.sums: dict[str, Tensor] = {}
-        for name, size in sizes.items():
-            zeros = torch.zeros(config.n_layer, config.n_head, size, dtype=torch.float64)
-            self.sums[name] = zeros.to(device_of(model))
-        self.queries = 0
 
-    def add(self, recorded: Recorded, counted_BT: Tensor) -> None:
-        """Add the counted queries of a segment."""
-        self.queries += int(counted_BT.sum())
-        for layer, (attention, inputs) in enumerate(recorded):
-            n_memory = inputs.memory_BMD.shape[1]
-            for term in self.terms:
-                logits_HBTK = attention.logits(*inputs, terms=None if term == ALL_TERMS else term)
-                weights_HBTK = logits_HBTK.softmax(-1) * counted_BT[:, :, None]
-                weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
-                self.add_to(term, layer, with_distances(weights_HTK, n_memory).sum(dim=1))
-                if term == ALL_TERMS:
-                    entropy_HBTK = torch.special.entr(weights_HBTK)
-                    entropy_HK = entropy_HBTK.sum(dim=(1, 2), dtype=torch.float64)
-                    self.add_to("entropy", layer, entropy_HK.sum(dim=1, keepdim=True))
-                    in_memory_HTM = weights_HTK[:, :, :n_memory]
-                    self.add_to("in_memory", layer, in_memory_HTM.sum(dim=(1, 2))[:, None])
+def counted_queries(recorded: Recorded, n_streams: int, reach: int, n_before: int) -> Tensor:
+    """Return which queries see all distances, [B, T].
 
-    def add_to(self, name: str, layer: int, values_HS: Tensor) -> None:
-        """Add values to the sums of a layer."""
-        self.sums[name][layer, :, : values_HS.shape[1]] += values_HS
-
-    def mean(self, name: str) -> Array:
-        """Return the mean over queries, [R, distances]."""
-        mean_RS: Array = self.sums[name].flatten(0, 1).cpu().numpy() / self.queries
-        return mean_RS
+    Args:
+        recorded: inputs of the layers in a segment.
+        n_streams: B.
+        reach: number of keys that such a query sees.
+        n_before: tokens in the memory. A memory of zeros has keys that are no tokens.
+    """
+    _, inputs = recorded[0]
+    n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)  # documents hide keys
+    counted_BT = (n_keys >= reach).expand(n_streams, -1).clone()
+    counted_BT[:, : max(0, reach - 1 - n_before)] = False
+    return counted_BT
 
 
 @torch.no_grad()
@@ -261,35 +242,48 @@ def attention_maps(
         OptionError: the streams are too short: no query sees L keys.
     """
     config = model.config
+    device = device_of(model)
     reach = config.attention_len or config.mem_len + 1
-    sums = AttentionSums(model, config.mem_len + streams.segment_len)
-    memory = None
+    terms = [term for term in (ALL_TERMS, *SCORES) if term in (ALL_TERMS, *config.active_terms)]
+    n_distances = config.mem_len + streams.segment_len
+    zeros_NHS = torch.zeros(config.n_layer, config.n_head, n_distances, dtype=torch.float64)
+    sums = {name: zeros_NHS.to(device, copy=True) for name in (*terms, "entropy", "in_memory")}
+    n_queries = 0
     n_read = 0
+    memory = None
     segments = range(number_of_segments(streams, max_segments))
     for index in with_progress(segments, len(segments), "attention"):
-        tokens_BT = streams[index].tokens.to(device_of(model))
+        tokens_BT = streams[index].tokens.to(device)
         recorded, memory = attention_inputs(model, tokens_BT, memory)
-        # Documents hide keys; a memory of zeros at the start of a stream has keys that are no tokens.
-        _, inputs = recorded[0]
-        n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)
-        counted_BT = (n_keys >= reach).expand(len(tokens_BT), -1).clone()
-        n_tokens_before = min(n_read, config.mem_len)
-        counted_BT[:, : max(0, reach - 1 - n_tokens_before)] = False
-        sums.add(recorded, counted_BT)
+        n_before = min(n_read, config.mem_len)
+        counted_BT = counted_queries(recorded, len(tokens_BT), reach, n_before)
+        for layer, (attention, inputs) in enumerate(recorded):
+            for name, sums_HS in sums_of_heads(attention, inputs, counted_BT, terms).items():
+                sums[name][layer, :, : sums_HS.shape[1]] += sums_HS
+        n_queries += int(counted_BT.sum())
         n_read += tokens_BT.shape[1]
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
-    require(sums.queries > 0, "mem_len", config.mem_len, allowed)
+    require(n_queries > 0, "mem_len", config.mem_len, allowed)
+    return averaged(sums, n_queries, terms, reach)
+
+
+def averaged(
+    sums: dict[str, Tensor], n_queries: int, terms: Sequence[str], reach: int
+) -> AttentionMaps:
+    """Return averages from sums over queries, [N, H, distances]."""
+    means: dict[str, Array] = {}
+    for name, sums_NHS in sums.items():
+        means[name] = sums_NHS.flatten(0, 1).cpu().numpy() / n_queries
     by_distance = {}
-    for term in sums.terms:
-        near_RL = sums.mean(term)[:, :reach]
+    for term in terms:
+        near_RL = means[term][:, :reach]
         by_distance[term] = near_RL / near_RL.sum(axis=1, keepdims=True)
-    mean_RS = sums.mean(ALL_TERMS)
     averages = {
-        "entropy_bits": sums.mean("entropy")[:, 0] / np.log(2),
-        "mean_distance": mean_RS @ np.arange(mean_RS.shape[1]),
-        "in_memory": sums.mean("in_memory")[:, 0],
+        "entropy_bits": means["entropy"][:, 0] / np.log(2),
+        "mean_distance": means[ALL_TERMS] @ np.arange(means[ALL_TERMS].shape[1]),
+        "in_memory": means["in_memory"][:, 0],
     }
-    return AttentionMaps(by_distance, averages, sums.queries)
+    return AttentionMaps(by_distance, averages, n_queries)
 
 
 def with_distances(weights_XTK: Tensor, n_before: int) -> Tensor:

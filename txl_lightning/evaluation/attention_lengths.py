@@ -13,14 +13,13 @@ import numpy as np
 from txl_lightning.config.lengths import training_lengths
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.errors import require
-from txl_lightning.evaluation.commands import Table, write_markdown
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol
-from txl_lightning.evaluation.scores import SplitScores, number_with_error
+from txl_lightning.evaluation.scores import SplitScores
 from txl_lightning.evaluation.units import loss_unit, unit_name
 from txl_lightning.reporting.canvas import line_figure
 
-DIGITS = {"ppl": 2, "bpc": 3, "bpb": 3}  # of Table 6
+TOLERANCES = {"ppl": 0.005, "bpc": 0.0005, "bpb": 0.0005}  # half of the last digit of Table 6
 
 
 class AtLength(NamedTuple):
@@ -59,17 +58,13 @@ def lengths_to_try(protocol: Protocol, options: EvaluateOptions) -> list[AtLengt
 
 
 def sweep_split(tried: Sequence[AtLength], scores: SplitScores) -> tuple[dict[str, Any], AtLength]:
-    """Score a split at every length; return its entry `sweep` and the best length.
-
-    The tolerance is half of the last digit printed: 0.005 ppl or 0.0005 bits.
-    """
+    """Score a split at every length; return its entry `sweep` and the best length."""
     unit = loss_unit(scores.corpus.vocabulary.level)
-    tolerance = 0.5 * 10 ** -DIGITS[unit]
+    tolerance = TOLERANCES[unit]
     rows = [at_length.row(scores) for at_length in tried]
     best = min(row[unit] for row in rows)
-    best_place = max(
-        place for place, row in enumerate(rows) if row[unit] == best
-    )  # of equal ones the longest
+    # Of equal ones the longest.
+    best_place = max(place for place, row in enumerate(rows) if row[unit] == best)
     good_enough = [row["attention_length"] for row in rows if row[unit] <= best + tolerance]
     sweep = {
         "length_option": tried[0].protocol.length_option,
@@ -96,19 +91,14 @@ def score_selected(
     """
     at_init = init.row(scores)
     at_best = best.row(scores)
-    init_losses = scores.losses(init.protocol)
-    best_losses = scores.losses(best.protocol)
     if directory is not None:
+        init_losses = scores.losses(init.protocol)
+        best_losses = scores.losses(best.protocol)
         at_init["losses"] = scores.write_losses(init_losses, "_init", directory)
         at_best["losses"] = at_init["losses"]
         if best_losses is not init_losses:
             at_best["losses"] = scores.write_losses(best_losses, "_best", directory)
-    return {
-        "attention_length": best.length,
-        "init": at_init,
-        "best": at_best,
-        "below_init": scores.difference(init_losses, best_losses),
-    }
+    return {"attention_length": best.length, "init": at_init, "best": at_best}
 
 
 def first_tokens(corpus: Corpus, split: str, n: int | None) -> Corpus:
@@ -127,58 +117,19 @@ def first_tokens(corpus: Corpus, split: str, n: int | None) -> Corpus:
     return replace(corpus, splits=splits, documents=documents)
 
 
-def write_sweep(results: dict[str, Any], chosen_on: str, directory: Path) -> list[str]:
-    """Write `attention_lengths.md` and `attention_lengths.svg|png`.
-
-    Args:
-        results: contents of `evaluation.json`.
-        chosen_on: the split that was swept.
-        directory: folder for the files.
-
-    Returns:
-        Lines to print: the table and its notes.
-    """
+def draw_sweep(results: dict[str, Any], chosen_on: str, directory: Path) -> None:
+    """Draw the losses of the split that was swept, by attention length: `attention_lengths.svg|png`."""
     sweep = results[chosen_on]["sweep"]
-    unit = sweep["unit"]
     corpus = results["corpus"]
     losses = {}
     for row in (sweep["init"], *sweep["lengths"]):
-        losses[row["attention_length"]] = row[unit]
+        losses[row["attention_length"]] = row[sweep["unit"]]
     lengths = sorted(losses)
-    curves = {chosen_on: [(lengths, [losses[length] for length in lengths])]}
-    title = f"Loss by attention length, {corpus['name']}"
-    y_label = unit_name(corpus["level"])
+    curves = {chosen_on: (lengths, [losses[length] for length in lengths])}
     line_figure(
-        directory / "attention_lengths", curves, "attention length (tokens)", y_label, title
+        directory / "attention_lengths",
+        curves,
+        "attention length (tokens)",
+        unit_name(corpus["level"]),
+        f"Loss by attention length, {corpus['name']}",
     )
-    return write_markdown(
-        directory / "attention_lengths.md",
-        table_6(results, unit),
-        "",
-        f"The attention length is set by {sweep['length_option']}. The best one on {chosen_on} is "
-        f"{sweep['best']['attention_length']}; the shortest within {sweep['tolerance']:g} {unit} of it is "
-        f"{sweep['attention_length']}. Streams start {results['streams_start']}.",
-        f"±: standard error over {results[chosen_on]['standard_error']['over']}; of differences, the error of the "
-        "token-by-token differences.",
-    )
-
-
-def table_6(results: dict[str, Any], unit: str) -> Table:
-    """Return a row for each split: the losses at training's lengths and at the chosen length, and their difference."""
-    digits = DIGITS[unit]
-    rows = []
-    for split, entry in results.items():
-        if not isinstance(entry, dict) or "selected" not in entry:
-            continue
-        selected = entry["selected"]
-        difference = "–"
-        if selected["below_init"] is not None:
-            difference = number_with_error(selected["below_init"], unit, digits + 1)
-        row = {
-            "split": split,
-            f"{unit} at training's lengths": number_with_error(selected["init"], unit, digits),
-            f"{unit} at the best length": number_with_error(selected["best"], unit, digits),
-            "difference": difference,
-        }
-        rows.append(row)
-    return rows

@@ -36,7 +36,8 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 MOST_SHOWN = 40  # characters of a prompt in a message
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
-CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
+CONTROL = str.maketrans(dict.fromkeys((*range(9), *range(11, 32)), "\ufffd"))
+CONTROL.update(dict.fromkeys(range(127, 160), "\ufffd"))
 
 Write = Callable[[str], None]
 

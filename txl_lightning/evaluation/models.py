@@ -18,7 +18,7 @@ from txl_lightning.errors import OptionError, require, require_memory
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
-from txl_lightning.registry import VARIABLES
+from txl_lightning.registry import VARIABLE
 
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
@@ -94,8 +94,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             values["table_len"] = table_len(config)
         return kind(vocab_size=vocab_size, **values)
     except OptionError as error:
-        for name in VARIABLES:
-            options.setdefault(name, name)
+        options.setdefault(VARIABLE, VARIABLE)
         option = options.get(error.option, f"model.{error.option}")
         raise OptionError(option.removesuffix(".name"), error.value, error.allowed) from error
 

@@ -12,11 +12,11 @@ from txl_lightning.config.schemas import check_values
 from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.errors import require
 from txl_lightning.evaluation.attention_lengths import (
+    draw_sweep,
     first_tokens,
     lengths_to_try,
     score_selected,
     sweep_split,
-    write_sweep,
 )
 from txl_lightning.evaluation.commands import log_results, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.continuations import score_table
@@ -33,25 +33,25 @@ Entries = dict[str, dict[str, Any]]
 
 @options_as_typed()
 def run(options: EvaluateOptions, directory: Path) -> list[str]:
-    """Score the splits and write `evaluation.json`; for attention lengths also a table and a figure.
+    """Score the splits and write `evaluation.json`; for attention lengths also a figure.
 
     The file says what was scored how, and has an entry for every split with `nll` (nats per token), `ppl` or `bpc`,
     `bpt` (bits per token) for ids, `bpb` where the bytes are known, `standard_error` of these with `over` (name of a
     unit) and `units` (how many), `tokens` and `bytes` that are scored, `left_out` (tokens that are not, by reason) and
     `seconds`. By option it also has
 
-        init        a length: the values at training's lengths, and evaluation; below_init: the difference, by token
+        init        a length: the values at training's lengths, and evaluation
         losses      losses=true: file with nll and positions of the scored tokens, in text order
         units       per: file of the table
         sweep       of the split that chooses: unit, tolerance; init, best and lengths, each with attention_length,
                     the values above and evaluation; attention_length: the shortest within tolerance of the best;
                     null for a model without attention lengths
-        selected    select_on: chosen_on, attention_length, init, best; below_init: their difference, by token
+        selected    select_on: chosen_on, attention_length, init and best
 
     `continuations` scores the rows of a table instead (`continuations.score_table`).
 
     Returns:
-        Lines to print: one for each split, how they were scored, and the table of attention lengths.
+        Lines to print: one for each split, and how they were scored.
 
     Raises:
         UserError: an option, the checkpoint or the corpus is not usable.
@@ -64,8 +64,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         return score_table(trained, options, directory)
     evaluation = prepare(trained, options, directory)
     entries = evaluation.score()
-    results = evaluation.write(entries)
-    return evaluation.lines(entries, results)
+    evaluation.write(entries)
+    return evaluation.lines(entries)
 
 
 def check_options(options: EvaluateOptions) -> None:
@@ -172,9 +172,7 @@ class Evaluation:
             )
         given = [name for name in LENGTHS if getattr(self.options, name) is not None]
         if given:
-            init = self.protocol.at_training_lengths()
-            entry["init"] = scores.row(init)
-            entry["below_init"] = scores.difference(scores.losses(init), losses)
+            entry["init"] = scores.row(self.protocol.at_training_lengths())
         return entry
 
     def select_length(self, chosen_on: str) -> Entries:
@@ -203,8 +201,8 @@ class Evaluation:
             return self.protocol.at_training_lengths().settings()
         return self.protocol.settings()
 
-    def write(self, entries: Entries) -> dict[str, Any]:
-        """Write `evaluation.json` and return its contents."""
+    def write(self, entries: Entries) -> None:
+        """Write `evaluation.json` and the figure of attention lengths, and log them."""
         memory = Lengths(0, self.settings.get("mem_len"))
         results: dict[str, Any] = {
             "checkpoint": str(self.options.checkpoint),
@@ -215,19 +213,28 @@ class Evaluation:
             **entries,
         }
         write_json(self.directory / "evaluation.json", results)
-        return results
+        chosen_on = self.options.select_on
+        if chosen_on is not None and entries[chosen_on]["sweep"] is not None:
+            draw_sweep(results, chosen_on, self.directory)
+        log_results("evaluate", results, self.options, self.directory)
 
-    def lines(self, entries: Entries, results: dict[str, Any]) -> list[str]:
-        """Return the lines to print; write the table and figure of attention lengths, and log the results."""
+    def lines(self, entries: Entries) -> list[str]:
+        """Return the lines to print: the loss of every split, and how it was scored."""
         lines = []
         for split, entry in entries.items():
-            lines.append(score_line(split, entry))
+            length = entry.get("selected", {}).get("attention_length")
+            if length is None:
+                lines.append(score_line(split, entry))
+            else:
+                values = {**entry["selected"]["best"], "init": entry["selected"]["init"]}
+                lines.append(score_line(f"{split}, attention length {length}", values))
+        chosen_on = self.options.select_on
+        if chosen_on is not None and entries[chosen_on]["sweep"] is not None:
+            sweep = entries[chosen_on]["sweep"]
+            shortest = f"within {sweep['tolerance']:g} {sweep['unit']} of the best"
+            lines.append(f"shortest attention length {shortest}: {sweep['attention_length']}")
         lines += notes(entries, self.corpus, self.settings)
         for split, entry in entries.items():
             if "units" in entry:
                 lines.append(f"{split}: a row for each {self.options.per} in {entry['units']}")
-        chosen_on = self.options.select_on
-        if chosen_on is not None and entries[chosen_on]["sweep"] is not None:
-            lines += write_sweep(results, chosen_on, self.directory)
-        log_results("evaluate", results, self.options, self.directory)
         return lines

@@ -84,24 +84,6 @@ class SplitScores:
         row["evaluation"] = protocol.settings()
         return row
 
-    def difference(self, worse: TokenLosses, better: TokenLosses) -> dict[str, Any] | None:
-        """Return the difference of two losses on the same tokens, and its standard error.
-
-        The difficulty of the text is common to both losses and cancels: only the error of the difference tells whether
-        they differ. None if they were scored on different tokens (`max_segments`).
-        """
-        if not np.array_equal(worse.positions, better.positions):
-            return None
-        level = self.corpus.vocabulary.level
-        values_of_better = loss_metrics(better.mean, level)
-        difference: dict[str, Any] = {}
-        for unit, value in loss_metrics(worse.mean, level).items():
-            difference[unit] = value - values_of_better[unit]
-        units_P, _ = self._units(worse.positions)
-        error, _ = standard_error(worse.nll.astype(np.float64) - better.nll, units_P)
-        difference["standard_error"] = errors_by_unit(error, better.mean, level)
-        return difference
-
     def write_losses(self, losses: TokenLosses, stem: str, directory: Path) -> str:
         """Write losses and positions, in text order; return the name of the file."""
         name = f"losses_{self.split}{stem}.npz"
@@ -126,22 +108,16 @@ def score_line(split: str, values: Mapping[str, Any]) -> str:
     parts = []
     for unit in units:
         words, digits = SHOWN[unit]
-        number = number_with_error(values, unit, digits)
+        number = f"{values[unit]:.{digits}f}"
+        error = values["standard_error"].get(unit)
+        if error is not None:
+            number += f" ± {error:.{digits}f}"
         parts.append(words.format(number))
     line = f"{split}: {', '.join(parts)}"
     if "init" in values:
         _, digits = SHOWN[units[0]]
         line += f" (training's lengths: {values['init'][units[0]]:.{digits}f})"
     return line
-
-
-def number_with_error(values: Mapping[str, Any], unit: str, digits: int) -> str:
-    """Return a value with its standard error, if it has one: 1.9460 ± 0.0123."""
-    number = f"{values[unit]:.{digits}f}"
-    error = values["standard_error"].get(unit)
-    if error is None:
-        return number
-    return f"{number} ± {error:.{digits}f}"
 
 
 def notes(
@@ -151,11 +127,8 @@ def notes(
     lines = []
     for split, values in entries.items():
         what = f"{corpus.name}, {split}{corpus.unknown_share(split)}"
-        line = f"{what}: {values['tokens']:,} tokens scored"
-        for reason, n_tokens in values["left_out"].items():
-            if n_tokens:
-                line += f", {n_tokens:,} left out ({reason.replace('_', ' ')})"
-        lines += wrap(line)
+        n_left_out = sum(values["left_out"].values())
+        lines += wrap(f"{what}: {values['tokens']:,} tokens scored, {n_left_out:,} left out")
     errors = next(iter(entries.values()))["standard_error"]
     lines += wrap(f"± is a standard error over {errors['over']}; {describe(settings)}")
     return lines

@@ -278,7 +278,7 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
         for name, ratio in result["ratios"].items():
             row[f"{name} (min–max)"] = "{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**ratio)
         table.append(row)
-    lines_of_figure = {SCHEMES[name]: [(lengths, times)] for name, times in curves.items()}
+    lines_of_figure = {SCHEMES[name]: (lengths, times) for name, times in curves.items()}
     title = "Time per token by attention length"
     axes = ("attention length (tokens)", "milliseconds per token")
     line_figure(directory / "speed", lines_of_figure, *axes, title, log_y=True)

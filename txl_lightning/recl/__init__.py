@@ -15,26 +15,24 @@ from txl_lightning.recl.effective_context import (
 )
 
 if TYPE_CHECKING:
-    from txl_lightning.evaluation.windows import WindowReader, window_losses, window_reader
     from txl_lightning.recl.comparison import compare
-    from txl_lightning.recl.loss_by_context import context_curve, context_gains
+    from txl_lightning.recl.loss_by_context import context_curve
     from txl_lightning.recl.positions import position_blocks
+    from txl_lightning.recl.windows import WindowReader, window_losses, window_reader
 
 MODULES = {
-    "WindowReader": "evaluation.windows",
-    "window_losses": "evaluation.windows",
-    "window_reader": "evaluation.windows",
-    "compare": "recl.comparison",
-    "context_curve": "recl.loss_by_context",
-    "context_gains": "recl.loss_by_context",
-    "position_blocks": "recl.positions",
+    "WindowReader": "windows",
+    "compare": "comparison",
+    "context_curve": "loss_by_context",
+    "position_blocks": "positions",
+    "window_losses": "windows",
+    "window_reader": "windows",
 }
 __all__ = [
     "EffectiveContext",
     "WindowReader",
     "compare",
     "context_curve",
-    "context_gains",
     "position_blocks",
     "relative_effective_context_lengths",
     "window_losses",
@@ -46,4 +44,4 @@ def __getattr__(name: str) -> Any:
     """Import what scores models, and with it torch, at the first use of a name."""
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"txl_lightning.{MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.evaluation.windows import window_losses, window_reader
 from txl_lightning.model.language_model import LanguageModel
+from txl_lightning.recl.effective_context import Entries
 from txl_lightning.recl.page import page
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.recl.results import group_results
+from txl_lightning.recl.windows import window_losses, window_reader
 
 
 class LossFunction:
@@ -31,9 +32,11 @@ class LossFunction:
         self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
     ) -> tuple[Tensor, None]:
         """Return the losses of the targets; the first tokens are context if targets are fewer."""
-        window_BT = torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1)
+        last_BT = targets_BT[:, -1:]
+        window_BT = torch.cat([tokens_BT, last_BT], dim=1)
         nll_BT = torch.as_tensor(self.function(window_BT))
-        return nll_BT[:, -targets_BT.shape[1] :], state
+        n_targets = targets_BT.shape[1]
+        return nll_BT[:, -n_targets:], state
 
 
 def compare(
@@ -43,7 +46,7 @@ def compare(
     n_positions: int = 1000,
     texts: Sequence[str] | None = None,
     **definition: Any,
-) -> tuple[dict[str, Any], str]:
+) -> tuple[Entries, str]:
     """Return the curves, RECL and their intervals, as `recl.json` has them, and the page, one HTML file.
 
     Args:
@@ -60,15 +63,21 @@ def compare(
     for name, model in models.items():
         if not isinstance(model, LanguageModel):
             model = LossFunction(model)
-        losses[name] = window_losses(window_reader(model), tokens, positions, contexts)
-    if texts is None:
-        texts = [f" {token}" for token in tokens.tolist()]
+        losses[name] = window_losses(
+            window_reader(model),
+            tokens,
+            positions,
+            contexts,
+        )
     results = group_results(losses, contexts, positions, blocks, "ppl", **definition)
-    for model_results in results["models"]:
-        kind = type(models[model_results["name"]]).__name__
-        model_results.update(kind=kind, limit=None, scoring="one pass")
+    for entries in results["models"]:
+        entries["kind"] = type(models[entries["name"]]).__name__
     results["split"] = f"{len(tokens):,} tokens"
     results["corpus"] = {"name": "text", "level": "token"}
-    return results, page(
-        results, losses, positions, blocks, lambda begin, stop: list(texts[begin:stop])
-    )
+
+    def spell(begin: int, stop: int) -> list[str]:
+        if texts is not None:
+            return list(texts[begin:stop])
+        return [f" {token}" for token in tokens[begin:stop]]
+
+    return results, page(results, losses, positions, blocks, spell)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from txl_lightning.errors import LENGTH, at_most, check, require
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
+Entries = dict[str, Any]
+"""Entries of `recl.json`, by name."""
+
 INTERVAL = [0.025, 0.975]  # quantiles
 BUCKET = 128  # distinct losses
 
@@ -67,41 +71,18 @@ class EffectiveContext:
 
 
 @dataclass(frozen=True)
-class ModelSteps:
-    """Means of one model at one r at every step of the grid, from c to c', in S samples, in nats.
+class Steps:
+    """Means of every step of the grid, from c to c', in S samples of the positions, in nats.
 
     Args:
-        short_SC: f(c, c), common to all models.
-        long_SC: f_i(c, c').
-        rises_SC: whether the model's own mean loss does not fall, over all or over hard positions.
+        short_RSC: f(c, c), common to all models.
+        long_RISC: f_i(c, c').
+        rises_RISC: whether a model's own mean loss does not fall, over all or over hard positions.
     """
 
-    short_SC: Array
-    long_SC: Array
-    rises_SC: Booleans
-
-    @property
-    def gains_SC(self) -> Array:
-        """g_i(c, c')."""
-        gains: Array = -np.expm1(self.long_SC - self.short_SC)
-        return gains
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Means of all models at every r: see `ModelSteps`."""
-
     short_RSC: Array
-    long_RSIC: Array
-    rises_RSIC: Booleans
-
-    def of(self, r: int, i: int) -> ModelSteps:
-        """Return the means of model number i at fraction number r."""
-        return ModelSteps(
-            short_SC=self.short_RSC[r],
-            long_SC=self.long_RSIC[r, :, i],
-            rises_SC=self.rises_RSIC[r, :, i],
-        )
+    long_RISC: Array
+    rises_RISC: Booleans
 
 
 def relative_effective_context_lengths(
@@ -152,17 +133,24 @@ def relative_effective_context_lengths(
     is_finite = bool(np.isfinite(losses_ICP).all())
     require(is_finite, "losses", "nan or inf", "must be finite")
     allowed = f"must be {n_contexts}, as the losses have"
-    require(len(contexts) == n_contexts, "contexts", list(contexts), allowed)
+    require(
+        len(contexts) == n_contexts,
+        "contexts",
+        list(contexts),
+        allowed,
+    )
     if blocks is None:
         blocks = np.arange(n_positions)
-    require(len(blocks) == n_positions, "blocks", len(blocks), f"must be {n_positions} numbers")
+    require(
+        len(blocks) == n_positions,
+        "blocks",
+        len(blocks),
+        f"must be {n_positions} numbers",
+    )
     block_names, block_P = np.unique(blocks, return_inverse=True)
-    n_blocks = len(block_names)
-    measured = measured_steps(losses_ICP, fractions, np.ones((1, n_blocks)), block_P)
-    sampled = measured
-    if bootstrap > 0:
-        counts_SB = resampled(n_blocks, bootstrap, seed)
-        sampled = measured_steps(losses_ICP, fractions, counts_SB, block_P)
+    counts_SB = np.ones((1 + bootstrap, len(block_names)))  # the first sample is the text itself
+    counts_SB[1:] = resampled(len(block_names), bootstrap, seed)
+    steps = measured_steps(losses_ICP, fractions, counts_SB, block_P)
     results: dict[str, dict[float, EffectiveContext]] = {}
     for i, name in enumerate(losses):
         limit = None
@@ -170,9 +158,14 @@ def relative_effective_context_lengths(
             limit = limits.get(name)
         results[name] = {}
         for k, r in enumerate(fractions):
-            steps = measured.of(k, i)
-            samples = sampled.of(k, i)
-            results[name][r] = _effective_context(steps, samples, contexts, threshold, limit)
+            results[name][r] = _effective_context(
+                steps.short_RSC[k],
+                steps.long_RISC[k, i],
+                steps.rises_RISC[k, i],
+                contexts,
+                threshold,
+                limit,
+            )
     return results
 
 
@@ -186,7 +179,12 @@ def check_definition(
     """
     ascending = all(c < longer for c, longer in pairwise([0, *contexts]))
     allowed = "must be at least two, ascending, the first >= 1"
-    require(len(contexts) >= 2 and ascending, "contexts", list(contexts), allowed)
+    require(
+        len(contexts) >= 2 and ascending,
+        "contexts",
+        list(contexts),
+        allowed,
+    )
     different = 1 <= len(fractions) == len(set(fractions))
     in_range = all(0 < r <= 1 for r in fractions)
     require(
@@ -197,68 +195,61 @@ def check_definition(
 
 
 def _effective_context(
-    measured: ModelSteps,
-    sampled: ModelSteps,
+    short_SC: Array,
+    long_SC: Array,
+    rises_SC: Booleans,
     contexts: Sequence[int],
     threshold: float,
     limit: int | None,
 ) -> EffectiveContext:
-    gains_C = measured.gains_SC[0]
-    ends_C = gains_C < threshold
-    ends_SC = sampled.gains_SC < threshold
-    value, at_least = _first_end(ends_C, contexts, limit)
-    low, high, high_at_least = _interval(ends_SC, contexts, limit)
-
-    guarded_ends_C = ends_C | measured.rises_SC[0]
-    guarded_ends_SC = ends_SC | sampled.rises_SC
-    guarded, guarded_at_least = _first_end(guarded_ends_C, contexts, limit)
-    guarded_low, guarded_high, guarded_high_at_least = _interval(guarded_ends_SC, contexts, limit)
-
+    gains_SC = -np.expm1(long_SC - short_SC)
+    ends_SC = gains_SC < threshold
+    length = _length(ends_SC, contexts, limit)
+    guarded = _length(ends_SC | rises_SC, contexts, limit)
     gains_again = None
-    for context, longer, ends in zip(contexts, contexts[1:], ends_C.tolist(), strict=False):
-        if context > value and not ends:
-            gains_again = longer
+    value = length[0]
+    for c, ends in enumerate(ends_SC[0]):
+        if contexts[c] > value and not ends:
+            gains_again = contexts[c + 1]
             break
-    perplexities_C = np.exp(measured.short_SC[0])
-    perplexity_gains_C = perplexities_C - np.exp(measured.long_SC[0])
+    perplexities_C = np.exp(short_SC[0])
+    perplexity_gains_C = perplexities_C - np.exp(long_SC[0])
     return EffectiveContext(
-        value=value,
-        at_least=at_least,
-        low=low,
-        high=high,
-        high_at_least=high_at_least,
-        guarded=guarded,
-        guarded_at_least=guarded_at_least,
-        guarded_low=guarded_low,
-        guarded_high=guarded_high,
-        guarded_high_at_least=guarded_high_at_least,
+        *length,
+        *guarded,
         gains_again=gains_again,
         limit=limit,
-        relative_gains=gains_C.tolist(),
+        relative_gains=gains_SC[0].tolist(),
         perplexity_gains=perplexity_gains_C.tolist(),
         perplexities=perplexities_C.tolist(),
     )
 
 
-def _first_end(ends_C: Booleans, contexts: Sequence[int], limit: int | None) -> tuple[int, bool]:
-    """Return the first context at which gains end, at most the limit, and whether they did not end on the grid."""
-    ends = np.flatnonzero(ends_C)
-    value = contexts[ends[0]] if len(ends) else contexts[-1]
-    if limit is not None and limit <= value:
-        return limit, False
-    return int(value), len(ends) == 0
-
-
-def _interval(
+def _length(
     ends_SC: Booleans, contexts: Sequence[int], limit: int | None
-) -> tuple[int, int, bool]:
-    """Return both ends of the interval over samples, and whether the higher one is a lower bound in some sample."""
-    lengths = [_first_end(ends_C, contexts, limit) for ends_C in ends_SC]
-    values = [value for value, _ in lengths]
-    low, high = (
-        np.quantile(values, INTERVAL, method="inverted_cdf").astype(int).tolist()
-    )  # observed values
-    return low, high, (high, True) in lengths
+) -> tuple[int, bool, int, int, bool]:
+    """Return the first context at which gains end, at most the limit, and its interval over samples.
+
+    Whether the gains of the first sample, the text itself, did not end on the grid stands behind
+    the value, and whether those of a sample at the higher end did not end, behind that end.
+    """
+    never_S: Booleans = np.logical_not(ends_SC.any(axis=1))
+    first_S = ends_SC.argmax(axis=1)
+    first_S[never_S] = len(contexts) - 1
+    value_S = np.array(contexts)[first_S]
+    if limit is not None:
+        never_S &= value_S < limit
+        value_S = np.minimum(value_S, limit)
+    sampled_S = value_S[1:]
+    sampled_never_S = never_S[1:]
+    if len(sampled_S) == 0:
+        sampled_S = value_S
+        sampled_never_S = never_S
+    ends = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
+    low, high = ends.astype(int).tolist()
+    is_at_end_S = sampled_S == high
+    high_at_least = bool(sampled_never_S[is_at_end_S].any())
+    return int(value_S[0]), bool(never_S[0]), low, high, high_at_least
 
 
 def measured_steps(
@@ -290,29 +281,29 @@ def measured_steps(
     for c, (now_IP, next_IP) in enumerate(pairwise(losses_ICP.transpose(1, 0, 2))):
         best_P = now_IP.min(axis=0)
         values_VP = np.vstack([best_P, np.minimum(best_P, next_IP)])
-        means_RSV = _hardest_means(values_VP, sizes_RS, counts_SB, block_P)
-        short.append(means_RSV[..., 0])
-        long.append(means_RSV[..., 1:])
+        means_RVS = _hardest_means(values_VP, sizes_RS, counts_SB, block_P)
+        short.append(means_RVS[:, 0])
+        long.append(means_RVS[:, 1:])
 
         change_IP = next_IP - now_IP
-        sums_BI = np.stack([np.bincount(block_P, change_P) for change_P in change_IP], axis=1)
-        rises_RSI = np.tile(counts_SB @ sums_BI >= 0, (len(fractions), 1, 1))
+        sums_IB = np.stack([np.bincount(block_P, change_P) for change_P in change_IP])
+        rises_IS = sums_IB @ counts_SB.T >= 0
+        rises_RIS = np.stack([rises_IS] * len(fractions))
         if c > 0:
-            change_RSV = _hardest_means(
-                np.vstack([before_P, change_IP]), sizes_RS, counts_SB, block_P
-            )
-            rises_RSI = rises_RSI | (change_RSV[..., 1:] >= 0)
-        rises.append(rises_RSI)
+            values_VP = np.vstack([before_P, change_IP])
+            means_RVS = _hardest_means(values_VP, sizes_RS, counts_SB, block_P)
+            rises_RIS |= means_RVS[:, 1:] >= 0
+        rises.append(rises_RIS)
         before_P += best_P
     return Steps(
         short_RSC=np.stack(short, axis=-1),
-        long_RSIC=np.stack(long, axis=-1),
-        rises_RSIC=np.stack(rises, axis=-1),
+        long_RISC=np.stack(long, axis=-1),
+        rises_RISC=np.stack(rises, axis=-1),
     )
 
 
 def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: Integers) -> Array:
-    """Return means, [R, S, V], over the `sizes_RS` positions of each sample with the largest first values.
+    """Return means, [R, V, S], over the `sizes_RS` positions of each sample with the largest first values.
 
     Positions are sorted into buckets; equal values share one. Buckets before the one where T ends
     are summed by blocks, and only within that one the positions of a sample are counted.
@@ -320,39 +311,31 @@ def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P:
     order = np.argsort(-values_VP[0])
     values_VP = values_VP[:, order]
     block_P = block_P[order]
+    n_blocks = counts_SB.shape[1]
     is_lower = np.diff(values_VP[0], prepend=values_VP[0, :1]) != 0
     bucket_P = np.cumsum(is_lower) // BUCKET
-    edges = np.searchsorted(bucket_P, np.arange(bucket_P[-1] + 2))
-    counted_SK = _positions_before_buckets(bucket_P, block_P, counts_SB)
-    totals_RSV = np.empty((*sizes_RS.shape, len(values_VP)))
+    n_buckets = bucket_P[-1] + 1
+    edges = np.searchsorted(bucket_P, np.arange(n_buckets + 1))
+    sizes_BK = np.bincount(block_P * n_buckets + bucket_P, minlength=n_blocks * n_buckets)
+    sizes_BK = sizes_BK.reshape(n_blocks, n_buckets)
+    before_SK = counts_SB @ (np.cumsum(sizes_BK, axis=1) - sizes_BK)
+
+    totals_RVS = np.empty((len(sizes_RS), len(values_VP), len(counts_SB)))
     for r, size_S in enumerate(sizes_RS):
-        last_S = (counted_SK <= size_S[:, None]).sum(axis=1) - 1
+        last_S = (before_SK <= size_S[:, None]).sum(axis=1) - 1
         for k in np.unique(last_S):
             here = np.flatnonzero(last_S == k)
             start, stop = edges[k : k + 2]
             counts = counts_SB[here]
-            size = size_S[here] - counted_SK[here, k]
-            weights = _shares_of_hardest(
-                values_VP[0, start:stop], size, counts[:, block_P[start:stop]]
-            )
+            sorted_P = values_VP[0, start:stop]
+            size = size_S[here] - before_SK[here, k]
+            weights = _shares_of_hardest(sorted_P, size, counts[:, block_P[start:stop]])
             for v, values_P in enumerate(
                 values_VP
-            ):  # one by one: rounding must not depend on the other values
-                sums_B = np.bincount(
-                    block_P[:start], values_P[:start], minlength=counts_SB.shape[1]
-                )
-                totals_RSV[r, here, v] = counts @ sums_B + weights @ values_P[start:stop]
-    return totals_RSV / sizes_RS[..., None]
-
-
-def _positions_before_buckets(bucket_P: Integers, block_P: Integers, counts_SB: Array) -> Array:
-    """Return the number of a sample's positions before each bucket, [S, K]."""
-    n_blocks = counts_SB.shape[1]
-    n_buckets = int(bucket_P[-1]) + 1
-    sizes_BK = np.bincount(block_P * n_buckets + bucket_P, minlength=n_blocks * n_buckets)
-    sizes_BK = sizes_BK.reshape(n_blocks, n_buckets)
-    counted: Array = counts_SB @ (np.cumsum(sizes_BK, axis=1) - sizes_BK)
-    return counted
+            ):  # one by one: rounding must not depend on others
+                sums_B = np.bincount(block_P[:start], values_P[:start], minlength=n_blocks)
+                totals_RVS[r, v, here] = counts @ sums_B + weights @ values_P[start:stop]
+    return totals_RVS / sizes_RS[:, None]
 
 
 def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Array:
@@ -366,12 +349,14 @@ def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Arra
         size_S: positions in T, in each sample.
         counts_SP: count of each position in each sample.
     """
-    is_first = np.concatenate([[True], sorted_P[1:] != sorted_P[:-1]])
+    is_lower = sorted_P[1:] != sorted_P[:-1]
+    is_first = np.concatenate([[True], is_lower])
     totals = np.add.reduceat(counts_SP, np.flatnonzero(is_first), axis=1)
     earlier = np.cumsum(totals, axis=1) - totals
     taken = np.clip(size_S[:, None] - earlier, 0, totals)
     shares = taken / np.maximum(totals, 1)
-    weights_SP: Array = counts_SP * shares[:, np.cumsum(is_first) - 1]
+    number_P = np.cumsum(is_first) - 1
+    weights_SP: Array = counts_SP * shares[:, number_P]
     return weights_SP
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from txl_lightning.evaluation.units import unit_name
+from txl_lightning.recl.effective_context import Entries
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend, short
 
 MOST_TICKS = 9
-ONLY_GROUP = 1
+SHORT = FuncFormatter(lambda value, _: short(value))
 
 
-def draw_figures(results: dict[str, Any], directory: Path) -> None:
+def draw_figures(results: Entries, directory: Path) -> None:
     """Draw all figures as PNG and SVG.
 
         contexts          loss by context (Figure 4)
@@ -30,123 +30,111 @@ def draw_figures(results: dict[str, Any], directory: Path) -> None:
         directory: folder for the files.
     """
     styles = {}
-    for model, style in zip(results["models"], looks(), strict=False):
-        styles[model["name"]] = {
-            **style,
-            "label": plain_text(model["name"]),
-            "markersize": 3.5,
-            "linewidth": 1.4,
-        }
-    _draw_losses(results, styles, directory / "contexts")
+    for model, look in zip(results["models"], looks(), strict=False):
+        name = model["name"]
+        styles[name] = {**look, "label": plain_text(name), "markersize": 3.5, "linewidth": 1.4}
+    _save(_losses(results, styles), directory / "contexts")
     for group in results["groups"]:
+        prefix = "gains"
+        if len(results["groups"]) > 1:
+            prefix = f"gains_{group['name']}"
         for r in results["fractions"]:
-            _draw_gains(results, group, str(float(r)), styles, directory)
+            axes = _gains(
+                results,
+                styles,
+                group["models"],
+                float(r),
+            )
+            _save(axes, directory / f"{prefix}_r{float(r)}")
     if len(results["models"]) > 1:
-        _draw_differences(results, styles, directory / "differences")
+        _save(_differences(results, styles), directory / "differences")
 
 
-def _axes(contexts: Sequence[int], even: bool, **labels: str) -> tuple[Figure, Axes]:
-    """Return axes with ticks at the measured contexts, or at some of them if there are many."""
-    figure = new_figure(5.4, 4.0)  # small, so that its letters can be read at the width of a phone
-    axes = figure.add_subplot()
-    axes.set(**labels)
-    if not even:
+def _save(axes: Axes, stem: Path) -> None:
+    figure: Any = axes.figure
+    save_with_legend(figure, axes, stem)
+
+
+def _axes(results: Entries, n_contexts: int) -> Axes:
+    """Return axes with ticks at the first contexts of the grid, or at some of them if there are many."""
+    axes = new_figure(5.4, 4.0).add_subplot()  # small: to be read at the width of a phone
+    axes.set_xlabel("context (tokens)")
+    if results["step"] is None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
-    every = -(-len(contexts) // MOST_TICKS)
-    axes.set_xticks(contexts[::every])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    return figure, axes
+    every = -(-n_contexts // MOST_TICKS)
+    axes.set_xticks(results["contexts"][:n_contexts:every])
+    axes.xaxis.set_major_formatter(SHORT)
+    return axes
 
 
-def _draw_losses(results: dict[str, Any], styles: dict[str, Any], stem: Path) -> None:
+def _draw_curve(
+    axes: Axes, x: Sequence[int], y: Sequence[float], error: Sequence[float], style: Entries
+) -> None:
+    """Draw a curve in a band of one standard error."""
+    axes.plot(x, y, **style)
+    low = np.subtract(y, error)
+    high = np.add(y, error)
+    axes.fill_between(
+        x,
+        low,
+        high,
+        color=style["color"],
+        alpha=0.12,
+        linewidth=0,
+    )
+
+
+def _losses(results: Entries, styles: Entries) -> Axes:
     contexts = results["contexts"]
     unit = results["unit"]
     unit_in_words = unit_name(results["corpus"]["level"])
-    figure, axes = _axes(
-        contexts,
-        results["step"] is not None,
-        xlabel="context (tokens)",
-        ylabel=unit_in_words,
-        title=f"{unit_in_words.capitalize()} by context (± standard error)",
-    )
+    axes = _axes(results, len(contexts))
+    axes.set_ylabel(unit_in_words)
+    axes.set_title(f"{unit_in_words.capitalize()} by context (± standard error)")
     for model in results["models"]:
         style = styles[model["name"]]
-        axes.plot(contexts, model[unit], **style)
-        _draw_band(axes, contexts, model[unit], model[f"{unit}_standard_error"], style["color"])
-    save_with_legend(figure, axes, stem)
+        _draw_curve(
+            axes,
+            contexts,
+            model[unit],
+            model[f"{unit}_standard_error"],
+            style,
+        )
+    return axes
 
 
-def _draw_band(
-    axes: Axes, x: Sequence[int], y: Sequence[float], half: Sequence[float], color: str
-) -> None:
-    axes.fill_between(
-        x, np.subtract(y, half), np.add(y, half), color=color, alpha=0.12, linewidth=0
-    )
-
-
-def _draw_gains(
-    results: dict[str, Any],
-    group: dict[str, Any],
-    r: str,
-    styles: dict[str, Any],
-    directory: Path,
-) -> None:
+def _gains(results: Entries, styles: Entries, names: list[str], r: float) -> Axes:
     """Draw the gains of a group at r, and the gain that counts: threshold · exp f(c, c), equal for all its models."""
     contexts = results["contexts"][:-1]
-    name = f"gains_r{r}"
-    title = "Gain of a step, all positions"
-    if float(r) < 1:
-        title = f"Gain of a step, hardest {float(r):.0%} of positions"
-    if len(results["groups"]) > ONLY_GROUP:
-        name = f"gains_{group['name']}_r{r}"
-        title += f", {group['name']}"
-    figure, axes = _axes(
-        contexts,
-        results["step"] is not None,
-        xlabel="c, of a step c → c' to the next context (tokens)",
-        ylabel="gain: exp f(c, c) − exp f(c, c') (perplexity)",
-        title=title,
-    )
-    perplexities: list[float] = []
+    axes = _axes(results, len(contexts))
+    axes.set_xlabel("c, of a step c → c' to the next context (tokens)")
+    axes.set_ylabel("gain: exp f(c, c) − exp f(c, c') (perplexity)")
+    axes.set_title(f"Gain of a step, hardest {r:.0%} of positions")
     for model in results["models"]:
-        if model["name"] in group["models"]:
-            length = model["recl"][r]
+        if model["name"] in names:
+            length = model["recl"][str(r)]
             axes.plot(contexts, length["perplexity_gains"], **styles[model["name"]])
-            perplexities = length["perplexities"]
-    needed = results["threshold"] * np.array(perplexities)
-    axes.plot(
-        contexts,
-        needed,
-        color="grey",
-        linestyle="--",
-        linewidth=1.2,
-        label="needed for a longer RECL",
-    )
+    needed = results["threshold"] * np.array(length["perplexities"])
+    axes.plot(contexts, needed, "--", color="grey", label="needed for a longer RECL")
     decade = np.floor(np.log10(needed.min()))
     axes.set_yscale("symlog", linthresh=10**decade)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    save_with_legend(figure, axes, directory / name)
+    axes.yaxis.set_major_formatter(SHORT)
+    return axes
 
 
-def _draw_differences(results: dict[str, Any], styles: dict[str, Any], stem: Path) -> None:
+def _differences(results: Entries, styles: Entries) -> Axes:
     """Draw the loss of the other models minus the first one's; they are paired by position, so bands are narrow."""
-    contexts = results["contexts"]
     first = results["models"][0]["name"]
-    figure, axes = _axes(
-        contexts,
-        results["step"] is not None,
-        xlabel="context (tokens)",
-        ylabel="difference of the loss (nats)",
-        title=f"Loss minus the loss of {plain_text(first)} (± standard error)",
-    )
-    axes.axhline(
-        0, label=plain_text(f"{first} (zero)"), color=styles[first]["color"], linewidth=1.4
-    )
-    for one in results["differences"]:
-        if one["model"] == first:
-            style = styles[one["minus"]]
-            difference = np.negative(one["nll"])
-            axes.plot(contexts, difference, **style)
-            _draw_band(axes, contexts, difference, one["nll_standard_error"], style["color"])
-    save_with_legend(figure, axes, stem)
+    axes = _axes(results, len(results["contexts"]))
+    axes.set_ylabel("difference of the loss (nats)")
+    axes.set_title(f"Loss minus the loss of {plain_text(first)} (± standard error)")
+    color = styles[first]["color"]
+    axes.axhline(0, label=plain_text(f"{first} (zero)"), color=color)
+    for difference in results["differences"]:
+        if difference["model"] == first:
+            nll = np.negative(difference["nll"])
+            error = difference["nll_standard_error"]
+            style = styles[difference["minus"]]
+            _draw_curve(axes, results["contexts"], nll, error, style)
+    return axes

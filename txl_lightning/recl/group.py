@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
@@ -11,56 +10,43 @@ from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import chosen_device
 from txl_lightning.recl.huggingface import load_huggingface
 from txl_lightning.recl.models import (
+    CHECKPOINTS,
     FUNCTION,
     HUGGING_FACE,
-    OPTION,
-    TRAINED,
+    MODELS,
     Member,
     load_function,
     load_run,
 )
 from txl_lightning.recl.options import ReclOptions
 
-# Parts of a checkpoint's path that can name it, without the folder checkpoints: the run, the run and the file, …
-NAMES = (
-    slice(-2, -1),
-    slice(-2, None),
-    slice(-3, -1),
-    slice(-3, None),
-)
-
 
 def references(options: ReclOptions) -> list[str]:
     """Return the references of all models, `checkpoints` first, a pattern such as `run/step*.ckpt` as its files.
 
     Raises:
-        OptionError: there is none, one is named twice, or a reference has no known prefix.
+        OptionError: there is none, one is named twice, or a model has no known prefix.
     """
-    for model in options.models:
-        known = model.startswith((TRAINED, HUGGING_FACE, FUNCTION))
-        require(known, OPTION, model, "must begin with txl:, hf: or py:")
-    named: list[str] = []
+    found: list[str] = []
     for pattern in options.checkpoints:
-        named.extend(f"{TRAINED}{path}" for path in _files(pattern))
-    named.extend(options.models)
-    require(len(named) > 0, "checkpoints", "[]", "must name at least one checkpoint")
-    option = "checkpoints" if options.checkpoints else OPTION
-    for reference in named:
-        is_single = named.count(reference) == 1
-        require(is_single, option, [reference.removeprefix(TRAINED)], "is named twice")
-    return named
-
-
-def _files(pattern: str) -> list[str]:
-    """Return the files of a pattern, with numbers in names in their order; a path without files stays as it is."""
-    if Path(pattern).is_file():
-        return [pattern]
-    paths = glob(str(Path(pattern).expanduser()))
-    return sorted(paths, key=_by_numbers) or [pattern]
-
-
-def _by_numbers(path: str) -> list[tuple[int, str]]:
-    return [(len(part), part) for part in re.findall(r"\d+|\D+", path)]
+        paths = [pattern]
+        if not Path(pattern).is_file():
+            paths = glob(str(Path(pattern).expanduser())) or [pattern]
+        found += sorted(paths, key=lambda path: (len(path), path))  # step9 before step10
+    for model in options.models:
+        is_known = model.startswith((HUGGING_FACE, FUNCTION))
+        require(is_known, MODELS, model, "must begin with hf: or py:")
+        found.append(model)
+    require(len(found) > 0, CHECKPOINTS, "[]", "must name at least one checkpoint")
+    for reference in found:
+        option = MODELS if reference in options.models else CHECKPOINTS
+        require(
+            found.count(reference) == 1,
+            option,
+            [reference],
+            "is named twice",
+        )
+    return found
 
 
 def load_group(options: ReclOptions, longest_context: int) -> list[Member]:
@@ -69,20 +55,16 @@ def load_group(options: ReclOptions, longest_context: int) -> list[Member]:
     Raises:
         OptionError: a model is not usable.
     """
-    named = references(options)
     device = chosen_device(options.accelerator)
+    named = references(options)
     members = []
     for reference, name in zip(named, options.names or model_names(named), strict=True):
-        if reference.startswith(TRAINED):
-            option = OPTION if reference in options.models else "checkpoints"
-            path = reference.removeprefix(TRAINED)
-            member = load_run(path, name, options.clamp_len, option)
-        elif reference.startswith(HUGGING_FACE):
-            member = load_huggingface(
-                reference, name, longest_context, options.begin_of_text, options.tokenizer
-            )
-        else:
+        if reference.startswith(HUGGING_FACE):
+            member = load_huggingface(reference, name, longest_context, options.begin_of_text)
+        elif reference.startswith(FUNCTION):
             member = load_function(reference, name)
+        else:
+            member = load_run(reference, name, options.clamp_len)
         if hasattr(member.reader.model, "to"):
             member.reader.model.to(device)
         members.append(member)
@@ -90,20 +72,23 @@ def load_group(options: ReclOptions, longest_context: int) -> list[Member]:
 
 
 def model_names(named: Sequence[str]) -> list[str]:
-    """Return the shortest distinct names: `txl:ours/checkpoints/best.ckpt` is `ours`, or `ours/best`; `hf:a/b` is `b`.
+    """Return the shortest distinct names: `ours/checkpoints/best.ckpt` is `ours`, or `ours/best`; `hf:a/b` is `b`.
 
-    The references themselves if some names are still equal.
+    The references themselves if these are not distinct.
     """
-    for part in NAMES:
-        names = [_name(reference, part) for reference in named]
-        if "" not in names and len(set(names)) == len(names):
+    with_files = []
+    without_files = []
+    for reference in named:
+        if reference.startswith((HUGGING_FACE, FUNCTION)):
+            name = reference[3:].rstrip("/").split("/")[-1]
+            with_files.append(name)
+            without_files.append(name)
+        else:
+            path = Path(reference).resolve().with_suffix("")
+            folders = [folder for folder in path.parts if folder != "checkpoints"]
+            with_files.append("/".join(folders[-2:]))
+            without_files.append(folders[-2])
+    for names in (without_files, with_files):
+        if len(set(names)) == len(names):
             return names
     return list(named)
-
-
-def _name(reference: str, part: slice) -> str:
-    if not reference.startswith(TRAINED):
-        return reference.rstrip("/").split(":")[-1].split("/")[-1]
-    path = Path(reference.removeprefix(TRAINED)).resolve().with_suffix("")
-    folders = [folder for folder in path.parts[1:] if folder != "checkpoints"]
-    return "/".join(folders[part])

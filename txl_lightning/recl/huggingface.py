@@ -7,8 +7,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import chain
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.windows import WindowReader
-from txl_lightning.recl.models import HUGGING_FACE, OPTION, Member, TokenizedText, foreign_errors
+from txl_lightning.recl.effective_context import Entries
+from txl_lightning.recl.models import HUGGING_FACE, MODELS, Member, TokenizedText, foreign_errors
+from txl_lightning.recl.windows import WindowReader
 
 MOST_RESERVED = 8  # rows of a table of positions
 SHOWN = 20  # characters of a text that is changed
-WEIGHT_FILES = {
+WEIGHTS = {
     ".gguf": "is a file for llama.cpp: give the folder of the original weights, with config.json",
     ".safetensors": "is weights alone: give the folder, with config.json and a tokenizer",
     ".bin": "is weights alone: give the folder, with config.json and a tokenizer",
@@ -47,7 +46,7 @@ class HuggingFaceModel(nn.Module):
         self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         numbers = re.findall(r"\d+", model.config.to_json_string(use_diff=False))
         self.window_lengths = [int(number) for number in numbers]
-        self.loaded: list[tuple[nn.Module, dict[str, Any]]] = []
+        self.loaded: list[tuple[nn.Module, Entries]] = []
 
     def restore(self) -> None:
         """Restore all modules as they were loaded.
@@ -67,7 +66,8 @@ class HuggingFaceModel(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
         T = tokens_BT.shape[1]
-        places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
+        first = T - targets_BT.shape[1]
+        places_C = torch.arange(first, T, device=tokens_BT.device)
         return self.losses_at(tokens_BT, targets_BT, places_C), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class HuggingFaceModel(nn.Module):
         )
 
 
-def _copied_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+def _copied_attributes(attributes: Entries) -> Entries:
     """Return the attributes of a module, with copies of the dictionaries of its parts."""
     copied = dict(attributes)
     for name in ("_modules", "_parameters", "_buffers"):
@@ -95,11 +95,7 @@ def _copied_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_huggingface(
-    reference: str,
-    name: str,
-    longest_context: int,
-    begin_of_text: bool | None = None,
-    tokenizer_of: str = "auto",
+    reference: str, name: str, longest_context: int, begin_of_text: bool | None = None
 ) -> Member:
     """Load a causal language model and its tokenizer, by name on the hub or from the folder it was saved in.
 
@@ -111,49 +107,39 @@ def load_huggingface(
         longest_context: tokens that the model should read.
         begin_of_text: read the tokenizer's begin-of-text token before every window; None for what
             the tokenizer itself puts before a text.
-        tokenizer_of: auto, the one of `AutoTokenizer`; or json, the one of tokenizer.json.
 
     Raises:
         OptionError: transformers is not installed, the model or its tokenizer cannot be loaded,
             weights are missing, or it has an encoder.
     """
-    try:
+    with foreign_errors(reference, "needs transformers: pip install 'txl_lightning[hf]'"):
         transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise OptionError(
-            OPTION, reference, "needs transformers: pip install 'txl_lightning[hf]'"
-        ) from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     source = _source(reference)
     with foreign_errors(reference, "cannot be loaded"):
         model, findings = _load_model(transformers, source, reference)
-        tokenizers = _load_tokenizers(transformers, source)
-    if tokenizer_of == "json":
-        require(
-            len(tokenizers) == 2, "tokenizer", tokenizer_of, f"{reference} has no tokenizer.json"
-        )
-        tokenizers = tokenizers[1:]
-    with foreign_errors(reference, "has no usable tokenizer"):
-        begin = begin_tokens(tokenizers[0], begin_of_text, reference)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        begin = begin_tokens(tokenizer, begin_of_text, reference)
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     positions = positions or getattr(config, "max_seq_len", None)
-    table = position_table(model, positions) if positions else None
     limit = None
     limit_reason = None
-    if table is not None:
-        n_positions, path = table
-        limit = n_positions - len(begin)
-        limit_reason = f"its table of positions, {path}"
-    elif positions and positions < longest_context:
-        limit_reason = f"no table of positions ends at the {positions} of its config"
+    if positions:
+        table = position_table(model, positions)
+        if table is not None:
+            limit = table[0] - len(begin)
+            limit_reason = f"its table of positions, {table[1]}"
+        elif positions < longest_context:
+            limit_reason = f"no table of positions ends at the {positions} of its config"
 
     def tokenize(content: bytes) -> TokenizedText:
-        text = tokenized(tokenizers, content, reference)
-        largest = int(text.tokens.max(initial=0))
+        with foreign_errors(reference, "cannot read the text"):
+            text = tokenized(tokenizer, content.decode(), reference)
+        largest = int(text.tokens.max())
         allowed = f"knows {config.vocab_size} tokens, but its tokenizer gives number {largest}"
-        require(largest < config.vocab_size, OPTION, reference, allowed)
+        require(largest < config.vocab_size, MODELS, reference, allowed)
         return text
 
     return Member(
@@ -180,22 +166,24 @@ def _source(reference: str) -> str:
     source = reference.removeprefix(HUGGING_FACE)
     path = Path(source).expanduser()
     is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
-    is_inside_folder = "/" in source and path.parent.is_dir()
-    if not (is_path or is_inside_folder or path.suffix in WEIGHT_FILES):
+    is_in_folder = "/" in source and path.parent.is_dir()
+    is_weights = path.suffix in WEIGHTS
+    if not (is_path or is_in_folder or is_weights):
         return source
-    if path.suffix in WEIGHT_FILES:
-        raise OptionError(OPTION, reference, WEIGHT_FILES[path.suffix])
+    if path.suffix in WEIGHTS:
+        raise OptionError(MODELS, reference, WEIGHTS[path.suffix])
     if (path / "config.json").is_file():
         return str(path)
     if (path / "adapter_config.json").is_file():
-        raise OptionError(OPTION, reference, ADAPTER)
-    for suffix, advice in WEIGHT_FILES.items():
-        for file in path.glob(f"*{suffix}"):
-            raise OptionError(OPTION, reference, f"has no config.json; {file.name} {advice}")
-    raise OptionError(OPTION, reference, "has no config.json")
+        raise OptionError(MODELS, reference, ADAPTER)
+    for file in path.glob("*"):
+        if file.suffix in WEIGHTS:
+            allowed = f"has no config.json; {file.name} {WEIGHTS[file.suffix]}"
+            raise OptionError(MODELS, reference, allowed)
+    raise OptionError(MODELS, reference, "has no config.json")
 
 
-def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, dict[str, Any]]:
+def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, Entries]:
     """Return the model, and entries of `recl.json` about what of its folder is not used.
 
     Raises:
@@ -203,12 +191,8 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, di
     """
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     has_encoder = getattr(config, "is_encoder_decoder", False)
-    require(
-        not has_encoder,
-        OPTION,
-        reference,
-        "must be a causal language model, not an encoder-decoder",
-    )
+    allowed = "must be a causal language model, not an encoder-decoder"
+    require(not has_encoder, MODELS, reference, allowed)
     model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
         source,
         trust_remote_code=False,
@@ -219,33 +203,23 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, di
     model.config.use_cache = False
     parameters = {key for key, _ in model.named_parameters()}
     missing = sorted(parameters & set(loaded["missing_keys"]))
-    require(
-        not missing,
-        OPTION,
-        reference,
-        f"has no weights for {', '.join(missing[:3])}, of {len(missing)}",
-    )
+    allowed = f"has no weights for {', '.join(missing[:3])}, of {len(missing)}"
+    require(not missing, MODELS, reference, allowed)
 
     not_read = []
     unexpected = sorted(loaded["unexpected_keys"])
     if unexpected:
+        number = len(unexpected)
         not_read.append(
-            f"{len(unexpected)} weights that its config has no place for, such as {unexpected[0]}"
+            f"{number} weights that its config has no place for, such as {unexpected[0]}"
         )
     has_adapter = (Path(source) / "adapter_config.json").is_file()
     if has_adapter and not transformers.utils.is_peft_available():
         not_read.append("its adapter, which needs peft: pip install peft")
-    has_code = getattr(config, "auto_map", None) is not None
-    code_not_run = type(model).__name__ if has_code else None
+    code_not_run = None
+    if getattr(config, "auto_map", None) is not None:
+        code_not_run = type(model).__name__
     return model, {"not_read": not_read, "code_not_run": code_not_run}
-
-
-def _load_tokenizers(transformers: Any, source: str) -> list[Any]:
-    """Return the tokenizer of `AutoTokenizer`, and that of tokenizer.json as it is if there is such a file."""
-    tokenizers = [transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)]
-    with suppress(ValueError, OSError):  # there is no tokenizer.json
-        tokenizers.append(transformers.PreTrainedTokenizerFast.from_pretrained(source))
-    return tokenizers
 
 
 def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> list[int]:
@@ -258,8 +232,7 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
         reference: the model.
 
     Raises:
-        OptionError: the tokenizer has no such token, or changes a text that begins with special
-            tokens.
+        OptionError: the tokenizer has no such token.
     """
     if begin_of_text is False:
         return []
@@ -267,13 +240,10 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
         allowed = f"{reference} has no such token"
         require(tokenizer.bos_token_id is not None, "begin_of_text", True, allowed)
         return [tokenizer.bos_token_id]
-    plain = tokenizer("a b", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a b")["input_ids"]
-    for n_begin in range(len(whole) - len(plain) + 1):
-        if whole[n_begin : n_begin + len(plain)] == plain:
-            return list(whole[:n_begin])
-    allowed = f"{reference} reads another text behind its special tokens: give true or false"
-    raise OptionError("begin_of_text", "null", allowed)
+    with_special = tokenizer("a b")["input_ids"]
+    without_special = tokenizer("a b", add_special_tokens=False)["input_ids"]
+    require(len(without_special) > 0, MODELS, reference, NO_TOKENIZER)
+    return list(with_special[: with_special.index(without_special[0])])
 
 
 def position_table(model: Any, positions: int) -> tuple[int, str] | None:
@@ -285,14 +255,13 @@ def position_table(model: Any, positions: int) -> tuple[int, str] | None:
         model: model of transformers.
         positions: number of positions by its config.
     """
-    for path, tensor in chain(model.named_parameters(), model.named_buffers()):
+    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         is_named = "pos" in path or ".wpe." in path
         if not is_named or tensor.dim() != 2:
             continue
-        if not positions <= len(tensor) <= positions + MOST_RESERVED:
-            continue
         module = model.get_submodule(path.rpartition(".")[0])
-        if hasattr(module, "make_weights"):  # XGLM makes a longer one
+        makes_longer = hasattr(module, "make_weights")  # XGLM
+        if makes_longer or not positions <= len(tensor) <= positions + MOST_RESERVED:
             continue
         reserved = getattr(module, "offset", 0)
         padding = getattr(module, "padding_idx", None)
@@ -302,20 +271,12 @@ def position_table(model: Any, positions: int) -> tuple[int, str] | None:
     return None
 
 
-def tokenized(tokenizers: Sequence[Any], content: bytes, reference: str) -> TokenizedText:
+def tokenized(tokenizer: Any, text: str, reference: str) -> TokenizedText:
     """Return the tokens of a text without any special token.
-
-    Args:
-        tokenizers: the tokenizer, and another one that should give the same tokens, if there is
-            one.
-        content: the text.
-        reference: the model.
 
     Raises:
         OptionError: the tokenizer knows nothing of the text: its files are missing.
     """
-    text = content.decode()
-    tokenizer = tokenizers[0]
     encoded = tokenizer(
         text,
         add_special_tokens=False,
@@ -324,25 +285,19 @@ def tokenized(tokenizers: Sequence[Any], content: bytes, reference: str) -> Toke
     )
     ids = encoded["input_ids"]
     knows_text = not set(ids) <= set(tokenizer.all_special_ids)
-    require(knows_text, OPTION, reference, NO_TOKENIZER)
-    tokens = np.asarray(ids, dtype=np.int64)
-    is_other = False
-    for other in tokenizers[1:]:
-        is_other = other(text, add_special_tokens=False, verbose=False)["input_ids"] != ids
-
+    require(knows_text, MODELS, reference, NO_TOKENIZER)
+    bounds = [0]
     if tokenizer.is_fast:
-        ends = np.asarray(encoded["offset_mapping"], dtype=np.int64)[:, 1]
-        bounds = np.append(0, np.maximum.accumulate(ends))
+        for _, end in encoded["offset_mapping"]:
+            bounds.append(max(bounds[-1], end))
 
-        def spell(begin: int, stop: int) -> list[str]:
+    def spell(begin: int, stop: int) -> list[str]:
+        if tokenizer.is_fast:
             return [text[bounds[k] : bounds[k + 1]] for k in range(begin, stop)]
-    else:
+        return [tokenizer.decode([token]) for token in ids[begin:stop]]
 
-        def spell(begin: int, stop: int) -> list[str]:
-            return [tokenizer.decode([token]) for token in ids[begin:stop]]
-
-    findings = {"other_tokenizer": is_other, "changed_text": _changed_text(tokenizer, ids, text)}
-    return TokenizedText(tokens, "token", spell, findings=findings)
+    findings = {"changed_text": _changed_text(tokenizer, ids, text)}
+    return TokenizedText(np.asarray(ids), "token", spell, findings=findings)
 
 
 def _changed_text(tokenizer: Any, ids: list[int], text: str) -> dict[str, str] | None:

@@ -20,16 +20,14 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
 
     Args:
         checkpoints: checkpoints of `txl train`, all trained on one corpus.
-        models: further models: txl:PATH, hf:NAME_OR_PATH (Hugging Face), py:module.function
-            (returns a model).
+        models: further models: hf:NAME_OR_PATH (Hugging Face) or py:module.function (returns a
+            model).
         names: names of the models in tables and figures; null for the names of their run
             directories.
         groups: a label for each model; models with one label, such as the seeds of a model, form a
             group of their own; null for one group of all.
         begin_of_text: whether to read the begin-of-text token of hf: models before every window,
             beside the context; null for what the tokenizer itself puts before a text.
-        tokenizer: of hf: models, auto: that of AutoTokenizer; json: that of tokenizer.json as it
-            is.
         split: train, valid or test; null for test, or for the whole of another text (`data_path`).
         contexts: the grid, ascending; null for first_context, first_context + step, … max_context.
         first_context: smallest context in tokens.
@@ -57,7 +55,6 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     names: list[str] | None = None
     groups: list[str] | None = None
     begin_of_text: bool | None = None
-    tokenizer: str = option("auto", one_of("auto", "json"))
     split: str | None = option(None, one_of(*SPLITS))
     contexts: list[int] | None = None
     first_context: int = option(16, COUNT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -51,37 +51,65 @@ def position_blocks(
         max_context,
         f"must be below the {n_tokens} tokens of the split",
     )
-    allowed = f"must be in 1 … {available}, the positions of the split with {max_context} tokens before them"
-    require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
+    require(
+        1 <= n_positions <= available,
+        "n_positions",
+        n_positions,
+        f"must be in 1 … {available}, the positions with {max_context} tokens before them",
+    )
 
     step = int(np.diff(contexts).min())
-    rasters = -(-n_positions * step // available)
-    n_blocks = max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts) * rasters))
+    rasters = _ceil_divide(n_positions * step, available)
+    width = WIDTH * len(contexts) * rasters
+    n_blocks = max(FEWEST_BLOCKS, n_positions // width)
     n_blocks = min(n_positions, n_blocks)
-    longest = -(-n_positions // n_blocks) * step
-    fits_everywhere = (n_tokens - 1) // n_blocks >= max_context + longest
-    before_first = 0 if fits_everywhere else max_context - 1
-    room = n_tokens - 1 - before_first
-    ends = np.arange(n_blocks + 1, dtype=np.int64) * room // n_blocks
-    sizes = np.diff(
-        -(-ends * n_positions // room)
-    )  # in proportion to the stretches, so that each has room
-
+    edges, sizes = _stretches(n_tokens, n_positions, n_blocks, max_context, step)
     generator = np.random.default_rng(seed)
     positions = []
-    for size, (start, end) in zip(sizes.tolist(), pairwise(ends.tolist()), strict=True):
-        block = before_first + end - _offsets(size, end - start, step)[::-1]
-        if seed is not None and size:
-            first = max(max_context, before_first + start + 1)
-            block -= generator.integers(block[0] - first + 1)
+    for number, size in enumerate(sizes):
+        start = edges[number]
+        end = edges[number + 1]
+        offsets = _offsets(size, end - start, step)
+        block = end - offsets[::-1]
+        if seed is not None and size > 0:
+            earliest = max(max_context, start + 1)
+            room = block[0] - earliest
+            block -= generator.integers(room + 1)
         positions.append(block)
-    return np.concatenate(positions), np.repeat(np.cumsum(sizes > 0) - 1, sizes)
+    is_block = np.array(sizes) > 0
+    numbers = np.cumsum(is_block) - 1
+    return np.concatenate(positions), np.repeat(numbers, sizes)
+
+
+def _stretches(
+    n_tokens: int, n_positions: int, n_blocks: int, max_context: int, step: int
+) -> tuple[list[int], list[int]]:
+    """Return the edges of the stretches and the positions of each, in proportion to its length.
+
+    The first stretch leaves room for the longest context if not every stretch has that much.
+    """
+    last = n_tokens - 1
+    longest_block = _ceil_divide(n_positions, n_blocks) * step
+    first = 0
+    if last // n_blocks < max_context + longest_block:
+        first = max_context - 1
+    room = last - first
+    lengths = np.arange(n_blocks + 1) * room // n_blocks
+    edges = first + lengths
+    positions_before = _ceil_divide(lengths * n_positions, room)
+    return edges.tolist(), np.diff(positions_before).tolist()
 
 
 def _offsets(size: int, length: int, step: int) -> Integers:
     """Return `size` different offsets in 0 … length - 1, ascending: multiples of `step`, then rasters between them."""
     step = min(step, length)
-    rasters = min(step, -(-size // (length // step)))
-    firsts = np.arange(rasters, dtype=np.int64) * step // rasters
-    offsets = (firsts[:, None] + np.arange(0, length, step)).ravel()
-    return np.sort(offsets[offsets < length][:size])
+    rasters = min(step, _ceil_divide(size, length // step))
+    firsts = np.arange(rasters) * step // rasters
+    multiples = np.arange(0, length, step)
+    offsets = np.add.outer(firsts, multiples).ravel()
+    offsets = offsets[offsets < length]
+    return np.sort(offsets[:size])
+
+
+def _ceil_divide(numerator: Any, denominator: int) -> Any:
+    return -(-numerator // denominator)

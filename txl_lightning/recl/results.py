@@ -8,15 +8,32 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.recl.effective_context import Array, Integers, relative_effective_context_lengths
-from txl_lightning.recl.loss_by_context import (
-    context_gains,
-    loss_differences,
-    mean_and_error,
+from txl_lightning.recl.effective_context import (
+    Array,
+    Entries,
+    Integers,
+    relative_effective_context_lengths,
 )
+from txl_lightning.recl.loss_by_context import loss_differences, mean_and_error, within_1_percent
 
 DEFINITION = {"fractions": [0.1, 0.5, 1.0], "threshold": 0.01, "bootstrap": 1000, "seed": 1}
 ONE_GROUP = "all"
+UNKNOWN: Entries = {  # of a model, unless its reader says otherwise
+    "kind": "",
+    "scoring": "one pass",
+    "limit": None,
+    "sha256": None,
+    "step": None,
+    "tokens_trained": None,
+    "trained_len": None,
+    "clamp_len": None,
+    "one_pass_difference": None,
+    "begin_of_text": [],
+    "limit_reason": None,
+    "code_not_run": None,
+    "not_read": [],
+    "changed_text": None,
+}
 
 
 def group_results(
@@ -29,7 +46,7 @@ def group_results(
     limits: Mapping[str, int | None] | None = None,
     begins: Integers | int = 0,
     **definition: Any,
-) -> dict[str, Any]:
+) -> Entries:
     """Return the entries of `recl.json` that follow from losses.
 
     Args:
@@ -45,52 +62,55 @@ def group_results(
             `relative_effective_context_lengths`.
     """
     definition = {**DEFINITION, **definition}
+    if labels is None:
+        labels = [ONE_GROUP] * len(losses)
     groups: dict[str, list[str]] = {}
-    for name, label in zip(losses, labels or [ONE_GROUP] * len(losses), strict=True):
+    models: Entries = {}
+    for name, label in zip(losses, labels, strict=True):
         groups.setdefault(label, []).append(name)
-    models: dict[str, Any] = {name: _loss_entries(losses[name], blocks, unit) for name in losses}
-    for label, names in groups.items():
+        entries = _loss_entries(losses[name], contexts, blocks, unit)
+        models[name] = {"name": name, "group": label, **UNKNOWN, **entries}
+    for names in groups.values():
         group_losses = {name: losses[name] for name in names}
         lengths = relative_effective_context_lengths(
             group_losses, contexts, limits=limits, blocks=blocks, **definition
         )
         for name in names:
-            models[name].update(context_gains(losses[name], contexts, blocks))
-            models[name]["group"] = label
-            models[name]["recl"] = {
-                str(float(r)): asdict(length) for r, length in lengths[name].items()
-            }
-    steps = np.unique(np.diff(contexts))
-    is_cut = positions - contexts[-1] < begins
+            by_fraction = {str(float(r)): asdict(length) for r, length in lengths[name].items()}
+            models[name]["recl"] = by_fraction
+    steps = np.unique(np.diff(contexts)).tolist()
+    is_cut_P = positions - contexts[-1] < begins
     return {
         "unit": unit,
         "contexts": list(contexts),
         "first_context": contexts[0],
-        "step": int(steps[0]) if len(steps) == 1 else None,
+        "step": steps[0] if len(steps) == 1 else None,
         **definition,
-        "models": [{"name": name, **model} for name, model in models.items()],
+        "models": list(models.values()),
         "differences": loss_differences(losses, blocks),
         "groups": [{"name": label, "models": names} for label, names in groups.items()],
         "positions": {
             "number": len(positions),
             "blocks": len(np.unique(blocks)),
-            "cut": int(is_cut.sum()),
+            "cut": int(is_cut_P.sum()),
         },
     }
 
 
-def _loss_entries(losses_CP: Array, blocks: Integers, unit: str) -> dict[str, Any]:
+def _loss_entries(
+    losses_CP: Array, contexts: Sequence[int], blocks: Integers, unit: str
+) -> Entries:
     """Return the mean loss at each context and its standard error, in nats and in the unit of reports."""
     nll_C, error_C = mean_and_error(losses_CP, blocks)
+    value_C = nll_C / np.log(2)
+    scale_C = np.full(len(nll_C), 1 / np.log(2))
     if unit == "ppl":
         value_C = np.exp(nll_C)
-        unit_error_C = value_C * error_C
-    else:
-        value_C = nll_C / np.log(2)
-        unit_error_C = error_C / np.log(2)
+        scale_C = value_C
     return {
         "nll": nll_C.tolist(),
         "nll_standard_error": error_C.tolist(),
         unit: value_C.tolist(),
-        f"{unit}_standard_error": unit_error_C.tolist(),
+        f"{unit}_standard_error": (scale_C * error_C).tolist(),
+        "within_1_percent": within_1_percent(nll_C, contexts),
     }

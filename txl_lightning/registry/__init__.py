@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from txl_lightning.errors import OptionError, require
 
 OWN = "txl_lightning.registry.own."  # before the names of modules that are files
-VARIABLES = ("TXL_GUESTS", "TXL_ENCODINGS")  # the second is the name up to 0.4.0
+VARIABLE = "TXL_GUESTS"
 CHOICES: dict[tuple[str, str], dict[str, Any]] = {}  # by group and name: what Hydra composes for GROUP=NAME
 
 T = TypeVar("T")
@@ -37,7 +37,8 @@ class Guests(dict[str, T]):
 
     def __init__(self, group: str, *homes: str) -> None:
         super().__init__()
-        self.group, self.homes = group, homes
+        self.group = group
+        self.homes = homes
 
     def add(self, name: str, guest: Any, choice: dict[str, Any]) -> None:
         """Register a class or function under a name; `choice` is what GROUP=NAME gives beside the name.
@@ -47,10 +48,13 @@ class Guests(dict[str, T]):
         """
         if guest.__module__.startswith(OWN) or not guest.__module__.startswith("txl_lightning."):
             self._import_home(name)
-        known, new = (f"{made.__module__}.{made.__qualname__}" for made in (self.get(name, guest), guest))
+        known: Any = self.get(name, guest)
         # A notebook cell that runs again defines the class again.
-        require(known == new, "name", name, f"is the name of another {self.group}, {known}")
-        self[name], CHOICES[self.group, name] = guest, {"name": name, **choice}
+        is_same = (known.__module__, known.__qualname__) == (guest.__module__, guest.__qualname__)
+        allowed = f"is the name of another {self.group}, {known.__module__}.{known.__qualname__}"
+        require(is_same, "name", name, allowed)
+        self[name] = guest
+        CHOICES[self.group, name] = {"name": name, **choice}
 
     def named(self, name: str) -> T:
         """Return a guest.
@@ -74,8 +78,8 @@ class Guests(dict[str, T]):
 
 def of_a_file() -> str:
     """Return how a name can be one of a user's file, for errors."""
-    given = ",".join(filter(None, map(os.environ.get, VARIABLES)))
-    return f"one that a file in the variable {VARIABLES[0]} registers ({given or 'not set'})"
+    given = os.environ.get(VARIABLE) or "not set"
+    return f"one that a file in the variable {VARIABLE} registers ({given})"
 
 
 def load_guests() -> None:
@@ -84,24 +88,32 @@ def load_guests() -> None:
     Raises:
         OptionError: one cannot be imported; names the variable.
     """
-    for variable in VARIABLES:
-        for place in filter(None, map(str.strip, os.environ.get(variable, "").split(","))):
-            try:
-                _import_file(place) if place.endswith(".py") else importlib.import_module(place)
-            except Exception as error:  # user code may raise anything
-                reason = f"cannot be imported: {type(error).__name__}: {error}"
-                raise OptionError(variable, place, " ".join(reason.split())) from error
+    for place in os.environ.get(VARIABLE, "").split(","):
+        place = place.strip()
+        if not place:
+            continue
+        try:
+            if place.endswith(".py"):
+                _import_file(place)
+            else:
+                importlib.import_module(place)
+        except Exception as error:  # user code may raise anything
+            reason = f"cannot be imported: {type(error).__name__}: {error}"
+            raise OptionError(VARIABLE, place, " ".join(reason.split())) from error
 
 
 def _import_file(place: str) -> None:
     """Import a file once, as a module whose name no import statement can have."""
     path = Path(place).expanduser().resolve()
-    if (name := OWN + str(path).replace(".", ":")) not in sys.modules:
-        code, module = compile(path.read_bytes(), path, "exec", dont_inherit=True), ModuleType(name)
-        module.__file__ = str(path)
-        sys.modules[name] = module  # before it runs: dataclasses look it up
-        try:
-            exec(code, vars(module))
-        except BaseException:
-            del sys.modules[name]
-            raise
+    name = OWN + str(path).replace(".", ":")
+    if name in sys.modules:
+        return
+    code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # before it runs: dataclasses look it up
+    try:
+        exec(code, vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -40,57 +39,27 @@ def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
 
 def line_figure(
     path: Path,
-    curves: Mapping[str, Sequence[tuple[Sequence[float], ...]]],
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     x_label: str,
     y_label: str,
     title: str,
-    log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """Draw curves: one colour and marker for each name, one line for each of its seeds.
+    """Draw curves, each with a colour and marker of its own.
 
     Args:
         path: PNG to write; without a suffix PNG and SVG.
-        curves: x and y values of the lines, by name; a third one of a line is the half width of a band around it.
+        curves: x and y values, by name.
         x_label: label of the x axis, with its unit.
         y_label: label of the y axis, with its unit.
         title: title of the figure.
-        log_x: draw the x axis in logarithms.
         log_y: draw the y axis in logarithms.
     """
     figure = new_figure(5.4, 4.0)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
-    ticks: set[float] = set()
-    for (name, lines), look in zip(curves.items(), looks(), strict=False):
-        label: str | None = plain_text(name)
-        for x, y, *bands in lines:
-            axes.plot(
-                x,
-                y,
-                **look,
-                markersize=3.5,
-                linewidth=1.4,
-                label=label,
-            )
-            label = None
-            ticks.update(x)
-            for half in bands:
-                low = np.subtract(y, half)
-                high = np.add(y, half)
-                axes.fill_between(
-                    x,
-                    low,
-                    high,
-                    color=look["color"],
-                    alpha=0.12,
-                    linewidth=0,
-                )
-    if log_x:
-        axes.set_xscale("log")
-        axes.set_xticks(sorted(ticks))
-        axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-        axes.tick_params(axis="x", labelrotation=45)
+    for (name, (xs, ys)), look in zip(curves.items(), looks(), strict=False):
+        axes.plot(xs, ys, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
     if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(short))

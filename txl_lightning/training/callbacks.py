@@ -21,11 +21,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config
-from txl_lightning.distributed.processes import handled_signals
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, Stopped
 from txl_lightning.evaluation.units import loss_metrics, loss_unit, shown_units, unit_name
 from txl_lightning.files import append_text, write_text
+from txl_lightning.jobs import handled_signals
 from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.training.checkpoints import LastCheckpoint, validation_follows
@@ -214,8 +214,8 @@ RECL_THRESHOLD = 0.01  # of appendix C
 class ContextCurves(Callback):
     """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
 
-    Logs `context/{unit}/{c}`, `context/doublings/{c}` (bits from c to 2c), `context/within_1_percent`, `recl/{r}`
-    and `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
+    Logs `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and
+    `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
     losses over steps.
     RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
     its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
@@ -278,7 +278,7 @@ class ContextCurves(Callback):
             "nll_standard_error": curve.standard_error,
             unit: [loss_metrics(nll, module.level)[unit] for nll in curve.nll],
         }
-        row.update(curve.gains)
+        row["within_1_percent"] = curve.within_1_percent
         row["recl"] = {str(r): vars(recl) for r, recl in curve.recl.items()}
         values = {
             "tokens": module.tokens,
@@ -286,8 +286,6 @@ class ContextCurves(Callback):
         }
         for c, loss in zip(self.contexts, row[unit], strict=True):
             values[f"context/{unit}/{c}"] = loss
-        for doubling in row["doublings"]:
-            values[f"context/doublings/{doubling['from']}"] = doubling["bits"]
         for r, recl in curve.recl.items():
             values[f"recl/{r}"] = float(recl.value)
             values[f"recl/{r}/guarded"] = float(recl.guarded)
@@ -309,7 +307,7 @@ class ContextCurves(Callback):
         steps = [row["steps"] for row in rows]
         curves = {}
         for i, c in enumerate(self.contexts):
-            curves[f"{c} tokens"] = [(steps, [row[unit][i] for row in rows])]
+            curves[f"{c} tokens"] = (steps, [row[unit][i] for row in rows])
         path = self.file.path.with_suffix(".png")
         line_figure(
             path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training"

@@ -6,6 +6,7 @@ import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 
 from txl_lightning.config.schemas import (
+    WITHOUT_PATH,
     Config,
     MemoryConfig,
     RecurrentModelConfig,
@@ -46,6 +47,9 @@ def check_config(config: Config) -> None:
     check_values(config)  # before the model, whose memory may take its length from data.segment_len
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_logger(config.logger, LOGGERS)
+    has_weights = config.resume not in WITHOUT_PATH or config.initial_weights is not None
+    allowed = "needs ckpt_path=FILE, whose weights are evaluated"
+    require(config.train or has_weights, "train", config.train, allowed)
     logger = config.logger
     is_lightning = logger._target_ is None or "lightning" in logger.names
     require(is_lightning, "logger._target_", logger._target_, "is of logger=lightning")

@@ -120,7 +120,7 @@ def start_wandb(
         "train",
         {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)},
         name=run_name(config),
-        tags=words,
+        tags=[*words, *config.tags],
         run_id=run_id,
         takes_given_id=resumed is None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
+from txl_lightning.errors import OptionError, first_line
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -50,7 +52,9 @@ def make_optimizer(
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Return the optimizer and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
     optimizer: torch.optim.Optimizer
-    if config.name == "muon":
+    if config._target_ is not None:
+        optimizer = _optimizer_of_class(model, config)
+    elif config.name == "muon":
         optimizer = MuonWithAdam(model, config, fused)
     else:
         parameters = list(model.parameters())
@@ -60,6 +64,26 @@ def make_optimizer(
     return optimizer, LambdaLR(
         optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr
     )
+
+
+def _optimizer_of_class(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return an optimizer of the class `optimizer._target_`.
+
+    Raises:
+        OptionError: it cannot be made.
+    """
+    target = str(config._target_)
+    module, _, name = target.rpartition(".")
+    arguments = {"lr": config.lr, **config.arguments}
+    if config.weight_decay > 0:
+        arguments["weight_decay"] = config.weight_decay
+    groups = _decayed(list(model.parameters()), model, config)
+    try:
+        return getattr(import_module(module), name)(groups, **arguments)
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        raise OptionError(
+            "optimizer._target_", target, f"cannot be made: {first_line(error)}"
+        ) from error
 
 
 def _decayed(

@@ -21,10 +21,10 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from txl_lightning.config.lengths import in_windows, tokens_per_step, training_lengths
-from txl_lightning.config.schemas import WITHOUT_PATH, Config, from_plain, plain
+from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
-from txl_lightning.distributed.processes import run_on_all
+from txl_lightning.distributed.launch import further_ranks
 from txl_lightning.distributed.ranks import Ranks, connect, environment, leaving, n_processes
 from txl_lightning.errors import OptionError, UserError, cores, first_line, require
 from txl_lightning.evaluation.hardware import (
@@ -49,7 +49,6 @@ from txl_lightning.training.checkpoints import (
     LastCheckpoint,
     UnwrittenCheckpointError,
     best_checkpoints,
-    last_good,
     who_stopped,
 )
 from txl_lightning.training.checks import (
@@ -111,15 +110,17 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
     config = resolve_accelerator(config)
     check_config(config)
     trainer_arguments(config.trainer)  # before the corpus, whose preparation may take long
-    refuse_to_replace(config, directory)
+    refuse_to_replace(config if config.train else replace(config, resume=None), directory)
     _require_room(config)
     threads = torch.get_num_threads()
     try:
-        if config.trainer.num_threads is not None:
-            torch.set_num_threads(config.trainer.num_threads)
-        if n_processes(config.trainer) > 1 and environment() is None:
-            return _train_in_processes(config, directory)
-        return train_rank(config, directory, connect(config.trainer))
+        if n_processes(config.trainer) == 1 or environment() is not None:
+            return train_rank(config, directory)
+        n_nodes = config.trainer.num_nodes
+        require(n_nodes == 1, "trainer.num_nodes", n_nodes, "needs torchrun or SLURM")
+        arguments = (plain(config), str(directory))
+        with further_ranks(config.trainer.devices, "txl_lightning.training.rank", arguments):
+            return train_rank(config, directory)
     finally:
         torch.set_num_threads(threads)  # the next run in this process chooses among as many
 
@@ -132,33 +133,18 @@ def _require_room(config: Config) -> None:
     require_room(architecture(config, 2**31), 4 * copies)
 
 
-def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
-    options = config.trainer
-    require(
-        options.num_nodes == 1, "trainer.num_nodes", options.num_nodes, "needs torchrun or SLURM"
-    )
-    # Prepare the corpus once; bad options end the run before the processes start. A resumed run needs no tokenizer:
-    # each process takes the one of the checkpoint.
-    resumed: Any = config.resume
-    if config.resume == "auto":
-        resumed, _ = last_good(directory / "checkpoints")
-    if resumed in WITHOUT_PATH or config.data.level not in KEPT_LEVELS:
-        make_data(config)
-    return run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
-
-
-def _train_started_rank(config: dict[str, Any], directory: str) -> dict[str, Any]:
-    return train(from_plain(config), directory)
-
-
-def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def train_rank(config: Config, directory: Path) -> dict[str, Any]:
     """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
+    if config.trainer.num_threads is not None:
+        torch.set_num_threads(config.trainer.num_threads)
+    ranks = connect(config.trainer)
     with StopSignals(ranks) as signals, quiet_libraries():
         check_same_on_all_ranks(config, ranks)
         training = build(config, ranks.first(directory), ranks, signals)
         exit_code = 1
         try:
-            fit(training)
+            if config.train:
+                fit(training)
             metrics = test(training)
             if ranks.rank == 0:
                 write_json(training.directory / "metrics.json", metrics, allow_nan=False)
@@ -199,9 +185,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     start = Start.of(config, directory, ranks)
     resumed_config = start.resumed.config if start.resumed else None
     config = ranks.first(resolve_precision(config, resumed_config))
-    callbacks: list[Callback] = [ValidationCurve(directory)]
-    for given in config.trainer.callbacks:
-        callbacks.append(make(given, "trainer.callbacks", Callback))
+    callbacks: list[Callback] = [ValidationCurve(directory), *own_callbacks(config)]
     loggers = lightning_loggers(config, directory) if ranks.rank == 0 else {}
     L.seed_everything(config.seed, verbose=False)
     data, vocabulary_given = load_data(config, ranks, start)
@@ -229,6 +213,19 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         ranks.report(f"{ended}, which is evaluated again; resume=CHECKPOINT trains on")
     ranks.report(*opening_lines(config, data.corpus, n_parameters))
     return TrainingRun(config, directory, data, module, trainer, callbacks[0], start)  # type: ignore[arg-type]
+
+
+def own_callbacks(config: Config) -> list[Callback]:
+    """Return the callbacks that a user names by their class.
+
+    Raises:
+        OptionError: one cannot be made.
+    """
+    callbacks = [make(given, "trainer.callbacks", Callback) for given in config.trainer.callbacks]
+    for name, given in config.callbacks.items():
+        if given is not None:
+            callbacks.append(make(given, f"callbacks.{name}", Callback))
+    return callbacks
 
 
 def make_callbacks(
@@ -277,7 +274,7 @@ def make_trainer(
     if start.resumed and start.ended_by:
         max_steps = start.resumed.step
     interval = None
-    if options.val_every_n_steps is not None:
+    if options.val_every_n_steps is not None and "val_check_interval" not in options.lightning:
         interval = options.val_every_n_steps * options.stream_groups
     arguments: dict[str, Any] = {
         "accelerator": options.accelerator,
@@ -346,6 +343,8 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
     """Return the lines that a run ends with: losses, the test split first, files, and the next two commands."""
     shown = []
     for split in ("test", "val"):
+        if f"{split}/nll" not in metrics:
+            continue
         for unit in ("nll", *shown_units(metrics, f"{split}/")):
             shown.append(f"{split}/{unit} {metrics[f'{split}/{unit}']:.4f}")
     line = f"{', '.join(shown)} after {metrics['steps']} steps"
@@ -360,7 +359,7 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
     lines.append(
         f"lower is better; metrics.json, config.yaml, validation.jsonl and checkpoints are in {directory}"
     )
-    if options.checkpoint.enabled:
+    if options.checkpoint.enabled and options.train:
         best = directory / "checkpoints" / "best.ckpt"
         lines.append(f"next: txl evaluate checkpoint={best} or txl generate checkpoint={best}")
     return lines
@@ -432,7 +431,8 @@ def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> M
         load_weights(model, checkpoint, corpus.vocabulary)
     if start.resumed is not None:
         check_same_run(config, start.resumed, corpus.checksum)
-        _check_steps(config, start.resumed, start, ranks)
+        if config.train:
+            _check_steps(config, start.resumed, start, ranks)
     if config.trainer.precision == "64-true":
         # Lightning converts the model after it has restored the weights, which float32 would round.
         return model.double()
@@ -500,7 +500,8 @@ def test(training: TrainingRun) -> dict[str, Any]:
     module = training.module
     trainer = training.trainer
     corpus = training.data.corpus
-    metrics: dict[str, Any] = {"steps": trainer.global_step}
+    n_steps = steps_of_weights(training)
+    metrics: dict[str, Any] = {"steps": n_steps}
     ended_by = training.start.ended_by or who_stopped(trainer)
     if ended_by:
         metrics["ended_by"] = ended_by
@@ -508,9 +509,9 @@ def test(training: TrainingRun) -> dict[str, Any]:
     metrics["seconds"] = round(training.curve.seconds, 2)
     metrics["peak_memory_bytes"] = module.ranks.largest(peak_memory(trainer.strategy.root_device))
     metrics["weights"] = "last"
-    metrics["weights_step"] = trainer.global_step
+    metrics["weights_step"] = n_steps
     best = training.directory / "checkpoints" / "best.ckpt"
-    if training.config.checkpoint.enabled and best.exists():
+    if training.config.train and training.config.checkpoint.enabled and best.exists():
         checkpoint = read_checkpoint(best)
         module.load_state_dict(checkpoint.contents["state_dict"])
         metrics["weights"] = "best"
@@ -531,6 +532,14 @@ def test(training: TrainingRun) -> dict[str, Any]:
     return metrics
 
 
+def steps_of_weights(training: TrainingRun) -> int:
+    """Return the steps that were trained, by this run or, with `train=false`, by the checkpoint's."""
+    given = training.start.resumed or training.start.weights
+    if training.config.train or given is None:
+        return training.trainer.global_step
+    return given.step
+
+
 def score_splits(training: TrainingRun) -> None:
     """Score the validation and the test split; `module.metrics` has the result."""
     trainer = training.trainer
@@ -542,7 +551,8 @@ def score_splits(training: TrainingRun) -> None:
     trainer.loggers = []  # the curve of validations is of fewer segments
     trainer.validate(training.module, datamodule=training.data, verbose=False)
     trainer.loggers = loggers
-    trainer.test(training.module, datamodule=training.data, verbose=False)
+    if training.config.test:
+        trainer.test(training.module, datamodule=training.data, verbose=False)
 
 
 def evaluation_settings(training: TrainingRun) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.schemas import TrainerConfig
-from txl_lightning.errors import OptionError, UserError, first_line
+from txl_lightning.errors import OptionError, UserError, first_line, require
 
 # Arguments that `txl train` sets itself, and the option that decides them.
 MANAGED = {
@@ -25,9 +25,7 @@ MANAGED = {
     "limit_val_batches": "trainer.val_max_segments=N",
     "logger": "logger=NAME",
     "plugins": "it has those of a run",
-    "strategy": "trainer.devices=N trains with DDP",
     "use_distributed_sampler": "every process reads streams of its own",
-    "val_check_interval": "trainer.val_every_n_steps=N, or null for every epoch",
 }
 
 
@@ -41,6 +39,14 @@ def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
     arguments = {}
     for name, value in options.lightning.items():
         option = f"trainer.{name}"
+        if name == "strategy":
+            require(
+                value in ("auto", "ddp"),
+                option,
+                value,
+                "must be auto or ddp, which trains on trainer.devices=N",
+            )
+            continue
         if name in MANAGED:
             raise OptionError(option, value, f"is decided by txl train; here: {MANAGED[name]}")
         if name not in known:

@@ -7,101 +7,103 @@ import pytest
 import torch
 
 from experiments import reproduce
-from experiments.arms import ON, training
+from experiments.arms import ON, Arm, trainings
 from experiments.engine import jobs
-from experiments.engine.jobs import Job
+from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.tables import table_8
-from tests.experiments.tables.sample_outcomes import planned
+from tests.fixtures import Patch
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.models import make_model
-from txl_lightning.job_folder import checksum
+
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("smoke", "gpu", "paper")]
+
+
+def setup_of(profile: str, folder: Path) -> Setup:
+    sections = tuple(reproduce.SECTIONS)
+    return Setup(PROFILES[profile], (), folder, planning=True, sections=sections)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "profile", ["laptop", *(pytest.param(n, marks=pytest.mark.full) for n in ("smoke", "gpu", "paper"))]
-)
-def test_every_training_of_every_profile_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
-    found = planned(Setup(PROFILES[profile], (), tmp_path, planning=True), *reproduce.SECTIONS)
-    names = [job.name for job in found]
-    assert len(set(names)) == len(names)
+@pytest.mark.parametrize("profile", ["laptop", *FULL])
+def test_every_training_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
+    planned = reproduce.plan_jobs(setup_of(profile, tmp_path))
     seen: set[str] = set()
-    for job in found:
+    for job in planned:
+        assert job.name not in seen
         assert set(job.needs) <= seen
         seen.add(job.name)
         if job.command == "train":
-            *words, seed = job.overrides
-            assert seed == f"seed={job.seed}"
-            config = jobs.composed(tuple(words))  # cached: the seeds of an arm differ in nothing else
-            assert config.trainer.accelerator == ("gpu" if profile in ("gpu", "paper") else "cpu")
-            assert config.data.batch_size % config.trainer.devices == 0
-            assert config.evaluation.batch_size >= config.trainer.devices
-    shared = next(job for job in found if job.name == "recurrence-relative-full_loss-seed1")
-    pictures = set() if profile in ("gpu", "paper") else {"figures_5_to_7"}  # of a published model
-    assert {"main_results", "table_6", "table_8", "table_10"} | pictures == set(shared.sections)
+            config = composed(job.overrides)
+            assert config.seed == job.seed
+            is_large = profile in ("gpu", "paper")
+            assert config.trainer.accelerator == ("gpu" if is_large else "cpu")
+    shared = next(job for job in planned if job.name == "recurrence-relative-full_loss-seed1")
+    assert len(shared.sections) == 5
 
 
-LARGE = [pytest.param(name, 267_735, marks=pytest.mark.full) for name in ("gpu", "paper")]
-
-
-@pytest.mark.parametrize(("profile", "vocab_size"), [("laptop", 2048), ("night", 4096), *LARGE])
-def test_baselines_have_as_many_parameters_as_the_transformer_xl(profile: str, vocab_size: int, tmp_path: Path) -> None:
-    setup = Setup(PROFILES[profile], (), tmp_path, planning=True)
-    with torch.device("meta"):
-        models = [make_model(jobs.composed(run.overrides), vocab_size) for run in table_8._runs(1, setup, 1).values()]
-    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
-    assert len(sizes) == 3
+@pytest.mark.parametrize(
+    ("profile", "vocab_size"),
+    [
+        ("laptop", 2048),
+        ("night", 4096),
+        pytest.param("gpu", 267_735, marks=pytest.mark.full),
+        pytest.param("paper", 267_735, marks=pytest.mark.full),
+    ],
+)
+def test_baselines_have_as_many_parameters_as_the_transformer_xl(
+    profile: str, vocab_size: int, tmp_path: Path
+) -> None:
+    sizes = []
+    for arm in (ON, Arm(baseline="lstm"), Arm(baseline="qrnn")):
+        run = trainings(arm, setup_of(profile, tmp_path))[0]
+        with torch.device("meta"):
+            model = make_model(composed(run.overrides), vocab_size)
+        sizes.append(sum(parameter.numel() for parameter in model.parameters()))
     assert max(sizes) / min(sizes) < 1.02
-    if profile in ("gpu", "paper"):
-        assert sizes[0] == 151_107_538
 
 
-def keys_of(found: list[Job], corpus: str = "x") -> dict[str, str]:
-    made = jobs.identities(found, {job.name: corpus for job in found})
-    return {name: checksum(identity) for name, identity in made.items()}
+def changed(planned: list[Job], other: list[Job] | None = None, corpus: str = "text") -> set[str]:
+    """Return the names of the jobs whose identity changes with other jobs or another text."""
+    before = jobs.identities(planned, dict.fromkeys(["run"], "text"))
+    after = jobs.identities(other or planned, dict.fromkeys(["run"], corpus))
+    return {name for name in before if after[name] != before[name]}
 
 
 @pytest.mark.slow
-def test_a_key_depends_on_what_changes_the_numbers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Setup(PROFILES["smoke"], (), tmp_path)
-    run = training(ON, 1, setup)
-    reading = Job("read", "evaluate", (f"checkpoint={run.checkpoint}",), run.arm, needs=(run.name,))
+def test_an_identity_depends_on_what_changes_the_numbers_alone(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    run = replace(trainings(ON, setup_of("smoke", tmp_path))[0], name="run")
+    reading = Job("read", "evaluate", (f"checkpoint={run.checkpoint}",), run.arm, needs=("run",))
     timing = Job("time", "speed", (), run.arm, alone=True)
-    before = keys_of([run, reading, timing])
+    planned = [run, reading, timing]
 
-    def changed(*words: str, corpus: str = "x") -> set[str]:
-        other = replace(run, overrides=(*run.overrides, *words))
-        after = keys_of([other, reading, timing], corpus)
-        return {name for name in before if after[name] != before[name]}
+    def with_words(*words: str) -> list[Job]:
+        return [replace(run, overrides=(*run.overrides, *words)), reading, timing]
 
-    how = ("logger=csv", "data.cache_dir=/elsewhere", "data.root=/there", "resume=auto")
-    shown = ("trainer.progress_bar=false", "trainer.log_every_n_steps=7")
-    assert changed(*how, *shown, "checkpoint.every_n_steps=7") == set()
-    assert changed("optimizer.lr=1e-3") == changed(corpus="y") == {run.name, "read"}
+    without_influence = ("data.root=/there", "resume=auto", "trainer.progress_bar=false")
+    assert changed(planned, with_words(*without_influence)) == set()
+    assert changed(planned, with_words("optimizer.lr=1e-3")) == {"run", "read"}
+    assert changed(planned, corpus="other text") == {"run", "read"}
+    before = jobs.identities(planned, {"run": "text"})
     monkeypatch.setattr(jobs, "gpus", lambda: ["NVIDIA H200"])
-    assert changed() == {"time"}
-    monkeypatch.setattr(jobs, "code_of", lambda module: f"another {module}" if "training" in module else module)
-    monkeypatch.setattr(jobs, "gpus", list)
-    assert changed() == {run.name, "read", "time"}
+    after = jobs.identities(planned, {"run": "text"})
+    assert before["time"] != after["time"]
+    assert before["read"] == after["read"]
+    monkeypatch.setattr(jobs, "code_of", lambda module: "another code")
+    assert all(
+        before[job.name] != jobs.identities(planned, {"run": "text"})[job.name] for job in planned
+    )
 
 
-def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = set()
-    for automatic in ("bf16-mixed", "32-true"):
-        monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator, name=automatic: name)
-        found = planned(Setup(PROFILES["laptop"], (), tmp_path, planning=True), "table_8")
-        assert {jobs.composed(j.overrides).trainer.precision for j in found if j.command == "train"} == {automatic}
-        measured = [job for job in found if job.command in ("evaluate", "recl")]
-        assert all(f"precision={automatic}" in job.overrides for job in measured)
-        keys.add(keys_of(found)["recl-group2-seed1"])
-    assert len(keys) == 2
-
-
-def test_a_directory_keeps_the_precision_that_was_chosen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan writes nothing; one that the user gives is not replaced."""
-    half, single = "bf16-mixed", "32-true"
-    for fastest, planning, kept in ((half, True, half), (single, False, single), (half, False, single)):
+def test_a_directory_keeps_its_first_precision_for_all_jobs(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    setup = setup_of("laptop", tmp_path)
+    for fastest in ("bf16-mixed", "32-true"):
         monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator, name=fastest: name)
-        assert jobs.chosen_precision(("profile=laptop",), tmp_path, planning) == (f"trainer.precision={kept}",)
-    assert jobs.chosen_precision(("profile=laptop", "trainer.precision=bf16-mixed"), tmp_path, False) == ()
+        chosen = reproduce.in_one_precision(setup)
+        assert chosen.overrides == ("trainer.precision=bf16-mixed",)
+    for job in reproduce.plan_jobs(chosen):
+        if job.command in ("evaluate", "recl"):
+            assert "precision=bf16-mixed" in job.overrides

@@ -1,0 +1,315 @@
+"""Losses with exactly c tokens of context (appendix C): windows, each read from a fresh state.
+
+Shape letters: B windows, T tokens, C contexts, P positions, N targets, W windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
+from txl_lightning.errors import require
+from txl_lightning.evaluation.losses import device_of, evaluating
+from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
+from txl_lightning.model.positions import without_marks
+from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.recl.effective_context import Array, Integers
+
+WINDOW_TOKENS = {"cpu": 4_096, "cuda": 16_384}  # of a batch
+LONG_WINDOW = 2_048  # tokens; a longer one is read in chunks where the model allows it
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class WindowReader:
+    """Reader of windows of c tokens, each from a fresh state.
+
+    Args:
+        model: model with its lengths set for reading windows.
+        segment_len: windows are read in segments of this length, the last one complete; None to
+            read them whole.
+        limit: only the last `limit` tokens of a longer window are read; None for no limit.
+        one_pass: whether the loss of a window's c-th target is the loss of a window of c tokens.
+        batch_tokens: context tokens in a batch; None for the default of the model's device.
+    """
+
+    model: LanguageModel
+    segment_len: int | None = None
+    limit: int | None = None
+    one_pass: bool = False
+    batch_tokens: int | None = None
+
+    def visible(self, context: int) -> int:
+        """Return how many of c tokens the model can see."""
+        if self.limit is None:
+            return context
+        return min(context, self.limit)
+
+    def windows_at_once(self, context: int) -> int:
+        """Return the windows of c tokens in a batch: fewer tokens beyond long windows."""
+        device = device_of(self.model).type
+        tokens = self.batch_tokens or WINDOW_TOKENS.get(device, WINDOW_TOKENS["cuda"])
+        return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
+
+    def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
+        """Return the losses, [B, C], in nats, of each window's c-th target for every c, ascending.
+
+        Windows have T + 1 tokens, 1 <= c <= T. A long window is read in chunks, with keys and
+        values or a recurrent state carried: the memory needed then grows with T, not with T².
+        """
+        T = windows_BT.shape[1] - 1
+        model = self.model
+        if self.one_pass and T > LONG_WINDOW:
+            edges = [*range(0, T, CHUNK), T]
+            if can_cache(model):
+                model = CachedTransformerXL(model, mem_len=T)
+                return _losses_of_segments(model, windows_BT, contexts, edges)
+            if isinstance(model, ScoringModel):
+                return _losses_of_segments(model, windows_BT, contexts, edges)
+        size = self.segment_len or T
+        leaves_targets_out = len(contexts) <= T - contexts[0]
+        if size >= T and leaves_targets_out and isinstance(model, SelectiveModel | TransformerXL):
+            return _losses_at(model, windows_BT, contexts)
+        edges = [0, *range((T - 1) % size + 1, T + 1, size)]
+        return _losses_of_segments(model, windows_BT, contexts, edges)
+
+
+def _losses_at(
+    model: SelectiveModel | TransformerXL, windows_BT: Tensor, contexts: Integers
+) -> Tensor:
+    """Score the wanted targets of whole windows, without the others."""
+    places_C = torch.as_tensor(contexts - 1, device=windows_BT.device)
+    tokens_BT = windows_BT[:, :-1]
+    targets_BC = without_marks(windows_BT[:, 1:][:, places_C])
+    if isinstance(model, SelectiveModel):
+        return model.losses_at(tokens_BT, targets_BC, places_C)
+    hidden_BCD, _ = model(tokens_BT, places_Q=places_C)
+    return model.losses(hidden_BCD, targets_BC)
+
+
+def _losses_of_segments(
+    model: LanguageModel, windows_BT: Tensor, contexts: Integers, edges: list[int]
+) -> Tensor:
+    """Read windows from edge to edge, the state carried."""
+    targets_BT = without_marks(windows_BT)
+    state = None
+    parts = []
+    for start, stop in pairwise(edges):
+        wanted = contexts[(start < contexts) & (contexts <= stop)]
+        first = stop  # a segment without a wanted target has one all the same
+        if len(wanted):
+            first = int(wanted[0])
+        wanted_BT = targets_BT[:, first : stop + 1]
+        nll_BT, state = model.score(windows_BT[:, start:stop], wanted_BT, state)
+        if nll_BT.shape != wanted_BT.shape:
+            raise ValueError("score must return a loss for each target, and a state")
+        parts.append(nll_BT[:, (wanted - first).tolist()])
+    return torch.cat(parts, dim=1)
+
+
+def window_reader(
+    model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None
+) -> WindowReader:
+    """Return a reader that gives a model exactly c tokens of context.
+
+    Attention reads the window as one segment in which every token attends to all tokens before it:
+    equal to shorter segments with an unlimited memory. The memory before the window is empty, even
+    for `memory_start="zeros"`: attended zeros would be context that is no token. One pass over a
+    window then gives the loss of every shorter window with the same first token, as for every
+    causal language model.
+
+    Absolute positions are counted from the end of a window, so each context has windows of its own.
+    They mean nothing beyond the length they were trained with: without recurrence such a model sees
+    at most that length; with recurrence it reads segments of that length, with the memory of its
+    training between them. Variants of the model for which one pass is not exact say so (`cannot`)
+    and read such segments with their own lengths. Encodings of distances have no limit: sinusoids
+    exist for any distance, and a trained table repeats its farthest row (Table 8 has both beyond
+    their trained lengths).
+
+    Args:
+        model: any language model. Only `score` is used of a model that is not a TransformerXL.
+        trained_len: tokens of a training segment with its extended context; needed where one pass
+            is not exact.
+        clamp_len: larger distances share one position; None for the model's own.
+
+    Raises:
+        OptionError: `trained_len` is needed and not given, or `clamp_len` is not allowed.
+    """
+    if not isinstance(model, TransformerXL):
+        return WindowReader(model, one_pass=True)
+    config = model.config
+    if clamp_len is None:
+        clamp_len = config.clamp_len
+    lengths = {
+        "same_length": False,
+        "ext_len": 0,
+        "memory_start": "empty",
+        "clamp_len": clamp_len,
+    }
+    reads_segments = "one-pass windows" in model.cannot
+    if not reads_segments and not config.kind.absolute:
+        return WindowReader(model.with_lengths(mem_len=0, **lengths), one_pass=True)
+    allowed = f"must be given for encoding={config.encoding} or {type(model).__name__}"
+    require(trained_len is not None, "trained_len", None, allowed)
+    if reads_segments:
+        return WindowReader(model.with_lengths(clamp_len=clamp_len), segment_len=trained_len)
+    if config.mem_len:
+        return WindowReader(model.with_lengths(**lengths), segment_len=trained_len)
+    return WindowReader(model.with_lengths(**lengths), limit=trained_len)
+
+
+def read_windows(
+    reader: WindowReader,
+    tokens: np.ndarray,
+    begins_N: Integers,
+    targets_N: Integers,
+    progress: bool = False,
+) -> Array:
+    """Return -log P(x_t | x_begin … x_{t-1}) of N targets t, [N], in nats.
+
+    A reader with a limit begins later. In one pass all targets with the same begin share a window,
+    and a batch may have windows of several lengths: a shorter one is read farther than needed, if
+    need be beyond the split, which its own targets ignore. Otherwise each target has a window, and
+    all windows of a batch have one length. The windows are divided among the ranks.
+
+    Args:
+        reader: reader from `window_reader`.
+        tokens: the split, one-dimensional.
+        begins_N: first token of each target's context.
+        targets_N: t.
+        progress: show a progress bar on a terminal.
+    """
+    if reader.limit is not None:
+        begins_N = np.maximum(begins_N, targets_N - reader.limit)
+    windows = _Windows.joined(
+        begins_N,
+        targets_N,
+        len(tokens),
+        reader.one_pass,
+    )
+    losses_N = np.zeros(len(targets_N))
+    rank, world_size = rank_and_world_size()
+    n_windows = len(range(rank, len(windows.begins_W), world_size))
+    silent = None if progress and rank == 0 else True
+    bar = tqdm(
+        total=n_windows,
+        unit="window",
+        leave=False,
+        disable=silent,
+    )
+    with torch.no_grad(), evaluating(reader.model), bar:
+        for batch in _batches(reader, windows.lengths_W):
+            windows_BT = torch.from_numpy(windows.tokens(batch, tokens))
+            targets_of = [windows.targets_of[window] for window in batch]
+            targets = np.concatenate(targets_of)
+            rows = np.repeat(np.arange(len(batch)), list(map(len, targets_of)))
+            contexts_of = targets_N[targets] - begins_N[targets]
+            contexts = np.unique(contexts_of)
+            nll_BC = reader.losses(windows_BT.to(device_of(reader.model)), contexts)
+            columns = np.searchsorted(contexts, contexts_of)
+            losses_N[targets] = nll_BC.cpu().double().numpy()[rows, columns]
+            bar.update(len(batch))
+    total: Array = np.sum(all_gather(losses_N), axis=0)
+    return total
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Windows that serve N targets.
+
+    Args:
+        begins_W: first token of each window.
+        lengths_W: tokens before the last target of each window.
+        targets_of: the targets of each window, as places among the N.
+    """
+
+    begins_W: Integers
+    lengths_W: Integers
+    targets_of: list[Integers]
+
+    @classmethod
+    def joined(
+        cls, begins_N: Integers, targets_N: Integers, n_tokens: int, one_pass: bool
+    ) -> _Windows:
+        """Join targets with the same begin in one window if one pass serves all of them."""
+        keys_N = begins_N * n_tokens
+        if not one_pass:
+            keys_N = keys_N + targets_N
+        keys_W, window_N = np.unique(keys_N, return_inverse=True)
+        begins_W = keys_W // n_tokens
+        lengths_W = np.zeros_like(begins_W)
+        np.maximum.at(lengths_W, window_N, targets_N - begins_N)
+        ends_W = np.cumsum(np.bincount(window_N))
+        targets_of = np.split(np.argsort(window_N, kind="stable"), ends_W[:-1])
+        return cls(begins_W, lengths_W, targets_of)
+
+    def tokens(self, batch: Integers, tokens: np.ndarray) -> Integers:
+        """Return the tokens of windows, all as long as the longest of them."""
+        longest = self.lengths_W[batch].max()
+        places_BT = self.begins_W[batch, None] + np.arange(longest + 1)
+        places_BT = np.minimum(places_BT, len(tokens) - 1)
+        windows_BT: Integers = tokens[places_BT].astype(np.int64)
+        return windows_BT
+
+
+def _batches(reader: WindowReader, lengths_W: Integers) -> Iterator[Integers]:
+    """Yield this rank's windows in batches, the longest first."""
+    rank, world_size = rank_and_world_size()
+    left = np.argsort(-lengths_W, kind="stable")[rank::world_size]
+    while len(left):
+        length = int(lengths_W[left[0]])
+        batch = left[: reader.windows_at_once(length)]
+        if not reader.one_pass:
+            batch = batch[lengths_W[batch] == length]
+        yield batch
+        left = left[len(batch) :]
+
+
+def window_losses(
+    reader: WindowReader,
+    tokens: np.ndarray,
+    positions: Integers,
+    contexts: Sequence[int],
+    begins: Integers | int = 0,
+    progress: bool = False,
+) -> Array:
+    """Return l(c, t) = -log P(x_t | x_{t-c} … x_{t-1}), [C, P], in nats, each window from a fresh state.
+
+    A model with a limit sees the last tokens of the context. In one pass a window from t - c serves
+    all pairs (c, t) with the same t - c.
+
+    Args:
+        reader: reader from `window_reader`.
+        tokens: the split, one-dimensional.
+        positions: t of the targets x_t, from `position_blocks` for few windows.
+        contexts: c.
+        begins: first token that a window of each position may have, [P], below t: the context is
+            shorter there.
+        progress: show a progress bar on a terminal.
+
+    Raises:
+        ValueError: a position has too few tokens before it.
+    """
+    visible_C = np.array([reader.visible(context) for context in contexts])
+    longest = visible_C.max()
+    last = len(tokens) - 1
+    if positions.min() < longest or positions.max() > last:
+        raise ValueError(f"positions must be in {longest} … {last} for contexts of {longest}")
+    begins_CP = np.maximum(positions - visible_C[:, None], begins)
+    targets_CP = np.broadcast_to(positions, begins_CP.shape)
+    losses_N = read_windows(
+        reader,
+        tokens,
+        begins_CP.ravel(),
+        targets_CP.ravel(),
+        progress,
+    )
+    return losses_N.reshape(begins_CP.shape)

@@ -1,0 +1,33 @@
+"""Program of a further rank of a training: `python -m txl_lightning.training.rank FILE`, started by rank 0."""
+
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+
+from txl_lightning.config.schemas import from_plain
+from txl_lightning.distributed.ranks import leaving
+from txl_lightning.errors import Stopped, UserError
+from txl_lightning.training.run import train
+
+SECONDS_TO_SPEAK = (
+    1.0  # the first rank, which may have failed in the same way, has the word and ends this one
+)
+
+
+def main() -> None:
+    """Train with the config in a file of rank 0."""
+    config, directory = pickle.loads(Path(sys.argv[1]).read_bytes())
+    try:
+        with leaving():
+            train(from_plain(config), directory)
+    except Stopped as stopped:
+        sys.exit(128 + stopped.signum)
+    except (UserError, OSError) as error:
+        time.sleep(SECONDS_TO_SPEAK)
+        sys.exit(f"txl train, rank {os.environ['RANK']}: {error}")
+
+
+if __name__ == "__main__":
+    main()
