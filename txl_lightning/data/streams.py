@@ -118,13 +118,15 @@ class Streams:
             "must be an integer >= 1",
         )
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
-<<<<<<< HEAD
         require(
             self.batch_size >= self.world_size,
             "batch_size",
             self.batch_size,
             allowed,
         )
+        self.position = 0
+        self._start = 0
+        self.targets_per_stream = self._measure()  # before an array of as many streams
         self.own = np.arange(
             *part_of_streams(
                 self.batch_size,
@@ -132,13 +134,6 @@ class Streams:
                 self.world_size,
             )
         )
-=======
-        require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
->>>>>>> main
-        self.position = 0
-        self._start = 0
-        self.targets_per_stream = self._measure()  # before an array of as many streams
-        self.own = np.arange(*part_of_streams(self.batch_size, self.rank, self.world_size))
 
     def _measure(self) -> int:
         """Set `stream_starts`, [B], and `text_len`, and return the number of targets of a stream.
