@@ -115,15 +115,8 @@ def test_both_formats_of_a_table_give_the_same_rows(runs: SmallRuns, tmp_path: P
     for row in rows:
         given = {name: row[name] for name in ("id", "context", "continuation")}
         lines.append(json.dumps(given))
-    assert (
-        written(
-            tmp_path,
-            runs,
-            "table.jsonl",
-            "\n".join(lines),
-        )
-        == rows
-    )
+    again = written(tmp_path, runs, "table.jsonl", "\n".join(lines))
+    assert again == rows
 
 
 BAD = [
