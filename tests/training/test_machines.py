@@ -11,6 +11,7 @@ from tests.fixtures import Patch
 from tests.training.small_run import tiny_config
 from txl_lightning import files
 from txl_lightning.errors import OptionError
+from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision
 from txl_lightning.training import module
 from txl_lightning.training.checks import check_config
@@ -19,19 +20,15 @@ from txl_lightning.training.checks import check_config
 def test_auto_takes_the_first_accelerator_that_the_machine_has(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    assert isinstance(
-        torch.cpu._is_amx_tile_supported(), bool
-    )  # private: fails when torch changes it
     options = ("trainer.accelerator=auto", "trainer.precision=auto", "optimizer.ns_precision=auto")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    for cuda, mps, amx, word, *chosen in (
-        (True, True, True, "optimizer=muon", "gpu", "bf16-mixed", "bf16-true"),
-        (False, True, True, "optimizer=muon", "mps", "32-true", "32-true"),
-        (False, True, False, "trainer.devices=2", "cpu", "32-true", "bf16-true"),
-        (False, False, False, "optimizer=muon", "cpu", "32-true", "32-true"),
-        (False, False, True, "optimizer=muon", "cpu", "bf16-mixed", "bf16-true"),
+    monkeypatch.setattr(hardware, "cpu_has_bfloat16", lambda: False)
+    for cuda, mps, word, *chosen in (
+        (True, True, "optimizer=muon", "gpu", "bf16-mixed", "bf16-true"),
+        (False, True, "optimizer=muon", "mps", "32-true", "32-true"),
+        (False, True, "trainer.devices=2", "cpu", "32-true", "bf16-true"),
+        (False, False, "optimizer=muon", "cpu", "32-true", "32-true"),
     ):
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has=amx: has)
         monkeypatch.setattr(torch.cuda, "is_available", lambda has=cuda: has)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda has=mps: has)
         found = resolve_precision(resolve_accelerator(tiny_config(tmp_path, *options, word)))
@@ -40,6 +37,31 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(
             found.trainer.precision,
             found.optimizer.ns_precision,
         ] == chosen
+
+
+@pytest.mark.parametrize(
+    ("avx512_bf16", "amx", "speedup", "precision"),
+    [
+        (True, False, 2.1, "bf16-mixed"),
+        (False, True, 1.2, "bf16-mixed"),
+        (True, True, 1.1, "32-true"),
+        (False, False, None, "32-true"),  # not measured
+    ],
+)
+def test_a_cpu_trains_in_bfloat16_where_products_are_faster_in_it(
+    monkeypatch: Patch, avx512_bf16: bool, amx: bool, speedup: float | None, precision: str
+) -> None:
+    # Private functions of torch: fails when torch changes them.
+    assert isinstance(torch.cpu._is_avx512_bf16_supported(), bool)
+    assert isinstance(torch.cpu._is_amx_tile_supported(), bool)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(hardware, "cpu_bfloat16_speedup", lambda: speedup)
+    assert hardware.fastest_precision("cpu") == precision
+
+
+def test_the_speedup_is_the_ratio_of_two_measured_times() -> None:
+    assert 0.01 < hardware.cpu_bfloat16_speedup() < 100
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+import timeit
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -17,6 +20,7 @@ from txl_lightning.evaluation.trained import TrainedModel
 # less than it costs beside another program: each product then waits for the thread whose core is taken.
 FLOPS_PER_THREAD = 3e9
 PRECISIONS = ("32-true", "bf16-mixed", "auto")
+NEEDED_SPEEDUP = 1.2  # of products; mixed precision also converts the weights in every step
 
 
 def resolve_accelerator(config: Config) -> Config:
@@ -59,19 +63,48 @@ def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
 
 
 def fastest_precision(accelerator: str) -> str:
-    """Return bf16-mixed for a GPU with bfloat16 and a CPU with AMX, 32-true for everything else.
+    """Return what this machine computes fastest.
 
-    Other CPUs have instructions for bfloat16 that may be slower than those for float32.
+        bf16-mixed    a GPU with bfloat16, or a CPU with `cpu_bfloat16_speedup` of at least `NEEDED_SPEEDUP`
+        32-true       everything else
+
+    Some CPUs have instructions for bfloat16 that are slower than those for float32: only a measurement tells.
 
     Args:
         accelerator: `gpu`, `mps`, or anything else for the CPU.
     """
-    has_bfloat16 = False
+    if accelerator == "mps":
+        return "32-true"
     if accelerator == "gpu":
-        has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    elif accelerator != "mps":
-        has_bfloat16 = torch.cpu._is_amx_tile_supported()
-    return "bf16-mixed" if has_bfloat16 else "32-true"
+        is_faster = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    else:
+        is_faster = cpu_has_bfloat16() and cpu_bfloat16_speedup() >= NEEDED_SPEEDUP
+    return "bf16-mixed" if is_faster else "32-true"
+
+
+def cpu_has_bfloat16() -> bool:
+    """Return whether the CPU multiplies matrices of bfloat16 in hardware (torch's private CPU flags)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+@cache
+def cpu_bfloat16_speedup() -> float:
+    """Return how many times as fast as in float32 one thread multiplies matrices of a small model in bfloat16.
+
+    The best of several turns counts, in CPU time: other programs may wait for the same core.
+    """
+
+    def seconds(dtype: torch.dtype) -> float:
+        factors = {"x": torch.ones(1024, 96, dtype=dtype), "W": torch.ones(96, 384, dtype=dtype)}
+        turns = timeit.repeat("x @ W", timer=time.thread_time, repeat=20, number=5, globals=factors)
+        return min(turns)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return seconds(torch.float32) / seconds(torch.bfloat16)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def chosen_precision(precision: str, accelerator: str) -> str:
