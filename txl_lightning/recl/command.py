@@ -149,7 +149,10 @@ def load(options: ReclOptions, contexts: list[int]) -> Group:
     corpus, texts = group_text(members, options, split)
     n_tokens = len(texts[members[0].name].tokens)
     positions, blocks = position_blocks(
-        n_tokens, options.n_positions, contexts, options.position_seed
+        n_tokens,
+        options.n_positions,
+        contexts,
+        options.position_seed,
     )
     members = [checked(member, texts[member.name], contexts) for member in members]
     options = replace(options, split=split, precision=precision)
@@ -166,7 +169,12 @@ def model_losses(member: Member, group: Group) -> Array:
     begins = text.document_begins(group.positions)
     with autocast(group.options.precision, device_of(member.reader.model)):
         losses_CP = window_losses(
-            member.reader, text.tokens, group.positions, group.contexts, begins, progress=True
+            member.reader,
+            text.tokens,
+            group.positions,
+            group.contexts,
+            begins,
+            progress=True,
         )
     is_loss = (losses_CP > -ROUNDING) & (losses_CP < LARGEST)
     member.require(bool(is_loss.all()), f"has losses that are not -log P in 0 … {LARGEST:g} nats")

@@ -83,7 +83,9 @@ class WindowReader:
 
 
 def _losses_at(
-    model: SelectiveModel | TransformerXL, windows_BT: Tensor, contexts: Integers
+    model: SelectiveModel | TransformerXL,
+    windows_BT: Tensor,
+    contexts: Integers,
 ) -> Tensor:
     """Score the wanted targets of whole windows, without the others."""
     places_C = torch.as_tensor(contexts - 1, device=windows_BT.device)
@@ -96,7 +98,10 @@ def _losses_at(
 
 
 def _losses_of_segments(
-    model: LanguageModel, windows_BT: Tensor, contexts: Integers, edges: list[int]
+    model: LanguageModel,
+    windows_BT: Tensor,
+    contexts: Integers,
+    edges: list[int],
 ) -> Tensor:
     """Read windows from edge to edge, the state carried."""
     targets_BT = without_marks(windows_BT)
@@ -116,7 +121,9 @@ def _losses_of_segments(
 
 
 def window_reader(
-    model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None
+    model: LanguageModel,
+    trained_len: int | None = None,
+    clamp_len: int | None = None,
 ) -> WindowReader:
     """Return a reader that gives a model exactly c tokens of context.
 
@@ -237,7 +244,11 @@ class _Windows:
 
     @classmethod
     def joined(
-        cls, begins_N: Integers, targets_N: Integers, n_tokens: int, one_pass: bool
+        cls,
+        begins_N: Integers,
+        targets_N: Integers,
+        n_tokens: int,
+        one_pass: bool,
     ) -> _Windows:
         """Join targets with the same begin in one window if one pass serves all of them."""
         keys_N = begins_N * n_tokens
