@@ -23,7 +23,8 @@ from txl_lightning.model.positions import without_marks
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.recl.effective_context import Array, Integers
 
-WINDOW_TOKENS = {"cpu": 4_096, "cuda": 16_384}  # of a batch
+WINDOW_TOKENS = {"cpu": 2_048, "cuda": 16_384}  # of a batch
+TRANSFORMER_XL_TOKENS = 4_096  # on the CPU: its softmax reads the scored tokens only
 LONG_WINDOW = 2_048  # tokens; a longer one is read in chunks where the model allows it
 CHUNK = 256
 
@@ -56,7 +57,10 @@ class WindowReader:
     def windows_at_once(self, context: int) -> int:
         """Return the windows of c tokens in a batch: fewer tokens beyond long windows."""
         device = device_of(self.model).type
-        tokens = self.batch_tokens or WINDOW_TOKENS.get(device, WINDOW_TOKENS["cuda"])
+        tokens = WINDOW_TOKENS.get(device, WINDOW_TOKENS["cuda"])
+        if device == "cpu" and isinstance(self.model, TransformerXL):
+            tokens = TRANSFORMER_XL_TOKENS
+        tokens = self.batch_tokens or tokens
         return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
 
     def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
