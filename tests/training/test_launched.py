@@ -103,7 +103,13 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
     """Its checkpoints, which Lightning writes, hold the memory of all ranks."""
     (tmp_path / "own.py").write_text(OWN)
     arguments, said = (
-        (str(trained("model.dropout=0") / "run/checkpoints/last.ckpt"), "6"),
+        (
+            str(
+                trained("model.dropout=0", "optimizer.schedule=constant")
+                / "run/checkpoints/last.ckpt"
+            ),
+            "6",
+        ),
         list[str](),
     )
     for n_processes in ("1", "2"):
@@ -166,21 +172,18 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
     }
     ranks = [{**common, "TORCHELASTIC_RUN_ID": "by hand", "RANK": i, "LOCAL_RANK": i} for i in "01"]
     wrong = "trainer.devices=4: with trainer.num_nodes=1 the product must be 2, the number of started processes"
-    other_seed = "txl train, rank 1: seed=1: must be 0, as on rank 0 (this is rank 1)"
+    other_seed = "txl train: the ranks were started with different options"
     for options, said in (
-        (
-            ["trainer.devices=4", "evaluation.batch_size=4"],
-            [f"train: {wrong}", f"train, rank 1: {wrong}"],
-        ),
-        (
-            ["trainer.devices=2", "seed=RANK"],
-            ["another rank was started with different options", other_seed],
-        ),
+        (["trainer.devices=4", "evaluation.batch_size=4"], wrong),
+        (["trainer.devices=2", "seed=RANK"], other_seed),
     ):
-        words = [[word.replace("RANK", rank["RANK"]) for word in options] for rank in ranks]
-        started = [start(tmp_path, "train", *words[i], **rank) for i, rank in enumerate(ranks)]
-        for end, line in zip([process.finish() for process in started], said, strict=True):
-            assert (end.returncode, line in end.stderr) == (2, True), end.stderr
+        started = []
+        for rank in ranks:
+            words = [word.replace("RANK", rank["RANK"]) for word in options]
+            started.append(start(tmp_path, "train", *words, **rank))
+        for process in started:
+            end = process.finish()
+            assert (end.returncode, said in end.stderr) == (2, True), end.stderr
 
 
 def listening_addresses(process: psutil.Process) -> set[tuple[str, int]]:

@@ -48,7 +48,7 @@ def test_a_vocabulary_is_kept(tmp_path: Path, capsys: Output, options: str) -> N
         assert [after.vocabulary.symbols[token] for token in read] == expected
         share = expected[: len(splits["train"])].count("<unk>") / len(splits["train"])
         assert share > 0
-        assert f"out-of-vocabulary tokens become <unk>: {share:.1%} of train, " in said
+        assert f"train {len(splits['train']):,} with {share:.1%} <unk>" in said
     found = evaluated(tmp_path / "tuned/checkpoints/best.ckpt", tmp_path, splits=["valid"])
     assert found["valid"]["nll"] == pytest.approx(first["val/nll"], rel=1e-6)
     more = tiny_config(tmp_path, *steps, new, "trainer.max_steps=4", "resume=auto")

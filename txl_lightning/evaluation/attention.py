@@ -31,7 +31,7 @@ from txl_lightning.evaluation.commands import (
 from txl_lightning.evaluation.losses import Array, device_of, number_of_segments, with_progress
 from txl_lightning.evaluation.options import AttentionOptions
 from txl_lightning.evaluation.protocol import Protocol
-from txl_lightning.evaluation.scores import describe
+from txl_lightning.evaluation.scores import describe, wrap
 from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.files import write_atomically, write_json
 from txl_lightning.model.attention import Attention
@@ -60,45 +60,42 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     model = protocol.model()
     corpus, split = corpus_and_split(trained, options, "valid")
     # The text first: an error in its options ends the command before the long pass over the split.
-    text = text_attention(model, corpus, split, options.text_position, protocol.lengths.segment)
+    text = text_attention(
+        model,
+        corpus,
+        split,
+        options.text_position,
+        protocol.lengths.segment,
+    )
     for head in options.heads or ():
         allowed = f"must be LAYER:HEAD, layers 1 … {model.config.n_layer} and heads 1 … {model.config.n_head}"
         require(head in text.weights, "heads", head, allowed)
     max_segments = options.max_segments if split == WHOLE else protocol.evaluation.max_segments
     maps = attention_maps(model, protocol.streams(corpus, split), max_segments)
-    evaluation = protocol.lengths.keywords()
-    evaluation["segment_len"] = protocol.lengths.segment
-    evaluation["batch_size"] = protocol.evaluation.batch_size
+    heads = options.heads
+    if heads is None:
+        heads = farthest_heads(maps.averages["mean_distance"], model.config.n_head)
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "corpus": {"name": corpus.name, "sha256": corpus.checksum},
         "split": split,
-        "evaluation": evaluation,
+        "evaluation": protocol.settings(),
         "encoding": model.config.encoding,
         "terms": model.config.active_terms,
         "distances": maps.by_distance[ALL_TERMS].shape[1],
         "queries": maps.queries,
         "heads": maps.rows(model.config.n_head),
-        "text": {
-            "position": text.position,
-            "targets": len(text.targets),
-            "heads": options.heads
-            or farthest_heads(maps.averages["mean_distance"], model.config.n_head),
-        },
+        "text": {"position": text.position, "targets": len(text.targets), "heads": heads},
     }
     arrays: Any = maps.by_distance
     write_atomically(directory / "attention.npz", lambda path: np.savez_compressed(path, **arrays))
     write_json(directory / "attention.json", results, allow_nan=False)
     write_figures(results, maps.by_distance, text, directory)
     log_results("attention", results, options, directory)
-    n_heads = len(results["heads"])
-    farthest = ", ".join(results["text"]["heads"])
-    return [
-        f"attention of {n_heads} heads, average over {maps.queries:,} tokens of {corpus.name}",
-        f"({split}) that see all {results['distances']} relative positions",
-        f"heads of text.svg: {farthest}; {describe(evaluation)}",
-    ]
+    queries = f"{maps.queries:,} tokens of {corpus.name} ({split})"
+    settings = describe(protocol.settings())
+    return wrap(f"average over {queries}; heads of text.svg: {', '.join(heads)}; {settings}")
 
 
 def protocol_of(trained: TrainedModel, options: AttentionOptions) -> Protocol:
@@ -202,7 +199,8 @@ def sums_of_heads(
         sums[term] = with_distances(weights_HTK, n_memory).sum(dim=1)
         if term == ALL_TERMS:
             entropy_HBTK = torch.special.entr(weights_HBTK)
-            sums["entropy"] = entropy_HBTK.sum(dim=(1, 2, 3), dtype=torch.float64)[:, None]
+            entropy_H = entropy_HBTK.sum(dim=(1, 2, 3), dtype=torch.float64)
+            sums["entropy"] = entropy_H[:, None]
             in_memory_H = weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
             sums["in_memory"] = in_memory_H[:, None]
     return sums
@@ -246,7 +244,12 @@ def attention_maps(
     reach = config.attention_len or config.mem_len + 1
     terms = [term for term in (ALL_TERMS, *SCORES) if term in (ALL_TERMS, *config.active_terms)]
     n_distances = config.mem_len + streams.segment_len
-    zeros_NHS = torch.zeros(config.n_layer, config.n_head, n_distances, dtype=torch.float64)
+    zeros_NHS = torch.zeros(
+        config.n_layer,
+        config.n_head,
+        n_distances,
+        dtype=torch.float64,
+    )
     sums = {name: zeros_NHS.to(device, copy=True) for name in (*terms, "entropy", "in_memory")}
     n_queries = 0
     n_read = 0

@@ -45,9 +45,19 @@ def write_figures(
     corpus = f"{results['corpus']['name']} ({results['split']})"
     averaged = f"average over {results['queries']:,} tokens of {corpus}"
     title = f"Where {len(heads)} heads attend: {averaged}"
-    draw_distances(directory / "by_distance", {"": maps["all"]}, n_head, title)
+    draw_distances(
+        directory / "by_distance",
+        {"": maps["all"]},
+        n_head,
+        title,
+    )
     title = f"Attention on the memory, from token {text.position:,} of {corpus} on"
-    draw_text(directory / "text", text, results["text"]["heads"], title)
+    draw_text(
+        directory / "text",
+        text,
+        results["text"]["heads"],
+        title,
+    )
     panels = {f"softmax of {words}": maps[term] for term, words in SCORES.items() if term in maps}
     if panels:
         draw_distances(
@@ -88,7 +98,11 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
     bar.set_label(
         f"mean attention (share of 1); white line: evenly spread, 1/{n_distances}", fontsize=9
     )
-    bar.ax.axvline(1 / n_distances, color="white", linewidth=1.6)
+    bar.ax.axvline(
+        1 / n_distances,
+        color="white",
+        linewidth=1.6,
+    )
     bar.ax.tick_params(which="minor", labelbottom=False)
     figure.suptitle(textwrap.fill(title, 56), fontsize=11)
     save_figure(figure, stem)
@@ -137,7 +151,12 @@ def draw_text(stem: Path, text: TextAttention, heads: list[str], title: str) -> 
     norm = LogNorm(largest / 1e3, largest)
     all_axes = figure.subplots(len(heads), 1, squeeze=False)[:, 0]
     for axes, head in zip(all_axes, heads, strict=True):
-        image = _draw_weights(axes, text.weights[head], len(columns), norm)
+        image = _draw_weights(
+            axes,
+            text.weights[head],
+            len(columns),
+            norm,
+        )
         layer, number = head.split(":")
         axes.set_title(
             f"layer {layer}, head {number}",
@@ -146,7 +165,12 @@ def draw_text(stem: Path, text: TextAttention, heads: list[str], title: str) -> 
         )
         axes.set_xticks(range(len(columns)), columns, rotation=0 if letters == 1 else 90)
         axes.set_yticks(range(len(rows)), rows)
-        axes.tick_params(length=0, pad=2, labelsize=6.5, labelfontfamily=FONT)
+        axes.tick_params(
+            length=0,
+            pad=2,
+            labelsize=6.5,
+            labelfontfamily=FONT,
+        )
         axes.set_ylabel("target (token to predict)", fontsize=9)
     axes.set_xlabel("token of the memory, oldest on the left")
     bar = figure.colorbar(

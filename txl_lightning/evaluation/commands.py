@@ -1,9 +1,9 @@
-"""Parts that the commands share: checks of options, the device, the checkpoint, tables in Markdown, panels in W&B."""
+"""Parts that the commands share: checks of options, the device, the checkpoint, panels in W&B."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,6 @@ from txl_lightning.evaluation.trained import (
     is_other_text,
     load_trained,
 )
-from txl_lightning.files import write_text
-from txl_lightning.reporting import escape, markdown_table
-
-Table = Sequence[Mapping[str, object]]
-"""Rows: cells by the title of their column."""
 
 
 def check_common_options(options: Any) -> None:
@@ -91,20 +86,6 @@ def corpus_and_split(trained: TrainedModel, options: Any, default: str) -> tuple
     return checkpoint_corpus(
         trained, options.checkpoint, options.data_path, whole=split == WHOLE
     ), split
-
-
-def write_markdown(path: Path | None, *parts: Table | str) -> list[str]:
-    """Write tables and lines of text, which are escaped, unless `path` is None; return the lines, to print them."""
-    lines: list[str] = []
-    for part in parts:
-        if isinstance(part, str):
-            lines.append(escape(part))
-        else:
-            rows = [list(row.values()) for row in part]
-            lines += markdown_table(list(part[0]), rows).splitlines()
-    if path is not None:
-        write_text(path, "\n".join(lines) + "\n")
-    return lines
 
 
 def log_results(command: str, results: dict[str, Any], options: Any, directory: Path) -> None:

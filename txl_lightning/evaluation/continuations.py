@@ -233,7 +233,8 @@ def read_table(path: str) -> list[dict[str, str]]:
             if suffix == ".jsonl":
                 rows = [json.loads(line) for line in file]
             else:
-                rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+                reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+                rows = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise OptionError(OPTION, path, f"cannot be read ({error})") from error
     require(bool(rows), OPTION, path, "has no row")
@@ -244,5 +245,10 @@ def read_table(path: str) -> list[dict[str, str]]:
         row.setdefault("context", "")
         for column in ("context", "continuation"):
             allowed = f"row {number} must have a text in the column `{column}`"
-            require(isinstance(row.get(column), str), OPTION, path, allowed)
+            require(
+                isinstance(row.get(column), str),
+                OPTION,
+                path,
+                allowed,
+            )
     return rows

@@ -83,7 +83,13 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
         write(f"--- {prompt.title}\n{visible(text_of_prompt)}\n")
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
-            drawn = draw_tokens(model, trained, options, prompt.tokens, options.seed + number)
+            drawn = draw_tokens(
+                model,
+                trained,
+                options,
+                prompt.tokens,
+                options.seed + number,
+            )
             tokens = write_sample(drawn, prompt, vocabulary, stops, write)
             samples.append({"text": vocabulary.decode(tokens), "tokens": tokens})
     seconds = time.perf_counter() - started
@@ -152,7 +158,12 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
     reason = model.cannot.get("generation")
-    require(reason is None, "checkpoint", options.checkpoint, f"cannot generate: {reason}")
+    require(
+        reason is None,
+        "checkpoint",
+        options.checkpoint,
+        f"cannot generate: {reason}",
+    )
     if config.memory.mem_len == 0 and options.mem_len is None:
         window = training_lengths(config).window
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
@@ -200,7 +211,12 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     ids = list(options.prompt_ids)
     vocab_size = len(trained.vocabulary)
     fits = bool(ids) and min(ids) >= 0 and max(ids) < vocab_size
-    require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {vocab_size - 1}")
+    require(
+        fits,
+        "prompt_ids",
+        ids,
+        f"must be a list of ids from 0 to {vocab_size - 1}",
+    )
     return Prompt(
         ids,
         ids,

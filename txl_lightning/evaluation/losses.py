@@ -142,7 +142,13 @@ def with_progress(
 ) -> Iterator[Item]:
     """Yield items and show how far they are: a bar on a terminal, elsewhere a line on stderr every 20 seconds."""
     if sys.stderr.isatty():
-        yield from tqdm(items, desc=title, total=total, unit=unit, leave=False)
+        yield from tqdm(
+            items,
+            desc=title,
+            total=total,
+            unit=unit,
+            leave=False,
+        )
         return
     started = time.monotonic()
     shown = started

@@ -15,22 +15,17 @@ from torch.utils.benchmark import Timer
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import require
-from txl_lightning.evaluation.commands import (
-    check_common_options,
-    chosen_device,
-    log_results,
-    write_markdown,
-)
+from txl_lightning.evaluation.commands import check_common_options, chosen_device, log_results
 from txl_lightning.evaluation.hardware import set_threads
 from txl_lightning.evaluation.losses import with_progress
 from txl_lightning.evaluation.models import require_room
 from txl_lightning.evaluation.options import SpeedOptions
-from txl_lightning.files import write_json
+from txl_lightning.files import write_json, write_text
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.reporting import processor
+from txl_lightning.reporting import markdown_table, processor
 from txl_lightning.reporting.canvas import line_figure
 
 VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
@@ -125,7 +120,12 @@ def _check_options(options: SpeedOptions) -> None:
 
 def vanilla_of(model: TransformerXL) -> TransformerXL:
     """Return the vanilla counterpart of a Transformer-XL: its sizes, absolute sinusoids, no memory."""
-    config = replace(model.config, encoding="absolute", terms="a", mem_len=0)
+    config = replace(
+        model.config,
+        encoding="absolute",
+        terms="a",
+        mem_len=0,
+    )
     return TransformerXL(config).to(model.embedding.tables[0]).eval()
 
 
@@ -241,12 +241,8 @@ def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
 
 def spread(values: list[float]) -> dict[str, Any]:
     """Return the median and the extremes of the rounds."""
-    return {
-        "median": median(values),
-        "min": min(values),
-        "max": max(values),
-        "rounds": values,
-    }
+    middle = median(values)
+    return {"median": middle, "min": min(values), "max": max(values), "rounds": values}
 
 
 def three_digits(value: float) -> str:
@@ -281,12 +277,18 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     lines_of_figure = {SCHEMES[name]: (lengths, times) for name, times in curves.items()}
     title = "Time per token by attention length"
     axes = ("attention length (tokens)", "milliseconds per token")
-    line_figure(directory / "speed", lines_of_figure, *axes, title, log_y=True)
+    line_figure(
+        directory / "speed",
+        lines_of_figure,
+        *axes,
+        title,
+        log_y=True,
+    )
     machine = results["machine"]
     sizes = ", ".join(f"{name} {value}" for name, value in results["model"].items())
-    return write_markdown(
-        directory / "speed.md",
-        table,
+    rows = [list(row.values()) for row in table]
+    lines = markdown_table(list(table[0]), rows).splitlines()
+    lines += [
         "",
         "vanilla: a forward pass over the attention length for every token, softmax of its last position only. "
         f"hidden, cached: segments of {results['segment_len']} tokens with a memory of hidden states (the paper's) or "
@@ -294,4 +296,6 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
         f"Random weights: {sizes}; the vanilla model has equal sizes and absolute positions.",
         f"Medians of {results['rounds']} rounds, ratios within a round; {results['seconds']:,.0f} s in all. "
         f"{machine['accelerator'] or machine['processor']}, threads: {machine['threads']}, torch {machine['torch']}.",
-    )
+    ]
+    write_text(directory / "speed.md", "\n".join(lines) + "\n")
+    return lines

@@ -59,7 +59,14 @@ def line_figure(
     axes = figure.add_subplot()
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     for (name, (xs, ys)), look in zip(curves.items(), looks(), strict=False):
-        axes.plot(xs, ys, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
+        axes.plot(
+            xs,
+            ys,
+            **look,
+            markersize=3.5,
+            linewidth=1.4,
+            label=plain_text(name),
+        )
     if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(short))
@@ -81,7 +88,12 @@ def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
     n_columns = 1
     if len(names) > 1 and max(map(len, names)) <= MOST_LETTERS_OF_TWO:
         n_columns = 2
-    figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=n_columns)
+    figure.legend(
+        loc="outside lower center",
+        frameon=False,
+        fontsize=9,
+        ncols=n_columns,
+    )
     n_rows = -(-len(names) // n_columns)
     figure.set_figheight(figure.get_figheight() + 0.2 * n_rows)
     save_figure(figure, stem)

@@ -152,8 +152,11 @@ class CurveFile:
     def keep_until(self, step: int) -> None:
         """Remove the rows of steps that a resumed run does again."""
         if self.path.exists():
-            kept = [f"{json.dumps(row)}\n" for row in self.rows() if row["steps"] <= step]
-            write_text(self.path, "".join(kept))
+            text = ""
+            for row in self.rows():
+                if row["steps"] <= step:
+                    text += f"{json.dumps(row)}\n"
+            write_text(self.path, text)
 
 
 class ValidationCurve(Callback):
@@ -279,7 +282,7 @@ class ContextCurves(Callback):
             unit: [loss_metrics(nll, module.level)[unit] for nll in curve.nll],
         }
         row["within_1_percent"] = curve.within_1_percent
-        row["recl"] = {str(r): vars(recl) for r, recl in curve.recl.items()}
+        row["recl"] = {}
         values = {
             "tokens": module.tokens,
             "context/within_1_percent": float(row["within_1_percent"]),
@@ -287,6 +290,7 @@ class ContextCurves(Callback):
         for c, loss in zip(self.contexts, row[unit], strict=True):
             values[f"context/{unit}/{c}"] = loss
         for r, recl in curve.recl.items():
+            row["recl"][str(r)] = vars(recl)
             values[f"recl/{r}"] = float(recl.value)
             values[f"recl/{r}/guarded"] = float(recl.guarded)
         for logger in trainer.loggers:
@@ -307,7 +311,8 @@ class ContextCurves(Callback):
         steps = [row["steps"] for row in rows]
         curves = {}
         for i, c in enumerate(self.contexts):
-            curves[f"{c} tokens"] = (steps, [row[unit][i] for row in rows])
+            losses = [row[unit][i] for row in rows]
+            curves[f"{c} tokens"] = (steps, losses)
         path = self.file.path.with_suffix(".png")
         line_figure(
             path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training"
@@ -342,13 +347,15 @@ class Progress(Callback):
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if self._is_due():
-            n_segments = trainer.num_val_batches[0]
-            self._show(trainer, f"validation: {batch[2] + 1:,}/{n_segments:,} segments")
+            self._show(
+                trainer, f"validation: segment {batch[2] + 1:,} of {trainer.num_val_batches[0]:,}"
+            )
 
     def on_test_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if self._is_due():
-            n_segments = trainer.num_test_batches[0]
-            self._show(trainer, f"test: {batch[2] + 1:,}/{n_segments:,} segments")
+            self._show(
+                trainer, f"test: segment {batch[2] + 1:,} of {trainer.num_test_batches[0]:,}"
+            )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         when = f"step {trainer.global_step:,}"

@@ -61,7 +61,8 @@ def _check_sizes(config: Config) -> None:
     W = n_processes(config.trainer)
     G = config.trainer.stream_groups
     batch_size = config.data.batch_size
-    enough = f"must be at least {W * G}: {W} processes times trainer.stream_groups={G}"
+    processes = f"{W} processes (trainer.devices={config.trainer.devices})"
+    enough = f"must be at least the {processes}, times trainer.stream_groups={G}"
     require(batch_size >= W * G, "data.batch_size", batch_size, enough)
     batch_size = config.evaluation.batch_size
     require(

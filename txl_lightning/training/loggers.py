@@ -49,7 +49,7 @@ def make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
     try:
         made_class = get_class(target)
     except Exception as error:  # of anybody's module
-        raise OptionError(option, target, f"is no class: {first_line(error)}") from error
+        raise OptionError(option, target, f"cannot be made: {first_line(error)}") from error
     is_kind = issubclass(made_class, kind)
     require(is_kind, option, target, f"is no {kind.__name__} of lightning.pytorch")
     arguments = dict(given)
@@ -158,12 +158,16 @@ def arm(config: Config) -> list[str]:
     if kind_named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
         words.append(f"terms {config.model.terms or 'none'}")
     if config.variant:
-        named = (f"{name}={value}".removeprefix("name=") for name, value in config.variant.items())
-        words.append(" ".join(named))
+        variant = config.variant["name"]
+        for name, value in config.variant.items():
+            if name != "name":
+                variant += f" {name}={value}"
+        words.append(variant)
     return words
 
 
 def run_name(config: Config) -> str:
     """Return the arm and the options that are most often swept with it."""
+    words = ", ".join(arm(config))
     lengths = f"memory {config.memory.mem_len}, segment {config.data.segment_len}"
-    return f"{', '.join(arm(config))}; {lengths}, lr {config.optimizer.lr:g}, seed {config.seed}"
+    return f"{words}; {lengths}, lr {config.optimizer.lr:g}, seed {config.seed}"

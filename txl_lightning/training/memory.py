@@ -63,7 +63,8 @@ class CarriedMemory:
     def after(self, batch: Batch, memory: Any) -> None:
         """Store the memory that scoring `batch` returned."""
         group = batch.group
-        self._undo = group, self.values.get(group), self.numbers.get(group, 0)
+        number = self.numbers.get(group, 0)
+        self._undo = (group, self.values.get(group), number)
         self.values[group] = memory
         self.numbers[group] = batch.number + 1
 

@@ -44,7 +44,8 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: float) -> float
         return config.lr
     start = config.warmup_steps if config.decay_after_warmup else 0
     progress = min(1.0, (step - start) / max(1, max_steps - start))
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.min_lr + (config.lr - config.min_lr) * share
 
 
 def make_optimizer(
@@ -157,7 +158,8 @@ class MuonWithAdam(torch.optim.Optimizer):
         group = self.param_groups[0]
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if parameters:
-            self._step_of_matrices(parameters, group["lr"], 1 - group["lr"] * group["weight_decay"])
+            decay = 1 - group["lr"] * group["weight_decay"]
+            self._step_of_matrices(parameters, group["lr"], decay)
         # Both are other objects once a checkpoint is loaded.
         self._adam.param_groups = self.param_groups[1:]
         self._adam.state = self.state
@@ -207,7 +209,8 @@ def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
     X = matrices_NAB / norms.clamp(min=EPS)[:, None, None]
     for _ in range(STEPS):
         gram = X @ X.mT
-        X = torch.baddbmm(X, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        X = torch.baddbmm(X, polynomial, X, beta=a)
     return X
 
 

@@ -327,7 +327,8 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
     trainer = config.trainer
     splits = []
     for split, tokens in corpus.splits.items():
-        splits.append(f"{split} {len(tokens):,}{corpus.unknown_share(split)}")
+        unknown = corpus.unknown_share(split)
+        splits.append(f"{split} {len(tokens):,}{unknown}")
     vocabulary = f"level {corpus.vocabulary.level}, vocabulary {len(corpus.vocabulary):,}"
     device = f"{n_processes(trainer)} × {trainer.accelerator}, precision {trainer.precision}"
     streams = f"{config.data.batch_size:,} streams of {config.data.segment_len:,} tokens"
@@ -346,7 +347,8 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
         if f"{split}/nll" not in metrics:
             continue
         for unit in ("nll", *shown_units(metrics, f"{split}/")):
-            shown.append(f"{split}/{unit} {metrics[f'{split}/{unit}']:.4f}")
+            name = f"{split}/{unit}"
+            shown.append(f"{name} {metrics[name]:.4f}")
     line = f"{', '.join(shown)} after {metrics['steps']} steps"
     if "ended_by" in metrics:
         line += f", ended by {metrics['ended_by']}"
@@ -374,13 +376,6 @@ def load_data(config: Config, ranks: Ranks, start: Start) -> tuple[GroupedStream
     elif start.weights:
         given = _kept_vocabulary(config, start.weights, ranks)
     data = ranks.in_turn(lambda: make_data(config, given))
-    corpus = data.corpus
-    if start.weights and any(corpus.unknown.values()):
-        shares = ", ".join(f"{share:.1%} of {split}" for split, share in corpus.unknown.items())
-        ranks.report(f"data={config.data.name}: out-of-vocabulary tokens become <unk>: {shares}")
-    if config.data.level == "ids" and given is None and config.data.vocab_size is None:
-        origin = getattr(config.data, "names", None) or f"the largest id of {corpus.name}, plus one"
-        ranks.report(f"data.vocab_size={len(corpus.vocabulary)}: {origin}")
     return data, given is not None
 
 
