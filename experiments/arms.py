@@ -101,7 +101,11 @@ class Arm:
         if self.baseline:
             return [self.baseline]
         recurrence = "recurrence" if self.recurrence else "no recurrence"
-        words = [recurrence, encoding, f"{self.loss.replace('_', ' ')} loss"]
+        words = [
+            recurrence,
+            encoding,
+            f"{self.loss.replace('_', ' ')} loss",
+        ]
         if self.longer:
             words.append("longer segments")
         if self.optimizer:
@@ -123,7 +127,11 @@ class Arm:
         if self.baseline:
             return [f"model={self.baseline}", *recipe]
         memory = "on" if self.recurrence else "off"
-        words = [f"memory={memory}", f"encoding={self.encoding}", f"loss={self.loss}"]
+        words = [
+            f"memory={memory}",
+            f"encoding={self.encoding}",
+            f"loss={self.loss}",
+        ]
         if self.optimizer:
             words.append(f"optimizer={self.optimizer}")
         words.extend(recipe)
@@ -163,12 +171,25 @@ def trainings(arm: Arm, setup: Setup) -> list[Job]:
     """Return the training runs of an arm, one for each of its seeds in the profile."""
     profile = setup.profile
     accepted = [word for word in setup.overrides if arm.accepts(word)]
-    common = [f"profile={profile.name}", *profile.train, *accepted, *arm.corpus]
+    common = [
+        f"profile={profile.name}",
+        *profile.train,
+        *accepted,
+        *arm.corpus,
+    ]
     words = (*common, *arm.overrides(profile, composed(tuple(common))))
     jobs = []
     for seed in profile.seeds_of.get(arm.key, profile.seeds):
         name = f"{arm.key}-seed{seed}"
-        jobs.append(Job(name, "train", (*words, f"seed={seed}"), arm.title, seed))
+        jobs.append(
+            Job(
+                name,
+                "train",
+                (*words, f"seed={seed}"),
+                arm.title,
+                seed,
+            )
+        )
     return jobs
 
 
@@ -217,7 +238,11 @@ def without_recurrence(config: Config, segment_len: int) -> Config:
     """Return a config without memory, with segments of another length."""
     memory: Any = config.memory
     data = replace(config.data, segment_len=segment_len)
-    return replace(config, data=data, memory=replace(memory, mem_len=0))
+    return replace(
+        config,
+        data=data,
+        memory=replace(memory, mem_len=0),
+    )
 
 
 def saved_bytes(config: Config) -> int:
@@ -237,7 +262,11 @@ def _saved_bytes(config_json: str) -> int:
     model: Any = make_model(config, vocab_size)
     memory = model.start_memory(config.data.batch_size, static=True)
     full_memory = replace(memory, filled=memory.length)
-    tokens_BT = torch.zeros(config.data.batch_size, config.data.segment_len, dtype=torch.long)
+    tokens_BT = torch.zeros(
+        config.data.batch_size,
+        config.data.segment_len,
+        dtype=torch.long,
+    )
     saved: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

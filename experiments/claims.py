@@ -8,12 +8,13 @@ several differences has a mark for each of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from experiments.sections import Difference, Section, to_json
+from experiments.sections import Difference, Section
 
 MARKS = {
     "✓": "the interval is above zero",
@@ -51,7 +52,7 @@ def judge(sections: Sequence[Section]) -> list[dict[str, Any]]:
         for section in sections:
             for difference in section.differences:
                 if difference.key.startswith(f"{claim['id']}/"):
-                    row = to_json(difference)
+                    row = asdict(difference)
                     row["mark"] = mark(difference)
                     rows.append(row)
         judged.append({**claim, "rows": rows})

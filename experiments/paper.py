@@ -55,7 +55,11 @@ TABLE_6 = (
 )
 
 
-TABLE_7 = {(True, "relative"): 25.2, (True, "shaw"): 25.7, (False, "relative"): 27.1}
+TABLE_7 = {
+    (True, "relative"): 25.2,
+    (True, "shaw"): 25.7,
+    (False, "relative"): 27.1,
+}
 """Test perplexity on One Billion Word, whose sentences are shuffled, by recurrence and encoding."""
 
 

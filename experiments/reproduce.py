@@ -23,7 +23,6 @@ from experiments.arms import check_overrides
 from experiments.engine.jobs import Job, Outcomes, composed, composed_options, merge
 from experiments.engine.plan import Plan, make_plan, plan_table
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.engine.progress import Progress
 from experiments.report.pages import write_report
 from experiments.report.results import Effort, assemble, effort_before
 from experiments.tables import (
@@ -91,7 +90,12 @@ def parse(words: list[str] | None = None) -> Setup:
     add("--only", default=",".join(SECTIONS), help="sections to make, with commas: %(default)s")
     add("--directory", type=Path, help="default: reports/PROFILE")
     add("--parallel", type=int, help="jobs at once; default: one for each core, one on a GPU")
-    add("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
+    add(
+        "--logger",
+        choices=("wandb", "csv", "none"),
+        default="wandb",
+        help="wandb writes offline",
+    )
     add("overrides", nargs="*", help="appended to every txl train, such as data.path=…")
     options = parser.parse_intermixed_args(words)
     if options.parallel is not None and options.parallel < 1:
@@ -158,7 +162,11 @@ def plan_jobs(setup: Setup) -> list[Job]:
 
 def say(step: str) -> None:
     """Print what the command does before its first job."""
-    print(f"preparing: {step}", file=sys.stderr, flush=True)
+    print(
+        f"preparing: {step}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def run(plan: Plan, started: float) -> None:
@@ -178,34 +186,35 @@ def run(plan: Plan, started: float) -> None:
     def effort() -> Effort:
         return Effort(before.seconds + time.monotonic() - started, before.calls + 1)
 
-    def show(progress: Progress) -> None:
+    def report_now_and_then() -> None:
         nonlocal last_report
         if time.monotonic() > last_report + SECONDS_BETWEEN_REPORTS:
-            report(plan, effort(), progress)
+            report(plan, effort())
             last_report = time.monotonic()
 
-    print(f"report while it runs: {directory / 'report.html'}", file=sys.stderr, flush=True)
+    print(
+        f"report while it runs: {directory / 'report.html'}",
+        file=sys.stderr,
+        flush=True,
+    )
     try:
-        plan.run(show)
+        plan.run(report_now_and_then)
     finally:
         report(plan, effort())
 
 
-def report(plan: Plan, effort: Effort, progress: Progress | None = None) -> None:
-    """Write the report of the jobs that are finished.
-
-    Args:
-        plan: jobs of the reproduction.
-        effort: time and calls so far.
-        progress: of the jobs that run; None once they have ended.
-    """
+def report(plan: Plan, effort: Effort) -> None:
+    """Write the report of the jobs that are finished."""
     setup = plan.setup
-    outcomes = Outcomes(setup.runs, setup.figures, tuple(plan.jobs), frozenset(plan.finished()))
+    finished = frozenset(plan.finished())
+    outcomes = Outcomes(
+        setup.runs,
+        setup.figures,
+        tuple(plan.jobs),
+        finished,
+    )
     sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
-    results = assemble(plan, outcomes, sections, effort)
-    if progress is not None:
-        results["jobs"].update(progress.as_json())
-    write_report(results, setup.directory)
+    write_report(assemble(plan, outcomes, sections, effort), setup.directory)
 
 
 if __name__ == "__main__":

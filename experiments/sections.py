@@ -6,7 +6,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from experiments.engine.jobs import Job, Outcomes
@@ -147,6 +147,14 @@ def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, str]) ->
     for name, caption in captions.items():
         source = outcomes.runs / job.name / f"{name}.png"
         if source.is_file():
+            target = outcomes.figures / f"{job.name}_{name}.png"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+            figures.append(Figure(f"{target.parent.name}/{target.name}", caption))
+    return figures
+    for name, caption in captions.items():
+        source = outcomes.runs / job.name / f"{name}.png"
+        if source.is_file():
             path, png = outcomes.figure(f"{job.name}_{name}.png")
             shutil.copyfile(source, path)
             figures.append(Figure(png, caption))
@@ -174,32 +182,10 @@ class Section:
     differences: Sequence[Difference] = ()
 
 
-def unit_words(unit: str, level: str = "") -> str:
-    """Return the name of a unit for readers.
-
-    Args:
-        unit: of a loss, or in words.
-        level: of the tokens; it says which symbols `bpc` is about.
-    """
-    if unit == "bpc":
-        symbols = {"byte": "byte", "char": "character", "ids": "token"}
-        return f"bits a {symbols.get(level, 'symbol')}"
-    return {"ppl": "perplexity", "bpb": "bits a byte"}.get(unit, unit)
-
-
-def to_json(part: Any) -> dict[str, Any]:
-    """Return a dataclass as plain JSON; what is None or empty is left out."""
-    kept: dict[str, Any] = _without_empty(asdict(part))
-    return kept
-
-
-def _without_empty(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        items = {name: _without_empty(part) for name, part in value.items()}
-        return {name: part for name, part in items.items() if part not in (None, "", [])}
-    if isinstance(value, list | tuple):
-        return [_without_empty(part) for part in value]
-    return value
+def unit_words(unit: str) -> str:
+    """Return the name of a unit for readers; `bpc` is the unit of characters."""
+    names = {"ppl": "perplexity", "bpc": "bits a character", "bpb": "bits a byte"}
+    return names.get(unit, unit)
 
 
 def decimal(value: float, digits: int, signed: bool = False) -> str:

@@ -151,6 +151,23 @@ def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, w
     assert refused.startswith(f"txl {words[0]}: run: another command writes into this folder")
 
 
+@pytest.mark.parametrize("link", ["checkpoints", "validation.jsonl", ".hydra"])
+@pytest.mark.parametrize("words", [["evaluate"], ["train", "-m"]], ids=" ".join)
+def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path, words: list[str], link: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / link).symlink_to(outside / "file" if link == "validation.jsonl" else outside)
+    where = "hydra.sweep.dir=run" if "-m" in words else "hydra.run.dir=run"
+
+    refused = refusal(*words, where, directory=tmp_path)
+
+    assert f"run/{link}: is a link to {outside}" in refused
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "kept")]
+
+
 def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(options: object, directory: Path) -> list[str]:
         with pytest.raises(UserError, match="another command writes"), locked(directory):

@@ -20,6 +20,7 @@ from txl_lightning.errors import UserError
 BLOCK_BYTES = 1 << 22
 PART = ".part-"  # begins the name of a temporary file
 LOCK = ".lock"
+LOG_OF_WANDB = "wandb/*/logs/debug-core.log"  # W&B's link to a log that nobody opens
 LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
 
 
@@ -106,13 +107,14 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Make a folder and hold its lock, which ends with the process; a file system without locks is used without one.
 
     Args:
-        folder: its lock may be no link.
+        folder: it may hold no link that leads out of it.
         wait: wait `LOCK_SECONDS` for a process that is about to end.
 
     Raises:
-        UserError: another process holds the lock.
+        UserError: another process holds the lock, or a link leads out of the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_links_out(folder)
     deadline = time.monotonic() + LOCK_SECONDS * wait
     with open(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as file:
         with suppress(OSError):  # of a file system without locks
@@ -126,6 +128,21 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
                         raise UserError(f"{folder}: {held}") from error
                     time.sleep(0.1)
         yield
+
+
+def refuse_links_out(folder: Path) -> None:
+    """Refuse a folder with a link that leads out of it: a command would write or delete there.
+
+    Raises:
+        UserError: names the link.
+    """
+    root = folder.resolve()
+    for path in root.rglob("*"):  # it does not follow links
+        if path.is_symlink() and not path.match(LOG_OF_WANDB):
+            target = path.resolve()
+            if not target.is_relative_to(root):
+                advice = "a command writes into no folder that links lead out of"
+                raise UserError(f"{folder / path.relative_to(root)}: is a link to {target}: {advice}")
 
 
 def sync_folder(path: Path) -> None:

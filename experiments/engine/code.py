@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from functools import cache
 from modulefinder import ModuleFinder
@@ -12,7 +11,6 @@ from typing import Any
 SOURCES = Path(__file__).parents[2]
 PRESENTATION = ("txl_lightning/reporting", "txl_lightning/recl/page.py")
 """Folders and files that change no number: finished jobs stay finished when they change."""
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
 class _ModulesOfPackage(ModuleFinder):
@@ -30,10 +28,10 @@ class _ModulesOfPackage(ModuleFinder):
 
 @cache
 def code_of(module: str) -> str:
-    """Return the SHA-256 of the code that a module runs, without comments, layout and docstrings.
+    """Return the SHA-256 of the files that a module runs.
 
-    It covers every module of the same top-level package that the module imports, directly or not, also inside
-    functions. Files of `PRESENTATION` are left out.
+    They are all modules of the same top-level package that the module imports, directly or not, also inside functions.
+    Files of `PRESENTATION` are left out.
 
     Args:
         module: dotted name, such as `txl_lightning.training.run`.
@@ -42,20 +40,9 @@ def code_of(module: str) -> str:
     finder.import_hook(module)
     digest = hashlib.sha256()
     for _, found in sorted(finder.modules.items()):
-        if not found.__file__:  # type: ignore[attr-defined]
-            continue
-        path = Path(found.__file__)  # type: ignore[attr-defined]
+        path = Path(found.__file__ or "")  # type: ignore[attr-defined]
         name = path.relative_to(SOURCES).as_posix()
         if not name.startswith(PRESENTATION):
-            digest.update(f"{name}\n{statements(path)}\n".encode())
+            digest.update(name.encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-@cache
-def statements(path: Path) -> str:
-    """Return the syntax tree of a file, without comments, layout and docstrings, as text."""
-    tree = ast.parse(path.read_text("utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return ast.dump(tree)

@@ -65,7 +65,8 @@ class Job:
 
 def quoted(path: Path) -> str:
     """Return a path as the value of an override: any sign of Hydra's grammar may be in it."""
-    escaped = str(path.resolve()).replace("'", r"\'").replace("${", r"\${")
+    escaped = str(path.resolve()).replace("'", r"\'")
+    escaped = escaped.replace("${", r"\${")
     return f"'{escaped}'"
 
 
@@ -74,8 +75,8 @@ def merge(jobs_by_section: Mapping[str, Sequence[Job]]) -> list[Job]:
     merged: dict[str, Job] = {}
     for section, jobs in jobs_by_section.items():
         for job in jobs:
-            sections = dict.fromkeys((*merged.get(job.name, job).sections, section))
-            merged[job.name] = replace(job, sections=tuple(sections))
+            known = merged.get(job.name, job)
+            merged[job.name] = replace(job, sections=(*known.sections, section))
     return list(merged.values())
 
 
@@ -85,9 +86,10 @@ def composed(overrides: tuple[str, ...]) -> Config:
     Raises:
         Hydra's and OmegaConf's errors: an override is not allowed.
     """
-    if not overrides[-1].startswith("seed="):
+    option, _, seed = overrides[-1].partition("=")
+    if option != "seed":
         return _typed(overrides)
-    return _typed(overrides[:-1], int(overrides[-1].removeprefix("seed=")))
+    return _typed(overrides[:-1], int(seed))
 
 
 @cache
@@ -163,10 +165,6 @@ class Outcomes:
 
     def result(self, job: Job, file: str) -> dict[str, Any]:
         """Read a JSON file of a finished job."""
-        content: dict[str, Any] = json.loads((self.runs / job.name / file).read_text())
+        text = (self.runs / job.name / file).read_text()
+        content: dict[str, Any] = json.loads(text)
         return content
-
-    def figure(self, name: str) -> tuple[Path, str]:
-        """Return the path of a figure, and the same relative to the report's folder; make its folder."""
-        self.figures.mkdir(parents=True, exist_ok=True)
-        return self.figures / name, f"{self.figures.name}/{name}"

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import locked
 from txl_lightning.job_folder import JobFolder
-from txl_lightning.jobs import Ended, Jobs, Process
+from txl_lightning.jobs import Ended, Jobs, Process, start_job
 from txl_lightning.reporting import markdown_table
 
 MAX_DEFAULT_PARALLEL = 8
@@ -72,7 +70,7 @@ class Plan:
         where = os.path.relpath(self.setup.directory)
         return f"profile {name}: {finished}, {self.parallel} at once, into {where}"
 
-    def run(self, report: Callable[[Progress], object]) -> None:
+    def run(self, report: Callable[[], object]) -> None:
         """Run the jobs that are not finished; jobs that measure time run last, one at a time.
 
         Args:
@@ -83,30 +81,30 @@ class Plan:
             KeyboardInterrupt: raised after the running jobs have saved their state and stopped.
         """
         finished = self.finished()
+        unfinished = [job for job in self.jobs if job.name not in finished]
         jobs = Jobs(
-            [job for job in self.jobs if job.name not in finished],
+            unfinished,
             self._start,
             self._end,
             n_slots=self.parallel,
             done=finished,
         )
+        profile = self.setup.profile
+        estimates = {job.name: estimated_seconds(job, profile) for job in unfinished}
         progress = Progress(
-            jobs, lambda job: estimated_seconds(job, self.setup.profile), self.at_once
+            jobs,
+            estimates,
+            min(self.parallel, cores()),
         )
 
         def show() -> None:
             progress.show()
-            report(progress)
+            report()
 
         jobs.show = show
         jobs.run()
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
-
-    @property
-    def at_once(self) -> int:
-        """Jobs that really run at once."""
-        return min(self.parallel, cores())
 
     def _start(self, job: Job, slot: int) -> Process:
         folder = self.folder(job)
@@ -116,8 +114,11 @@ class Plan:
             self._write_record(job, 0.0, done=False)
         words = [*job.overrides_in(self.setup.runs), *self._options(job)]
         words.append(f"hydra.run.dir={quoted(folder.path)}")
-        command = [sys.executable, "-m", "txl_lightning.cli", job.command, *words]
-        return Process(command, {}, folder.path / LOG)
+        return start_job(
+            [job.command, *words],
+            {},
+            folder.path / LOG,
+        )
 
     def _options(self, job: Job) -> list[str]:
         """Return overrides that change no number: threads, the logger, resume."""
@@ -142,7 +143,11 @@ class Plan:
         if ended.status is None:
             return f"{job.name} {ended.problem}"
         folder = self.folder(job)
-        self._write_record(job, ended.seconds, done=ended.status == 0)
+        self._write_record(
+            job,
+            ended.seconds,
+            done=ended.status == 0,
+        )
         if ended.status == 0:
             return None
         log = folder.path / LOG
@@ -155,7 +160,6 @@ class Plan:
             "options": self.identities[job.name],
             "done": done,
             "seconds": round(self.seconds(job) + seconds, 2),
-            "command": shlex.join(["txl", job.command, *job.overrides]),
         }
         self.folder(job).write(record)
 
@@ -175,7 +179,12 @@ def make_plan(setup: Setup, jobs: list[Job]) -> Plan:
     parallel = min(MAX_DEFAULT_PARALLEL, cores())
     if setup.config.trainer.accelerator == "gpu":
         parallel = 1
-    return Plan(setup, jobs, identities(jobs, checksums), setup.parallel or parallel)
+    return Plan(
+        setup,
+        jobs,
+        identities(jobs, checksums),
+        setup.parallel or parallel,
+    )
 
 
 def tokens_read(job: Job) -> int:
@@ -193,18 +202,25 @@ def estimated_seconds(job: Job, profile: Profile) -> float:
 
 
 def plan_table(setup: Setup, jobs: Sequence[Job]) -> str:
-    """Return every job with its sections and its estimated time, and the sum, as Markdown."""
+    """Return every job with its estimated time, and the sum, as Markdown."""
     rows = []
     total = 0.0
     for job in jobs:
         seconds = estimated_seconds(job, setup.profile)
+        total += seconds
         size = ""
         if job.command == "train":
             size = f"{tokens_read(job):,} tokens"
-        rows.append([job.name, job.command, size, ", ".join(job.sections), clock(seconds)])
-        total += seconds
+        rows.append(
+            [
+                job.name,
+                job.command,
+                size,
+                clock(seconds),
+            ]
+        )
     lines = [
-        markdown_table(["job", "txl", "size", "used by", "time"], rows),
+        markdown_table(["job", "txl", "size", "time"], rows),
         f"about {clock(total)} of one job at a time, if nothing is finished",
         f"needs: {setup.profile.needs}",
         f"into {setup.directory}",

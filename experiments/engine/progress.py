@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
 
-from experiments.engine.jobs import Job
 from txl_lightning.jobs import Jobs
 
 
@@ -16,55 +14,48 @@ class Progress:
 
     Args:
         jobs: the jobs; those that are done before the first call are not reported.
-        estimate: seconds of a job on the machine that they were estimated for.
+        estimates: seconds by job on the machine that they were estimated for.
         slots: jobs that really run at once.
     """
 
-    def __init__(self, jobs: Jobs, estimate: Callable[[Job], float], slots: int) -> None:
+    def __init__(self, jobs: Jobs, estimates: Mapping[str, float], slots: int) -> None:
         self.jobs = jobs
         self.slots = slots
-        self.estimates = {job.name: estimate(job) for job in jobs.waiting}
+        self.estimates = estimates
         self.reported: set[str] = set()
 
     def show(self) -> None:
         """Report jobs that started or ended since the last call."""
-        for running in self.jobs.running:
+        jobs = self.jobs
+        for running in jobs.running:
             self._report(f"{running.job.name}: started")
-        for name, seconds in self.jobs.seconds.items():
-            self._report(self.jobs.failed.get(name, f"{name}: done in {clock(seconds)}"))
+        for name, seconds in jobs.seconds.items():
+            done = f"{name}: done in {clock(seconds)}"
+            self._report(jobs.failed.get(name, done))
 
     def _report(self, line: str) -> None:
-        if line not in self.reported:
-            self.reported.add(line)
-            print(f"{line} · {self.status()}", file=sys.stderr, flush=True)
-
-    def status(self) -> str:
-        """Return how many jobs are done, and the time left of all."""
-        jobs = self.jobs
-        n_done = len(jobs.done)
-        n_jobs = n_done + len(jobs.failed) + len(jobs.running) + len(jobs.waiting)
-        return f"{n_done} of {n_jobs} jobs done, about {clock(self.seconds_left())} left"
+        if line in self.reported:
+            return
+        self.reported.add(line)
+        n_done = len(self.jobs.done)
+        n_left = len(self.jobs.running) + len(self.jobs.waiting)
+        left = f"{n_left} to go, about {clock(self.seconds_left())}"
+        text = f"{line} · {n_done} jobs done, {left}"
+        print(text, file=sys.stderr, flush=True)
 
     def seconds_left(self) -> float:
-        """Return the estimated seconds until all jobs are done."""
+        """Return the estimated seconds until all jobs are done, at the pace of those that ended."""
+        ended = self.jobs.seconds
         pace = 1.0
-        estimated = sum(self.estimates[name] for name in self.jobs.seconds)
-        if estimated:
-            pace = sum(self.jobs.seconds.values()) / estimated
+        if ended:
+            estimated = sum(self.estimates[name] for name in ended)
+            pace = sum(ended.values()) / estimated
         left = sum(self.estimates[job.name] for job in self.jobs.waiting)
         elapsed = 0.0
         for running in self.jobs.running:
             left += self.estimates[running.job.name]
             elapsed += time.monotonic() - running.process.started
         return max(0.0, pace * left - elapsed) / self.slots
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what `results.json` has under `jobs` while they run."""
-        return {
-            "time": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-            "seconds_left": round(self.seconds_left(), 1),
-            "running": [running.job.name for running in self.jobs.running],
-        }
 
 
 def clock(seconds: float) -> str:

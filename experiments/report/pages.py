@@ -46,7 +46,7 @@ def write_report(results: Results, directory: Path) -> None:
 
 
 def as_html(results: Results, page: str) -> str:
-    """Return the Markdown of a report as HTML; while jobs run it loads itself again."""
+    """Return the Markdown of a report as HTML."""
     style = Path(__file__).with_name("report.css").read_text("utf-8")
     head = [
         '<meta charset="utf-8">',
@@ -54,8 +54,6 @@ def as_html(results: Results, page: str) -> str:
         f"<title>{html_text(results['title'])}</title>",
         f"<style>{style}</style>",
     ]
-    if "running" in results["jobs"]:
-        head.append('<meta http-equiv="refresh" content="20">')
     body = MarkdownIt("commonmark").enable("table").render(page)
     lines = ["<!doctype html>", '<html lang="en"><head>', *head, "</head><body>", body]
     return "\n".join([*lines, "</body></html>", ""])
@@ -84,32 +82,18 @@ def render(results: Results, directory: Path) -> str:
     note = paragraph(results["note"], f"Columns headed paper are {quoted} {measured}")
     parts = [f"# {escape(results['title'])}", f"> {note}"]
     if not results["finished"]:
-        parts.append(f"> {_unfinished(results)}")
+        jobs = results["jobs"]
+        finished = f"{jobs['finished']} of {jobs['planned']} jobs are finished"
+        continues = f"The same command continues: {results['command']}"
+        parts.append(f"> {paragraph(f'Unfinished: {finished}.', continues)}")
     parts.append(escape(introduction(results)))
     parts.append(escape(UNITS))
     if results.get("verdicts", True):
         parts += _claims(results, directory)
     for section in results["sections"]:
-        parts += _section(section, level_of(results))
+        parts += _section(section)
     parts += _settings(results)
     return "\n\n".join(parts) + "\n"
-
-
-def _unfinished(results: Results) -> str:
-    jobs = results["jobs"]
-    finished = f"{jobs['finished']} of {jobs['planned']} jobs are finished"
-    if "running" not in jobs:
-        return paragraph(f"Unfinished: {finished}.", f"To continue: {results['command']}")
-    left = f"Running: {finished}, about {clock(jobs['seconds_left'])} left."
-    running = ", ".join(jobs["running"])
-    return paragraph(left, f"As of {jobs['time']}: {running}. The page loads itself again.")
-
-
-def level_of(results: Results) -> str:
-    """Return the level of the tokens of the trainings; empty before one is finished."""
-    if not results["corpora"]:
-        return ""
-    return str(results["corpora"][0]["level"])
 
 
 def introduction(results: Results) -> str:
@@ -130,12 +114,11 @@ def introduction(results: Results) -> str:
 
 
 def time_of(results: Results) -> str:
-    """Return the wall-clock time of the whole command, and how often it was continued."""
+    """Return the wall-clock time of the whole command, and in how many calls."""
     seconds = results["seconds"]
     text = clock(seconds["wall"])
-    times = seconds.get("calls", 1) - 1
-    if times > 0:
-        text += f", stopped and continued {times} {'time' if times == 1 else 'times'},"
+    if seconds.get("calls", 1) > 1:
+        text += f" in {seconds['calls']} calls, each but the last stopped,"
     return text
 
 
@@ -173,7 +156,11 @@ def _losses(table_6: Results, row: Results) -> str:
 
 
 def _claims(results: Results, directory: Path) -> list[str]:
-    parts = ["## What holds here", table(claims_table(results["claims"])), escape(RULE)]
+    parts = [
+        "## What holds here",
+        table(claims_table(results["claims"])),
+        escape(RULE),
+    ]
     picture = draw_effects(directory, results["claims"], name_of(results))
     if picture is not None:
         parts.append(figure(picture.png, picture.caption))
@@ -181,7 +168,7 @@ def _claims(results: Results, directory: Path) -> list[str]:
     for number, claim in enumerate(results["claims"], 1):
         text = f"{claim['paper']}. {claim['difference']}"
         parts.append(paragraph(f"{number}. {claim['claim']}.", text))
-        parts.append(table(differences_table(claim, level_of(results))))
+        parts.append(table(differences_table(claim)))
         reasons = [row["untested"] for row in claim["rows"] if row.get("untested")]
         parts += [escape(f"–: {reason}") for reason in dict.fromkeys(reasons)]
     return parts
@@ -196,12 +183,22 @@ def claims_table(claims: Claims) -> TextTable:
     """Return the table with a row for each claim."""
     rows = []
     for number, claim in enumerate(claims, 1):
-        effects = [row for row in claim["rows"] if "percent" in row]
+        effects = [row for row in claim["rows"] if row.get("percent") is not None]
         effect = _span_of_percents([row["percent"] for row in effects])
         if len(effects) == 1:
             effect = _in_percent(effects[0])
-        paper = _span_of_percents([row["paper"] for row in claim["rows"] if "paper" in row])
-        rows.append([str(number), claim["claim"], _marks(claim["rows"]), effect, paper])
+        paper = _span_of_percents(
+            [row["paper"] for row in claim["rows"] if row.get("paper") is not None]
+        )
+        rows.append(
+            [
+                str(number),
+                claim["claim"],
+                _marks(claim["rows"]),
+                effect,
+                paper,
+            ]
+        )
     effect = "effect here (+: as claimed)"
     header = ["", "claim of the paper", "marks", effect, "effect in the paper"]
     return header, rows, [True, False, False, True, True]
@@ -215,32 +212,51 @@ def _marks(rows: Sequence[Results]) -> str:
     return " ".join(f"{counts[sign]}{sign}" for sign in MARKS if counts[sign]) or "–"
 
 
-def differences_table(claim: Results, level: str) -> TextTable:
+def differences_table(claim: Results) -> TextTable:
     """Return the table with a row for each difference of a claim."""
     rows = []
     for row in claim["rows"]:
         percent = ""
-        if "percent" in row and row.get("unit") != "%":
+        if row.get("percent") is not None and row.get("unit") != "%":
             percent = _in_percent(row)
         paper = ""
-        if "paper" in row:
+        if row.get("paper") is not None:
             paper = _percent(row["paper"])
-        rows.append([row["title"], row["mark"], _effect(row, level), percent, paper])
+        rows.append(
+            [
+                row["title"],
+                row["mark"],
+                _effect(row),
+                percent,
+                paper,
+            ]
+        )
     effect = "effect here (+: as claimed)"
     header = ["difference", "mark", effect, "the same in percent", "paper, in percent"]
     return header, rows, [False, False, True, True, True]
 
 
-def _effect(row: Results, level: str) -> str:
+def _effect(row: Results) -> str:
     """Return an effect with its unit and interval."""
-    if "effect" not in row:
+    if row.get("effect") is None:
         return ""
     unit = row.get("unit")
-    digits = {None: 3, "bpc": 3, "bpb": 3, "ppl": 2}.get(unit, 0)
+    digits = {
+        None: 3,
+        "bpc": 3,
+        "bpb": 3,
+        "ppl": 2,
+    }.get(unit, 0)
     words = [decimal(row["effect"], digits, signed=True)]
     if unit:
-        words.append(unit_words(unit, level))
-    words.append(interval(row.get("low"), row.get("high"), digits))
+        words.append(unit_words(unit))
+    words.append(
+        interval(
+            row.get("low"),
+            row.get("high"),
+            digits,
+        )
+    )
     return " ".join(words).rstrip()
 
 
@@ -254,7 +270,11 @@ def _percent_digits(value: float) -> int:
 
 def _in_percent(row: Results) -> str:
     value = row["percent"]
-    ends = interval(row.get("percent_low"), row.get("percent_high"), _percent_digits(value))
+    ends = interval(
+        row.get("percent_low"),
+        row.get("percent_high"),
+        _percent_digits(value),
+    )
     return f"{_percent(value)} {ends}".rstrip()
 
 
@@ -265,7 +285,7 @@ def _span_of_percents(values: Sequence[float]) -> str:
     return span([_percent(min(values)), _percent(max(values))])
 
 
-def _section(section: Results, level: str) -> list[str]:
+def _section(section: Results) -> list[str]:
     parts = [
         f"## {escape(section['title'])}",
         paragraph("Paper:", section["paper"]),
@@ -273,14 +293,14 @@ def _section(section: Results, level: str) -> list[str]:
     ]
     for one in section.get("tables", ()):
         if one["rows"]:
-            parts += [f"**{escape(one['caption'])}**", table(table_of(one, level))]
+            parts += [f"**{escape(one['caption'])}**", table(table_of(one))]
             parts += [escape(note) for note in one.get("notes", ())]
     for one in section.get("figures", ()):
         parts.append(figure(one["png"], one["caption"]))
     return parts
 
 
-def table_of(content: Results, level: str = "") -> TextTable:
+def table_of(content: Results) -> TextTable:
     """Return a table of results; a heading says title and unit, with an arrow where lower is better."""
     columns = sorted(content["columns"], key=lambda column: list(HEADINGS).index(column["of"]))
     header = []
@@ -290,7 +310,7 @@ def table_of(content: Results, level: str = "") -> TextTable:
         if unit in LOSSES and "difference" not in column["key"]:
             title += " ↓"
         if unit:
-            title += f" ({unit_words(unit, level)})"
+            title += f" ({unit_words(unit)})"
         header.append(title)
     rows = []
     for row in content["rows"].values():

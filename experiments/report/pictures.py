@@ -51,15 +51,28 @@ def draw_effects(directory: Path, claims: Claims, title: str) -> Figure | None:
     picture = new_figure(7.0, 0.8 + 1.5 * len(rows_by_claim))
     picture.suptitle(title, fontsize=9)
     panels = picture.subplots(len(rows_by_claim), squeeze=False)[:, 0]
-    for axes, (claim, rows) in zip(panels, rows_by_claim.items(), strict=True):
+    for axes, (claim, rows) in zip(
+        panels,
+        rows_by_claim.items(),
+        strict=True,
+    ):
         axes.set_title(claim, fontsize=9, loc="left")
         axes.set_ylabel("effect (%)", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
         axes.axhline(0, color="black", linewidth=0.9)
-        for row, colour in zip(rows, cycle(COLOURS), strict=False):
+        for row, colour in zip(
+            rows,
+            cycle(COLOURS),
+            strict=False,
+        ):
             _draw_course(axes, row, colour)
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=7, frameon=False)
+        axes.legend(
+            loc="center left",
+            bbox_to_anchor=(1.02, 0.5),
+            fontsize=7,
+            frameon=False,
+        )
     panels[-1].set_xlabel("million tokens of training", fontsize=8)
     path = directory / PNG
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,5 +86,17 @@ def _draw_course(axes: Axes, row: Row, colour: str) -> None:
     tokens = np.array(row["tokens"]) / 1e6
     of_seeds = np.array(list(row["course"].values()))
     for course in of_seeds:
-        axes.plot(tokens, course, color=colour, linewidth=0.6, alpha=0.6)
-    axes.plot(tokens, of_seeds.mean(axis=0), color=colour, linewidth=1.8, label=name)
+        axes.plot(
+            tokens,
+            course,
+            color=colour,
+            linewidth=0.6,
+            alpha=0.6,
+        )
+    axes.plot(
+        tokens,
+        of_seeds.mean(axis=0),
+        color=colour,
+        linewidth=1.8,
+        label=name,
+    )

@@ -53,18 +53,22 @@ def committed_part(runs: Sequence[Results]) -> str:
 
 def beside(runs: Sequence[Results]) -> TextTable:
     """Return the table of claims with the marks and effects of every run."""
-    header, rows, right = claims_table(runs[0]["claims"])
-    joined_header = header[:2]
-    joined_rows = [row[:2] for row in rows]
+    header = ["", "claim of the paper"]
+    right = [True, False]
+    _, first_rows, _ = claims_table(runs[0]["claims"])
+    rows = [row[:2] for row in first_rows]
     for results in runs:
         name = name_of(results)
-        joined_header += [f"{name}: marks", f"{name}: effect"]
+        header += [f"{name}: marks", f"{name}: effect"]
+        right += [False, True]
         _, rows_of_run, _ = claims_table(results["claims"])
-        for joined, row in zip(joined_rows, rows_of_run, strict=True):
-            joined += row[2:4]
-    for joined, row in zip(joined_rows, rows, strict=True):
-        joined.append(row[4])
-    return [*joined_header, header[4]], joined_rows, right[:2] + right[2:4] * len(runs) + right[4:]
+        for row, row_of_run in zip(rows, rows_of_run, strict=True):
+            row += row_of_run[2:4]
+    for row, first_row in zip(rows, first_rows, strict=True):
+        row.append(first_row[4])
+    header.append("effect in the paper")
+    right.append(True)
+    return header, rows, right
 
 
 def with_part(page: str, part: str) -> str:

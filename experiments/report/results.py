@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,13 @@ import torch
 from experiments.claims import FINDINGS, judge
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
-from experiments.sections import Section, to_json
+from experiments.sections import Section
 from txl_lightning.errors import cores
 from txl_lightning.job_folder import JobFolder, checksum
 from txl_lightning.reporting import processor
+from txl_lightning.reporting.code import commit
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def assemble(
             "platform": platform.platform(),
         },
         "versions": {name: version(name) for name in LIBRARIES},
-        "commit": _commit(),
+        "commit": commit(),
         "corpora": _corpora(trained, outcomes),
         "settings": _settings(plan, trained),
         "claims": judge(sections),
@@ -93,21 +91,10 @@ def assemble(
     }
 
 
-@cache
-def _commit() -> str | None:
-    """Return the commit of the checkout, with `-dirty` if its files differ; None outside of one, or without git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
-
-
 def _section(section: Section) -> dict[str, Any]:
     """Return a section with the paper's finding; its differences are under `claims`."""
-    content = to_json(section)
-    content.pop("differences", None)
+    content = asdict(section)
+    content.pop("differences")
     content["paper"] = FINDINGS[section.id]
     return content
 

@@ -69,7 +69,11 @@ class Comparisons:
             key, f"{_versus(worse, better)}, {lengths}", self.outcomes.unit, paper=paper
         )
         spread = self._spread(lambda run: run.test(at)["nll"], n_sides=2)
-        compared = self._compare(empty, [(1, worse, at), (-1, better, at)], spread)
+        compared = self._compare(
+            empty,
+            [(1, worse, at), (-1, better, at)],
+            spread,
+        )
         if compared.effect is None:
             return empty
         worse_runs, better_runs = self._of_shared_seeds(worse, better)
@@ -90,7 +94,11 @@ class Comparisons:
             terms += [(-1, other, "init"), (1, other, "longer")]
         title = f"gain of longer attention: {title}"
         empty = Difference(key, title, self.outcomes.unit, paper=paper)
-        return self._compare(empty, terms, self._spread(_gain, n_sides=len(terms) // 2))
+        return self._compare(
+            empty,
+            terms,
+            self._spread(_gain, n_sides=len(terms) // 2),
+        )
 
     def _compare(self, empty: Difference, terms: Sequence[Term], spread: Spread) -> Difference:
         """Return a sum of signed losses with its interval; it is empty while an arm has no result."""
@@ -98,14 +106,28 @@ class Comparisons:
         if not runs[0]:
             return empty
         files = []
-        for (_, _, at), of_arm in zip(terms, runs, strict=True):
+        for (_, _, at), of_arm in zip(
+            terms,
+            runs,
+            strict=True,
+        ):
             files.append([run.losses(at) for run in of_arm])
         losses_SB, weights_B = shared_blocks(*files)
         difference_SB = np.zeros_like(losses_SB[0])
-        for (sign, _, _), term_SB in zip(terms, losses_SB, strict=True):
+        for (sign, _, _), term_SB in zip(
+            terms,
+            losses_SB,
+            strict=True,
+        ):
             difference_SB += sign * term_SB
         nats = over_blocks(difference_SB, weights_B, spread)
-        return self._with_units(empty, nats, losses_SB[0], losses_SB[1], weights_B)
+        return self._with_units(
+            empty,
+            nats,
+            losses_SB[0],
+            losses_SB[1],
+            weights_B,
+        )
 
     def _with_units(
         self, empty: Difference, nats: Interval, worse_SB: Array, better_SB: Array, weights_B: Array
@@ -160,7 +182,13 @@ def course_of(
         seed = str(run.seed)
         effects = []
         for n in tokens:
-            share = better_losses[seed][n] / float(np.interp(n, points, losses))
+            share = better_losses[seed][n] / float(
+                np.interp(
+                    n,
+                    points,
+                    losses,
+                )
+            )
             effects.append(round(100 * (1 - share), 3))
         course[seed] = effects
     return tokens, course

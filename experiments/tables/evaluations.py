@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from experiments.arms import Arm, in_precision_of_training, trainings
 from experiments.engine.jobs import Job, Outcomes, composed
@@ -19,7 +19,6 @@ WINDOWS = "windows of that length, of which every scored token sees at least thr
 INIT = "training’s lengths"  # of attention, in the heads of columns
 BEST = "best length"
 ENDING = "-lengths"  # of the name of an evaluation, after that of its run
-A = TypeVar("A")
 At = Literal["init", "best", "longer"]
 """Attention length of a test loss: training's, the one with the best validation loss, or the longer of both."""
 
@@ -86,7 +85,13 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
         if arm.corpus:  # lines in random order hold nothing that longer attention could find
             lengths = [composed(run.overrides).data.segment_len]
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
-    return Job(f"{run.name}{ENDING}", "evaluate", tuple(words), run.arm, needs=(run.name,))
+    return Job(
+        f"{run.name}{ENDING}",
+        "evaluate",
+        tuple(words),
+        run.arm,
+        needs=(run.name,),
+    )
 
 
 def runs_of(arms: Iterable[Arm], setup: Setup) -> Runs:
@@ -104,34 +109,42 @@ def with_evaluations(runs: Runs, setup: Setup) -> list[Job]:
     return jobs
 
 
-def read_evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> Evaluations:
+def read_evaluations(runs: Runs, outcomes: Outcomes) -> Evaluations:
     """Read the evaluations that are finished."""
-    evaluated: dict[Arm, list[Evaluation]] = {}
+    evaluated = {}
     for arm, of_arm in runs.items():
-        for run in of_arm:
-            _add(evaluated, arm, run, evaluation_job(arm, run, setup), outcomes)
+        evaluations = _evaluations_of(of_arm, outcomes)
+        if evaluations:
+            evaluated[arm] = evaluations
     return evaluated
 
 
 def all_evaluations(outcomes: Outcomes) -> list[list[Evaluation]]:
     """Read the finished evaluations of a reproduction, by arm."""
-    jobs = {job.name: job for job in outcomes.jobs}
-    by_arm: dict[str, list[Evaluation]] = {}
-    for run in outcomes.jobs:
-        job = jobs.get(f"{run.name}{ENDING}")
-        if job is not None:
-            _add(by_arm, run.arm, run, job, outcomes)
-    return list(by_arm.values())
+    runs: dict[str, list[Job]] = {}
+    for job in outcomes.jobs:
+        if job.command == "train":
+            runs.setdefault(job.arm, []).append(job)
+    by_arm = [_evaluations_of(of_arm, outcomes) for of_arm in runs.values()]
+    return [evaluations for evaluations in by_arm if evaluations]
 
 
-def _add(
-    evaluated: dict[A, list[Evaluation]], arm: A, run: Job, job: Job, outcomes: Outcomes
-) -> None:
-    """Add the evaluation of a run if it is finished; the training may run again."""
-    if outcomes.has(job) and outcomes.has(run):
-        content = outcomes.result(job, "evaluation.json")
-        evaluation = Evaluation(run.seed or 0, outcomes.runs / job.name, content)
-        evaluated.setdefault(arm, []).append(evaluation)
+def _evaluations_of(runs: Sequence[Job], outcomes: Outcomes) -> list[Evaluation]:
+    """Read the finished evaluations of some runs; a training without its weights runs again."""
+    evaluations = []
+    for run in runs:
+        name = f"{run.name}{ENDING}"
+        if {run.name, name} <= outcomes.finished:
+            folder = outcomes.runs / name
+            content = json.loads((folder / "evaluation.json").read_text())
+            evaluations.append(
+                Evaluation(
+                    run.seed or 0,
+                    folder,
+                    content,
+                )
+            )
+    return evaluations
 
 
 def loss_cell(evaluations: Sequence[Evaluation], unit: str, at: At = "init") -> Number:

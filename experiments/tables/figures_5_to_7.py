@@ -72,7 +72,13 @@ def _runs(setup: Setup) -> dict[str, list[Job]]:
 
 def _attention(run: Job, setup: Setup) -> Job:
     words = (f"checkpoint={run.checkpoint}", *setup.profile.attention)
-    return Job(f"{run.name}-attention", "attention", words, run.arm, needs=(run.name,))
+    return Job(
+        f"{run.name}-attention",
+        "attention",
+        words,
+        run.arm,
+        needs=(run.name,),
+    )
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
@@ -120,7 +126,13 @@ def shapes(maps: Mapping[str, Array]) -> dict[str, Shape]:
     measured = {}
     for name, rows in shares.items():
         n_positions = rows.shape[1]
-        logs = np.log(np.where(rows > 0, rows, 1.0))
+        logs = np.log(
+            np.where(
+                rows > 0,
+                rows,
+                1.0,
+            )
+        )
         measured[name] = Shape(
             flatness=-(rows * logs).sum(axis=1) / math.log(n_positions),
             distance=rows @ np.arange(n_positions, dtype=np.float64),
@@ -163,5 +175,11 @@ def differences(by_optimizer: Mapping[str, Mapping[str, Array]]) -> list[Differe
             effect = of_repeats(one - other)
             percent = effect.times(100 / max(float(whole.mean()), 1e-12))
             name = f"terms_look_as_described/{optimizer}-{key}"
-            rows.append(with_effect(Difference(name, f"{optimizer}: {title}"), effect, percent))
+            rows.append(
+                with_effect(
+                    Difference(name, f"{optimizer}: {title}"),
+                    effect,
+                    percent,
+                )
+            )
     return rows

@@ -124,7 +124,11 @@ def of_repeats(values: Sequence[float] | Array) -> Interval:
     mean = float(repeats.mean())
     if n == 1:
         return Interval(mean)
-    return _around(mean, float(repeats.std(ddof=1)) / math.sqrt(n), n - 1)
+    return _around(
+        mean,
+        float(repeats.std(ddof=1)) / math.sqrt(n),
+        n - 1,
+    )
 
 
 def _around(effect: float, error: float, freedom: float) -> Interval:
@@ -142,5 +146,9 @@ def student(freedom: float) -> float:
     density = np.cos(angles) ** (freedom - 1)
     steps = (density[1:] + density[:-1]) / 2
     areas = np.concatenate([[0.0], np.cumsum(steps)])
-    angle = np.interp(0.95, areas / areas[-1], angles)
+    angle = np.interp(
+        0.95,
+        areas / areas[-1],
+        angles,
+    )
     return float(math.sqrt(freedom) * np.tan(angle))

@@ -47,12 +47,12 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"without recurrence in {WINDOWS}. The paper's numbers are of the same kind of model "
             "on another corpus: compare their order only."
         ),
-        tables=[_table(runs, setup, outcomes)],
+        tables=[_table(runs, outcomes)],
     )
 
 
-def _table(runs: Runs, setup: Setup, outcomes: Outcomes) -> Table:
-    evaluated = read_evaluations(runs, setup, outcomes)
+def _table(runs: Runs, outcomes: Outcomes) -> Table:
+    evaluated = read_evaluations(runs, outcomes)
     unit = outcomes.unit
     # The table whose corpus has tokens of the same kind.
     corpus, unit_of_paper, nearest = "enwik8", "bpb", TABLE_2

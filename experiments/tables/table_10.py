@@ -27,7 +27,14 @@ from experiments.tables.evaluations import (
 )
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
-ROWS = {Arm(row.recurrence, loss=row.loss, longer=not row.recurrence): row for row in TABLE_10}
+ROWS = {
+    Arm(
+        row.recurrence,
+        loss=row.loss,
+        longer=not row.recurrence,
+    ): row
+    for row in TABLE_10
+}
 LONGER = Arm(recurrence=False, longer=True)
 
 
@@ -39,7 +46,7 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the difference."""
     runs = runs_of(ROWS, setup)
-    evaluated = read_evaluations(runs, setup, outcomes)
+    evaluated = read_evaluations(runs, outcomes)
     in_paper = percent_of_loss(ROWS[LONGER].ppl_best, ROWS[ON].ppl_best)
     key = "recurrence_beats_longer_segments/full"
     comparisons = Comparisons(evaluated, outcomes)

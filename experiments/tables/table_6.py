@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from experiments.arms import OFF, ON, Arm
 from experiments.engine.jobs import Job, Outcomes
@@ -35,9 +36,17 @@ from experiments.tables.evaluations import (
 )
 
 TITLE = "Table 6: recurrence, encoding, loss"
-ROWS = {Arm(row.recurrence, row.encoding, row.loss): row for row in TABLE_6}
+ROWS = {
+    Arm(
+        row.recurrence,
+        row.encoding,
+        row.loss,
+    ): row
+    for row in TABLE_6
+}
 SHAW = Arm(encoding="shaw")
 HALF = Arm(recurrence=False, loss="half")
+SHAW_HALF = replace(HALF, encoding="shaw")
 ABSOLUTE = ("absolute", "al_rfou")
 NO_LONGER = (
     "Without recurrence no run gained from longer windows on validation, so this would be the "
@@ -49,6 +58,8 @@ NOTES = (
     "The random half has as many losses as the last half, drawn for each step, but some have "
     "little context.",
 )
+Pair: TypeAlias = tuple[str, Arm, Arm, At]
+"""Key of a difference, the arm that is lower if the claim is right, the other one, and the attention length."""
 
 
 def jobs(setup: Setup) -> list[Job]:
@@ -59,7 +70,7 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table, the differences and the figure."""
     runs = _runs(setup)
-    evaluated = read_evaluations(runs, setup, outcomes)
+    evaluated = read_evaluations(runs, outcomes)
     return Section(
         id="table_6",
         title=TITLE,
@@ -80,7 +91,13 @@ def _runs(setup: Setup) -> Runs:
     arms = list(ROWS)
     for encoding in ABSOLUTE:
         for loss in ("full", "random_half"):
-            arms.append(Arm(recurrence=False, encoding=encoding, loss=loss))
+            arms.append(
+                Arm(
+                    recurrence=False,
+                    encoding=encoding,
+                    loss=loss,
+                )
+            )
     return runs_of(arms, setup)
 
 
@@ -88,43 +105,46 @@ def differences(
     evaluated: Evaluations, outcomes: Outcomes, planned: Iterable[Arm]
 ) -> list[Difference]:
     """Return the differences of the claims that Table 6 tells, of planned arms; empty while one has no result."""
-    shaw_half = replace(HALF, encoding="shaw")
-    key = "our_encoding_is_better"
-    # Key, the arm that is lower if the claim is right, the other one, and the attention length.
-    pairs: list[tuple[str, Arm, Arm, At]] = [
-        ("recurrence_helps/init", ON, OFF, "init"),
-        ("recurrence_helps_at_the_best_lengths/best", ON, OFF, "best"),
-        (f"{key}/shaw_recurrence", ON, SHAW, "best"),
-        (f"{key}/shaw", OFF, replace(SHAW, recurrence=False), "best"),
-        (f"{key}/shaw_half", HALF, shaw_half, "best"),
-    ]
-    for encoding in ABSOLUTE:
-        last_half = replace(HALF, encoding=encoding)
-        pairs.append((f"{key}/{encoding}_half", HALF, last_half, "best"))
-    for encoding in ABSOLUTE:
-        key = f"half_loss_rescues_absolute_encodings/{encoding}"
-        last_half = replace(HALF, encoding=encoding)
-        full = replace(last_half, loss="full")
-        random_half = replace(last_half, loss="random_half")
-        pairs.append((key, last_half, full, "init"))
-        pairs.append((f"{key}_random_half", last_half, random_half, "init"))
     planned = set(planned)
     comparisons = Comparisons(evaluated, outcomes)
     rows = []
-    for name, better, worse, at in pairs:
+    for key, better, worse, at in _pairs():
         if better in planned and worse in planned:
             in_paper = _in_paper(better, worse, at)
-            rows.append(comparisons.losses(name, better, worse, at, in_paper))
+            rows.append(comparisons.losses(key, better, worse, at, in_paper))
     if OFF in evaluated and not any(run.chose_longer for run in evaluated[OFF]):
         rows[1] = replace(rows[1], untested=NO_LONGER)
     key = "only_ours_gains_from_longer_attention"
-    rows.append(comparisons.gain(f"{key}/ours", ON, paper=_gain_in_paper(ON)))
-    rows.append(comparisons.gain(f"{key}/ours_no_recurrence", OFF, paper=_gain_in_paper(OFF)))
-    for arm in (SHAW, shaw_half):  # absolute encodings cannot attend farther
+    for name, arm in (("ours", ON), ("ours_no_recurrence", OFF)):
+        in_paper = _gain_in_paper(arm)
+        rows.append(comparisons.gain(f"{key}/{name}", arm, paper=in_paper))
+    for arm in (SHAW, SHAW_HALF):  # absolute encodings cannot attend farther
         if arm in planned:
             more = _gain_in_paper(ON) - _gain_in_paper(arm)
             rows.append(comparisons.gain(f"{key}/{arm.key}", ON, arm, more))
     return rows
+
+
+def _pairs() -> list[Pair]:
+    """Return the pairs of arms of the claims."""
+    key = "our_encoding_is_better"
+    pairs: list[Pair] = [
+        ("recurrence_helps/init", ON, OFF, "init"),
+        ("recurrence_helps_at_the_best_lengths/best", ON, OFF, "best"),
+        (f"{key}/shaw_recurrence", ON, SHAW, "best"),
+        (f"{key}/shaw", OFF, replace(SHAW, recurrence=False), "best"),
+        (f"{key}/shaw_half", HALF, SHAW_HALF, "best"),
+    ]
+    rescued: list[Pair] = []
+    for encoding in ABSOLUTE:
+        last_half = replace(HALF, encoding=encoding)
+        pairs.append((f"{key}/{encoding}_half", HALF, last_half, "best"))
+        rescue = f"half_loss_rescues_absolute_encodings/{encoding}"
+        full = replace(last_half, loss="full")
+        random_half = replace(last_half, loss="random_half")
+        rescued.append((rescue, last_half, full, "init"))
+        rescued.append((f"{rescue}_random_half", last_half, random_half, "init"))
+    return [*pairs, *rescued]
 
 
 def _in_paper(better: Arm, worse: Arm, at: At) -> float | None:

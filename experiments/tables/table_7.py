@@ -46,7 +46,7 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the differences."""
     runs = _runs(setup)
-    evaluated = read_evaluations(runs, setup, outcomes)
+    evaluated = read_evaluations(runs, outcomes)
     corpus = next(iter(runs)).corpus
     on = replace(ON, corpus=corpus)
     off = replace(OFF, corpus=corpus)
@@ -105,7 +105,11 @@ def shuffled_lines(setup: Setup) -> tuple[str, ...]:
                 text = corpus.vocabulary.decode(corpus.splits[split].tolist())
                 (folder / f"{split}.txt").write_bytes(shuffle(text, split))
     level = corpus.vocabulary.level
-    words = ["data=file", f"data.path={RUNS}/../corpora/{path.name}", f"data.level={level}"]
+    words = [
+        "data=file",
+        f"data.path={RUNS}/../corpora/{path.name}",
+        f"data.level={level}",
+    ]
     if level == "bpe":
         words.append(f"data.vocab_size={len(corpus.vocabulary)}")
     return tuple(words)

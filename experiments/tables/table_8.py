@@ -124,7 +124,13 @@ def _measurement(group: int, seed: int, setup: Setup) -> Job:
     )
     needs = tuple(run.name for run in members.values())
     arm = f"group {group}, seed {seed}"
-    return Job(f"recl-group{group}-seed{seed}", "recl", words, arm, needs=needs)
+    return Job(
+        f"recl-group{group}-seed{seed}",
+        "recl",
+        words,
+        arm,
+        needs=needs,
+    )
 
 
 def _captions(group: int) -> dict[str, str]:
@@ -133,10 +139,6 @@ def _captions(group: int) -> dict[str, str]:
             f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions."
         ),
         "contexts": f"Figure 4, group {group}: loss by context, all positions.",
-        "differences": (
-            f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard "
-            "error of the difference over blocks of positions."
-        ),
     }
 
 
@@ -178,7 +180,14 @@ def differences(models: Models, planned: Sequence[Name], kind: str) -> list[Diff
         planned: models; those without a result yet have a difference without an effect.
         kind: value or guarded; the paper has no guarded RECL.
     """
-    lengths = {name: length_of(model, "0.1", kind) for name, model in models.items()}
+    lengths = {
+        name: length_of(
+            model,
+            "0.1",
+            kind,
+        )
+        for name, model in models.items()
+    }
     others = [name for name in planned if name[1] != LONGEST]
     longer = {}
     for name in others:
@@ -192,8 +201,17 @@ def differences(models: Models, planned: Sequence[Name], kind: str) -> list[Diff
         row = _difference(name, kind)
         if name in longer:
             other = lengths[name]
-            effect = _interval(longer[name], spread, lengths[name[0], LONGEST], other)
-            row = with_effect(row, effect, effect.times(100 / max(1.0, other.mean)))
+            effect = _interval(
+                longer[name],
+                spread,
+                lengths[name[0], LONGEST],
+                other,
+            )
+            row = with_effect(
+                row,
+                effect,
+                effect.times(100 / max(1.0, other.mean)),
+            )
         rows.append(row)
     return rows
 
@@ -204,7 +222,11 @@ def _difference(name: Name, kind: str) -> Difference:
     key = f"recl_order/group{group}-{ARMS[name].key}"
     title = f"group {group}: {LONGEST} − {model}"
     if kind == "guarded":
-        return Difference(f"{key}-guarded", f"{title}, guarded RECL", "tokens")
+        return Difference(
+            f"{key}-guarded",
+            f"{title}, guarded RECL",
+            "tokens",
+        )
     in_paper = 100 * (TABLE_8[group, LONGEST]["0.1"] / TABLE_8[name]["0.1"] - 1)
     return Difference(key, f"{title}, RECL", "tokens", paper=in_paper)
 
@@ -227,10 +249,26 @@ def _table(models: Models, planned: Sequence[Name], unit: str) -> Table:
     """Return means over the seeds of RECL and guarded RECL, and of the loss at the longest context."""
     columns = [
         Column("label", "arm"),
-        *(Column("ours", f"r{r}", f"RECL, r = {r}", "tokens ↑") for r in FRACTIONS),
+        *(
+            Column(
+                "ours",
+                f"r{r}",
+                f"RECL, r = {r}",
+                "tokens ↑",
+            )
+            for r in FRACTIONS
+        ),
         Column("ours", "guarded", "guarded RECL, r = 0.1", "tokens ↑"),
         Column("ours", "loss", "loss with the longest context", unit),
-        *(Column("paper", f"paper_r{r}", f"RECL, r = {r}", "words ↑") for r in FRACTIONS),
+        *(
+            Column(
+                "paper",
+                f"paper_r{r}",
+                f"RECL, r = {r}",
+                "words ↑",
+            )
+            for r in FRACTIONS
+        ),
     ]
     rows = {}
     for name in planned:
@@ -238,9 +276,21 @@ def _table(models: Models, planned: Sequence[Name], unit: str) -> Table:
         for r in FRACTIONS:
             cells[f"paper_r{r}"] = cell(TABLE_8[name][r], 0)
             if name in models:
-                cells[f"r{r}"] = _length_cell(length_of(models[name], r, "value"))
+                cells[f"r{r}"] = _length_cell(
+                    length_of(
+                        models[name],
+                        r,
+                        "value",
+                    )
+                )
         if name in models:
-            cells["guarded"] = _length_cell(length_of(models[name], "0.1", "guarded"))
+            cells["guarded"] = _length_cell(
+                length_of(
+                    models[name],
+                    "0.1",
+                    "guarded",
+                )
+            )
             losses = {seed: model[unit][-1] for seed, model in models[name].items()}
             cells["loss"] = over_seeds(losses, DIGITS[unit])
         rows[f"group{name[0]}-{ARMS[name].key}"] = cells

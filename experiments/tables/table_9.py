@@ -87,7 +87,14 @@ def differences(measured: Sequence[dict[str, Any]]) -> list[Difference]:
     longest = max(lines)
     logs = _log_ratios(lines[shortest])
     title = f"speed-up at {shortest:,}"
-    rows = [_difference("shortest", title, logs, TABLE_9.get(shortest))]
+    rows = [
+        _difference(
+            "shortest",
+            title,
+            logs,
+            TABLE_9.get(shortest),
+        )
+    ]
     if longest > shortest:
         in_paper = None
         if longest in TABLE_9 and shortest in TABLE_9:
@@ -102,7 +109,12 @@ def _difference(key: str, title: str, logs: Array, in_paper: float | None) -> Di
     """Return a factor less 1, in percent, from the logarithms of its rounds."""
     paper_percent = None if in_paper is None else 100 * (in_paper - 1)
     name = f"speed_up_grows/char-{key}"
-    empty = Difference(name, f"characters: {title}", "%", paper=paper_percent)
+    empty = Difference(
+        name,
+        f"characters: {title}",
+        "%",
+        paper=paper_percent,
+    )
     if not len(logs):
         return empty
     effect = of_repeats(logs).mapped(lambda log: 100 * math.expm1(log))

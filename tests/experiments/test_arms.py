@@ -25,8 +25,21 @@ LRS = {
 
 def config_of(arm: Arm, folder: Path, *overrides: str) -> Config:
     recipes = {name: [f"optimizer.lr={lr}"] for name, lr in LRS.items()}
-    profile = replace(PROFILES["smoke"], longer_segment=None, recipes=recipes, seeds_of={})
-    (job,) = trainings(arm, Setup(profile, overrides, folder, planning=True))
+    profile = replace(
+        PROFILES["smoke"],
+        longer_segment=None,
+        recipes=recipes,
+        seeds_of={},
+    )
+    (job,) = trainings(
+        arm,
+        Setup(
+            profile,
+            overrides,
+            folder,
+            planning=True,
+        ),
+    )
     return composed(job.overrides)
 
 
@@ -48,7 +61,11 @@ def test_an_arm_has_the_recipe_of_its_family(arm: Arm, lr: float, tmp_path: Path
 
 def test_longer_segments_take_no_more_memory_than_recurrence(tmp_path: Path) -> None:
     recurrent = config_of(Arm(), tmp_path, "data.level=byte")
-    longer = config_of(Arm(recurrence=False, longer=True), tmp_path, "data.level=byte")
+    longer = config_of(
+        Arm(recurrence=False, longer=True),
+        tmp_path,
+        "data.level=byte",
+    )
     longest = longer.data.segment_len
     assert longest == longest_segment(recurrent) > recurrent.data.segment_len
     too_long = replace(longer, data=replace(longer.data, segment_len=longest + 8))

@@ -8,7 +8,14 @@ from experiments.claims import CLAIMS, judge, mark
 from experiments.report.readme import committed
 from experiments.sections import Difference, Section
 
-ROW = Difference("recurrence_helps/init", "off − on", "bpc", effect=0.1, low=0.04, high=0.15)
+ROW = Difference(
+    "recurrence_helps/init",
+    "off − on",
+    "bpc",
+    effect=0.1,
+    low=0.04,
+    high=0.15,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,16 @@ ROW = Difference("recurrence_helps/init", "off − on", "bpc", effect=0.1, low=0
 def test_the_mark_is_where_the_interval_lies(
     low: float | None, high: float | None, sign: str
 ) -> None:
-    assert mark(replace(ROW, low=low, high=high)) == sign
+    assert (
+        mark(
+            replace(
+                ROW,
+                low=low,
+                high=high,
+            )
+        )
+        == sign
+    )
 
 
 def test_what_has_no_effect_or_says_nothing_cannot_be_told() -> None:
@@ -37,7 +53,12 @@ def test_what_has_no_effect_or_says_nothing_cannot_be_told() -> None:
 
 
 def test_a_claim_has_the_differences_whose_keys_begin_with_it() -> None:
-    best = replace(ROW, key="recurrence_helps_at_the_best_lengths/best", low=-0.2, high=-0.1)
+    best = replace(
+        ROW,
+        key="recurrence_helps_at_the_best_lengths/best",
+        low=-0.2,
+        high=-0.1,
+    )
     section = Section("table_6", "Table 6", "here", differences=[ROW, best])
     claims = judge([section])
     assert [claim["id"] for claim in claims] == [claim["id"] for claim in CLAIMS]

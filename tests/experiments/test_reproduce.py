@@ -41,7 +41,13 @@ def test_from_nothing_to_a_report(tmp_path: Path) -> None:
     words += [f"--directory={directory}", "trainer.max_steps=20", "trainer.val_every_n_steps=10"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     environment.update(dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOWHERE))
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == f"report: {directory}/report.html"
     results = read(directory)
@@ -60,7 +66,11 @@ def test_from_nothing_to_a_report(tmp_path: Path) -> None:
 
 def test_a_section_makes_a_report_and_nothing_runs_twice(tmp_path: Path, capsys: Output) -> None:
     directory = tmp_path / "report"
-    words = [*SMALL, f"--directory={directory}", *small_corpus(tmp_path)]
+    words = [
+        *SMALL,
+        f"--directory={directory}",
+        *small_corpus(tmp_path),
+    ]
     words += ["trainer.max_steps=4", "trainer.val_every_n_steps=2"]
     seconds_of_preparation = 1000.0
     assert reproduce.main(words, started=time.monotonic() - seconds_of_preparation) == 0
@@ -89,11 +99,20 @@ def test_an_interrupted_reproduction_says_how_it_continues(
 ) -> None:
     monkeypatch.setattr(Plan, "run", Mock(side_effect=KeyboardInterrupt))
     directory = tmp_path / "report"
-    assert reproduce.main([*SMALL, f"--directory={directory}", *small_corpus(tmp_path)]) == 130
+    assert (
+        reproduce.main(
+            [
+                *SMALL,
+                f"--directory={directory}",
+                *small_corpus(tmp_path),
+            ]
+        )
+        == 130
+    )
     command = "python -m experiments.reproduce --profile=smoke"
     assert f"continues from here: {command}" in capsys.readouterr().err
     assert not read(directory)["finished"]
-    assert f"To continue: {command}" in (directory / "report.html").read_text()
+    assert f"The same command continues: {command}" in (directory / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +127,12 @@ def test_an_interrupted_reproduction_says_how_it_continues(
     ],
 )
 def test_bad_input_is_named(tmp_path: Path, capsys: Output, words: list[str], named: str) -> None:
-    where = [*SMALL, "--directory", str(tmp_path), *small_corpus(tmp_path)]
+    where = [
+        *SMALL,
+        "--directory",
+        str(tmp_path),
+        *small_corpus(tmp_path),
+    ]
     try:
         status = reproduce.main([*where, *words])
     except SystemExit as ended:  # of argparse
@@ -122,13 +146,38 @@ def test_a_folder_into_which_another_command_writes_is_refused(
     tmp_path: Path, capsys: Output
 ) -> None:
     with locked(tmp_path):
-        assert reproduce.main([*SMALL, "--directory", str(tmp_path)]) == 2
+        assert (
+            reproduce.main(
+                [
+                    *SMALL,
+                    "--directory",
+                    str(tmp_path),
+                ]
+            )
+            == 2
+        )
     assert f"{tmp_path}: another command writes into this folder" in capsys.readouterr().err
 
 
 def test_a_plan_needs_no_corpus_and_writes_nothing(tmp_path: Path, capsys: Output) -> None:
-    where = ["--directory", str(tmp_path / "r"), f"data.cache_dir={tmp_path}/cache"]
-    assert reproduce.main(["--profile", "gpu", "--only", "main_results", "--plan", *where]) == 0
+    where = [
+        "--directory",
+        str(tmp_path / "r"),
+        f"data.cache_dir={tmp_path}/cache",
+    ]
+    assert (
+        reproduce.main(
+            [
+                "--profile",
+                "gpu",
+                "--only",
+                "main_results",
+                "--plan",
+                *where,
+            ]
+        )
+        == 0
+    )
     plan = capsys.readouterr().out
     assert "recurrence-relative-full_loss-seed1" in plan
     assert "needs: one GPU" in plan
@@ -150,7 +199,11 @@ def test_table_6_on_a_gpu_is_planned_for_twenty_minutes(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_table_6_on_a_gpu_runs_at_tiny_sizes_on_the_cpu(tmp_path: Path, monkeypatch: Patch) -> None:
     evaluate = ("batch_size=2", "max_segments=2", "sweep_tokens=200")
-    short = replace(PROFILES["gpu_short"], evaluate=evaluate, attention_lengths=(8, 12))
+    short = replace(
+        PROFILES["gpu_short"],
+        evaluate=evaluate,
+        attention_lengths=(8, 12),
+    )
     monkeypatch.setitem(PROFILES, "gpu_short", short)
     words = ["--profile=gpu_short", "--only=table_6", f"--directory={tmp_path / 'r'}"]
     tiny = [
@@ -163,5 +216,15 @@ def test_table_6_on_a_gpu_runs_at_tiny_sizes_on_the_cpu(tmp_path: Path, monkeypa
         "optimizer.warmup_steps=1",
         "evaluation.batch_size=2",
     ]
-    assert reproduce.main([*words, "--logger=none", *small_corpus(tmp_path), *tiny]) == 0
+    assert (
+        reproduce.main(
+            [
+                *words,
+                "--logger=none",
+                *small_corpus(tmp_path),
+                *tiny,
+            ]
+        )
+        == 0
+    )
     assert read(tmp_path / "r")["finished"]

@@ -20,7 +20,13 @@ FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("smoke", "gpu", 
 
 def setup_of(profile: str, folder: Path) -> Setup:
     sections = tuple(reproduce.SECTIONS)
-    return Setup(PROFILES[profile], (), folder, planning=True, sections=sections)
+    return Setup(
+        PROFILES[profile],
+        (),
+        folder,
+        planning=True,
+        sections=sections,
+    )
 
 
 @pytest.mark.slow
@@ -74,12 +80,22 @@ def test_an_identity_depends_on_what_changes_the_numbers_alone(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     run = replace(trainings(ON, setup_of("smoke", tmp_path))[0], name="run")
-    reading = Job("read", "evaluate", (f"checkpoint={run.checkpoint}",), run.arm, needs=("run",))
+    reading = Job(
+        "read",
+        "evaluate",
+        (f"checkpoint={run.checkpoint}",),
+        run.arm,
+        needs=("run",),
+    )
     timing = Job("time", "speed", (), run.arm, alone=True)
     planned = [run, reading, timing]
 
     def with_words(*words: str) -> list[Job]:
-        return [replace(run, overrides=(*run.overrides, *words)), reading, timing]
+        return [
+            replace(run, overrides=(*run.overrides, *words)),
+            reading,
+            timing,
+        ]
 
     without_influence = ("data.root=/there", "resume=auto", "trainer.progress_bar=false")
     assert changed(planned, with_words(*without_influence)) == set()

@@ -17,19 +17,48 @@ from tests.fixtures import Patch
 from txl_lightning.errors import UserError
 from txl_lightning.jobs import Ended
 
-A, B = (Job(name, "train", ("profile=smoke",), "x", sections=("s",)) for name in "ab")
-READ = Job("read", "evaluate", (f"checkpoint={A.checkpoint}",), "x", needs=("a",), sections=("s",))
-TIME = Job("time", "speed", (), "x", alone=True, sections=("s",))
+A, B = (
+    Job(
+        name,
+        "train",
+        ("profile=smoke",),
+        "x",
+        sections=("s",),
+    )
+    for name in "ab"
+)
+READ = Job(
+    "read",
+    "evaluate",
+    (f"checkpoint={A.checkpoint}",),
+    "x",
+    needs=("a",),
+    sections=("s",),
+)
+TIME = Job(
+    "time",
+    "speed",
+    (),
+    "x",
+    alone=True,
+    sections=("s",),
+)
 
 
 def plan_of(folder: Path, *jobs: Job, keys: str = "key of ") -> Plan:
-    setup = Setup(PROFILES["smoke"], (), folder, sections=("table_6",), logger="none")
+    setup = Setup(
+        PROFILES["smoke"],
+        (),
+        folder,
+        sections=("table_6",),
+        logger="none",
+    )
     identities = {job.name: {"key": f"{keys}{job.name}"} for job in jobs}
     return Plan(setup, list(jobs), identities, parallel=2)
 
 
 def run(plan: Plan) -> None:
-    plan.run(lambda progress: None)
+    plan.run(lambda: None)
 
 
 class Pretended:
@@ -38,8 +67,7 @@ class Pretended:
     started: ClassVar[list[list[str]]] = []
     failing: ClassVar[dict[str, int]] = {}
 
-    def __init__(self, command: list[str], variables: dict[str, str], log: Path) -> None:
-        words = command[command.index("txl_lightning.cli") + 1 :]
+    def __init__(self, words: list[str], variables: dict[str, str], log: Path) -> None:
         self.status = Pretended.failing.get(log.parent.name, 0)
         Pretended.started.append(words)
         log.write_text("first line\nlast line\n")
@@ -55,7 +83,7 @@ def failing(monkeypatch: Patch) -> dict[str, int]:
     """Exit status by name of the jobs that are to fail; all processes are pretended."""
     Pretended.started = []
     Pretended.failing = {}
-    monkeypatch.setattr(module, "Process", Pretended)
+    monkeypatch.setattr(module, "start_job", Pretended)
     return Pretended.failing
 
 
@@ -68,14 +96,13 @@ def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path) -> None:
     jobs = (TIME, A, B, READ)
     run(plan_of(tmp_path, *jobs))
     commands = [words[0] for words in Pretended.started]
-    assert sorted(commands[:3]) == ["evaluate", "train", "train"]
+    assert sorted(commands[:3]) == [
+        "evaluate",
+        "train",
+        "train",
+    ]
     assert commands[3] == "speed"  # alone, at the end
-    expected = {
-        "options": {"key": "key of a"},
-        "done": True,
-        "seconds": 2.0,
-        "command": "txl train profile=smoke",
-    }
+    expected = {"options": {"key": "key of a"}, "done": True, "seconds": 2.0}
     assert record(tmp_path, "a") == expected
     run(plan_of(tmp_path, *jobs))
     assert len(Pretended.started) == len(jobs)
@@ -136,7 +163,18 @@ def test_a_stopped_job_goes_on_unless_it_is_another(
 def test_a_folder_may_have_signs_of_hydras_grammar(tmp_path: Path) -> None:
     folder = tmp_path / "copy (1), x=y’s ${z}" / "it's"
     words = ("checkpoints=[@runs/a/best.ckpt,@runs/b/best.ckpt]", "data_path=@runs/../c.txt")
-    run(plan_of(folder, Job("read", "recl", words, "x", sections=("s",))))
+    run(
+        plan_of(
+            folder,
+            Job(
+                "read",
+                "recl",
+                words,
+                "x",
+                sections=("s",),
+            ),
+        )
+    )
     words_of_call = Pretended.started[0][1:]
     overrides = OverridesParser.create().parse_overrides(words_of_call)
     values = {override.key_or_group: override.value() for override in overrides}
@@ -152,10 +190,14 @@ def test_a_plan_shows_every_job_and_the_sum_of_their_times(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(module, "tokens_read", lambda job: 1_500_000)
-    lines = plan_table(plan_of(tmp_path, A, TIME).setup, [A, TIME]).splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:4]]
-    assert rows == [
-        ["a", "train", "1,500,000 tokens", "s", "2 min"],
-        ["time", "speed", "", "s", "6 s"],
-    ]
+    lines = plan_table(
+        plan_of(
+            tmp_path,
+            A,
+            TIME,
+        ).setup,
+        [A, TIME],
+    ).splitlines()
+    cells = [line.replace(" ", "").strip("|").split("|") for line in lines[2:4]]
+    assert cells == [["a", "train", "1,500,000tokens", "2min"], ["time", "speed", "", "6s"]]
     assert lines[5].startswith("about 2 min of one job at a time")

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from experiments.engine.code import PRESENTATION, code_of, statements
+from experiments.engine.code import PRESENTATION, code_of
 from experiments.engine.jobs import Job
 from experiments.engine.progress import Progress
 from tests.docs.pages import ROOT
@@ -40,7 +40,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def code() -> str:
     code_of.cache_clear()
-    statements.cache_clear()
     return code_of("txl_sample.command")
 
 
@@ -48,7 +47,6 @@ def code() -> str:
     ("file", "more", "changes"),
     [
         ("command.py", "X = 1\n", True),
-        ("used.py", "# why\n\n", False),
         ("late.py", "X = 1\n", True),  # imported in a function
         ("kinds/one.py", "X = 1\n", True),
         ("reporting.py", "X = 1\n", False),
@@ -72,11 +70,34 @@ def test_every_presentation_path_of_the_package_exists() -> None:
 def test_a_line_for_each_start_and_end_has_the_time_left_at_the_pace_so_far(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    a, b, c = (Job(name, "train", (), "x") for name in "abc")
-    jobs: Any = Jobs([a, b, c], Mock(), Mock())
-    progress = Progress(jobs, lambda job: 60.0, slots=2)
+    a, b, c = (
+        Job(
+            name,
+            "train",
+            (),
+            "x",
+        )
+        for name in "abc"
+    )
+    jobs: Any = Jobs(
+        [a, b, c],
+        Mock(),
+        Mock(),
+    )
+    progress = Progress(
+        jobs,
+        dict.fromkeys("abc", 60.0),
+        slots=2,
+    )
     jobs.waiting = [c]
-    jobs.running = [Running(job, Mock(started=time.monotonic()), 0) for job in (a, b)]
+    jobs.running = [
+        Running(
+            job,
+            Mock(started=time.monotonic()),
+            0,
+        )
+        for job in (a, b)
+    ]
     progress.show()
     progress.show()
     jobs.running.pop(0)
@@ -88,8 +109,8 @@ def test_a_line_for_each_start_and_end_has_the_time_left_at_the_pace_so_far(
     jobs.failed["b"] = "b ended"
     progress.show()
     assert capsys.readouterr().err.splitlines() == [
-        "a: started · 0 of 3 jobs done, about 90 s left",
-        "b: started · 0 of 3 jobs done, about 90 s left",
-        "a: done in 2 min · 1 of 3 jobs done, about 2 min left",
-        "b ended · 1 of 3 jobs done, about 60 s left",
+        "a: started · 0 jobs done, 3 to go, about 90 s",
+        "b: started · 0 jobs done, 3 to go, about 90 s",
+        "a: done in 2 min · 1 jobs done, 2 to go, about 2 min",
+        "b ended · 1 jobs done, 1 to go, about 60 s",
     ]

@@ -59,7 +59,12 @@ def _evaluate(job: Job, random: np.random.Generator) -> dict[str, Any]:
         nll = bpb * math.log(2)
         losses = random.normal(nll, 0.05, 2500)
         files[f"{at}.npz"] = {"nll": losses, "positions": np.arange(2500)}
-        entry = {"attention_length": length, "nll": nll, "bpb": bpb, "losses": f"{at}.npz"}
+        entry = {
+            "attention_length": length,
+            "nll": nll,
+            "bpb": bpb,
+            "losses": f"{at}.npz",
+        }
         selected[at] = entry
     files["evaluation.json"] = {"corpus": CORPUS, "test": {"selected": selected}}
     return files
@@ -71,10 +76,20 @@ def _recl(job: Job, random: np.random.Generator) -> dict[str, Any]:
     for name in re.findall(r"'(.*?)'", names):
         lengths = {}
         for r in ("0.1", "0.5", "1.0"):
-            value, guarded = random.integers(8, 64, 2).tolist()
+            value, guarded = random.integers(
+                8,
+                64,
+                2,
+            ).tolist()
             length = {"value": value, "guarded": guarded}
             lengths[r] = {**length, "at_least": False, "guarded_at_least": False}
-        models.append({"name": name, "recl": lengths, "bpb": [2.5, 2.4 + random.random()]})
+        models.append(
+            {
+                "name": name,
+                "recl": lengths,
+                "bpb": [2.5, 2.4 + random.random()],
+            }
+        )
     return {"recl.json": {"models": models}}
 
 
@@ -91,7 +106,14 @@ def _speed(job: Job, random: np.random.Generator) -> dict[str, Any]:
 
 
 def _attention(job: Job, random: np.random.Generator) -> dict[str, Any]:
-    means = {name: random.uniform(0.5, 1, (6, 40)) for name in ("all", "a", "b", "d")}
+    means = {
+        name: random.uniform(
+            0.5,
+            1,
+            (6, 40),
+        )
+        for name in ("all", "a", "b", "d")
+    }
     return {"attention.json": {}, "attention.npz": means}
 
 

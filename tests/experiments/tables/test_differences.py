@@ -36,16 +36,29 @@ def compared(setup: Setup, starts: dict[Arm, int]) -> Comparisons:
             rows = {}
             for n in (64, 128):
                 nll = 1.0 + (run.seed or 0)
-                rows[n] = {"attention_length": n, "losses": f"{n}.npz", "nll": nll}
+                rows[n] = {
+                    "attention_length": n,
+                    "losses": f"{n}.npz",
+                    "nll": nll,
+                }
                 positions = np.arange(starts[arm], 2500)
                 losses = (positions >= 1000) + (run.seed or 0) + 0.5 * (n == 128)
-                np.savez(folder / f"{n}.npz", nll=losses[::-1], positions=positions[::-1])
+                np.savez(
+                    folder / f"{n}.npz",
+                    nll=losses[::-1],
+                    positions=positions[::-1],
+                )
             selected = {"init": rows[64], "best": rows[128 if arm == ON else 64]}
             evaluation = {"corpus": {"sha256": "ab"}, "test": {"selected": selected}}
             (folder / "evaluation.json").write_text(json.dumps(evaluation))
     done = frozenset(job.name for job in jobs)
-    outcomes = Outcomes(setup.runs, setup.figures, tuple(jobs), done)
-    return Comparisons(read_evaluations(runs, setup, outcomes), outcomes)
+    outcomes = Outcomes(
+        setup.runs,
+        setup.figures,
+        tuple(jobs),
+        done,
+    )
+    return Comparisons(read_evaluations(runs, outcomes), outcomes)
 
 
 def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> None:
@@ -53,7 +66,11 @@ def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> Non
     on = [run.losses("init") for run in evaluated[ON]]
     off = [run.losses("init") for run in evaluated[OFF]]
     longer = [run.losses("longer") for run in evaluated[ON]]
-    (on_SB, off_SB, longer_SB), weights_B = shared_blocks(on, off, longer)
+    (on_SB, off_SB, longer_SB), weights_B = shared_blocks(
+        on,
+        off,
+        longer,
+    )
     assert weights_B.tolist() == [
         1200,
         1200,
@@ -64,12 +81,22 @@ def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> Non
 
 
 @pytest.mark.parametrize(
-    ("n_tokens", "n_blocks"), [(400, 1), (2500, 2), (30_000, 30), (669_440, 33)]
+    ("n_tokens", "n_blocks"),
+    [
+        (400, 1),
+        (2500, 2),
+        (30_000, 30),
+        (669_440, 33),
+    ],
 )
 def test_blocks_are_as_long_as_thirty_of_them_allow(
     n_tokens: int, n_blocks: int, tmp_path: Path
 ) -> None:
-    np.savez(tmp_path / "a.npz", nll=np.ones(n_tokens), positions=np.arange(1, n_tokens + 1))
+    np.savez(
+        tmp_path / "a.npz",
+        nll=np.ones(n_tokens),
+        positions=np.arange(1, n_tokens + 1),
+    )
     _, weights_B = shared_blocks([tmp_path / "a.npz"])
     assert len(weights_B) == n_blocks
     assert weights_B.sum() == n_tokens
@@ -79,13 +106,24 @@ def test_blocks_are_as_long_as_thirty_of_them_allow(
 def test_files_that_share_no_token_are_named(tmp_path: Path) -> None:
     for name, first in (("a", 0), ("b", 10)):
         positions = np.arange(first, first + 10)
-        np.savez(tmp_path / f"{name}.npz", nll=np.ones(10), positions=positions)
+        np.savez(
+            tmp_path / f"{name}.npz",
+            nll=np.ones(10),
+            positions=positions,
+        )
     with pytest.raises(UserError, match=r"no token of the test split .*a\.npz, .*b\.npz"):
         shared_blocks([tmp_path / "a.npz"], [tmp_path / "b.npz"])
 
 
 def test_a_difference_names_its_sides(setup: Setup) -> None:
-    comparisons = compared(setup, {ON: 100, OFF: 0, SHAW: 2000})
+    comparisons = compared(
+        setup,
+        {
+            ON: 100,
+            OFF: 0,
+            SHAW: 2000,
+        },
+    )
     rows = [
         comparisons.losses("a", ON, OFF, "init", 2.7),
         comparisons.losses("b", SHAW, OFF, "best"),
@@ -99,7 +137,15 @@ def test_a_difference_names_its_sides(setup: Setup) -> None:
         "gain of longer attention: relative − Shaw (recurrence, full loss)",
     ]
     lost = -0.5 / np.log(2)
-    assert [row.effect for row in rows] == pytest.approx([0, 0, lost, lost], abs=1e-9)
+    assert [row.effect for row in rows] == pytest.approx(
+        [
+            0,
+            0,
+            lost,
+            lost,
+        ],
+        abs=1e-9,
+    )
     assert (rows[0].paper, rows[0].unit) == (2.7, "bpb")
 
 

@@ -26,7 +26,11 @@ from tests.experiments.tables.sample_outcomes import finished, small_corpus
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     folder = tmp_path_factory.mktemp("reproduction")
     seeds_of = {arm.key: (1, 2, 3) for arm in (ON, OFF)}
-    profile = replace(PROFILES["laptop"], seeds=(1, 2), seeds_of=seeds_of)
+    profile = replace(
+        PROFILES["laptop"],
+        seeds=(1, 2),
+        seeds_of=seeds_of,
+    )
     return Setup(profile, small_corpus(folder), folder / "report")
 
 
@@ -65,7 +69,12 @@ def test_rows_of_table_6(setup: Setup, sections: dict[str, Section]) -> None:
             for seed, content in evaluations(setup, arm).items():
                 by_seed[seed] = content["test"]["selected"][at]["bpb"]
             error = statistics.stdev(by_seed.values()) / math.sqrt(len(by_seed))
-            assert cells[at] == Number(statistics.mean(by_seed.values()), 3, error, by_seed)
+            assert cells[at] == Number(
+                statistics.mean(by_seed.values()),
+                3,
+                error,
+                by_seed,
+            )
         assert cells["paper_init"].value == row.ppl_init
         assert cells["paper_best"].value == row.ppl_best
         assert cells["paper_length"].value == row.attention_length
@@ -94,7 +103,8 @@ def test_differences_of_table_6(
     difference = worse_loss - statistics.mean(loss(better, seed) for seed in seeds)
     assert row.effect == pytest.approx(difference / math.log(2))
     assert row.percent == pytest.approx(100 * difference / worse_loss)
-    assert row.paper == pytest.approx(100 * (1 - math.log(ppl[1]) / math.log(ppl[0])))
+    ratio = math.log(ppl[1]) / math.log(ppl[0])
+    assert row.paper == pytest.approx(100 * (1 - ratio))
 
 
 def test_rows_of_table_8(setup: Setup, sections: dict[str, Section]) -> None:
@@ -131,7 +141,12 @@ def test_the_speed_up_and_its_growth_are_in_percent_of_ratios_within_a_round() -
 
 def test_shapes_of_attention_by_term() -> None:
     """(a) is uniform, (b) and all terms look at the nearest token alone, (d) at the nearest two."""
-    rows = {"all": [1.0, 0, 0, 0], "a": [1, 1, 1, 1], "b": [2, 0, 0, 0], "d": [1, 1, 0, 0]}
+    rows = {
+        "all": [1.0, 0, 0, 0],
+        "a": [1, 1, 1, 1],
+        "b": [2, 0, 0, 0],
+        "d": [1, 1, 0, 0],
+    }
     maps = {name: np.array([row, row], dtype=float) for name, row in rows.items()}
     differences = figures_5_to_7.differences({"Adam": maps})
     effects = {row.key.rpartition("-")[2]: row.effect for row in differences}
@@ -147,7 +162,11 @@ def test_the_papers_numbers_stand_there_before_ours(
     for name, table in SECTIONS.items():
         before = table.section(setup, nothing)
         assert not before.figures
-        for early, late in zip(before.tables, sections[name].tables, strict=False):
+        for early, late in zip(
+            before.tables,
+            sections[name].tables,
+            strict=False,
+        ):
             papers = [column.key for column in early.columns if column.of == "paper"]
             for key, row in late.rows.items():
                 for column in papers:

@@ -42,9 +42,18 @@ def test_a_length_beyond_the_grid(
 ) -> None:
     """Three seeds; ours is a step of 32 longer with the first one."""
     ours, theirs = lengths
-    own = model(ours + 32, ours, ours, beyond=beyond[0])
+    own = model(
+        ours + 32,
+        ours,
+        ours,
+        beyond=beyond[0],
+    )
     other = model(theirs, theirs, theirs, beyond=beyond[1])
-    (row,) = table_8.differences({OURS: own, QRNN: other}, [OURS, QRNN], "value")
+    (row,) = table_8.differences(
+        {OURS: own, QRNN: other},
+        [OURS, QRNN],
+        "value",
+    )
     mean = ours - theirs + 32 / 3
     half = 4.302653 * 32 / 3  # t with 2 degrees of freedom; standard error of 32, 0, 0
     assert row.low == (pytest.approx(mean - half) if ends[0] else None)
@@ -66,7 +75,12 @@ def test_the_spread_between_seeds_is_that_of_both_groups() -> None:
     sigma = (
         512 / 2
     ) ** 0.5  # two differences of two seeds: 16² + 16² and 0, two degrees of freedom
-    for row, effect, n in zip(rows, (112, 96, 64), (2, 2, 1), strict=True):
+    for row, effect, n in zip(
+        rows,
+        (112, 96, 64),
+        (2, 2, 1),
+        strict=True,
+    ):
         assert row.effect == effect
         assert row.high == pytest.approx(effect + 4.302653 * sigma / n**0.5, rel=1e-5)
     models[OURS] = model(192)
@@ -86,7 +100,11 @@ def test_the_spread_between_seeds_is_that_of_both_groups() -> None:
 def test_a_group_is_measured_for_the_seeds_that_all_its_models_have(
     seeds_of: dict[str, tuple[int, ...]], measured: list[str], tmp_path: Path
 ) -> None:
-    profile = replace(PROFILES["laptop"], seeds=(1, 2), seeds_of=seeds_of)
+    profile = replace(
+        PROFILES["laptop"],
+        seeds=(1, 2),
+        seeds_of=seeds_of,
+    )
     jobs = table_8.jobs(Setup(profile, (), tmp_path))
     trained = {job.name for job in jobs if job.command == "train"}
     recl = [job for job in jobs if job.command == "recl"]
