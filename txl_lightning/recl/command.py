@@ -59,11 +59,6 @@ class Group:
     positions: Integers
     blocks: Integers
 
-    @property
-    def first_text(self) -> TokenizedText:
-        """The text as the first model reads it."""
-        return self.texts[self.members[0].name]
-
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
     """Score the models; write `recl.json`, the table, the figures and the page.
@@ -95,12 +90,13 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     lines = report_lines(results)
     write_text(directory / "recl.md", "\n".join(lines) + "\n")
     draw_figures(results, directory)
+    first = group.members[0]
     html = page(
         results,
         losses,
         group.positions,
         group.blocks,
-        group.first_text.spell,
+        group.texts[first.name].spell,
     )
     write_text(directory / "recl.html", html)
     log_results("recl", results, options, directory)

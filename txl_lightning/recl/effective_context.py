@@ -126,15 +126,13 @@ def relative_effective_context_lengths(
     )
     if blocks is None:
         blocks = np.arange(n_positions)
+    limits = limits or {}
     block_names, block_P = np.unique(blocks, return_inverse=True)
     counts_SB = np.ones((1 + bootstrap, len(block_names)))  # the first sample is the text itself
     counts_SB[1:] = resampled(len(block_names), bootstrap, seed)
     short_RSC, long_RISC, rises_RISC = measured_steps(losses_ICP, fractions, counts_SB, block_P)
     results: dict[str, dict[float, EffectiveContext]] = {}
     for i, name in enumerate(losses):
-        limit = None
-        if limits is not None:
-            limit = limits.get(name)
         results[name] = {}
         for k, r in enumerate(fractions):
             results[name][r] = _effective_context(
@@ -143,7 +141,7 @@ def relative_effective_context_lengths(
                 rises_RISC[k, i],
                 contexts,
                 threshold,
-                limit,
+                limits.get(name),
             )
     return results
 
