@@ -20,7 +20,13 @@ def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:
 def corpus_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
     """Load `data=file` with a cache in a folder."""
     return load_corpus(
-        FileData(name="file", path=path, cache_dir=str(folder / "cache"), **options), marked=marked
+        FileData(
+            name="file",
+            path=path,
+            cache_dir=str(folder / "cache"),
+            **options,
+        ),
+        marked=marked,
     )
 
 

@@ -29,7 +29,14 @@ def changed(**values: object) -> str:
     return json.dumps({**json.loads(trained().tokenizer), **values})
 
 
-LIKE_TEXT = st.text() | st.sampled_from([TEXT[:500], "größer", "\r\n \n\n  x\n", "\u3000\nx"])
+LIKE_TEXT = st.text() | st.sampled_from(
+    [
+        TEXT[:500],
+        "größer",
+        "\r\n \n\n  x\n",
+        "\u3000\nx",
+    ]
+)
 
 
 @given(st.lists(LIKE_TEXT).map("".join))
@@ -63,7 +70,15 @@ def test_merges_come_from_the_training_split_only(tmp_path: Path) -> None:
     kept = int(len(content) * 0.96)
     doctored = content[:kept] + (b"zygote " * len(content))[: len(content) - kept]
     paths = files(tmp_path, {"honest.txt": content, "other.txt": doctored})
-    honest, other = (corpus_of(path, tmp_path, level="bpe", vocab_size=300) for path in paths)
+    honest, other = (
+        corpus_of(
+            path,
+            tmp_path,
+            level="bpe",
+            vocab_size=300,
+        )
+        for path in paths
+    )
     assert honest.checksum != other.checksum
     assert honest.vocabulary == other.vocabulary
     assert np.array_equal(honest.splits["train"], other.splits["train"])
@@ -96,11 +111,26 @@ def test_a_tokenizer_of_another_format_is_refused_with_the_line_that_converts_it
 
 
 WITH_A_SPACE = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
-WORD_LEVEL = {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}
-WORDS = json.dumps({"version": "1.0", "added_tokens": [], "model": WORD_LEVEL})
+WORD_LEVEL = {
+    "type": "WordLevel",
+    "vocab": {"[UNK]": 0},
+    "unk_token": "[UNK]",
+}
+WORDS = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": WORD_LEVEL,
+    }
+)
 
 
-AT_THE_START = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+AT_THE_START = {
+    "type": "Metaspace",
+    "replacement": "▁",
+    "prepend_scheme": "first",
+    "split": True,
+}
 LOSSY = [
     (lambda: "{}", "is not a tokenizer.json"),
     (lambda: WORDS, "neither byte-level nor of SentencePiece"),

@@ -69,7 +69,12 @@ def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
     text = "äöü€𝄞" * 30
     (path,) = files(tmp_path, {"t.txt": text})
     for share in np.arange(0.02, 0.4, 0.03).tolist():
-        corpus = corpus_of(path, tmp_path, level="char", fractions=[1 - 2 * share, share, share])
+        corpus = corpus_of(
+            path,
+            tmp_path,
+            level="char",
+            fractions=[1 - 2 * share, share, share],
+        )
         assert text_of(corpus) == text
         assert len(corpus.splits["valid"]) == pytest.approx(share * len(text), abs=2)
 
@@ -84,7 +89,11 @@ def test_tokens_are_prepared_again_for_a_changed_file_or_level(
         assert tokens.tobytes() == content[:198]
     corpus_of(path, tmp_path, level="char")
     assert len(list(tmp_path.glob("cache/*"))) == 3
-    monkeypatch.setattr(corpus_module, "_prepare", lambda *given: pytest.fail("prepared again"))
+    monkeypatch.setattr(
+        corpus_module,
+        "_prepare",
+        lambda *given: pytest.fail("prepared again"),
+    )
     files(tmp_path, {"t.txt": b"first text " * 20})
     assert corpus_of(path, tmp_path).splits["train"].tobytes() == b"first text " * 18
 
@@ -97,7 +106,11 @@ def test_a_large_file_is_hashed_once_until_it_changes(
     monkeypatch.setattr(cache, "LARGE_FILE_BYTES", 200)
     assert corpus_of(path, tmp_path).checksum == small
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "file_checksum", lambda path: pytest.fail("hashed again"))
+        patch.setattr(
+            cache,
+            "file_checksum",
+            lambda path: pytest.fail("hashed again"),
+        )
         assert corpus_of(path, tmp_path).checksum == small
     files(tmp_path, {"t.txt": b"second text" * 20})
     assert corpus_of(path, tmp_path).checksum != small
@@ -146,7 +159,20 @@ def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path
         "import sys; from pathlib import Path; from tests.data.helpers import corpus_of\n"
         "print(sum(map(len, corpus_of(sys.argv[1], Path(sys.argv[2])).splits.values())))"
     )
-    command = [sys.executable, "-c", program, path, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        path,
+        str(tmp_path),
+    ]
+    processes = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
     assert [process.communicate()[0].strip() for process in processes] == ["2000000"] * 3
     assert len(list((tmp_path / "cache").iterdir())) == 1

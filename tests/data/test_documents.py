@@ -23,9 +23,21 @@ TEXTS = {
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
 def test_files_are_documents_in_the_order_of_their_paths(tmp_path: Path, level: str) -> None:
-    listed = files(tmp_path / "texts", {**TEXTS, ".hidden": "nothing", "empty.txt": ""})
+    listed = files(
+        tmp_path / "texts",
+        {
+            **TEXTS,
+            ".hidden": "nothing",
+            "empty.txt": "",
+        },
+    )
     for path, name in ((str(tmp_path / "texts"), "texts"), (listed[3::-1], "d.txt and 3 more")):
-        corpus = corpus_of(path, tmp_path, level=level, min_count=None if level == "byte" else 1)
+        corpus = corpus_of(
+            path,
+            tmp_path,
+            level=level,
+            min_count=None if level == "byte" else 1,
+        )
         documents = [document for split in SPLITS for document in documents_of(corpus, split)]
         first, second, _, last = (
             text.strip() + "\n" if level == "word" else text for text in TEXTS.values()
@@ -59,8 +71,20 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(
     (path,) = files(
         tmp_path, {"text.txt": "".join(document.replace("{i}", str(i)) for i in range(40))}
     )
-    corpus = corpus_of(path, tmp_path, True, level=level, document_start=pattern)
-    assert text_of(corpus) == text_of(corpus_of(path, tmp_path, level=level))
+    corpus = corpus_of(
+        path,
+        tmp_path,
+        True,
+        level=level,
+        document_start=pattern,
+    )
+    assert text_of(corpus) == text_of(
+        corpus_of(
+            path,
+            tmp_path,
+            level=level,
+        )
+    )
     start = first.strip() if level == "word" else first
     for split in SPLITS:
         assert np.array_equal(
@@ -80,9 +104,18 @@ def test_the_sentences_of_lm1b_are_documents(
 ) -> None:
     monkeypatch.setitem(PUBLISHED, "lm1b", {})
     files(tmp_path, {f"lm1b/{split}.txt": "the cat sat\na dog\n" * 40 for split in SPLITS})
-    config = Lm1bData("lm1b", "word", root=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    config = Lm1bData(
+        "lm1b",
+        "word",
+        root=str(tmp_path),
+        cache_dir=str(tmp_path / "cache"),
+    )
     config.batch_size, config.segment_len = 2, 7
-    module = StreamsDataModule(config, EvaluationConfig(batch_size=2, segment_len=7), marked=True)
+    module = StreamsDataModule(
+        config,
+        EvaluationConfig(batch_size=2, segment_len=7),
+        marked=True,
+    )
     assert (
         (np.asarray(module.corpus.splits["valid"]) < 0).sum()
         == len(module.corpus.sentences["valid"])

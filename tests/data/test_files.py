@@ -38,7 +38,16 @@ NAMES = [
 def test_files_that_are_splits_are_splits(
     tmp_path: Path, names: tuple[str, ...], kind: str
 ) -> None:
-    paths = files(tmp_path / "texts", dict(zip(names, SPLIT_TEXTS.values(), strict=True)))
+    paths = files(
+        tmp_path / "texts",
+        dict(
+            zip(
+                names,
+                SPLIT_TEXTS.values(),
+                strict=True,
+            )
+        ),
+    )
     chosen: dict[str, Any] = {
         "folder": str(tmp_path / "texts"),
         "list": paths[::-1],
@@ -62,7 +71,12 @@ def test_files_without_splits_are_joined_and_said_with_their_names(
 ) -> None:
     files(
         tmp_path / "code",
-        {"a.py": "a" * 10, "b.py": "b" * 10, "c/model.py": "c" * 80, "tr.txt": "d" * 20},
+        {
+            "a.py": "a" * 10,
+            "b.py": "b" * 10,
+            "c/model.py": "c" * 80,
+            "tr.txt": "d" * 20,
+        },
     )
     assert (
         text_of(corpus_of(str(tmp_path / "code"), tmp_path))
@@ -102,7 +116,12 @@ def test_unclear_splits_are_refused(
 
 
 def test_a_pattern_chooses_files(tmp_path: Path) -> None:
-    paper = {"a.tex": "a" * 50, "sections/b.tex": "b" * 50, "notes.txt": "c", "plot.png": bytes(9)}
+    paper = {
+        "a.tex": "a" * 50,
+        "sections/b.tex": "b" * 50,
+        "notes.txt": "c",
+        "plot.png": bytes(9),
+    }
     files(tmp_path / "docs", paper)
     corpus = corpus_of(f"{tmp_path}/docs/**/*.tex", tmp_path)
     assert text_of(corpus) == "a" * 50 + "b" * 50
@@ -114,18 +133,35 @@ def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     words = r"several formats, b.csv \(csv\) and a.txt \(text\): choose files by a pattern"
     with pytest.raises(OptionError, match=words):
         corpus_of(folder, tmp_path)
-    assert text_of(corpus_of(folder, tmp_path, format="text")).startswith("a" * 50 + "id,text")
+    assert text_of(
+        corpus_of(
+            folder,
+            tmp_path,
+            format="text",
+        )
+    ).startswith("a" * 50 + "id,text")
     assert text_of(corpus_of(f"{folder}/*.csv", tmp_path)).startswith("record 0")
 
 
 def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path, capsys: Output) -> None:
     texts = {"a.txt": "a" * 50, "b.txt.gz": gzip.compress(b"b" * 50)}
-    others = {"c.png": b"\x89PNG", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x", ".git/f": "f"}
+    others = {
+        "c.png": b"\x89PNG",
+        "d.dat": b"x\0y",
+        "__pycache__/e.pyc": b"x",
+        ".git/f": "f",
+    }
     files(tmp_path / "texts", {**texts, **others})
     assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "a" * 50 + "b" * 50
     assert "c.png, d.dat left out: no format that is read" in capsys.readouterr().err
     files(tmp_path / "c4", {"a.json.gz": gzip.compress(JSON_LINES * 9), "README.md": "about"})
-    assert "about" not in text_of(corpus_of(str(tmp_path / "c4"), tmp_path, level="byte"))
+    assert "about" not in text_of(
+        corpus_of(
+            str(tmp_path / "c4"),
+            tmp_path,
+            level="byte",
+        )
+    )
     assert "README.md left out" in capsys.readouterr().err
 
 
@@ -165,16 +201,29 @@ def test_any_bytes_are_read_if_the_format_says_so(tmp_path: Path) -> None:
 def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path) -> None:
     train = "to be or not to be or not once\n" + "to be\n" * 9
     paths = files(
-        tmp_path, {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5}
+        tmp_path,
+        {
+            "train.txt": train,
+            "valid.txt": "to be new\n" * 5,
+            "test.txt": "new be\n" * 5,
+        },
     )
     corpus = corpus_of(paths, tmp_path, level="word")
     start = corpus.vocabulary.decode(corpus.splits["train"][:10])
     assert start == "to be or not to be or not <unk>\n"
-    assert corpus.unknown == {"train": 1 / 37, "valid": 1 / 4, "test": 1 / 3}
+    assert corpus.unknown == {
+        "train": 1 / 37,
+        "valid": 1 / 4,
+        "test": 1 / 3,
+    }
     assert corpus.facts()["unknown"] == corpus.unknown
     assert corpus.unknown_share("test") == " with 33.3% <unk> (5)"
     untrained = corpus_of(paths, tmp_path, level="word", min_count=1)
-    assert untrained.unknown == {"train": 0, "valid": 1 / 4, "test": 1 / 3}
+    assert untrained.unknown == {
+        "train": 0,
+        "valid": 1 / 4,
+        "test": 1 / 3,
+    }
     characters = corpus_of(paths, tmp_path, level="char", min_count=2)
     assert characters.unknown["train"] == train.count("c") / len(train)
     words = r"data\.min_count=2: is for data\.level=word or char, not byte"
@@ -222,7 +271,11 @@ def test_links_are_followed(tmp_path: Path) -> None:
     )
     (tmp_path / "texts" / "train").symlink_to(tmp_path / "elsewhere")
     assert (
-        text_of(corpus_of(str(tmp_path / "texts"), tmp_path), "train", "valid")
+        text_of(
+            corpus_of(str(tmp_path / "texts"), tmp_path),
+            "train",
+            "valid",
+        )
         == "to be or not\n" * 90
     )
 

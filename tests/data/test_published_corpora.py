@@ -31,7 +31,12 @@ from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import UserError
 
 SIZES = {"train": 900, "valid": 50, "test": 50}
-OF_WORDS = {"vocabulary": 6, "train": 10, "valid": 10, "test": 10}
+OF_WORDS = {
+    "vocabulary": 6,
+    "train": 10,
+    "valid": 10,
+    "test": 10,
+}
 PUBLISHED_HERE = {
     "enwik8, newlines kept": {"vocabulary": 5, **SIZES},
     "enwik8, newlines dropped": {"vocabulary": 4},
@@ -58,15 +63,31 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config_of(root: Path, name: str, level: str = "byte", **options: Any) -> DataConfig:
     folders = {"root": str(root), "cache_dir": str(root.parent / "cache")}
-    return data_class(name)(name=name, level=level, **folders, **options)
+    return data_class(name)(
+        name=name,
+        level=level,
+        **folders,
+        **options,
+    )
 
 
 def in_splits(text: Any) -> list[Any]:
-    return [text[:900], text[900:950], text[950:]]
+    return [
+        text[:900],
+        text[900:950],
+        text[950:],
+    ]
 
 
 def split_files(pattern: str, contents: list[bytes]) -> dict[str, bytes]:
-    return {pattern.format(split): content for split, content in zip(SPLITS, contents, strict=True)}
+    return {
+        pattern.format(split): content
+        for split, content in zip(
+            SPLITS,
+            contents,
+            strict=True,
+        )
+    }
 
 
 # A corpus is its name, its symbols in the order of their numbers, and the symbols of each split's tokens, joined.
@@ -145,7 +166,15 @@ def test_every_layout_is_the_same(
 CUT_OFF = {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(b"a b" * 99)[:-20]}
 OTHERS = [
     ("wikitext-2", [WORDS, WORDS * 2, WORDS], r"wikitext-2: .* has 20 \(valid\) where 10 are pub"),
-    ("wikitext-2", [WORDS.replace(b"cat", b"the"), WORDS, WORDS], r"has 5 \(vocabulary\) where 6"),
+    (
+        "wikitext-2",
+        [
+            WORDS.replace(b"cat", b"the"),
+            WORDS,
+            WORDS,
+        ],
+        r"has 5 \(vocabulary\) where 6",
+    ),
     ("enwik8", {"enwik8/enwik8": ENWIK8[:-1]}, "enwik8 has 999 bytes where 1,000 are published"),
     ("lm1b", dict([*SHARDS.items()][1:]) | HELD_OUT, "the download in .*lm1b is not complete"),
     ("wikipedia-2015", CUT_OFF, "txt.xz: cannot be read"),
@@ -158,7 +187,13 @@ def test_a_corpus_that_is_not_the_published_one_is_refused(
 ) -> None:
     files(root, layout if isinstance(layout, dict) else split_files(f"{name}/{{}}.txt", layout))
     with pytest.raises(UserError, match=words):
-        load_corpus(config_of(root, name, LEVELS.get(name, "word")))
+        load_corpus(
+            config_of(
+                root,
+                name,
+                LEVELS.get(name, "word"),
+            )
+        )
     assert list((root.parent / "cache").glob("*")) == []
 
 
@@ -170,7 +205,13 @@ def test_a_data_folder_must_be_one(root: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
     files(root, SHARDS | {name: text * 30 for name, text in HELD_OUT.items()})
-    data = config_of(root, "lm1b", "word", batch_size=4, segment_len=5)
+    data = config_of(
+        root,
+        "lm1b",
+        "word",
+        batch_size=4,
+        segment_len=5,
+    )
     lengths = EvaluationConfig(2, 5)
     module = StreamsDataModule(data, lengths)
     train = module.train_dataloader()
@@ -180,7 +221,14 @@ def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
     other_seed = StreamsDataModule(replace(data, seed=2), lengths).train_dataloader()
     assert not torch.equal(other_seed[0].tokens, train[0].tokens)
     with pytest.raises(UserError, match=r"data.batch_size=200: gives too few of"):
-        StreamsDataModule(replace(data, batch_size=200, segment_len=2), lengths)
+        StreamsDataModule(
+            replace(
+                data,
+                batch_size=200,
+                segment_len=2,
+            ),
+            lengths,
+        )
 
 
 @pytest.mark.slow
@@ -193,7 +241,14 @@ def test_memory_does_not_grow_with_the_text(root: Path, monkeypatch: pytest.Monk
     for megabytes in (1, 3):
         path.write_bytes(megabyte * megabytes)
         tracemalloc.start()
-        load_corpus(config_of(root, "file", "word", path=str(path)))
+        load_corpus(
+            config_of(
+                root,
+                "file",
+                "word",
+                path=str(path),
+            )
+        )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[0] < 16 << 20
@@ -205,10 +260,18 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The archive of Penn Treebank, at its address."""
     words = b" a b <unk> \n b a \n" * 9
     files(tmp_path / "made/simple-examples/data", {f"ptb.{split}.txt": words for split in SPLITS})
-    made = shutil.make_archive(str(tmp_path / "made/packed"), "gztar", tmp_path / "made")
+    made = shutil.make_archive(
+        str(tmp_path / "made/packed"),
+        "gztar",
+        tmp_path / "made",
+    )
     (tmp_path / "server").mkdir()
     packed = Path(made).rename(tmp_path / "server/simple-examples.tgz")
-    monkeypatch.setitem(ADDRESSES, "ptb", (packed.as_uri(), ADDRESSES["ptb"][1]))
+    monkeypatch.setitem(
+        ADDRESSES,
+        "ptb",
+        (packed.as_uri(), ADDRESSES["ptb"][1]),
+    )
     monkeypatch.setitem(PUBLISHED, "ptb", {"vocabulary": 4})
     monkeypatch.delenv("TXL_DATA", raising=False)
     return packed
@@ -218,8 +281,16 @@ def test_a_corpus_that_is_not_there_is_fetched_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path
 ) -> None:
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    monkeypatch.setitem(CHECKSUMS, archive.name, f"sha256:{digest}")
-    config = DataConfig(name="ptb", level="word", cache_dir=str(tmp_path))
+    monkeypatch.setitem(
+        CHECKSUMS,
+        archive.name,
+        f"sha256:{digest}",
+    )
+    config = DataConfig(
+        name="ptb",
+        level="word",
+        cache_dir=str(tmp_path),
+    )
     corpus = load_corpus(config)
     assert corpus.vocabulary.decode(corpus.splits["train"][:7]) == "a b <unk>\nb a\n"
     names = {"ptb", *(f"ptb.{split}.txt" for split in SPLITS)}
@@ -234,7 +305,13 @@ def test_a_bad_archive_leaves_nothing(tmp_path: Path, archive: Path, content: by
         archive.write_bytes(content)
     words = r"data=ptb: not in .*ptb, and the download failed \(simple-examples.tgz has the md5 .*\); put"
     with pytest.raises(UserError, match=words):
-        load_corpus(DataConfig(name="ptb", level="word", cache_dir=str(tmp_path)))
+        load_corpus(
+            DataConfig(
+                name="ptb",
+                level="word",
+                cache_dir=str(tmp_path),
+            )
+        )
     assert list((tmp_path / "downloads").iterdir()) == []
 
 
@@ -248,7 +325,13 @@ def test_without_network_one_line_names_the_files(
     level = LEVELS.get(name, "word")
     words = rf"data={name}: not in .*{name}, and .*; put .* data.root or TXL_DATA"
     with pytest.raises(UserError, match=words) as error:
-        load_corpus(data_class(name)(name=name, level=level, cache_dir=str(tmp_path / "cache")))
+        load_corpus(
+            data_class(name)(
+                name=name,
+                level=level,
+                cache_dir=str(tmp_path / "cache"),
+            )
+        )
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -18,17 +18,31 @@ ONE = Recall((12,), 0.9, 8)
 
 
 def load(folder: Path, **options: object) -> Corpus:
-    given = {"name": "recall", "level": "char", "distance": 12, "cache_dir": str(folder), **options}
+    given = {
+        "name": "recall",
+        "level": "char",
+        "distance": 12,
+        "cache_dir": str(folder),
+        **options,
+    }
     return load_corpus(RecallData(**given))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recall", [ONE, Recall((4, 4, 8, 12), 0.8, 4)], ids=["one", "lanes"])
+@pytest.mark.parametrize(
+    "recall",
+    [ONE, Recall((4, 4, 8, 12), 0.8, 4)],
+    ids=["one", "lanes"],
+)
 def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None:
     n, longest = 300_000, 16
     tokens = np.frombuffer(recall.text(n, seed=3).encode(), np.uint8)
     positions = np.sort(
-        np.random.default_rng(1).choice(np.arange(longest, n), 30_000, replace=False)
+        np.random.default_rng(1).choice(
+            np.arange(longest, n),
+            30_000,
+            replace=False,
+        )
     )
     reader = WindowReader(RecallOracle(recall), one_pass=True)
     for c in (1, 3, 4, 8, 11, 12, 16):
@@ -51,11 +65,24 @@ def test_the_closed_forms_and_the_default_of_the_example() -> None:
 
 def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path) -> None:
     corpus = load(tmp_path, n_tokens=20_000)
-    assert text_of(corpus) == Recall((12,), 0.9, 8).text(20_000, 1)
-    assert [len(corpus.splits[split]) for split in SPLITS] == [18_000, 1_000, 1_000]
+    assert text_of(corpus) == Recall(
+        (12,),
+        0.9,
+        8,
+    ).text(20_000, 1)
+    assert [len(corpus.splits[split]) for split in SPLITS] == [
+        18_000,
+        1_000,
+        1_000,
+    ]
     assert corpus.vocabulary.symbols == ("<unk>", *CHARACTERS[:8])
     assert (
-        load(tmp_path / "other", n_tokens=20_000, seed=7).checksum == corpus.checksum
+        load(
+            tmp_path / "other",
+            n_tokens=20_000,
+            seed=7,
+        ).checksum
+        == corpus.checksum
     )  # a run's seed changes nothing
     others = (
         {"text_seed": 2},
@@ -64,5 +91,12 @@ def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path
         {"symbols": 9},
         {"repeats": 0.8},
     )
-    checksums = {load(tmp_path, n_tokens=20_000, **other).checksum for other in others}
+    checksums = {
+        load(
+            tmp_path,
+            n_tokens=20_000,
+            **other,
+        ).checksum
+        for other in others
+    }
     assert len(checksums | {corpus.checksum}) == 5  # a list of one distance is the distance

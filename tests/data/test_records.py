@@ -25,7 +25,13 @@ def records_of(folder: Path, path: Any, **options: Any) -> list[str]:
     config = FileData(
         name="file", path=str(path), level="byte", cache_dir=str(folder / "cache"), **options
     )
-    return documents_of(load_corpus(config, Vocabulary("byte"), whole=True))
+    return documents_of(
+        load_corpus(
+            config,
+            Vocabulary("byte"),
+            whole=True,
+        )
+    )
 
 
 DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
@@ -51,7 +57,14 @@ def test_every_record_is_a_document(tmp_path: Path, name: str) -> None:
 
 def test_a_folder_of_objects_over_several_lines_is_records(tmp_path: Path) -> None:
     objects = {
-        f"{n}.json": json.dumps({"id": n, "title": "x", "text": f"text {n}"}, indent=2)
+        f"{n}.json": json.dumps(
+            {
+                "id": n,
+                "title": "x",
+                "text": f"text {n}",
+            },
+            indent=2,
+        )
         for n in range(9)
     }
     files(tmp_path / "documents", objects)
@@ -63,10 +76,24 @@ def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"url": "x", "raw_content": text}) + "\n" for text in texts).encode()
     files(
         tmp_path / "crawl",
-        {f"{n}.json.zst": pyarrow.compress(lines, "zstd", asbytes=True) for n in range(2)},
+        {
+            f"{n}.json.zst": pyarrow.compress(
+                lines,
+                "zstd",
+                asbytes=True,
+            )
+            for n in range(2)
+        },
     )
     expected = [f"{text}\n" for text in texts] * 2
-    assert records_of(tmp_path, tmp_path / "crawl", column="raw_content") == expected
+    assert (
+        records_of(
+            tmp_path,
+            tmp_path / "crawl",
+            column="raw_content",
+        )
+        == expected
+    )
 
 
 def test_quotes_of_tsv_are_characters(tmp_path: Path) -> None:
@@ -75,7 +102,13 @@ def test_quotes_of_tsv_are_characters(tmp_path: Path) -> None:
     assert records_of(tmp_path, path) == ['"an open quote\n', "second\n", '"closed" one\n']
     quoted = csv_of("\t")
     (path,) = files(tmp_path, {"quoted.tsv": quoted})
-    assert len(records_of(tmp_path, path, format="csv")) == len(TEXTS)
+    assert len(
+        records_of(
+            tmp_path,
+            path,
+            format="csv",
+        )
+    ) == len(TEXTS)
 
 
 def test_values_of_csv_stay_as_they_are(tmp_path: Path) -> None:
@@ -87,7 +120,17 @@ def test_values_of_csv_stay_as_they_are(tmp_path: Path) -> None:
 def test_any_file_is_read_as_text_if_the_format_says_so(tmp_path: Path, name: str) -> None:
     content = JSON_LINES.decode()
     (path,) = files(tmp_path, {name: content})
-    assert text_of(corpus_of(path, tmp_path, level="char", format="text")) == content
+    assert (
+        text_of(
+            corpus_of(
+                path,
+                tmp_path,
+                level="char",
+                format="text",
+            )
+        )
+        == content
+    )
 
 
 @pytest.mark.parametrize("name", ["events.log", "wiki_00"])
@@ -97,7 +140,13 @@ def test_text_that_begins_like_json_is_refused(tmp_path: Path, name: str) -> Non
         OptionError, match=r"begins like JSON; data\.format=jsonl or json reads its"
     ):
         corpus_of(path, tmp_path, level="char")
-    assert len(records_of(tmp_path, path, format="jsonl")) == len(TEXTS)
+    assert len(
+        records_of(
+            tmp_path,
+            path,
+            format="jsonl",
+        )
+    ) == len(TEXTS)
 
 
 def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output) -> None:
@@ -105,7 +154,11 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output
         tmp_path,
         {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'},
     )
-    assert records_of(tmp_path, path, column="body") == ["a\n", "b\n"]
+    assert records_of(
+        tmp_path,
+        path,
+        column="body",
+    ) == ["a\n", "b\n"]
     assert "a.jsonl: 2 records lack the column; left out" in capsys.readouterr().err
     words = r"data\.column=title: must be a column of .*a\.jsonl: body, text"
     with pytest.raises(OptionError, match=words):
@@ -133,7 +186,11 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
     (path,) = files(tmp_path, {"a.jsonl": b'{"text": "a"}\n' + bad + b'\n{"text": "b"}\n'})
     with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves such records out"):
         records_of(tmp_path, path)
-    assert records_of(tmp_path, path, skip_bad=True) == ["a\n", "b\n"]
+    assert records_of(
+        tmp_path,
+        path,
+        skip_bad=True,
+    ) == ["a\n", "b\n"]
     assert "1 records cannot be read; left out" in capsys.readouterr().err
 
 
@@ -175,17 +232,33 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, word
 
 
 def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None:
-    texts = {"train": TEXTS[:30], "validation": TEXTS[30:35], "test": TEXTS[35:]}
+    texts = {
+        "train": TEXTS[:30],
+        "validation": TEXTS[30:35],
+        "test": TEXTS[35:],
+    }
     saved = {split: datasets.Dataset.from_dict({"text": rows}) for split, rows in texts.items()}
     shards = {"train": 2, "validation": 1, "test": 1}
     datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved", num_shards=shards)
     (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"of a map that was run")
-    corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
-    for split, rows in zip(SPLITS, texts.values(), strict=True):
+    corpus = corpus_of(
+        str(tmp_path / "saved"),
+        tmp_path,
+        level="byte",
+    )
+    for split, rows in zip(
+        SPLITS,
+        texts.values(),
+        strict=True,
+    ):
         assert text_of(corpus, split) == "".join(row.removesuffix("\n") + "\n" for row in rows)
     (tmp_path / "saved/train/data-00001-of-00002.arrow").unlink()
     with pytest.raises(OptionError, match=r"data-00001-of-00002\.arrow cannot be read \(No such"):
-        corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
+        corpus_of(
+            str(tmp_path / "saved"),
+            tmp_path,
+            level="byte",
+        )
 
 
 SENTENCES = [f"日本語のテキスト {n % 9} です。 größer {'x ' * (n % 7)}" for n in range(400)]
@@ -197,7 +270,12 @@ def test_cuts_between_splits_keep_records(tmp_path: Path, level: str) -> None:
     (path,) = files(
         tmp_path, {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in SENTENCES)}
     )
-    corpus = corpus_of(path, tmp_path, level=level, min_count=1 if level == "word" else None)
+    corpus = corpus_of(
+        path,
+        tmp_path,
+        level=level,
+        min_count=1 if level == "word" else None,
+    )
     lines = SENTENCES
     if level == "word":
         lines = [" ".join(text.split()) for text in SENTENCES]

@@ -24,18 +24,31 @@ def shuffled(lengths: list[int], *sizes: int, seed: int | None = None) -> Shuffl
         for token in [SENTENCE, *range(100 * i + 100, 100 * i + 100 + n)]
     ]
     starts = np.cumsum([0, *(n + 1 for n in lengths)])[:-1]
-    return ShuffledStreams(np.array(tokens, dtype=np.int32), *sizes, starts=starts, seed=seed)
+    return ShuffledStreams(
+        np.array(tokens, dtype=np.int32),
+        *sizes,
+        starts=starts,
+        seed=seed,
+    )
 
 
 VARIED = [1 + i * 7 % 9 for i in range(120)]
 few = settings(max_examples=20)
 KINDS: dict[str, Make] = {
     "ordered": lambda *sizes: Streams(np.arange(647), *sizes),
-    "ordered from elsewhere": lambda *sizes: Streams(np.arange(647), *sizes, seed=3),
+    "ordered from elsewhere": lambda *sizes: Streams(
+        np.arange(647),
+        *sizes,
+        seed=3,
+    ),
     "shuffled": lambda *sizes: shuffled(VARIED, *sizes, seed=2),
     "sentences in order": lambda *sizes: shuffled(VARIED, *sizes),
 }
-each_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+each_kind = pytest.mark.parametrize(
+    "make",
+    KINDS.values(),
+    ids=KINDS,
+)
 few_streams = st.integers(1, 4)
 lengths_of_segments = st.integers(1, 9)
 
@@ -44,12 +57,21 @@ def epoch(streams: Streams) -> torch.Tensor:
     return torch.cat([segment.targets for segment in streams], dim=1)
 
 
-@given(few_streams, lengths_of_segments, st.integers(2, 12), st.integers(0, 3))
+@given(
+    few_streams,
+    lengths_of_segments,
+    st.integers(2, 12),
+    st.integers(0, 3),
+)
 def test_every_token_but_the_first_is_one_target(
     batch_size: int, segment_len: int, stream_len: int, rest: int
 ) -> None:
     trimmed = min(rest, batch_size - 1)
-    streams = Streams(np.arange(batch_size * stream_len + trimmed), batch_size, segment_len)
+    streams = Streams(
+        np.arange(batch_size * stream_len + trimmed),
+        batch_size,
+        segment_len,
+    )
     segments = list(streams)
     expected = torch.arange(stream_len * batch_size).view(batch_size, stream_len)
     assert torch.equal(torch.cat([segment.targets for segment in segments], dim=1), expected[:, 1:])
@@ -79,8 +101,24 @@ def test_extended_context_is_the_tokens_before(
 
 
 def test_the_first_ranks_have_one_stream_more() -> None:
-    bounds = [part_of_streams(22, rank, 8) for rank in range(8)]
-    assert bounds == [(0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 18), (18, 20), (20, 22)]
+    bounds = [
+        part_of_streams(
+            22,
+            rank,
+            8,
+        )
+        for rank in range(8)
+    ]
+    assert bounds == [
+        (0, 3),
+        (3, 6),
+        (6, 9),
+        (9, 12),
+        (12, 15),
+        (15, 18),
+        (18, 20),
+        (20, 22),
+    ]
 
 
 @given(few_streams, few_streams, lengths_of_segments)
@@ -92,12 +130,23 @@ def test_the_union_over_ranks_is_always_the_same(
     lengths = (world_size + more, segment_len, 2)
     whole, *parts = (
         make(*lengths),
-        *(make(*lengths, rank, world_size) for rank in range(world_size)),
+        *(
+            make(
+                *lengths,
+                rank,
+                world_size,
+            )
+            for rank in range(world_size)
+        ),
     )
     assert [part.left_out for part in parts] == [whole.left_out] * world_size
     assert sum(part.n_targets for part in parts) == whole.n_targets
     for _ in range(2):
-        for segment, *pieces in zip(whole, *parts, strict=True):
+        for segment, *pieces in zip(
+            whole,
+            *parts,
+            strict=True,
+        ):
             assert torch.equal(segment.tokens, torch.cat([piece.tokens for piece in pieces]))
             assert torch.equal(segment.targets, torch.cat([piece.targets for piece in pieces]))
 
@@ -107,7 +156,15 @@ def test_a_seed_draws_where_the_streams_begin_and_they_wrap(
     batch_size: int, segment_len: int, seed: int
 ) -> None:
     n, stream_len = 647, 647 // batch_size
-    streams, same = (Streams(np.arange(n), batch_size, segment_len, seed=seed) for _ in range(2))
+    streams, same = (
+        Streams(
+            np.arange(n),
+            batch_size,
+            segment_len,
+            seed=seed,
+        )
+        for _ in range(2)
+    )
     first = epoch(streams)
     start = int(first[0, 0]) - 1
     expected = (start + torch.arange(batch_size * stream_len).view(batch_size, stream_len)) % n
@@ -153,7 +210,11 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
         list(interrupted)
         list(itertools.islice(interrupted, stop))
         resumed.load_state_dict(interrupted.state_dict())
-        for segment, other in zip(resumed, expected[stop:], strict=True):
+        for segment, other in zip(
+            resumed,
+            expected[stop:],
+            strict=True,
+        ):
             assert (segment.number, segment.targets.tolist()) == (
                 other.number,
                 other.targets.tolist(),
@@ -179,13 +240,24 @@ def test_after_the_last_segment_a_restored_state_continues_with_the_next_epoch(m
 @given(
     few_streams,
     lengths_of_segments,
-    st.lists(st.integers(1, 9), min_size=60, max_size=90),
+    st.lists(
+        st.integers(1, 9),
+        min_size=60,
+        max_size=90,
+    ),
     st.none() | st.just(1),
 )
 def test_a_stream_is_whole_sentences(
     n: int, segment_len: int, lengths: list[int], seed: int | None
 ) -> None:
-    segments = list(shuffled(lengths, n, segment_len, seed=seed))
+    segments = list(
+        shuffled(
+            lengths,
+            n,
+            segment_len,
+            seed=seed,
+        )
+    )
     seen: list[int] = []
     for index in range(n):
         tokens = torch.cat([segment.tokens[index] for segment in segments]).tolist()
@@ -209,20 +281,55 @@ def test_a_stream_is_whole_sentences(
 
 
 def test_every_epoch_has_an_order_of_its_own_that_the_seed_decides() -> None:
-    streams, same = shuffled(VARIED, 3, 4, seed=5), shuffled(VARIED, 3, 4, seed=5)
+    streams, same = (
+        shuffled(
+            VARIED,
+            3,
+            4,
+            seed=5,
+        ),
+        shuffled(VARIED, 3, 4, seed=5),
+    )
     first, second = epoch(streams), epoch(streams)
     assert first.shape == second.shape, "the length of an epoch does not change"
     assert not torch.equal(first, second)
     assert torch.equal(torch.cat([epoch(same), epoch(same)]), torch.cat([first, second]))
-    assert not torch.equal(epoch(shuffled(VARIED, 3, 4, seed=6)), first)
+    assert not torch.equal(
+        epoch(
+            shuffled(
+                VARIED,
+                3,
+                4,
+                seed=6,
+            )
+        ),
+        first,
+    )
     # Another segment length reads the same order, as far as both go.
     assert torch.equal(epoch(shuffled(VARIED, 3, 7, seed=5))[:, :20], first[:, :20])
     # 60 sentences of 5 tokens in a stream: 300 tokens, of which 4 may not fill a segment's end; 74 segments of 4.
-    assert (len(shuffled([4] * 60, 1, 4, seed=1)), len(shuffled([4] * 60, 1, 4))) == (74, 75)
+    assert (
+        len(
+            shuffled(
+                [4] * 60,
+                1,
+                4,
+                seed=1,
+            )
+        ),
+        len(shuffled([4] * 60, 1, 4)),
+    ) == (74, 75)
 
 
 def test_evaluation_reads_the_texts_own_order_every_time_and_nearly_all_of_it() -> None:
-    streams, alone = shuffled(VARIED, 3, 4), shuffled(VARIED, 1, 4)
+    streams, alone = (
+        shuffled(
+            VARIED,
+            3,
+            4,
+        ),
+        shuffled(VARIED, 1, 4),
+    )
     first, text = epoch(streams), streams.tokens.tolist()
     assert torch.equal(epoch(streams), first)
     assert first[0].tolist() == text[1 : 1 + first.shape[1]]
@@ -244,6 +351,20 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize(("sizes", "words"), IMPOSSIBLE)
 def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
     for make in (Streams, ShuffledStreams):
-        starts = {} if make is Streams else {"starts": np.arange(0, 25, 5)}
+        starts = (
+            {}
+            if make is Streams
+            else {
+                "starts": np.arange(
+                    0,
+                    25,
+                    5,
+                )
+            }
+        )
         with pytest.raises(OptionError, match=words):
-            make(np.arange(25), *sizes, **starts)
+            make(
+                np.arange(25),
+                *sizes,
+                **starts,
+            )

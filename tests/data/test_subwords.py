@@ -35,7 +35,18 @@ SENTENCES = (
 )
 draw = random.Random(1)
 LINES = (" ".join(draw.choices(SENTENCES, k=draw.randint(1, 6))) for _ in range(400))
-PROSE = "\n".join(line + "\n" * draw.choice([0, 1, 2]) for line in LINES)
+PROSE = "\n".join(
+    line
+    + "\n"
+    * draw.choice(
+        [
+            0,
+            1,
+            2,
+        ]
+    )
+    for line in LINES
+)
 CODE = "".join(
     f"def f{i}(a, b):\n{' ' * 4 * draw.randint(1, 4)}return a  +  {i}*b\n"
     + "\n" * draw.choice([0, 1, 3])
@@ -126,8 +137,15 @@ def tokenizer(way: str) -> str:
     return str(made.to_str())
 
 
-def in_chunks(content: bytes, size: int) -> list[bytes]:
-    return [content[at : at + size] for at in range(0, len(content), size)]
+def in_chunks(text: str, size: int) -> list[bytes]:
+    return [
+        text[at : at + size].encode()
+        for at in range(
+            0,
+            len(text),
+            size,
+        )
+    ]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -140,13 +158,21 @@ def test_ids_are_those_of_the_whole_text(
     text = TEXTS[name] + ("" if way != "gpt2 added" else "x <|end|> y" * 9)
     expected = Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids
     vocabulary, content = Vocabulary.of_tokenizer(tokenizer(way)), text.encode()
-    for size in (len(content), 9_973):
-        found = np.concatenate([*vocabulary.encode_chunks(in_chunks(content, size))])
+    for size in (len(text), 9_973):
+        found = np.concatenate([*vocabulary.encode_chunks(in_chunks(text, size))])
         assert found.tolist() == expected
     assert vocabulary.decode_bytes(found) == content
 
 
-PARTS = st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\n", "\x1c"])
+PARTS = st.text(max_size=40) | st.sampled_from(
+    [
+        "\n\n",
+        "  ",
+        " x",
+        "größer\r\n",
+        "\x1c",
+    ]
+)
 
 
 @given(st.lists(PARTS, max_size=12), st.integers(1, 9))
@@ -154,7 +180,7 @@ def test_ids_do_not_depend_on_how_the_text_is_read(parts: list[str], size: int) 
     text = "".join(parts)
     expected = Tokenizer.from_str(tokenizer("gpt2")).encode(text, add_special_tokens=False).ids
     vocabulary = Vocabulary.of_tokenizer(tokenizer("gpt2"))
-    chunks = vocabulary.encode_chunks(in_chunks(text.encode(), size))
+    chunks = vocabulary.encode_chunks(in_chunks(text, size))
     assert [token for chunk in chunks for token in chunk] == expected
 
 
@@ -165,7 +191,14 @@ def test_documents_are_encoded_each_for_itself(way: str) -> None:
     expected = [made.encode(text, add_special_tokens=False).ids for text in documents]
     contents = [text.encode() for text in documents]
     first, *inner, last = contents
-    for chunks in ([contents], [[first[:1]], [first[1:], *inner, last[:9]], [last[9:]]]):
+    for chunks in (
+        [contents],
+        [
+            [first[:1]],
+            [first[1:], *inner, last[:9]],
+            [last[9:]],
+        ],
+    ):
         tokens: list[int] = []
         begins: list[int] = []
         for chunk, at in Vocabulary.of_tokenizer(tokenizer(way)).encode_documents(chunks):
@@ -203,7 +236,17 @@ def test_training_counts_the_words_of_the_whole_text() -> None:
         show_progress=False,
     )
     made.train_from_iterator([text], trainer)
-    found = train_byte_pairs([text[at : at + 777] for at in range(0, len(text), 777)], 700)
+    found = train_byte_pairs(
+        [
+            text[at : at + 777]
+            for at in range(
+                0,
+                len(text),
+                777,
+            )
+        ],
+        700,
+    )
     assert json.loads(found)["model"] == json.loads(made.to_str())["model"]
 
 

@@ -15,10 +15,9 @@ from txl_lightning.errors import UserError
 TEXTS = st.text(alphabet=st.sampled_from("ab <unk>é\u3000\n\r𝄞"), max_size=60)
 
 
-def chunks(content: bytes, sizes: list[int]) -> list[bytes]:
-    """Cut the content into pieces of drawn sizes, also inside characters."""
-    ends = np.cumsum(sizes).tolist()
-    return [content[a:b] for a, b in zip([0, *ends], [*ends, len(content)], strict=True)]
+def lines(text: str) -> list[bytes]:
+    """Cut a text after its line breaks, as `read` does."""
+    return [line.encode() for line in re.findall("[^\n]*\n|[^\n]+", text)]
 
 
 def words_of_the_original(text: str) -> list[list[str]]:
@@ -27,44 +26,33 @@ def words_of_the_original(text: str) -> list[list[str]]:
     return [line.strip().split() for line in (lines[:-1] if lines[-1] == "" else lines)]
 
 
-@given(TEXTS, TEXTS, st.lists(st.integers(0, 9), max_size=8))
-def test_words_are_those_of_the_original_in_chunks_of_any_size(
-    train: str, valid: str, sizes: list[int]
-) -> None:
-    lines = words_of_the_original(train)
-    counts = Counter(word for line in lines for word in [*line, "<eos>"])
+@given(TEXTS, TEXTS)
+def test_words_are_those_of_the_original(train: str, valid: str) -> None:
+    counts = Counter(word for line in words_of_the_original(train) for word in [*line, "<eos>"])
     expected = ["<eos>", *(word for word, _ in counts.most_common() if word != "<eos>")]
     if "<unk>" not in expected:
         expected.append("<unk>")
-    vocabulary = counting.words(chunks(train.encode(), sizes))
+    vocabulary = counting.words(lines(train))
     assert list(vocabulary.symbols) == expected
+    known = []
+    for line in words_of_the_original(valid):
+        known += [word if word in expected else "<unk>" for word in [*line, "<eos>"]]
+    tokens = vocabulary.encode(valid.encode())
+    assert [vocabulary.symbols[token] for token in tokens] == known
+    in_lines = [token for chunk in vocabulary.encode_chunks(lines(valid)) for token in chunk]
+    assert in_lines == tokens.tolist()
+    assert tokens.dtype == np.int32
 
-    words = [word for line in words_of_the_original(valid) for word in [*line, "<eos>"]]
-    tokens = np.concatenate(
-        [np.empty(0, int), *vocabulary.encode_chunks(chunks(valid.encode(), sizes))]
-    )
-    known = [word if word in expected else "<unk>" for word in words]
-    assert [vocabulary.symbols[int(token)] for token in tokens] == known
-    assert np.array_equal(tokens, vocabulary.encode(valid.encode()))
-    assert vocabulary.encode(b"").dtype == np.int32
 
-
-@given(TEXTS, st.lists(st.integers(0, 9), max_size=8))
-def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(
-    text: str, sizes: list[int]
-) -> None:
+@given(TEXTS)
+def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(text: str) -> None:
     vocabulary = Vocabulary("word", ("<S>", "<UNK>", "a", "b"))
-    tokens = np.concatenate(
-        [np.empty(0, int), *vocabulary.encode_chunks(chunks(text.encode(), sizes))]
-    )
-    known = [
-        [w if w in ("a", "b") else "<UNK>" for w in line]
-        for line in words_of_the_original(text)
-        if line
-    ]
-    assert [vocabulary.symbols[int(token)] for token in tokens] == [
-        w for line in known for w in ["<S>", *line]
-    ]
+    expected = []
+    for line in words_of_the_original(text):
+        if line:
+            expected += ["<S>", *(word if word in ("a", "b") else "<UNK>" for word in line)]
+    tokens = [token for chunk in vocabulary.encode_chunks(lines(text)) for token in chunk]
+    assert [vocabulary.symbols[token] for token in tokens] == expected
 
 
 def test_a_rare_word_of_lm1b_is_unknown() -> None:
@@ -73,10 +61,11 @@ def test_a_rare_word_of_lm1b_is_unknown() -> None:
     assert vocabulary.decode(vocabulary.encode(b"a c\nb\n")) == "\na <UNK>\nb"
 
 
-@given(st.binary(max_size=80), st.lists(st.integers(0, 9), max_size=8))
-def test_bytes_of_enwik8_the_papers_way_and_the_true_way(content: bytes, sizes: list[int]) -> None:
-    pieces = chunks(content, sizes)
-    kept, dropped = counting.bytes_with_newlines(pieces), counting.bytes_without_newlines(pieces)
+@given(st.binary(max_size=80))
+def test_bytes_of_enwik8_the_papers_way_and_the_true_way(content: bytes) -> None:
+    pieces = [content[:9], content[9:]]
+    kept = counting.bytes_with_newlines(pieces)
+    dropped = counting.bytes_without_newlines(pieces)
     most_common = [chr(value) for value, _ in Counter(content).most_common()]
     assert list(kept.symbols) == most_common
     assert list(dropped.symbols) == [symbol for symbol in most_common if symbol != "\n"]
@@ -88,30 +77,43 @@ def test_bytes_of_enwik8_the_papers_way_and_the_true_way(content: bytes, sizes: 
             assert vocabulary.decode(tokens) == expected.decode(errors="replace")
 
 
-@given(st.text(max_size=50), st.lists(st.integers(0, 9), max_size=8))
-def test_characters_do_not_depend_on_where_chunks_end(text: str, sizes: list[int]) -> None:
-    pieces = chunks(text.encode(), sizes)
+@given(st.text(max_size=50))
+def test_characters_are_counted_or_ordered_by_code_point(text: str) -> None:
+    pieces = [character.encode() for character in text]
     most_common = counting.characters(pieces)
     assert list(most_common.symbols) == [symbol for symbol, _ in Counter(text).most_common()]
     by_code_point = counting.characters_and_unknown(pieces)
     assert by_code_point.symbols == ("<unk>", *sorted(set(text)))
-    tokens = np.concatenate([np.empty(0, int), *by_code_point.encode_chunks(pieces)])
-    assert by_code_point.decode(tokens) == text
+    assert by_code_point.decode(by_code_point.encode(text.encode())) == text
 
 
-@given(
-    st.lists(st.integers(0, 9), max_size=8),
-    st.sampled_from(["äöü".encode() + b"ab\xe9 c", "äöü€".encode()[:-1]]),
-)
-def test_bytes_that_are_not_utf8_are_an_error(sizes: list[int], content: bytes) -> None:
+@pytest.mark.parametrize("content", ["äöü".encode() + b"ab\xe9 c", "äöü€".encode()[:-1]])
+def test_bytes_that_are_not_utf8_are_an_error(content: bytes) -> None:
     with pytest.raises(UserError, match="not UTF-8 text"):
-        counting.characters(chunks(content, sizes))
+        counting.characters([content])
 
 
 VOCABULARIES = {
     "bytes": Vocabulary("byte"),
     "some bytes": Vocabulary(
-        "byte", tuple(map(chr, [10, 65, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF]))
+        "byte",
+        tuple(
+            map(
+                chr,
+                [
+                    10,
+                    65,
+                    0xC3,
+                    0xA9,
+                    0xE2,
+                    0x82,
+                    0xAC,
+                    0xF0,
+                    0x9F,
+                    0xFF,
+                ],
+            )
+        ),
     ),
     "characters": Vocabulary("char", ("<unk>", "a", "é", "\n", "漢")),
     "words": Vocabulary("word", ("<eos>", "<unk>", "the", "cat", ",")),
@@ -131,7 +133,12 @@ def test_pieces_make_the_text_of_all_tokens(name: str, data: st.DataObject) -> N
 
 def test_text_appears_when_its_last_byte_or_the_next_word_does() -> None:
     decoder = StreamDecoder(VOCABULARIES["bytes"])
-    assert [decoder.feed([byte]) for byte in "a€".encode()] == ["a", "", "", "€"]
+    assert [decoder.feed([byte]) for byte in "a€".encode()] == [
+        "a",
+        "",
+        "",
+        "€",
+    ]
     assert decoder.feed(b"\xe2\x82b") == "\ufffdb"
     assert decoder.feed(b"\xf0\x9f") + decoder.finish() == "\ufffd"
     decoder = StreamDecoder(VOCABULARIES["words"])

@@ -13,12 +13,26 @@ from pyarrow.feather import write_feather
 from pyarrow.parquet import write_table
 
 random = np.random.default_rng(1)
-DOCUMENTS = [random.integers(0, 2_000, size=n).astype(np.uint16) for n in (70, 300, 1, 29, 600)]
+DOCUMENTS = [
+    random.integers(
+        0,
+        2_000,
+        size=n,
+    ).astype(np.uint16)
+    for n in (70, 300, 1, 29, 600)
+]
 LISTS = [document.tolist() for document in DOCUMENTS]
 IDS = np.concatenate(DOCUMENTS)
 STARTS = [0, 70, 370, 371, 400]
 TEXTS = [f"record {n}, with a comma; é\n" + "and\ta line\n" * (n % 3) for n in range(40)]
-RECORDS = [{"url": "http://example.org", "text": text, "score": float("nan")} for text in TEXTS]
+RECORDS = [
+    {
+        "url": "http://example.org",
+        "text": text,
+        "score": float("nan"),
+    }
+    for text in TEXTS
+]
 JSON_LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 
 
@@ -61,7 +75,12 @@ def write_megatron(
     lengths = np.array([len(document) for document in DOCUMENTS], np.int32)
     pointers = np.array(STARTS, np.int64) * ids.itemsize
     documents = np.arange(len(lengths) + 1, dtype=np.int64)
-    index = b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, code, len(lengths))
+    index = b"MMIDIDX\0\0" + struct.pack(
+        "<QBQ",
+        1,
+        code,
+        len(lengths),
+    )
     if is_fairseq:
         index += lengths.tobytes() + pointers.tobytes()
     else:

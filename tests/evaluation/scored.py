@@ -15,7 +15,12 @@ BLOCK_LEN = 20
 def result(runs: SmallRuns, kind: str, directory: Path, **options: Any) -> dict[str, Any]:
     """Return `evaluation.json`; scores the test split unless `options` has others."""
     options.setdefault("splits", ["test"])
-    return evaluated(runs.checkpoint(kind), directory, block_len=BLOCK_LEN, **options)
+    return evaluated(
+        runs.checkpoint(kind),
+        directory,
+        block_len=BLOCK_LEN,
+        **options,
+    )
 
 
 def losses(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -40,7 +40,9 @@ def test_another_text_is_whole_a_moved_one_has_splits(
     runs.checkpoint("relative")
     (tmp_path / "moved.txt").write_bytes((runs.folder / "text.txt").read_bytes())
     (tmp_path / "other.txt").write_text(LINES)
-    moved, other = ({"data_path": str(tmp_path / name)} for name in ("moved.txt", "other.txt"))
+    other = {"data_path": str(tmp_path / "other.txt")}
     assert split_of(command, runs, tmp_path, other) == "whole"
-    assert split_of(command, runs, tmp_path, other | {"split": "test"}) == "test"
+    other["split"] = "test"
+    assert split_of(command, runs, tmp_path, other) == "test"
+    moved = {"data_path": str(tmp_path / "moved.txt")}
     assert split_of(command, runs, tmp_path, moved) == own

@@ -109,7 +109,12 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     }
     for name, of_queries in averages.items():
         mean = of_queries.mean(axis=1)
-        np.testing.assert_allclose(maps.averages[name], mean, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            maps.averages[name],
+            mean,
+            rtol=0,
+            atol=1e-12,
+        )
 
 
 def test_queries_near_the_start_of_their_document_do_not_count() -> None:
@@ -133,7 +138,12 @@ def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(same_length: bool)
     model = tiny_model(mem_len=6, same_length=same_length)
     stream = random_stream(1, 60)
     letters = Vocabulary("char", tuple("abcdefghijk"))
-    corpus = Corpus("text", {"test": stream[0].numpy()}, letters, "")
+    corpus = Corpus(
+        "text",
+        {"test": stream[0].numpy()},
+        letters,
+        "",
+    )
     piece = text_attention(model, corpus, "test", 37, 4)
     assert "".join(piece.context) == letters.decode(stream[0, 30:36])
     assert "".join(piece.targets) == letters.decode(stream[0, 37:41])
@@ -159,13 +169,24 @@ def written(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return `attention.json` and the printed lines."""
     logger = LoggerConfig(name="none")
-    options = AttentionOptions(runs.checkpoint(kind), num_threads=1, logger=logger, **given)
+    options = AttentionOptions(
+        runs.checkpoint(kind),
+        num_threads=1,
+        logger=logger,
+        **given,
+    )
     lines = run(options, directory)
     return json.loads((directory / "attention.json").read_text()), lines
 
 
 def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures) -> None:
-    found, lines = written(runs, "relative", tmp_path, mem_len=6, same_length=False)
+    found, lines = written(
+        runs,
+        "relative",
+        tmp_path,
+        mem_len=6,
+        same_length=False,
+    )
     trained = load_trained(runs.checkpoint("relative"))
     corpus = load_corpus(trained.config.data)
     model: Any = trained.model.with_lengths(mem_len=6, same_length=False)
@@ -210,11 +231,26 @@ def test_lengths_heads_and_splits_that_are_asked_for_are_used(
     runs: SmallRuns, tmp_path: Path, drawn: Figures
 ) -> None:
     lengths = {"mem_len": 5, "same_length": False, "segment_len": 6, "batch_size": 3}
-    given = {"split": "test", "max_segments": 4, "heads": ["1:2", "2:1"], "text_position": 40}
-    found, _ = written(runs, "shaw", tmp_path, **lengths, **given)
+    given = {
+        "split": "test",
+        "max_segments": 4,
+        "heads": ["1:2", "2:1"],
+        "text_position": 40,
+    }
+    found, _ = written(
+        runs,
+        "shaw",
+        tmp_path,
+        **lengths,
+        **given,
+    )
     assert (found["distances"], found["terms"]) == (6, "ab")
     assert found["queries"] == 3 * (4 * 6 - 5)
-    assert found["text"] == {"position": 40, "targets": 6, "heads": ["1:2", "2:1"]}
+    assert found["text"] == {
+        "position": 40,
+        "targets": 6,
+        "heads": ["1:2", "2:1"],
+    }
     titles = [axes.get_title(loc="left") for axes in drawn["text.svg"].axes]
     assert titles[:2] == ["layer 1, head 2", "layer 2, head 1"]
 

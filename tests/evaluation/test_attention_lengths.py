@@ -86,7 +86,11 @@ def test_init_uses_the_lengths_of_training_with_any_evaluation_lengths(
 def test_absolute_positions_use_extended_context_as_far_as_they_go(
     runs: SmallRuns, tmp_path: Path
 ) -> None:
-    options = {"segment_len": 6, "ext_len": 0, "attention_lengths": [3, 9, 10, 50, 500]}
+    options = {
+        "segment_len": 6,
+        "ext_len": 0,
+        "attention_lengths": [3, 9, 10, 50, 500],
+    }
     sweep = result(
         runs,
         "extended",
@@ -105,7 +109,14 @@ def test_absolute_positions_use_extended_context_as_far_as_they_go(
 
 def test_lines_and_figures_are_written(runs: SmallRuns, tmp_path: Path, pictures: None) -> None:
     checkpoint = runs.checkpoint("characters")
-    lines = run(EvaluateOptions(checkpoint, attention_lengths=[4, 8], num_threads=1), tmp_path)
+    lines = run(
+        EvaluateOptions(
+            checkpoint,
+            attention_lengths=[4, 8],
+            num_threads=1,
+        ),
+        tmp_path,
+    )
     found = json.loads((tmp_path / "evaluation.json").read_text())
     sweep = found["valid"]["sweep"]
     test = found["test"]["selected"]
@@ -148,7 +159,14 @@ def test_a_length_is_chosen_on_one_split_for_the_others(
 def test_a_model_without_attention_lengths_has_none_to_choose_from(
     runs: SmallRuns, tmp_path: Path, kind: str
 ) -> None:
-    found = result(runs, kind, tmp_path, splits=BOTH, select_on="valid", losses=True)
+    found = result(
+        runs,
+        kind,
+        tmp_path,
+        splits=BOTH,
+        select_on="valid",
+        losses=True,
+    )
     assert found["valid"]["sweep"] is None
     selected = found["test"]["selected"]
     assert selected["attention_length"] is selected["init"]["attention_length"] is None

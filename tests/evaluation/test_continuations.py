@@ -87,7 +87,13 @@ def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict
     options = EvaluateOptions(runs.checkpoint("relative"), continuations=str(directory / name))
     lines = run(options, directory)
     with (directory / "continuations.tsv").open(newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        rows = list(
+            csv.DictReader(
+                file,
+                delimiter="\t",
+                quoting=csv.QUOTE_NONE,
+            )
+        )
     result = json.loads((directory / "evaluation.json").read_text())
     assert result["rows"] == len(rows)
     assert result["nats"] == pytest.approx(sum(float(row["nats"]) for row in rows))
@@ -109,7 +115,8 @@ def test_both_formats_of_a_table_give_the_same_rows(runs: SmallRuns, tmp_path: P
     for row in rows:
         given = {name: row[name] for name in ("id", "context", "continuation")}
         lines.append(json.dumps(given))
-    assert written(tmp_path, runs, "table.jsonl", "\n".join(lines)) == rows
+    again = written(tmp_path, runs, "table.jsonl", "\n".join(lines))
+    assert again == rows
 
 
 BAD = [

@@ -118,7 +118,11 @@ def test_a_longer_segment_leaves_the_memory_as_it_is(runs: SmallRuns, tmp_path: 
 @torch.no_grad()
 @pytest.mark.parametrize("ext_len", [0, 5])
 def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, ext_len: int) -> None:
-    options = {"batch_size": 3, "ext_len": ext_len, "mem_len": 0 if ext_len else 8}
+    options = {
+        "batch_size": 3,
+        "ext_len": ext_len,
+        "mem_len": 0 if ext_len else 8,
+    }
     result(runs, "characters", tmp_path, losses=True, **options)
     nll, positions = losses(tmp_path / "losses_test.npz")
     trained = load_trained(runs.checkpoint("characters"))

@@ -107,7 +107,13 @@ def test_a_drawn_document_begins_with_an_empty_memory(
     monkeypatch.setattr(generate_command, "draw", scripted)
     given = options(runs, "documents", n_tokens=len(script))
     prompt = typed_prompt("no\nline 7", trained)
-    drawn = generate_command.draw_tokens(trained.model, trained, given, prompt.tokens, 1)
+    drawn = generate_command.draw_tokens(
+        trained.model,
+        trained,
+        given,
+        prompt.tokens,
+        1,
+    )
     assert list(drawn) == script
     assert read == ["line 7", "line 8\n"]
 
@@ -228,7 +234,12 @@ def test_a_sample_ends_with_a_text_or_an_id(runs: SmallRuns, tmp_path: Path) -> 
     given = {"n_tokens": 40, "n_samples": 3}
     whole = texts(generated(options(runs, "characters", **given), tmp_path))
     stop = whole[0][5:8]
-    stops = options(runs, "characters", stop=[stop, "no such text"], **given)
+    stops = options(
+        runs,
+        "characters",
+        stop=[stop, "no such text"],
+        **given,
+    )
     stopped = generated(stops, tmp_path)
     for text, ended in zip(whole, texts(stopped), strict=True):
         before, found, _ = text.partition(stop)

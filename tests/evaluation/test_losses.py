@@ -53,7 +53,12 @@ def test_segments_without_memory_are_joined(
     ours, sizes = batches(model, monkeypatch, 3 * 10 * 3)
     assert ones == [3] * 10
     assert sizes == [3, 3, 9, 9, 3, 3]  # windows grow to 10 tokens; the last segment is shorter
-    np.testing.assert_allclose(ours.nll, alone.nll, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        ours.nll,
+        alone.nll,
+        rtol=0,
+        atol=1e-12,
+    )
     assert ours.positions.tolist() == alone.positions.tolist()
     first, _ = batches(model, monkeypatch, 90, max_segments=4)
     assert (len(first.nll), first.left_out["max_segments"]) == (48, len(alone.nll) - 48)

@@ -20,16 +20,36 @@ def values_of(
     vocabulary: Vocabulary, tokens: list[int], nll: list[float], positions: list[int]
 ) -> dict[str, Any]:
     """Return the values of losses at positions of a text."""
-    corpus = Corpus("text", {"test": np.array(tokens)}, vocabulary, "")
-    losses = TokenLosses(np.array(nll), np.array(positions), {}, 0.126)
+    corpus = Corpus(
+        "text",
+        {"test": np.array(tokens)},
+        vocabulary,
+        "",
+    )
+    losses = TokenLosses(
+        np.array(nll),
+        np.array(positions),
+        {},
+        0.126,
+    )
     return SplitScores(corpus, "test", 2).values(losses)
 
 
 def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Path) -> None:
-    found = result(runs, "characters", tmp_path, losses=True, batch_size=3, max_segments=2)
+    found = result(
+        runs,
+        "characters",
+        tmp_path,
+        losses=True,
+        batch_size=3,
+        max_segments=2,
+    )
     corpus = load_corpus(load_trained(runs.checkpoint("characters")).config.data)
-    assert found["step"] == 2
-    assert found["corpus"] == {"name": "text.txt", "sha256": corpus.checksum, "level": "char"}
+    assert found["corpus"] == {
+        "name": "text.txt",
+        "sha256": corpus.checksum,
+        "level": "char",
+    }
     assert found["streams_start"] == "without context"
     assert found["evaluation"] == {
         "protocol": "carried",
@@ -87,7 +107,11 @@ def test_words_have_no_bytes() -> None:
 
 
 def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
-    values: dict[str, Any] = {"ppl": 123.5678, "bpb": 1.23456, "ppl_word": 2345.789}
+    values: dict[str, Any] = {
+        "ppl": 123.5678,
+        "bpb": 1.23456,
+        "ppl_word": 2345.789,
+    }
     values["init"] = {"ppl": 234.6789}
     values["standard_error"] = {"ppl": 12.3456, "over": "blocks of 1,000 tokens"}
     line = score_line("valid", values)
@@ -97,7 +121,13 @@ def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
     values["left_out"] = {"first_of_streams": 10, "max_segments": 1234567}
     splits = {"test": np.zeros(20)}
     name = "a corpus with a long name"
-    corpus = Corpus(name, splits, Vocabulary("byte"), "", unknown={"test": 0.5})
+    corpus = Corpus(
+        name,
+        splits,
+        Vocabulary("byte"),
+        "",
+        unknown={"test": 0.5},
+    )
     settings = {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False}
     lines = notes({"test": values}, corpus, settings)
     assert max(len(one) for one in [*lines, line]) <= LINE_WIDTH

@@ -43,8 +43,19 @@ def test_what_was_measured_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: Figures
 ) -> None:
     monkeypatch.setattr(command, "TURN_SECONDS", 0.01)
-    sizes = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4}
-    options = SpeedOptions(**sizes, num_threads=1, attention_lengths=[6, 800], rounds=2)
+    sizes = {
+        "n_layer": 1,
+        "d_model": 8,
+        "n_head": 2,
+        "d_inner": 8,
+        "segment_len": 4,
+    }
+    options = SpeedOptions(
+        **sizes,
+        num_threads=1,
+        attention_lengths=[6, 800],
+        rounds=2,
+    )
     lines = run(options, tmp_path)
     found = json.loads((tmp_path / "speed.json").read_text())
     assert found["machine"]["processor"] == processor()

@@ -34,7 +34,13 @@ def evaluated(runs: SmallRuns, kind: str, directory: Path, **options: Any) -> di
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return list(
+            csv.DictReader(
+                file,
+                delimiter="\t",
+                quoting=csv.QUOTE_NONE,
+            )
+        )
 
 
 def scored_text(
@@ -76,7 +82,13 @@ UNITS = [
 def test_losses_of_units_sum_to_the_score(
     runs: SmallRuns, tmp_path: Path, kind: str, per: str
 ) -> None:
-    found = evaluated(runs, kind, tmp_path, splits=["test"], per=per)["test"]
+    found = evaluated(
+        runs,
+        kind,
+        tmp_path,
+        splits=["test"],
+        per=per,
+    )["test"]
     rows = rows_of(tmp_path / found["units"])
     assert [int(row["place"]) for row in rows] == [*range(1, len(rows) + 1)]
     assert tokens_of(rows) == found["tokens"]
@@ -120,7 +132,14 @@ def test_documents_are_files_and_lines_that_begin_them(runs: SmallRuns, tmp_path
 
 def test_unknown_characters_are_counted(runs: SmallRuns, tmp_path: Path) -> None:
     text = "line 1: ö\nline 2: öß\nline 3\n"
-    found, rows = scored_text(runs, "characters", tmp_path, text, "line", batch_size=1)
+    found, rows = scored_text(
+        runs,
+        "characters",
+        tmp_path,
+        text,
+        "line",
+        batch_size=1,
+    )
     assert found["corpus"]["unknown"] == {"whole": pytest.approx(3 / 28)}
     texts = [row["text"] for row in rows]
     assert texts == ["line 1: <unk>", "line 2: <unk><unk>", "line 3"]

@@ -25,6 +25,10 @@ from txl_lightning.training.run import train
 
 T, M, STEPS = 8, 12, 60  # an epoch has 56 steps, so that the memory starts again at step 57
 EVERY, LR, MIN_LR, WARMUP = 7, 0.01, 0.002, 10
+CURVES = (
+    *("train/nll", "train/bpc", "train/gradient_norm", "train/memory_length"),
+    *("train/learning_rate", "train/tokens_per_second", "tokens"),
+)
 OPTIONS = (
     *(
         f"trainer.max_steps={STEPS}",
@@ -200,43 +204,36 @@ def test_validation_jsonl(recorded: Recorded) -> None:
 
 
 def test_curves_of_training(recorded: Recorded) -> None:
-    steps = [*range(EVERY, STEPS, EVERY), STEPS]
-    intervals = {b: range(a, b) for a, b in zip([0, *steps], steps, strict=False)}
-    sums = {
-        s: sum(recorded.nll[i] * recorded.tokens[i] for i in interval)
-        for s, interval in intervals.items()
-    }
-    nll = {
-        s: sums[s] / sum(recorded.tokens[i] for i in interval) for s, interval in intervals.items()
-    }
-    close = {"rel": 1e-5}
-    assert recorded.curve("train/nll") == pytest.approx(nll, **close)
-    assert recorded.curve("train/bpc") == pytest.approx(
-        {s: value / math.log(2) for s, value in nll.items()}, **close
-    )
-    assert recorded.curve("train/gradient_norm") == pytest.approx(
-        {s: recorded.norms[s - 1] for s in steps}, **close
-    )
-    in_epoch = {step: step if step <= 56 else step - 56 for step in steps}
-    assert recorded.curve("train/memory_length") == {
-        step: min(M, T * i) for step, i in in_epoch.items()
-    }
-    cosine = {s: MIN_LR + (LR - MIN_LR) * (1 + math.cos(math.pi * s / STEPS)) / 2 for s in steps}
-    cosine |= {s: LR * s / WARMUP for s in steps if s < WARMUP}
-    assert recorded.curve("train/learning_rate") == pytest.approx(cosine, **close)
-    # A validation ends an interval: tokens/s counts from the later of it and the last log entry.
-    since = {
-        s: max([a for a in (0, 20, 40) if a < s] + [a for a in [0, *steps] if a < s]) for s in steps
-    }
-    speed = {s: sum(recorded.tokens[since[s] : s]) / (2 * (s - since[s])) for s in steps}
-    assert recorded.curve("train/tokens_per_second") == pytest.approx(speed)
-    counted = {s: sum(recorded.tokens[:s]) for s in steps}
-    assert {s: n for s, n in recorded.curve("tokens").items() if s in steps} == counted
-    assert (
-        recorded.metrics["peak_memory_bytes"]
-        >= recorded.curve("train/peak_memory_bytes")[STEPS]
-        > 1e7
-    )
+    """A validation ends an interval of tokens/s, which counts from it or from the last entry."""
+    nll = 0.0
+    n_tokens = 0
+    since = 0
+    for step in range(1, STEPS + 1):
+        nll += recorded.nll[step - 1] * recorded.tokens[step - 1]
+        n_tokens += recorded.tokens[step - 1]
+        if step % EVERY == 0 or step == STEPS:
+            row = {name: recorded.curve(name)[step] for name in CURVES}
+            rate = LR * step / WARMUP
+            if step >= WARMUP:
+                rate = MIN_LR + (LR - MIN_LR) * (1 + math.cos(math.pi * step / STEPS)) / 2
+            in_epoch = step if step <= 56 else step - 56
+            expected = {
+                "train/nll": nll / n_tokens,
+                "train/bpc": nll / n_tokens / math.log(2),
+                "train/gradient_norm": recorded.norms[step - 1],
+                "train/memory_length": min(M, T * in_epoch),
+                "train/learning_rate": rate,
+                "train/tokens_per_second": sum(recorded.tokens[since:step]) / (2 * (step - since)),
+                "tokens": sum(recorded.tokens[:step]),
+            }
+            assert row == pytest.approx(expected, rel=1e-5)
+            nll = 0.0
+            n_tokens = 0
+            since = step
+        if step in (20, 40):
+            since = step
+    at_the_end = recorded.curve("train/peak_memory_bytes")[STEPS]
+    assert recorded.metrics["peak_memory_bytes"] >= at_the_end > 1e7
 
 
 def test_config_yaml_and_the_files_of_a_run(recorded: Recorded) -> None:

@@ -92,16 +92,12 @@ def test_a_run_stopped_after_its_last_step_continues(
     with monkeypatch.context() as patch:
         send(patch, signal.SIGTERM)
         done = run_txl("train", *words, directory=tmp_path)  # without hydra.run.dir
-    assert done.status == (1 if flags else 128 + signal.SIGTERM)  # the first of Hydra's launcher
+    assert done.status == (2 if flags else 128 + signal.SIGTERM)
     stopped = "stopped by SIGTERM after step 7; to continue, repeat the command with "
     named = done.err.partition(stopped)[2].splitlines()[0].split()
     assert run_txl("train", *words, *named, directory=tmp_path).status == 0
     folders = "multirun/*/*/*" if flags else "outputs/*/*"
-    assert (
-        len(list(tmp_path.glob(f"{folders}/metrics.json")))
-        == len(list(tmp_path.glob(f"{folders}/.lock")))
-        == 1
-    )
+    assert len(list(tmp_path.glob(f"{folders}/metrics.json"))) == 1
 
 
 def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -377,7 +377,7 @@ class Config:
     train: bool = True
     test: bool = True
     tags: list[str] = field(default_factory=list)
-    task_name: str | None = None
+    task_name: str = "."
     seed: int = option(1, SEED)
 
 

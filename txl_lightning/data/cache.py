@@ -74,8 +74,17 @@ def checksum_once(directory: Path, path: Path) -> str:
     status = path.stat()
     if status.st_size < LARGE_FILE_BYTES:
         return file_checksum(path)
-    key = cache_key("checksum", path.resolve(), status.st_size, status.st_mtime_ns)
-    _, description = cached(directory, key, lambda _: {"sha256": file_checksum(path)})
+    key = cache_key(
+        "checksum",
+        path.resolve(),
+        status.st_size,
+        status.st_mtime_ns,
+    )
+    _, description = cached(
+        directory,
+        key,
+        lambda _: {"sha256": file_checksum(path)},
+    )
     return str(description["sha256"])
 
 

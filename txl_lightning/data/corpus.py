@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -19,10 +18,12 @@ from txl_lightning.data import files, installed, published_corpora, recall  # no
 from txl_lightning.data.cache import Description, cache_key, cached, checksum_once
 from txl_lightning.data.ids import chunks_of_ids, vocabulary_of_ids
 from txl_lightning.data.sources import (
+    ALIGNMENT,
     CORPORA,
     LEVELS_OF,
     SPLITS,  # noqa: F401 - others import it from here
     WHOLE,
+    Alignment,
     Part,
     Source,
     place_of_bad_byte,
@@ -85,7 +86,11 @@ class Corpus:
     def facts(self) -> dict[str, Any]:
         """Return what results say of their corpus: name, level, checksum; how subwords are read, shares of `<unk>`."""
         level = self.vocabulary.level
-        facts: dict[str, Any] = {"name": self.name, "level": level, "sha256": self.checksum}
+        facts: dict[str, Any] = {
+            "name": self.name,
+            "level": level,
+            "sha256": self.checksum,
+        }
         if level == "bpe":
             facts["by_line"] = False  # as before 0.5.0
         if level == "word" or any(self.unknown.values()):
@@ -125,14 +130,24 @@ def load_corpus(
     for name, levels in LEVELS_OF_OPTIONS.items():
         value = getattr(config, name, None)
         allowed = f"is for data.level={' or '.join(levels)}, not {config.level}"
-        require(value is None or config.level in levels, f"data.{name}", value, allowed)
+        require(
+            value is None or config.level in levels,
+            f"data.{name}",
+            value,
+            allowed,
+        )
     source, checksum = corpus_source(config, whole)
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
     is_free = config.min_count in (None, 1) or not source.published
     require(is_free, "data.min_count", config.min_count, allowed)
     try:
         if config.level == "ids":
-            vocabulary = vocabulary_of_ids(cast("FileData", config), source, checksum, vocabulary)
+            vocabulary = vocabulary_of_ids(
+                cast("FileData", config),
+                source,
+                checksum,
+                vocabulary,
+            )
         elif config.level == "bpe" and vocabulary is None:
             vocabulary = _tokenizer(config, source, checksum)
         return _encoded_corpus(config, source, checksum, vocabulary, marked)
@@ -155,21 +170,32 @@ def _encoded_corpus(
     marked: bool,
 ) -> Corpus:
     """Encode a corpus with a vocabulary, or one that is made from its text, and cache the tokens."""
-    is_closed = getattr(config, "sentence_marks", "start") == "both"
-    document_start = config.document_start if marked else None
-    pattern = start_pattern(document_start)
+    pattern = start_pattern(config.document_start) if marked else None
     made_by = (source.name, config.level, config.min_count, source.published)
-    key = cache_key(checksum, vocabulary or made_by, is_closed, marked, document_start)
+    way = (is_closed(config), marked, pattern and pattern.pattern)
+    key = cache_key(checksum, vocabulary or made_by, way)
 
     def prepare(folder: Path) -> Description:
-        return _prepare(source, vocabulary, is_closed, pattern, marked, folder)
+        return _prepare(config, source, vocabulary, marked, folder)
 
-    arrays, description = cached(expand(config.cache_dir), key, prepare)
+    arrays, description = cached(
+        expand(config.cache_dir),
+        key,
+        prepare,
+    )
     used = Vocabulary.from_state_dict(description["vocabulary"])
     splits = {split: arrays[split] for split in source.parts}
     documents = {split: arrays[f"{split}.starts"] for split in source.parts}
     cutoffs = source.cutoffs if len(used) > max(source.cutoffs, default=0) else ()
-    return Corpus(source.name, splits, used, checksum, cutoffs, documents, description["unknown"])
+    return Corpus(
+        source.name,
+        splits,
+        used,
+        checksum,
+        cutoffs,
+        documents,
+        description["unknown"],
+    )
 
 
 def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
@@ -194,7 +220,12 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     source_of = CORPORA.named(config.name)
     levels = LEVELS_OF[config.name]
     allowed = f"must be {' or '.join(levels)} for data={config.name}"
-    require(config.level in levels, "data.level", config.level, allowed)
+    require(
+        config.level in levels,
+        "data.level",
+        config.level,
+        allowed,
+    )
     source = files.file(cast("FileData", config), whole) if whole else source_of(config)
     checksum = _checksum(source, expand(config.cache_dir))
     if source.checksum not in (None, checksum):
@@ -205,17 +236,14 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
 
 
 def _checksum(source: Source, directory: Path) -> str:
-    checksum_of = cache(lambda path: checksum_once(directory, path))
     digest = hashlib.sha256()
     try:
         for name, parts in source.parts.items():
             for part in parts:
+                checksum = checksum_once(directory, part.path)
                 place = (part.start, part.stop, part.alignment, part.format)
-                facts: tuple[Any, ...] = (name, checksum_of(part.path), *place)
-                if len(part.starts):
-                    starts = hashlib.sha256(part.starts.tobytes()).hexdigest()
-                    facts = (*facts, part.offset, starts)
-                digest.update(repr(facts).encode())
+                digest.update(repr((name, checksum, *place)).encode())
+                digest.update(part.starts.tobytes())
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     return digest.hexdigest()
@@ -233,21 +261,41 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
         require(size is None, "data.vocab_size", size, allowed)
         return _read_tokenizer(config.tokenizer)
     allowed = f"must be an integer >= {N_BYTES}, the bytes"
-    require(size is None or size >= N_BYTES, "data.vocab_size", size, allowed)
+    require(
+        size is None or size >= N_BYTES,
+        "data.vocab_size",
+        size,
+        allowed,
+    )
     most = source.subwords if size is None else size
 
     def train(_: Path) -> Description:
-        texts = decoded(read(source.parts["train"]))
-        return {"tokenizer": train_byte_pairs(texts, most, least=size or N_BYTES)}
+        texts = map(decoded, read(source.parts["train"], "char"))
+        return {
+            "tokenizer": train_byte_pairs(
+                texts,
+                most,
+                least=size or N_BYTES,
+            )
+        }
 
     key = cache_key(checksum, "byte pairs", most, size)
-    _, description = cached(expand(config.cache_dir), key, train)
+    _, description = cached(
+        expand(config.cache_dir),
+        key,
+        train,
+    )
     return Vocabulary.of_tokenizer(description["tokenizer"])
 
 
 def _read_tokenizer(file: str) -> Vocabulary:
     conversion = CONVERSIONS.get(Path(file).suffix)
-    require(conversion is None, "data.tokenizer", file, f"must be a tokenizer.json: {conversion}")
+    require(
+        conversion is None,
+        "data.tokenizer",
+        file,
+        f"must be a tokenizer.json: {conversion}",
+    )
     try:
         return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, UserError) as error:
@@ -269,7 +317,9 @@ def start_pattern(document_start: str | None) -> Pattern | None:
         raise OptionError("data.document_start", document_start, allowed) from error
 
 
-def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[list[bytes]]:
+def read_documents(
+    parts: Iterable[Part], unit: Alignment, pattern: Pattern | None
+) -> Iterator[list[bytes]]:
     """Yield text in chunks, divided where documents begin (see `Vocabulary.encode_documents`).
 
     A document begins with every part, with every record, and with every line in which a match of the pattern begins.
@@ -282,20 +332,31 @@ def read_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[l
         starts = part.inner_starts()
         if pattern is not None:
             starts = np.union1d(starts, _matches(b"".join(read([part])), pattern))
+        if number > 0:
+            starts = np.append(0, starts)  # the first piece continues the part before
         at = 0
-        for chunk in read([part]):
+        for chunk in read([part], unit):
             first, last = np.searchsorted(starts, [at, at + len(chunk)])
-            cuts = [0, *(starts[first:last] - at).tolist(), len(chunk)]
-            pieces = [chunk[start:stop] for start, stop in pairwise(cuts)]
-            if number > 0 and at == 0:
-                pieces.insert(0, b"")  # continues the part before
-            yield pieces
+            cuts = [
+                0,
+                *(starts[first:last] - at).tolist(),
+                len(chunk),
+            ]
+            yield [chunk[start:stop] for start, stop in pairwise(cuts)]
             at += len(chunk)
 
 
 def _matches(text: bytes, pattern: Pattern) -> NDArray[np.int64]:
     """Return where the lines begin in which a match of the pattern begins."""
-    starts = [text.rfind(b"\n", 0, match.start()) + 1 for match in pattern.finditer(text)]
+    starts = [
+        text.rfind(
+            b"\n",
+            0,
+            match.start(),
+        )
+        + 1
+        for match in pattern.finditer(text)
+    ]
     return np.array(starts, np.int64)
 
 
@@ -324,19 +385,11 @@ def id_documents(
 
 
 def _prepare(
-    source: Source,
-    given: Vocabulary | None,
-    is_closed: bool,
-    pattern: Pattern | None,
-    marked: bool,
-    folder: Path,
+    config: DataConfig, source: Source, given: Vocabulary | None, marked: bool, folder: Path
 ) -> Description:
-    """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
-
-    Sentences with `<S>` have it at both ends if `is_closed`.
-    """
+    """Write the tokens of every split into `folder`, chunk by chunk, and return the description."""
     if given is None:
-        vocabulary = source.vocabulary(read(source.parts["train"]))
+        vocabulary = source.vocabulary(read(source.parts["train"], ALIGNMENT[config.level]))
         encoder = replace(vocabulary, lenient=vocabulary.unknown >= 0)
     else:
         vocabulary = given
@@ -344,8 +397,13 @@ def _prepare(
     counts = {"vocabulary": len(vocabulary)}
     unknown: dict[str, float] = {}
     for split, parts in source.parts.items():
-        chunks = _chunks_of_tokens(encoder, parts, pattern, is_closed)
-        n_tokens, n_unknown = _write_split(encoder, chunks, folder / split, marked)
+        chunks = _chunks_of_tokens(config, encoder, parts, marked)
+        n_tokens, n_unknown = _write_split(
+            encoder,
+            chunks,
+            folder / split,
+            marked,
+        )
         counts[split] = n_tokens
         reason = "it is too short"
         if encoder.level == "word":
@@ -361,19 +419,26 @@ def _prepare(
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 
+def is_closed(config: DataConfig) -> bool:
+    """Return whether sentences have `<S>` at both ends."""
+    return getattr(config, "sentence_marks", "start") == "both"
+
+
 def _chunks_of_tokens(
-    encoder: Vocabulary, parts: list[Part], pattern: Pattern | None, is_closed: bool
+    config: DataConfig, encoder: Vocabulary, parts: list[Part], marked: bool
 ) -> Iterator[Tokens]:
     """Yield tokens in chunks, and the positions in them where sentences or documents begin."""
+    pattern = start_pattern(config.document_start) if marked else None
     if encoder.level == "ids":
         yield from id_documents(parts, encoder, pattern)
         return
+    unit = ALIGNMENT[encoder.level]
     if not encoder.starts_sentences:
-        yield from encoder.encode_documents(read_documents(parts, pattern))
+        yield from encoder.encode_documents(read_documents(parts, unit, pattern))
         return
     sentence = encoder.numbers[SENTENCE]
-    for tokens in encoder.encode_chunks(read(parts)):
-        if is_closed:
+    for tokens in encoder.encode_chunks(read(parts, unit)):
+        if is_closed(config):
             yield close_sentences(tokens, sentence)
         else:
             yield tokens, np.flatnonzero(tokens == sentence)

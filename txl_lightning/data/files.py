@@ -134,7 +134,11 @@ def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
     if is_one_text and JOINED in parts and not first.start:
         return cut_file(first.path, config.fractions, first.alignment)
     shares = []
-    for split, fraction in zip(SPLITS, config.fractions, strict=True):
+    for split, fraction in zip(
+        SPLITS,
+        config.fractions,
+        strict=True,
+    ):
         is_cut = split in missing or split == "train"
         shares.append(fraction if is_cut else 0.0)
     cut = cut_parts(whole_files, [share / sum(shares) for share in shares])
@@ -162,7 +166,12 @@ def _by_name(files: Files, given: Any) -> dict[str, Files]:
     for path in splits.get(JOINED, {}):
         reason = f"has files that are splits and {path.name}, which is none; {HINT}"
         raise OptionError("data.path", given, reason)
-    require("train" in splits, "data.path", given, f"has no file that is train; {HINT}")
+    require(
+        "train" in splits,
+        "data.path",
+        given,
+        f"has no file that is train; {HINT}",
+    )
     return splits
 
 
@@ -176,7 +185,12 @@ def _split_of(path: Path, given: Any) -> str:
         words = WORD_IN_NAME.sub("-", part).lower()
         splits = sorted({str(match.lastgroup) for match in SPLIT_WORD.finditer(words)})
         allowed = f"has {path}, which says {' and '.join(splits)}; {HINT}"
-        require(len(splits) < 2, "data.path", given, allowed)
+        require(
+            len(splits) < 2,
+            "data.path",
+            given,
+            allowed,
+        )
         if splits:
             return splits[0]
     return JOINED
@@ -216,12 +230,22 @@ def find_files(config: FileData, given: Any) -> Files:
             del files[path]
     if left_out and not files:
         raise refuse_format(left_out[0], config)
-    require(len(files) > 0, "data.path", given, "must not be empty")
+    require(
+        len(files) > 0,
+        "data.path",
+        given,
+        "must not be empty",
+    )
     if left_out:
         notice(f"data.path={given}: {_few(left_out)} left out: no format that is read")
     examples = {name: path.name for path, name in files.items()}
     several = " and ".join(f"{file_name} ({name})" for name, file_name in sorted(examples.items()))
-    require(len(examples) == 1, "data.path", given, f"has several formats, {several}: {PATTERN}")
+    require(
+        len(examples) == 1,
+        "data.path",
+        given,
+        f"has several formats, {several}: {PATTERN}",
+    )
     return files
 
 
@@ -281,9 +305,20 @@ def _read_files(config: FileData, files: Files) -> list[Part]:
         else:
             check_text(path, config)
             start = len(BOM) if first_bytes(path).startswith(BOM) else 0
-            parts.append(Part(path, start, alignment=ALIGNMENT[config.level]))
+            parts.append(
+                Part(
+                    path,
+                    start,
+                    alignment=ALIGNMENT[config.level],
+                )
+            )
     allowed = f"must have text or ids: {_few(files)} is empty"
-    require(len(parts) > 0, "data.path", config.path, allowed)
+    require(
+        len(parts) > 0,
+        "data.path",
+        config.path,
+        allowed,
+    )
     return parts
 
 
@@ -297,7 +332,14 @@ def _read_records(config: FileData, path: Path, name: str) -> Part:
     directory = expand(config.cache_dir)
     file_name = "ids.int32" if is_ids else "text.uint8"
     checksum = checksum_once(directory, path)
-    key = cache_key(checksum, "records", name, config.column, is_ids, config.skip_bad)
+    key = cache_key(
+        checksum,
+        "records",
+        name,
+        config.column,
+        is_ids,
+        config.skip_bad,
+    )
 
     def write(folder: Path) -> Description:
         with (folder / file_name).open("wb") as stored:
@@ -311,8 +353,16 @@ def _read_records(config: FileData, path: Path, name: str) -> Part:
             notice(f"{path}: {n:,} records {what}; left out")
     stored = directory / key / file_name
     if is_ids:
-        return Part(stored, format="int32", starts=arrays["starts"] // 4)
-    return Part(stored, alignment=ALIGNMENT[config.level], starts=arrays["starts"])
+        return Part(
+            stored,
+            format="int32",
+            starts=arrays["starts"] // 4,
+        )
+    return Part(
+        stored,
+        alignment=ALIGNMENT[config.level],
+        starts=arrays["starts"],
+    )
 
 
 def _write_records(
@@ -334,14 +384,23 @@ def _write_records(
             except BAD_RECORD as error:
                 if not config.skip_bad:
                     way_on = "; data.skip_bad=true leaves such records out"
-                    raise _unreadable(path, f"{unit} {number}", error, way_on) from error
+                    raise _unreadable(
+                        path,
+                        f"{unit} {number}",
+                        error,
+                        way_on,
+                    ) from error
                 counts["cannot be read"] += 1
                 continue
             for content in contents:
                 starts.append(size)
                 size += stored.write(content)
     except UNREADABLE as error:
-        if isinstance(error, UserError) or getattr(error, "errno", None):  # a full disk
+        if isinstance(error, UserError) or getattr(
+            error,
+            "errno",
+            None,
+        ):  # a full disk
             raise
         place = f"the file after {unit} {number}" if number else "the file"
         raise _unreadable(path, place, error) from error

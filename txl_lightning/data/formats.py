@@ -25,8 +25,19 @@ TEXT_SUFFIXES = """
     cu cs go rs rb php pl sh lua r jl m swift kt scala hs ml clj lisp el sql py pyi yaml yml toml ini cfg abc fasta fa
 """
 FORMAT_OF = {f".{suffix}": "text" for suffix in TEXT_SUFFIXES.split()} | {"": "text"}
-FORMAT_OF |= {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
-FORMAT_OF |= {".parquet": "parquet", ".arrow": "arrow", ".npy": "npy", ".bin": "bin"}
+FORMAT_OF |= {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+FORMAT_OF |= {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".npy": "npy",
+    ".bin": "bin",
+}
 FORMATS_OF_TEXT = ("text", "jsonl", "json", "csv", "tsv", "parquet", "arrow")
 FORMATS_OF_IDS = ("npy", "bin", "raw", "jsonl", "json", "parquet", "arrow")
 LIKE_JSON = re.compile(rb'\s*(\[\s*)?\{\s*"')
@@ -42,7 +53,12 @@ def format_of(path: Path, config: FileData) -> str:
     allowed = FORMATS_OF_IDS if config.level == "ids" else FORMATS_OF_TEXT
     if config.format is not None:
         choices = f"must be one of {', '.join(allowed)}"
-        require(config.format in allowed, "data.format", config.format, choices)
+        require(
+            config.format in allowed,
+            "data.format",
+            config.format,
+            choices,
+        )
         return config.format
     if path.suffix.lower() in UNPACK:
         path = path.with_suffix("")
@@ -79,7 +95,12 @@ def check_text(path: Path, config: FileData) -> None:
         reason = f"begins like JSON; {others}"
     require(not reason, "data.path", path, reason)
     allowed = f"must be null for {path}: it is text"
-    require(config.column is None, "data.column", config.column, allowed)
+    require(
+        config.column is None,
+        "data.column",
+        config.column,
+        allowed,
+    )
 
 
 def read_column(path: Path, name: str, config: FileData) -> Records:
@@ -176,8 +197,19 @@ def _csv(path: Path, config: FileData) -> Records:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         header = text.readline()
         delimiter = max(",;\t", key=header.count)
-        names = next(csv.reader([header], delimiter=delimiter, strict=True))
-        rows = csv.DictReader(text, names, delimiter=delimiter, strict=True)
+        names = next(
+            csv.reader(
+                [header],
+                delimiter=delimiter,
+                strict=True,
+            )
+        )
+        rows = csv.DictReader(
+            text,
+            names,
+            delimiter=delimiter,
+            strict=True,
+        )
         yield from _checked_rows(path, rows, config)
 
 
@@ -185,7 +217,11 @@ def _tsv(path: Path, config: FileData) -> Records:
     """Yield rows whose fields are divided by tabs; quotes are characters like others."""
     with unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        rows = csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows = csv.DictReader(
+            text,
+            delimiter="\t",
+            quoting=csv.QUOTE_NONE,
+        )
         yield from _checked_rows(path, rows, config)
 
 

@@ -22,7 +22,14 @@ from txl_lightning.files import expand, not_special
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 NUMPY = b"\x93NUMPY"
 INDEX = b"MMIDIDX\0\0"  # of Megatron and fairseq
-TYPES_OF_INDEX = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+TYPES_OF_INDEX = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    8: "uint16",
+}
 TYPES_OF_LLM_C = {20240520: "uint16", 20240801: "uint32"}
 LLM_C_HEADER = 256 * 4
 # First bytes of files that are no raw numbers: PackedDataset of lit-gpt, HDF5, archives; numbers in a text, and words.
@@ -62,28 +69,58 @@ def _numpy(path: Path) -> Part:
     try:
         ids = np.load(path, mmap_mode="r")
     except ValueError as error:
-        raise OptionError("data.path", path, f"cannot be read ({error})") from error
+        raise OptionError(
+            "data.path",
+            path,
+            f"cannot be read ({error})",
+        ) from error
     is_row = ids.ndim == 1 and ids.dtype.kind in "iu"
     allowed = f"must be integers in one dimension, not {ids.dtype} {ids.shape}: save ids.ravel()"
     require(is_row, "data.path", path, allowed)
     is_whole = ids.offset + ids.nbytes == path.stat().st_size
     require(is_whole, "data.path", path, "must have one array, and no more")
-    return Part(path, 0, len(ids), format=ids.dtype.str, offset=ids.offset)
+    return Part(
+        path,
+        0,
+        len(ids),
+        format=ids.dtype.str,
+        offset=ids.offset,
+    )
 
 
 def _llm_c(path: Path) -> Part:
-    magic, _, n_ids = np.fromfile(path, "<i4", 3).tolist()
+    magic, _, n_ids = np.fromfile(
+        path,
+        "<i4",
+        3,
+    ).tolist()
     dtype = np.dtype(TYPES_OF_LLM_C[magic])
     is_whole = path.stat().st_size == LLM_C_HEADER + n_ids * dtype.itemsize
-    require(is_whole, "data.path", path, f"must have the {n_ids:,} ids of its header, and no more")
-    return Part(path, 0, n_ids, format=dtype.name, offset=LLM_C_HEADER)
+    require(
+        is_whole,
+        "data.path",
+        path,
+        f"must have the {n_ids:,} ids of its header, and no more",
+    )
+    return Part(
+        path,
+        0,
+        n_ids,
+        format=dtype.name,
+        offset=LLM_C_HEADER,
+    )
 
 
 def _indexed(path: Path) -> Part:
     """Map the ids of Megatron or fairseq: `.bin` without a header, beside an index of type, sequences and documents."""
     index = path.with_suffix(".idx").read_bytes()
     allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap), and its ids alone"
-    require(index.startswith(INDEX) and len(index) >= 26, "data.path", path, allowed)
+    require(
+        index.startswith(INDEX) and len(index) >= 26,
+        "data.path",
+        path,
+        allowed,
+    )
     code, n_sequences = struct.unpack_from("<BQ", index, 17)
     dtype = np.dtype(TYPES_OF_INDEX.get(code, "float64"))
     is_fairseq = len(index) == 26 + 12 * n_sequences  # Megatron's has the number of documents
@@ -97,12 +134,23 @@ def _indexed(path: Path) -> Part:
     require(is_whole, "data.path", path, allowed)
     if not is_fairseq:
         starts = starts[np.frombuffer(index, "<i8", -1, at + 12 * n_sequences)]
-    return Part(path, 0, n_ids, format=dtype.name, starts=starts)
+    return Part(
+        path,
+        0,
+        n_ids,
+        format=dtype.name,
+        starts=starts,
+    )
 
 
 def _raw(path: Path, config: FileData, head: bytes) -> Part:
     types = f"must be {', '.join(RAW_DTYPES)} for {path.name}: a raw file does not state the type of its ids"
-    require(config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
+    require(
+        config.dtype in RAW_DTYPES,
+        "data.dtype",
+        config.dtype,
+        types,
+    )
     dtype = np.dtype(str(config.dtype))
     pattern = HEADERS if dtype.itemsize == 1 else LETTERS
     is_foreign = pattern.match(head) is not None
@@ -110,11 +158,26 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
         is_foreign = is_foreign or index.is_file()  # of chunks of another library
     sure = "save them with numpy.save, or data.format=raw if they are plain numbers"
     allowed = f"begins with {head[:16]!r} or has an index beside it, unlike plain ids: {sure}"
-    require(config.format == "raw" or not is_foreign, "data.path", path, allowed)
+    require(
+        config.format == "raw" or not is_foreign,
+        "data.path",
+        path,
+        allowed,
+    )
     size = path.stat().st_size
     whole = f"must have a whole number of {dtype.name}, not {size:,} bytes"
-    require(size % dtype.itemsize == 0, "data.path", path, whole)
-    return Part(path, 0, size // dtype.itemsize, format=dtype.name)
+    require(
+        size % dtype.itemsize == 0,
+        "data.path",
+        path,
+        whole,
+    )
+    return Part(
+        path,
+        0,
+        size // dtype.itemsize,
+        format=dtype.name,
+    )
 
 
 def encode_ids(value: Any) -> list[bytes]:
@@ -150,19 +213,34 @@ def vocabulary_of_ids(
             is not given and the ids are not plausible.
     """
     key = cache_key(checksum, "range of ids")
-    _, counts = cached(expand(config.cache_dir), key, lambda _: _count_ids(source))
+    _, counts = cached(
+        expand(config.cache_dir),
+        key,
+        lambda _: _count_ids(source),
+    )
     is_good = counts["number"] > 0 and counts["smallest"] >= 0
     require(is_good, "data.path", config.path, "must have ids, none of them negative")
     if given is None:
         given = _new_vocabulary(config, counts)
     largest = counts["largest"]
     allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}"
-    require(largest < len(given), "data.path", config.path, allowed)
+    require(
+        largest < len(given),
+        "data.path",
+        config.path,
+        allowed,
+    )
     return given
 
 
 def _count_ids(source: Source) -> dict[str, int]:
-    counts = {"number": 0, "smallest": 0, "largest": 0, "zeros": 0, "distinct": 0}
+    counts = {
+        "number": 0,
+        "smallest": 0,
+        "largest": 0,
+        "zeros": 0,
+        "distinct": 0,
+    }
     occurs = np.zeros(1 << 24, bool)
     for parts in source.parts.values():
         for part in parts:
@@ -186,7 +264,12 @@ def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
         _require_plausible(counts)
         size = least if names else counts["largest"] + 1
     allowed = f"must be an integer >= {least}, for all data.names, and below 2^31"
-    require(least <= size < 2**31, "data.vocab_size", size, allowed)
+    require(
+        least <= size < 2**31,
+        "data.vocab_size",
+        size,
+        allowed,
+    )
     require_memory(BYTES_OF_ID * size, "data.vocab_size", size)
     symbols = [names.get(number, str(number)) for number in range(size)]
     return Vocabulary("ids", tuple(symbols))
@@ -198,11 +281,13 @@ def _require_plausible(counts: dict[str, int]) -> None:
     largest = counts["largest"]
     is_far = largest >= max(number, FEW_IDS) or FEW_DISTINCT * counts["distinct"] < largest
     is_half_zero = number > counts["zeros"] >= number / 2
-    allowed = (
-        f"must be given: of {number:,} ids {counts['zeros']:,} are 0, {counts['distinct']:,} different ones "
-        f"occur, and the largest is {largest:,}; is the type of the ids right?"
+    allowed = f"must be given, or the type of the ids is wrong: {counts}"
+    require(
+        not is_far and not is_half_zero,
+        "data.vocab_size",
+        None,
+        allowed,
     )
-    require(not is_far and not is_half_zero, "data.vocab_size", None, allowed)
 
 
 def names_of_ids(file: str) -> dict[int, str]:

@@ -79,8 +79,17 @@ def enwik8(config: Enwik8Data) -> Source:
     """
     ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
     allowed = "must be dropped (as in the paper) or kept"
-    require(config.newlines in ways, "data.newlines", config.newlines, allowed)
-    return _source(config, ways[config.newlines], f", newlines {config.newlines}")
+    require(
+        config.newlines in ways,
+        "data.newlines",
+        config.newlines,
+        allowed,
+    )
+    return _source(
+        config,
+        ways[config.newlines],
+        f", newlines {config.newlines}",
+    )
 
 
 @register_corpus("text8", "char")
@@ -93,7 +102,11 @@ def text8(config: DataConfig) -> Source:
 @register_corpus("wikitext-2", "word")
 def wikitext(config: DataConfig) -> Source:
     """WikiText-103 and WikiText-2: words and `<eos>`, the vocabulary from the training split."""
-    return _source(config, vocabulary.words, cutoffs=(20_000, 40_000, 200_000))
+    return _source(
+        config,
+        vocabulary.words,
+        cutoffs=(20_000, 40_000, 200_000),
+    )
 
 
 @register_corpus("ptb", "word")
@@ -112,9 +125,19 @@ def lm1b(config: Lm1bData) -> Source:
     """
     marks = config.sentence_marks
     allowed = "must be start or both (as in the TensorFlow code)"
-    require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
+    require(
+        marks in ("start", "both"),
+        "data.sentence_marks",
+        marks,
+        allowed,
+    )
     way = ", <S> at both ends" if marks == "both" else ""
-    return _source(config, vocabulary.words_of_sentences, way, cutoffs=(60_000, 100_000, 640_000))
+    return _source(
+        config,
+        vocabulary.words_of_sentences,
+        way,
+        cutoffs=(60_000, 100_000, 640_000),
+    )
 
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
@@ -135,7 +158,12 @@ def _folder(config: DataConfig) -> Path:
     option = "data.root" if config.root else "TXL_DATA"
     root_of_user = config.root or os.environ.get("TXL_DATA")
     root = expand(root_of_user or f"{config.cache_dir}/downloads")
-    require(not root_of_user or root.is_dir(), option, root_of_user, "must be a folder")
+    require(
+        not root_of_user or root.is_dir(),
+        option,
+        root_of_user,
+        "must be a folder",
+    )
     folders = [root / name for name in FOLDERS.get(config.name, (config.name,))]
     return folders[0] if folders[0].is_dir() else folders[-1]
 
@@ -162,7 +190,13 @@ def _source(
     if not parts:
         raise UserError(f"data={config.name}: the download in {folder} is not complete")
     name = f"{config.name}{way}"
-    return Source(name, parts, make, published=PUBLISHED.get(name, {}), cutoffs=cutoffs)
+    return Source(
+        name,
+        parts,
+        make,
+        published=PUBLISHED.get(name, {}),
+        cutoffs=cutoffs,
+    )
 
 
 def _find_parts(config: DataConfig, folder: Path) -> Parts:
@@ -176,7 +210,11 @@ def _find_parts(config: DataConfig, folder: Path) -> Parts:
     shards = sorted(folder.glob("**/news.en-?????-of-00100"))
     held_out = [Part(path) for path in folder.glob("**/news.en.heldout-00000-of-00050")]
     if held_out and len(shards) == N_SHARDS_OF_LM1B:
-        return {"train": [Part(path) for path in shards], "valid": held_out, "test": held_out}
+        return {
+            "train": [Part(path) for path in shards],
+            "valid": held_out,
+            "test": held_out,
+        }
     for layout in LAYOUTS:
         paths = [folder / layout.format(split) for split in SPLITS]
         if all(path.is_file() for path in paths):
@@ -193,7 +231,13 @@ def _cut_published(path: Path) -> Parts:
     parts: Parts = {}
     start = 0
     for split, length in CHARACTERS.items():
-        parts[split] = [Part(path, start, start + length)]
+        parts[split] = [
+            Part(
+                path,
+                start,
+                start + length,
+            )
+        ]
         start += length
     return parts
 
@@ -261,8 +305,16 @@ def _from_hub(corpus: str, folder: Path) -> None:
     """Download WikiText through `datasets` into a folder; every row is a line."""
     import datasets  # takes a second, and few runs need it
 
-    splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1", revision=REVISION)
-    for split, split_of_hub in zip(SPLITS, ("train", "validation", "test"), strict=True):
+    splits = datasets.load_dataset(
+        WIKITEXT,
+        f"{corpus}-v1",
+        revision=REVISION,
+    )
+    for split, split_of_hub in zip(
+        SPLITS,
+        ("train", "validation", "test"),
+        strict=True,
+    ):
         path = folder / f"wiki.{split}.tokens"
         with path.open("w", encoding="utf-8", newline="\n") as file:
             for row in splits[split_of_hub]:

@@ -39,7 +39,12 @@ HEAD_BYTES = 1 << 16
 BOM = codecs.BOM_UTF8
 
 Alignment = Literal["byte", "char", "line"]
-ALIGNMENT: dict[str, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
+ALIGNMENT: dict[str, Alignment] = {
+    "byte": "byte",
+    "char": "char",
+    "word": "line",
+    "bpe": "char",
+}
 MakeVocabulary = Callable[..., Vocabulary]  # from chunks of bytes
 
 
@@ -65,8 +70,7 @@ class Part:
         path: path of the file; a compressed file is unpacked while it is read.
         start: first byte, or id; a float is a fraction of the file.
         stop: byte or id after the last; a float is a fraction of the file, None is the end of the text.
-        alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
-            line break at the end of the file gets one.
+        alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line.
         format: `plain` text, or the type of ids.
         offset: bytes before the first id.
         starts: positions in this file where documents begin, if it says so.
@@ -82,7 +86,12 @@ class Part:
 
     def ids(self) -> np.ndarray:
         """Return the ids of the part, memory-mapped."""
-        ids = np.memmap(self.path, self.format, mode="r", offset=self.offset)
+        ids = np.memmap(
+            self.path,
+            self.format,
+            mode="r",
+            offset=self.offset,
+        )
         return ids[self.start : self.stop]
 
     def bounds(self) -> tuple[int, int]:
@@ -91,7 +100,11 @@ class Part:
             first = int(self.start)
             return first, first + len(self.ids())
         with mapped(self.path) as text:
-            return _cut(text, self.start, self.alignment), _cut(text, self.stop, self.alignment)
+            return _cut(
+                text,
+                self.start,
+                self.alignment,
+            ), _cut(text, self.stop, self.alignment)
 
     def inner_starts(self) -> NDArray[np.int64]:
         """Return where its further documents begin, from its first byte or id on, ascending."""
@@ -150,7 +163,11 @@ def register_corpus(
     """
 
     def register(source: S) -> S:
-        CORPORA.add(name, source, {"defaults": [f"{name}_schema", "_self_"], "level": level})
+        CORPORA.add(
+            name,
+            source,
+            {"defaults": [f"{name}_schema", "_self_"], "level": level},
+        )
         LEVELS_OF[name] = (level, *others)
         OWN_OPTIONS[name] = options
         return source
@@ -198,7 +215,14 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
 
 def by_split(parts: Iterable[Part]) -> Parts:
     """Assign one part to each split, in the order train, valid, test."""
-    return {split: [part] for split, part in zip(SPLITS, parts, strict=True)}
+    return {
+        split: [part]
+        for split, part in zip(
+            SPLITS,
+            parts,
+            strict=True,
+        )
+    }
 
 
 def cut_file(
@@ -227,11 +251,19 @@ def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
         end = size if split == SPLITS[-1] else int(share * size)
         splits[split] = []
         at = 0  # where the part begins in the joined files
-        for part, (start, stop) in zip(parts, ranges, strict=True):
+        for part, (start, stop) in zip(
+            parts,
+            ranges,
+            strict=True,
+        ):
             first = max(begin, at)
             last = min(end, at + stop - start)
             if first < last:
-                cut = replace(part, start=start + first - at, stop=start + last - at)
+                cut = replace(
+                    part,
+                    start=start + first - at,
+                    stop=start + last - at,
+                )
                 splits[split].append(cut)
             at += stop - start
     return splits
@@ -263,7 +295,15 @@ def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
             scratch.flush()
             file = scratch
         size = file.seek(0, os.SEEK_END)
-        yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        yield (
+            mmap.mmap(
+                file.fileno(),
+                size,
+                access=mmap.ACCESS_READ,
+            )
+            if size
+            else b""
+        )
 
 
 def first_bytes(path: Path) -> bytes:
@@ -276,8 +316,8 @@ def first_bytes(path: Path) -> bytes:
         return bytes(file.read(HEAD_BYTES))
 
 
-def read(parts: Iterable[Part]) -> Iterator[bytes]:
-    """Yield the bytes of all parts in order, in chunks.
+def read(parts: Iterable[Part], unit: Alignment = "byte") -> Iterator[bytes]:
+    """Yield the bytes of all parts in order, in chunks that end with whole units.
 
     Raises:
         UserError: a file cannot be read.
@@ -286,10 +326,17 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
         with mapped(part.path) as text:
             start = _cut(text, part.start, part.alignment)
             stop = _cut(text, part.stop, part.alignment)
-            for at in range(start, stop, CHUNK_BYTES):
-                yield text[at : min(at + CHUNK_BYTES, stop)]
-            if part.alignment == "line" and start < stop and text[stop - 1] != ord("\n"):
-                yield b"\n"  # otherwise the next part would continue the line
+            while start < stop:
+                end = min(
+                    stop,
+                    _cut(
+                        text,
+                        start + CHUNK_BYTES,
+                        unit,
+                    ),
+                )
+                yield text[start:end]
+                start = end
 
 
 def place_of_bad_byte(parts: Iterable[Part]) -> str:

@@ -111,13 +111,29 @@ class Streams:
     text_len: int = field(init=False)
 
     def __post_init__(self) -> None:
-        require(self.segment_len >= 1, "segment_len", self.segment_len, "must be an integer >= 1")
+        require(
+            self.segment_len >= 1,
+            "segment_len",
+            self.segment_len,
+            "must be an integer >= 1",
+        )
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
-        require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
+        require(
+            self.batch_size >= self.world_size,
+            "batch_size",
+            self.batch_size,
+            allowed,
+        )
         self.position = 0
         self._start = 0
         self.targets_per_stream = self._measure()  # before an array of as many streams
-        self.own = np.arange(*part_of_streams(self.batch_size, self.rank, self.world_size))
+        self.own = np.arange(
+            *part_of_streams(
+                self.batch_size,
+                self.rank,
+                self.world_size,
+            )
+        )
 
     def _measure(self) -> int:
         """Set `stream_starts`, [B], and `text_len`, and return the number of targets of a stream.
@@ -179,7 +195,11 @@ class Streams:
         n_left = self.targets_per_stream - index * self.segment_len
         targets_BT = window_BT[:, -min(self.segment_len, n_left) :]
         targets_BT = torch.maximum(targets_BT, ~targets_BT)  # targets have no marks of documents
-        return Batch(window_BT[:, :-1], targets_BT, index)
+        return Batch(
+            window_BT[:, :-1],
+            targets_BT,
+            index,
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all segments of the epoch, or once those from a restored position on."""
@@ -279,7 +299,11 @@ class ShuffledStreams(Streams):
         before_end = self._ends[sentence] - places
         chosen = self._sentences[sentence]
         inside = self.starts[chosen] + self.lengths[chosen] - before_end
-        return np.where(before_end <= 0, len(self.tokens), inside).astype(np.int64)
+        return np.where(
+            before_end <= 0,
+            len(self.tokens),
+            inside,
+        ).astype(np.int64)
 
 
 def streams_of(
@@ -311,6 +335,10 @@ def streams_of(
             return ShuffledStreams(
                 corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed
             )
-        return Streams(corpus.splits[split], *lengths, seed=seed)
+        return Streams(
+            corpus.splits[split],
+            *lengths,
+            seed=seed,
+        )
     except OptionError as error:
         raise error.within("evaluation" if hasattr(sizes, "max_segments") else "data") from error

@@ -104,7 +104,15 @@ class Subwords:
         if len(text) < PART_CHARACTERS:
             return 0
         end = len(text) - CONTEXT_CHARACTERS
-        for match in reversed(list(CUT.finditer(text, end - PLACES_CHARACTERS, end))):
+        for match in reversed(
+            list(
+                CUT.finditer(
+                    text,
+                    end - PLACES_CHARACTERS,
+                    end,
+                )
+            )
+        ):
             place = match.start()
             before = text[place - CONTEXT_CHARACTERS : place]
             after = text[place : place + CONTEXT_CHARACTERS]
@@ -138,7 +146,13 @@ class Subwords:
         new = set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word)
         self._remember([word for word in new if not word[-1].isspace()])
         spaces = [word for word in new if word[-1].isspace()]
-        self._ids_of_word.update(zip(spaces, self._encode(spaces), strict=True))
+        self._ids_of_word.update(
+            zip(
+                spaces,
+                self._encode(spaces),
+                strict=True,
+            )
+        )
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
 
     def _remember(self, words: list[str]) -> None:
@@ -151,9 +165,18 @@ class Subwords:
         line_break, ids = self._encode(["\n", "".join(texts)])
         lengths = self._lengths[np.frombuffer(ids, np.int32)]
         ends = np.cumsum([len(text.encode()) for text in texts])
-        ends = 4 * np.searchsorted(np.cumsum(lengths), ends, side="right")
+        ends = 4 * np.searchsorted(
+            np.cumsum(lengths),
+            ends,
+            side="right",
+        )
         start = 0
-        for word, has_space, stop in zip(words, spaced, ends.tolist(), strict=True):
+        for word, has_space, stop in zip(
+            words,
+            spaced,
+            ends.tolist(),
+            strict=True,
+        ):
             if not has_space:
                 start += len(line_break)
             self._ids_of_word[word] = ids[start:stop]

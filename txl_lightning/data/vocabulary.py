@@ -160,7 +160,7 @@ class Vocabulary:
         return np.concatenate([np.empty(0, self.dtype), *self.encode_chunks([content])])
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the token numbers of text in chunks, which may end anywhere (see `encode`)."""
+        """Yield the token numbers of text in chunks of whole characters or, for words, lines (see `encode`)."""
         for tokens, _ in self.encode_documents([chunk] for chunk in chunks):
             yield tokens
 
@@ -168,20 +168,20 @@ class Vocabulary:
         """Yield the token numbers of documents in chunks, and the positions in them where documents begin.
 
         Args:
-            chunks: lists of text. The first of a list continues the document before it, or begins the first one; every
-                further one begins a document. The last may end anywhere.
+            chunks: lists of text in whole characters or, for words, lines. The first of a list continues the document
+                before it, or begins the first one; every further one begins a document.
 
         Raises:
             UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
         """
         if self.level == "byte":
             return self._encode_bytes(chunks)
-        texts = _decoded_documents(chunks)
+        texts = ([decoded(content) for content in contents] for contents in chunks)
         if self.level == "char":
             return self._encode_characters(texts)
         if self.level == "bpe":
             return self._encode_subwords(texts)
-        return self._encode_words(_whole_lines(texts))
+        return self._encode_words(texts)
 
     def _encode_bytes(self, chunks: Iterable[list[bytes]]) -> Iterator[Tokens]:
         for contents in chunks:
@@ -207,9 +207,21 @@ class Vocabulary:
             else:
                 documents = [words_of_lines(text, mark) for text in texts]
             symbols = list(chain.from_iterable(documents))
-            numbers = map(self.numbers.get, symbols, repeat(self.unknown))
-            tokens = np.fromiter(numbers, np.int32, len(symbols))
-            yield self._known(tokens, _begins(documents), symbols.__getitem__)
+            numbers = map(
+                self.numbers.get,
+                symbols,
+                repeat(self.unknown),
+            )
+            tokens = np.fromiter(
+                numbers,
+                np.int32,
+                len(symbols),
+            )
+            yield self._known(
+                tokens,
+                _begins(documents),
+                symbols.__getitem__,
+            )
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
@@ -254,7 +266,11 @@ class Vocabulary:
     def _table(self) -> np.ndarray:
         """Token number by code point; the last entry is for all larger code points."""
         largest = max((ord(symbol) for symbol in self.numbers if len(symbol) == 1), default=0)
-        table = np.full(largest + 2, self.unknown if self.lenient else -1, dtype=np.int32)
+        table = np.full(
+            largest + 2,
+            self.unknown if self.lenient else -1,
+            dtype=np.int32,
+        )
         for symbol, number in self.numbers.items():
             if len(symbol) == 1:
                 table[ord(symbol)] = number
@@ -263,7 +279,11 @@ class Vocabulary:
     def _look_up(self, values: np.ndarray, begins: NDArray[np.int64]) -> Tokens:
         # In int64, since the index of the last entry may not fit into a byte.
         tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
-        return self._known(tokens, begins, lambda place: chr(int(values[place])))
+        return self._known(
+            tokens,
+            begins,
+            lambda place: chr(int(values[place])),
+        )
 
     def _known(
         self, tokens: np.ndarray, begins: NDArray[np.int64], symbol_at: Callable[[int], str]
@@ -355,7 +375,11 @@ def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, NDAr
     """
     starts = np.flatnonzero(tokens == sentence)
     ends = [*starts[1:], len(tokens)][: len(starts)]
-    return np.insert(tokens, ends, sentence), starts + np.arange(len(starts))
+    return np.insert(
+        tokens,
+        ends,
+        sentence,
+    ), starts + np.arange(len(starts))
 
 
 def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:
@@ -376,12 +400,12 @@ def bytes_without_newlines(chunks: Iterable[bytes]) -> Vocabulary:
 
 def characters(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary of the characters that occur, most frequent first, without `<unk>`."""
-    return Vocabulary("char", tuple(_by_count(_counted(decoded(chunks)))))
+    return Vocabulary("char", tuple(_by_count(_counted(map(decoded, chunks)))))
 
 
 def characters_and_unknown(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
     """Return the vocabulary of `<unk>` and the characters that occur so often, by code point."""
-    counts = _counted(decoded(chunks))
+    counts = _counted(map(decoded, chunks))
     frequent = sorted(symbol for symbol, count in counts.items() if count >= min_count)
     return Vocabulary("char", (UNKNOWN, *frequent))
 
@@ -395,7 +419,7 @@ def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
     Raises:
         UserError: white space does not divide the text into words, as most are rare.
     """
-    counts = _counted(text.split() for text in _lines(chunks))
+    counts = _counted(decoded(chunk).split() for chunk in chunks)
     counts.pop(END_OF_LINE, None)
     n_words = counts.total()
     n_rare = 0
@@ -411,53 +435,21 @@ def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
 
 def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary of `<S>`, `<UNK>` and the words that occur at least three times (lm1b's rule)."""
-    counts = _counted(text.split() for text in _lines(chunks))
+    counts = _counted(decoded(chunk).split() for chunk in chunks)
     frequent = [word for word in _by_count(counts) if counts[word] >= LEAST_COUNT_OF_LM1B]
     return Vocabulary("word", tuple(dict.fromkeys((SENTENCE, UNKNOWN_OF_LM1B, *frequent))))
 
 
-def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Decode UTF-8 from chunks that may end inside a character.
+def decoded(content: bytes) -> str:
+    """Return UTF-8 text.
 
     Raises:
-        UserError: the bytes are not UTF-8.
+        UserError: it is not.
     """
-    for (text,) in _decoded_documents([chunk] for chunk in chunks):
-        yield text
-
-
-def _decoded_documents(chunks: Iterable[list[bytes]]) -> Iterator[list[str]]:
-    """Decode chunks of documents (see `Vocabulary.encode_documents`)."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        for contents in chunks:
-            texts = []
-            last = len(contents) - 1
-            for number, content in enumerate(contents):
-                texts.append(decoder.decode(content, number < last))
-            yield texts
-        decoder.decode(b"", final=True)
+        return content.decode()
     except UnicodeDecodeError as error:
-        reason = f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file"
-        raise UserError(reason) from error
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield the text in chunks of whole lines."""
-    for (lines,) in _whole_lines([text] for text in decoded(chunks)):
-        yield lines
-
-
-def _whole_lines(chunks: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Yield chunks of documents that end with whole lines; a document's last line may lack its line break."""
-    rest = ""
-    for texts in chunks:
-        texts[0] = rest + texts[0]
-        end = texts[-1].rfind("\n") + 1
-        rest = texts[-1][end:]
-        texts[-1] = texts[-1][:end]
-        yield texts
-    yield [rest]
+        raise UserError(f"not UTF-8 text ({error.reason}): use data.level=byte") from error
 
 
 def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:
