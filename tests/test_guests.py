@@ -114,9 +114,8 @@ def test_a_variant_of_a_variant_has_options_of_both(tmp_path: Path, monkeypatch:
         "variant=second", "variant.parity=even", "variant.rate=1", "variant.sizes=[3]", "variant.ends=[4,5]"
     )
     assert make_model(given, 20).config.rate == 1  # type: ignore[union-attr]
-    wrong = {"parity=no": r"Literal\['odd', 'even'\]", "rate=no": r"float \| None", "sizes=2": r"list\[int\]|list"}
-    for word, hint in wrong.items():
-        with pytest.raises(OptionError, match=rf"^variant\.{word}: must be of type ({hint})$"):
+    for word, kind in {"parity=3": "str", "power=no": "int", "ends=2": "tuple"}.items():
+        with pytest.raises(OptionError, match=rf"^variant\.{word}: must be of type {kind}$"):
             make_model(compose("variant=second", f"variant.{word}"), 20)
     require_room(architecture(compose("variant=fourth", "variant.width=3"), 20))
     without = refusal("train", "variant=fourth", directory=tmp_path)

@@ -27,7 +27,7 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
     job.begin(["seed=1"], OPTIONS)
     job.begin(["typed another way"], OPTIONS)
     assert job.record["overrides"] == ["seed=1"]
-    with pytest.raises(UserError, match=r"holds another job \(seed=1, not 2\): choose another hydra.sweep.dir"):
+    with pytest.raises(UserError, match="holds another job: "):
         job.begin(["seed=2"], {"seed": 2, "optimizer.lr": 0.001})
 
 

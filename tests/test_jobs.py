@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from txl_lightning import jobs as module
-from txl_lightning.errors import UserError
 from txl_lightning.jobs import Ended, Jobs, Process
 
 
@@ -34,13 +33,9 @@ class Record:
     log: Path | None = None
     ends: dict[str, Ended] = field(default_factory=dict)
     started: dict[str, float] = field(default_factory=dict)
-    slots: dict[str, int] = field(default_factory=dict)
 
-    def start(self, job: Call, slot: int) -> Process:
-        if job.name == "full":
-            raise UserError("no space left")
+    def start(self, job: Call) -> Process:
         self.started[job.name] = time.monotonic()
-        self.slots[job.name] = slot
         return Process(["sh", "-c", job.line], {"TXL_JOB": job.name}, self.log)
 
     def end(self, job: Call, ended: Ended) -> str | None:
@@ -48,8 +43,8 @@ class Record:
         return None if ended.status == 0 else ended.problem
 
 
-def run(*calls: Call, record: Record, n_slots: int = 1) -> Jobs:
-    engine = Jobs(list(calls), record.start, record.end, n_slots)
+def run(*calls: Call, record: Record, at_once: int = 1) -> Jobs:
+    engine = Jobs(list(calls), record.start, record.end, at_once)
     engine.run()
     return engine
 
@@ -64,11 +59,10 @@ def test_every_end_of_a_process_is_named_and_leaves_the_others() -> None:
     killed = Call("killed", "kill -KILL $$")
     interrupted = Call("interrupted", "kill -INT $$; sleep 9")
     failed = Call("failed", "exit 3")
-    engine = run(killed, interrupted, Call("full"), failed, Call("good"), record=Record(), n_slots=4)
+    engine = run(killed, interrupted, failed, Call("good"), record=Record(), at_once=4)
     assert engine.failed == {
         "killed": "was killed by SIGKILL",
         "interrupted": "was interrupted",
-        "full": "could not start: no space left",
         "failed": "ended with exit status 3",
     }
     assert engine.done == {"good"}
@@ -86,8 +80,7 @@ def test_jobs_run_side_by_side_and_alone_at_the_end() -> None:
     record = Record()
     calls = [Call("time", "sleep 0.2", alone=True)]
     calls.extend(Call(name, "sleep 0.4") for name in "abc")
-    run(*calls, record=record, n_slots=2)
-    assert {record.slots["a"], record.slots["b"]} == {0, 1}
+    run(*calls, record=record, at_once=2)
     ends = {name: record.started[name] + record.ends[name].seconds for name in "abc"}
     assert record.started["b"] < ends["a"]
     assert record.started["c"] >= min(ends["a"], ends["b"])
@@ -111,7 +104,7 @@ def test_a_signal_ends_a_job_with_its_children(line: str, status: int, monkeypat
     monkeypatch.setattr(module, "SECONDS_TO_KILL", 0.2)
     record = Record()
     waiting = [Call("late", line), Call("later")]
-    engine = Jobs(waiting, record.start, record.end, grace_seconds=0.2, first_signal=signal.SIGTERM)
+    engine = Jobs(waiting, record.start, record.end, grace_seconds=0.2)
     Timer(1.0, signal.raise_signal, (signal.SIGUSR1,)).start()
     with pytest.raises(KeyboardInterrupt) as stopped:
         engine.run()

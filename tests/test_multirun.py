@@ -52,7 +52,7 @@ def test_jobs_are_ordered_by_loss_and_have_the_overrides_that_differ(tmp_path: P
         "overrides": {"optimizer.lr": "0.2"},
         "state": "finished",
         "objective": 1.0,
-        "metrics": {"steps": 6, "val/nll": 1.0, "val/ppl": 1.0},
+        "metrics": {"val/nll": 1.0, "val/ppl": 1.0},
     }
 
 
@@ -99,7 +99,7 @@ def test_failed_and_stopped_jobs_are_in_the_table(tmp_path: Path) -> None:
     failed.add_error("seed=-1: must be an integer >= 0")
     JobFolder(tmp_path / "2").begin(["seed=2"], {"seed": 2})
     assert lines(tmp_path)[2:] == [
-        "| 0 | 1 | 1.0000 | finished at step 3 by Timer |",
+        "| 0 | 1 | 1.0000 | finished by Timer at step 3 |",
         "| 1 | -1 | – | failed |",
         "| 2 | 2 | – | stopped |",
     ]

@@ -163,6 +163,7 @@ def smaller(name: str) -> Iterator[str]:
     """Yield the options that let any experiment run two steps on a small text, with its kind of model and recipe."""
     yield from (word for word in TINY if not word.startswith(("profile", "trainer.max_steps")))
     yield from ("trainer=cpu", "trainer.precision=32-true", "trainer.max_steps=2", "optimizer.warmup_steps=0")
+    yield "context_curve.every_n_steps=null"
     if name.startswith(("paper/", "recall")):
         yield from ("model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_head=8", "model.d_inner=16")
         yield from ("model.cutoffs=[]", "model.d_embed=null", "model.div_val=1")

@@ -53,5 +53,7 @@ def __getattr__(name: str) -> Any:
     """Import what has a name, and with it torch or Lightning, at the first use: `txl --help` needs neither."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"txl_lightning.{OUTSIDE_THE_MODEL.get(name, 'model')}"), name)
+    value = globals()[name] = getattr(
+        import_module(f"txl_lightning.{OUTSIDE_THE_MODEL.get(name, 'model')}"), name
+    )
     return value

@@ -46,7 +46,13 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.files import locked, new_directory, write_text
-from txl_lightning.launcher import CALL, ERROR_VARIABLE, refuse_one_id_for_all, report_failures, run_in_process
+from txl_lightning.launcher import (
+    CALL,
+    ERROR_VARIABLE,
+    refuse_one_id_for_all,
+    report_failures,
+    run_in_process,
+)
 from txl_lightning.multirun import check_search, write_results
 from txl_lightning.registry import CHOICES, load_guests
 
@@ -178,7 +184,9 @@ def _refuse_hidden_files(config: DictConfig) -> None:
         for ours in sorted(CONF.rglob("*.yaml")):
             own = folder / ours.relative_to(CONF)
             if own.is_file():
-                raise UserError(f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it")
+                raise UserError(
+                    f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it"
+                )
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,9 @@ class Task:
         directory = Path(settings.runtime.output_dir)
         if settings.mode == RunMode.MULTIRUN:
             try:
-                return run_in_process(self.command, config, settings, lambda given: self._run(given, directory))
+                return run_in_process(
+                    self.command, config, settings, lambda given: self._run(given, directory)
+                )
             except (UserError, OmegaConfBaseException, OSError) as error:
                 raise CompactHydraException(one_line(error)) from None
         if settings.sweeper.get("params") and ERROR_VARIABLE not in os.environ:
@@ -221,17 +231,17 @@ def run_command(command: Command, words: list[str]) -> None:
     Raises:
         SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
     """
-    arguments = sys.argv
-    full_error = os.environ.get(FULL_ERROR)
-    os.environ[FULL_ERROR] = "1"  # Hydra raises its errors, in place of printing them on several lines
+    # A job of a multirun hands its line to the launcher, and no traceback.
+    wants_traceback = os.environ.get(FULL_ERROR) == "1" and ERROR_VARIABLE not in os.environ
+    os.environ[FULL_ERROR] = "1"  # Hydra then raises its errors, and does not print them
     CALL.sweep_dir = None
     CALL.failures.clear()
+    arguments = sys.argv
     try:
         try:
             start(command, words)
         finally:
             sys.argv = arguments
-            _restore(FULL_ERROR, full_error)
             CALL.locks.close()
             show_results()
     except BrokenPipeError:
@@ -244,7 +254,7 @@ def run_command(command: Command, words: list[str]) -> None:
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except (Refused, *EXPECTED) as error:
         cause = error.error if isinstance(error, Refused) else error
-        if full_error == "1" and ERROR_VARIABLE not in os.environ:
+        if wants_traceback:
             raise cause from None
         if not CALL.failures:  # else the sweeper repeats the error of a job
             fail(command, cause)
@@ -261,7 +271,9 @@ def start(command: Command, words: list[str]) -> None:
     if not is_first_rank():
         words = [*OF_FURTHER_RANKS, *words]
     sys.argv = [sys.argv[0], *words]
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(Task(command))()
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(
+        Task(command)
+    )()
 
 
 def hydra_output(command: Command, words: list[str]) -> str:
@@ -269,15 +281,10 @@ def hydra_output(command: Command, words: list[str]) -> str:
     output = io.StringIO()
     sys.argv = [sys.argv[0], *words]
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(print)()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(
+            print
+        )()
     return output.getvalue()
-
-
-def _restore(variable: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(variable, None)
-    else:
-        os.environ[variable] = value
 
 
 def show_results() -> None:
@@ -308,7 +315,9 @@ def refuse_unusable(words: Sequence[str]) -> None:
             raise UserError(f"{word}: takes one choice (--help lists them)")
         if value.startswith("[") and name not in LISTS:
             choices = value.strip("[]")
-            raise UserError(f"{word}: takes one choice; several need -m (a multirun): {name}={choices}")
+            raise UserError(
+                f"{word}: takes one choice; several need -m (a multirun): {name}={choices}"
+            )
 
 
 def completions(command: Command, words: list[str], line: str) -> str:
@@ -349,7 +358,11 @@ def nearest_names(option: str) -> str:
     command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
     if command is None:
         return ""
-    groups = [word for word in sys.argv[2:] if (CONF / word.partition("=")[0]).is_dir() and "," not in word]
+    groups = [
+        word
+        for word in sys.argv[2:]
+        if (CONF / word.partition("=")[0]).is_dir() and "," not in word
+    ]
     try:
         names = list(flat(OmegaConf.to_container(composition(command.config_name, groups))))  # type: ignore[arg-type]
     except (HydraException, OmegaConfBaseException):
@@ -366,6 +379,8 @@ def fail(command: Command, error: BaseException) -> NoReturn:
     if path is not None and not isinstance(error, Stopped):
         with contextlib.suppress(OSError):
             Path(path).write_text(line)
-    rank = "" if is_first_rank() else f", rank {os.environ.get('RANK') or os.environ.get('SLURM_PROCID')}"
-    print(f"txl {command.name}{rank}: {line}", file=sys.stderr)
+    name = command.name
+    if not is_first_rank():
+        name += f", rank {os.environ.get('RANK') or os.environ.get('SLURM_PROCID')}"
+    print(f"txl {name}: {line}", file=sys.stderr)
     sys.exit(128 + error.signum if isinstance(error, Stopped) else 2)

@@ -39,7 +39,9 @@ def usage() -> str:
         lines.append(f"{words:{INDENT}}  {row.summary}")
     lines.append(f"{'  txl env':{INDENT}}  versions and machine, for a report of a problem")
     lines.append("")
-    lines.append("txl COMMAND --help lists the options of a command, txl --version says the version.")
+    lines.append(
+        "txl COMMAND --help lists the options of a command, txl --version says the version."
+    )
     return "\n".join(lines)
 
 
@@ -53,7 +55,9 @@ def environment() -> str:
     lines.append(f"{processor()}, {cores()} cores")
     lines.extend(gpus())
     installed = [distribution(name) for name in LIBRARIES]
-    lines.append(", ".join(f"{library.metadata['Name']} {library.version}" for library in installed))
+    lines.append(
+        ", ".join(f"{library.metadata['Name']} {library.version}" for library in installed)
+    )
     for name in sorted(os.environ):
         if name.startswith(VARIABLES):
             lines.append(f"{name}={os.environ[name]}")

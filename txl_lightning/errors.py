@@ -21,7 +21,9 @@ class Stopped(UserError):  # noqa: N818 - not an error of the run
         signum: number of the signal.
     """
 
-    def __init__(self, text: str, signum: int = 0) -> None:  # without one when it is unpickled, which sets attributes
+    def __init__(
+        self, text: str, signum: int = 0
+    ) -> None:  # without one when it is unpickled, which sets attributes
         super().__init__(text)
         self.signum = signum
 
@@ -84,7 +86,9 @@ def require_memory(n_bytes: int, option: str, value: object) -> None:
     require(n_bytes <= has, option, value, allowed)
 
 
-Rule = tuple[Callable[[Any], bool], str]  # of the value of an option: whether it is allowed, and what is, in words
+Rule = tuple[
+    Callable[[Any], bool], str
+]  # of the value of an option: whether it is allowed, and what is, in words
 
 COUNT: Rule = (lambda x: isinstance(x, int) and x >= 1, "must be an integer >= 1")
 LENGTH: Rule = (lambda x: x >= 0, "must be an integer >= 0")

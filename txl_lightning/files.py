@@ -142,14 +142,18 @@ def refuse_links_out(folder: Path) -> None:
             target = path.resolve()
             if not target.is_relative_to(root):
                 advice = "a command writes into no folder that links lead out of"
-                raise UserError(f"{folder / path.relative_to(root)}: is a link to {target}: {advice}")
+                raise UserError(
+                    f"{folder / path.relative_to(root)}: is a link to {target}: {advice}"
+                )
 
 
 def sync_folder(path: Path) -> None:
     """Flush a folder's list of names to disk, so that a rename survives a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems cannot; the files themselves are on disk
+        with suppress(
+            OSError
+        ):  # some network file systems cannot; the files themselves are on disk
             os.fsync(folder)
     finally:
         os.close(folder)
@@ -180,7 +184,9 @@ def write_json(path: Path, value: Any, allow_nan: bool = True, ensure_ascii: boo
     Raises:
         ValueError: a number is not finite and `allow_nan` is false.
     """
-    write_text(path, json.dumps(value, indent=2, allow_nan=allow_nan, ensure_ascii=ensure_ascii) + "\n")
+    write_text(
+        path, json.dumps(value, indent=2, allow_nan=allow_nan, ensure_ascii=ensure_ascii) + "\n"
+    )
 
 
 def file_checksum(path: str | Path) -> str:
@@ -192,7 +198,9 @@ def file_checksum(path: str | Path) -> str:
 def checksum(file: BinaryIO, n_bytes: int | None = None) -> str:
     """Return the SHA-256, in hexadecimal, of the next `n_bytes` bytes of an open file; None means all that follow."""
     digest = hashlib.sha256()
-    while n_bytes != 0 and (block := file.read(BLOCK_BYTES if n_bytes is None else min(BLOCK_BYTES, n_bytes))):
+    while n_bytes != 0 and (
+        block := file.read(BLOCK_BYTES if n_bytes is None else min(BLOCK_BYTES, n_bytes))
+    ):
         digest.update(block)
         n_bytes = None if n_bytes is None else n_bytes - len(block)
     return digest.hexdigest()

@@ -102,7 +102,7 @@ class JobFolder:
         if not known and (self.path / STARTED).exists():
             problem = "a run that is no job of this multirun"
         elif known and self.options != options:
-            problem = f"another job ({difference(options, self.options)})"
+            problem = "another job"
         if problem is not None:
             raise UserError(f"{self.path} holds {problem}: choose another hydra.sweep.dir")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -155,14 +155,6 @@ def _is_in(name: str, groups: tuple[str, ...]) -> bool:
     return any(name == group or name.startswith(f"{group}.") for group in groups)
 
 
-def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """Return the outermost option that differs, such as `seed=1, not 2`; others may follow it, as `data.seed` does."""
-    for name in sorted({*now, *before}, key=lambda name: (name.count("."), name)):
-        if now.get(name) != before.get(name):
-            return f"{name}={before.get(name)}, not {now.get(name)}"
-    return "no option differs"
-
-
 def job_folders(root: Path) -> list[JobFolder]:
     """Return the folders of all jobs of a multirun, in the order of their numbers."""
     folders = [record.parent for record in root.rglob(RECORD)]
@@ -200,7 +192,9 @@ def refuse_another_text(root: Path, config: DictConfig) -> None:
         UserError: a table would have losses of two texts.
     """
     text = options_of_text(identity(config))
-    same_options = [job for job in job_folders(root) if job.result and options_of_text(job.options) == text]
+    same_options = [
+        job for job in job_folders(root) if job.result and options_of_text(job.options) == text
+    ]
     if not same_options:
         return
     from txl_lightning.data.corpus import corpus_source  # imports numpy

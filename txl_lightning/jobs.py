@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from txl_lightning.errors import UserError
-
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SLURM sends SIGUSR1
 POLL_SECONDS = 0.1
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
@@ -32,20 +30,16 @@ class Ended:
     """End of a process.
 
     Attributes:
-        status: exit status, negative for a signal; None for a process that could not start.
+        status: exit status, negative for a signal.
         seconds: wall-clock time.
-        error: why it could not start.
     """
 
-    status: int | None
+    status: int
     seconds: float = 0.0
-    error: Exception | None = None
 
     @property
     def problem(self) -> str:
         """How the process ended, such as `was killed by SIGKILL`."""
-        if self.status is None:
-            return f"could not start: {self.error}"
         if self.status in (-signal.SIGINT, 128 + signal.SIGINT):
             return "was interrupted"
         if self.status < 0:
@@ -55,7 +49,7 @@ class Ended:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal ended the process: with the signal itself, or with 128 + its number after saving."""
-        return self.status is not None and (self.status < 0 or self.status > 128)
+        return self.status < 0 or self.status > 128
 
 
 class Process:
@@ -129,7 +123,9 @@ class Process:
             os.killpg(self.pid, number)
 
 
-def start_job(words: Sequence[str], variables: Mapping[str, str], log: Path | None = None) -> Process:
+def start_job(
+    words: Sequence[str], variables: Mapping[str, str], log: Path | None = None
+) -> Process:
     """Start `txl WORDS` as a process of its own.
 
     Whoever runs jobs decides about their folders: `words` end with `hydra.run.dir=FOLDER`, and for a training that may
@@ -174,11 +170,10 @@ def _detach_from_closed_terminal() -> None:
 
 @dataclass
 class Running:
-    """A job that runs, in a slot."""
+    """A job that runs."""
 
     job: Any
     process: Process
-    slot: int
 
 
 @dataclass
@@ -190,11 +185,10 @@ class Jobs:
 
     Args:
         waiting: jobs to run; those that run alone come last.
-        start: starts a job in a slot, a number below `n_slots`; may raise OSError or UserError.
+        start: starts a job; an error of it ends all jobs.
         end: called with each job that ended; returns its error, or None for success.
-        n_slots: jobs that run at once.
+        at_once: number of jobs that run at once.
         grace_seconds: time for jobs to save after a signal.
-        first_signal: asks the first process of a job to save and end.
         show: called after every change and ten times a second.
 
     Attributes:
@@ -206,11 +200,10 @@ class Jobs:
     """
 
     waiting: list[Any]
-    start: Callable[[Any, int], Process]
+    start: Callable[[Any], Process]
     end: Callable[[Any, Ended], str | None]
-    n_slots: int = 1
+    at_once: int = 1
     grace_seconds: float = 60.0
-    first_signal: signal.Signals = signal.SIGINT
     show: Callable[[], object] = lambda: None
     running: list[Running] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
@@ -244,7 +237,7 @@ class Jobs:
     def _stop(self) -> None:
         """End the running jobs: a request, then SIGTERM, then SIGKILL."""
         for running in self.running:
-            running.process.interrupt(self.first_signal)
+            running.process.interrupt(signal.SIGTERM)
         deadline = time.monotonic() + self.grace_seconds
         while self.running and time.monotonic() < deadline and len(self.signals) < 2:
             self._collect()
@@ -266,38 +259,28 @@ class Jobs:
                 self.waiting.remove(job)
                 self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
                 continue
-            busy = {running.slot for running in self.running}
             is_alone = any(running.job.alone for running in self.running)
-            if is_alone or len(busy) == self.n_slots or (job.alone and busy):
+            n_running = len(self.running)
+            if is_alone or n_running == self.at_once or (job.alone and n_running):
                 return
             if all(need in self.done for need in job.needs):
                 self.waiting.remove(job)
-                slot = min(set(range(self.n_slots)) - busy)
-                self._start(job, slot)
-
-    def _start(self, job: Any, slot: int) -> None:
-        try:
-            process = self.start(job, slot)
-        except (OSError, UserError) as error:  # the other jobs can still run
-            self._ended(job, Ended(None, error=error))
-        else:
-            self.running.append(Running(job, process, slot))
+                self.running.append(Running(job, self.start(job)))
 
     def _collect(self) -> None:
         """Take the jobs that ended out of `running`; wait a moment if others still run."""
         for running in list(self.running):
             ended = running.process.poll()
-            if ended is not None:
-                self.running.remove(running)
-                self._ended(running.job, ended)
+            if ended is None:
+                continue
+            self.running.remove(running)
+            name = running.job.name
+            self.seconds[name] = ended.seconds
+            error = self.end(running.job, ended)
+            if error is None:
+                self.done.add(name)
+            elif not self.signals:
+                self.failed[name] = error
         self.show()
         if self.running:
             time.sleep(POLL_SECONDS)
-
-    def _ended(self, job: Any, ended: Ended) -> None:
-        self.seconds[job.name] = ended.seconds
-        error = self.end(job, ended)
-        if error is None:
-            self.done.add(job.name)
-        elif not self.signals:
-            self.failed[job.name] = error

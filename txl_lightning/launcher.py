@@ -107,7 +107,9 @@ class ProcessLauncher(Launcher):
         if self.objective is not None:
             self.objective = objective(config, self.objective)
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
         """Run one batch of the sweeper's jobs and wait for all of them.
 
         Raises:
@@ -124,7 +126,9 @@ class ProcessLauncher(Launcher):
         for job in finished:
             log.info(f"#{job.name} has finished before: {job.folder.path}")
         to_run = [job for job in jobs if job not in finished]
-        log.info(f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}, {self.max_parallel} at once")
+        log.info(
+            f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}, {self.max_parallel} at once"
+        )
         runner = Jobs(to_run, self._start, self._end, self.max_parallel)
         runner.run()
         return [self._return(job, runner.failed.get(job.name)) for job in jobs]
@@ -163,7 +167,7 @@ class ProcessLauncher(Launcher):
         words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
         return words
 
-    def _start(self, job: MultirunJob, slot: int) -> Process:
+    def _start(self, job: MultirunJob) -> Process:
         path = job.folder.path
         path.mkdir(parents=True, exist_ok=True)
         (path / ERROR_NAME).unlink(missing_ok=True)
@@ -216,8 +220,12 @@ class ProcessLauncher(Launcher):
     def _return(self, job: MultirunJob, error: str | None) -> JobReturn:
         """Return what a sweeper reads."""
         if error is not None:
-            return JobReturn(overrides=job.overrides, status=JobStatus.FAILED, _return_value=UserError(error))
-        return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=self._value(job))
+            return JobReturn(
+                overrides=job.overrides, status=JobStatus.FAILED, _return_value=UserError(error)
+            )
+        return JobReturn(
+            overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=self._value(job)
+        )
 
 
 def quoted(text: str) -> str:
@@ -237,7 +245,9 @@ def report_failures(command: str) -> None:
     sys.exit(f"txl {command}: failed jobs: {len(CALL.failures)}")
 
 
-def run_in_process(command: Command, config: DictConfig, settings: DictConfig, run: Any) -> float | None:
+def run_in_process(
+    command: Command, config: DictConfig, settings: DictConfig, run: Any
+) -> float | None:
     """Run a job of a launcher that calls the task itself (basic, joblib, submitit); skip or resume it as above.
 
     Args:
@@ -275,4 +285,6 @@ def refuse_one_id_for_all() -> None:
     """Drop WANDB_RUN_ID in a multirun, and say so."""
     given = os.environ.pop("WANDB_RUN_ID", None)
     if given is not None:
-        notice(f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own")
+        notice(
+            f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own"
+        )

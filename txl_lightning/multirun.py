@@ -17,14 +17,20 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from txl_lightning.config.schemas import typed
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json, write_text
-from txl_lightning.job_folder import NOT_OF_THE_TEXT, JobFolder, checksum, job_folders, options_of_text
+from txl_lightning.job_folder import (
+    NOT_OF_THE_TEXT,
+    JobFolder,
+    checksum,
+    job_folders,
+    options_of_text,
+)
 from txl_lightning.reporting import markdown_table
 
 JSON_FILE = "multirun.json"
 TABLE_FILE = "multirun.md"
 PRECISION_FILE = "precision.json"
 BITS_PER_BYTE = "val/bpb"
-LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb"))
+UNITS = ("nll", "bpc", "ppl", "bpt", "bpb")
 OF_THE_SEED = ("seed", "data.seed")
 MAX_NAME_LENGTH = 128  # of a W&B group
 WITH_SEVERAL_RANKS = (".ProcessLauncher", ".SlurmLauncher")
@@ -60,7 +66,9 @@ def check_search(config: DictConfig) -> None:
     devices = OmegaConf.select(config, "trainer.devices", default=1)
     launcher = str(config.hydra.launcher._target_)
     can_have_ranks = devices == 1 or launcher.endswith(WITH_SEVERAL_RANKS)
-    require(can_have_ranks, "trainer.devices", devices, f"must be 1 with {launcher.rpartition('.')[2]}")
+    require(
+        can_have_ranks, "trainer.devices", devices, f"must be 1 with {launcher.rpartition('.')[2]}"
+    )
 
 
 def objective(config: DictConfig, name: str) -> str:
@@ -93,7 +101,10 @@ def shared_precision(root: Path, config: DictConfig) -> str | None:
     known = folder.record.get("trainer.precision")
     if known is not None:
         return str(known)
-    from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision  # imports torch
+    from txl_lightning.evaluation.hardware import (  # imports torch
+        resolve_accelerator,
+        resolve_precision,
+    )
 
     own = config.copy()
     with open_dict(own):
@@ -118,7 +129,7 @@ class Row:
         overrides: by name; in the table those that differ between the jobs.
         options: identity of the job.
         state: finished, failed or stopped.
-        metrics: steps and losses by name.
+        metrics: losses by name.
         notes: error of a failed job, and what ended a training early.
     """
 
@@ -147,7 +158,14 @@ def write_results(root: Path) -> Path | None:
     entries = []
     for row in rows:
         entry = {"job": row.job, "overrides": row.overrides, "state": row.state}
-        entries.append({**entry, "objective": row.metrics.get(order or ""), "metrics": row.metrics, **row.notes})
+        entries.append(
+            {
+                **entry,
+                "objective": row.metrics.get(order or ""),
+                "metrics": row.metrics,
+                **row.notes,
+            }
+        )
     text = table(rows)
     if order is None:
         text += f"\n{NO_ORDER}\n"
@@ -178,11 +196,13 @@ def _row(job: JobFolder, root: Path) -> Row:
     result = job.result
     if result is not None:
         row.state = "finished"
-        for name in ("steps", *LOSSES):
-            if isinstance(result.get(name), (int, float)):
-                row.metrics[name] = result[name]
+        for split in ("val", "test"):
+            for unit in UNITS:
+                name = f"{split}/{unit}"
+                if name in result:
+                    row.metrics[name] = result[name]
         if "ended_by" in result:
-            row.notes["ended_by"] = str(result["ended_by"])
+            row.notes["ended_by"] = f"{result['ended_by']} at step {result['steps']}"
     elif "error" in job.record:
         row.state = "failed"
         row.notes["error"] = str(job.record["error"])
@@ -221,18 +241,21 @@ def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.state == "finished":
-            without_seed = {name: value for name, value in row.options.items() if name not in OF_THE_SEED}
+            without_seed = {
+                name: value for name, value in row.options.items() if name not in OF_THE_SEED
+            }
             groups.setdefault(checksum(without_seed), []).append(row)
     summaries = []
     for group in groups.values():
         if len(group) == 1:
             continue
-        overrides = {name: value for name, value in group[0].overrides.items() if name not in OF_THE_SEED}
+        overrides = {
+            name: value for name, value in group[0].overrides.items() if name not in OF_THE_SEED
+        }
         losses = {}
-        for name in LOSSES:
+        for name in group[0].metrics:
             values = [row.metrics[name] for row in group if name in row.metrics]
-            if len(values) == len(group):
-                losses[name] = {"mean": statistics.mean(values), "std": statistics.stdev(values)}
+            losses[name] = {"mean": statistics.mean(values), "std": statistics.stdev(values)}
         summaries.append({"overrides": overrides, "n": len(group), "metrics": losses})
     return summaries
 
@@ -243,7 +266,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         state = row.state
         if "ended_by" in row.notes:
-            state += f" at step {row.metrics.get('steps')} by {row.notes['ended_by']}"
+            state += f" by {row.notes['ended_by']}"
         losses = {name: f"{value:.4f}" for name, value in row.metrics.items()}
         lines.append(({"job": row.job}, row.overrides, losses, {"state": state}))
     return _markdown(lines)
@@ -264,7 +287,7 @@ def _markdown(lines: list[Any]) -> str:
     """Return a table of lines, each of several groups of cells by their column."""
     columns: list[str] = []
     for groups in zip(*lines, strict=True):
-        columns += [name for name in _names(groups) if name != "steps" and not name.endswith("/nll")]
+        columns += [name for name in _names(groups) if not name.endswith("/nll")]
     cells = []
     for line in lines:
         by_column: dict[str, str] = {}

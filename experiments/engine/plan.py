@@ -86,7 +86,7 @@ class Plan:
             unfinished,
             self._start,
             self._end,
-            n_slots=self.parallel,
+            at_once=self.parallel,
             done=finished,
         )
         profile = self.setup.profile
@@ -106,7 +106,7 @@ class Plan:
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
 
-    def _start(self, job: Job, slot: int) -> Process:
+    def _start(self, job: Job) -> Process:
         folder = self.folder(job)
         with locked(folder.path, wait=True):  # a job of a killed call ends in moments
             if not self._is_same(job) or folder.record.get("done"):

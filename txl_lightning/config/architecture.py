@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
-from types import UnionType
-from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal
 
 from txl_lightning.errors import COUNT, LENGTH, Rule, check, one_of, require, require_memory
 from txl_lightning.registry import Guests
@@ -23,6 +21,7 @@ CUTOFFS: Rule = (
     lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
     "must be ascending integers >= 1",
 )
+ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float), tuple: (list, tuple)}
 
 
 def option(default: Any, *rules: Rule, name: str = "") -> Any:
@@ -64,18 +63,14 @@ def kind_named(name: str) -> EncodingKind:
     return KINDS.named(name)
 
 
-_types = cache(get_type_hints)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a type; the elements of a list or tuple are not looked at."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in arguments)
-    if origin is Literal:
-        return value in arguments
-    kinds: dict[Any, Any] = {float: (int, float), tuple: (list, tuple), Any: object}
-    return isinstance(value, kinds.get(origin or hint, origin or hint))
+def check_type(name: str, value: Any, default: Any) -> None:
+    """Raise `OptionError` for a value of another type than its default, and for a number beyond those of torch."""
+    kind = type(default)
+    if default is not None and default is not MISSING:
+        is_right = isinstance(value, ACCEPTED.get(kind, kind))
+        require(is_right, name, value, f"must be of type {kind.__name__}")
+    is_large = isinstance(value, int) and abs(value) >= 2**60
+    require(not is_large, name, value, "must be below 2^60")
 
 
 def option_names(architecture: type) -> dict[str, str]:
@@ -88,7 +83,9 @@ def options_beside(architecture: type, core: type) -> dict[str, Any]:
     """Return the default of every field that a variant's config has beside those of the core's; ??? for none."""
     known = {f.name for f in fields(core)}
     own = [f for f in fields(architecture) if f.name not in known]
-    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in own}
+    defaults = {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in own
+    }
     return {name: "???" if value is MISSING else value for name, value in defaults.items()}
 
 
@@ -131,19 +128,27 @@ class Architecture(ModelOptions):
     initial_only: ClassVar[frozenset[str]] = frozenset()  # fields that only initialize weights
 
     def __post_init__(self) -> None:
-        kinds, line = _types(cast("Any", type(self))), type(self).__mro__
-        described = [f for kind in line if is_dataclass(kind) for f in fields(kind)]  # a new default has no rules
-        rules = {f.name: f.metadata["rules"] for f in described[::-1] if f.metadata.get("rules")}
-        for f in fields(self):
-            name, value = f.name, getattr(self, f.name)
-            hint = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
-            require(_fits(value, kinds[name]), name, value, f"must be of type {hint}".replace("typing.", ""))
-            require(not isinstance(value, int) or abs(value) < 2**60, name, value, "must be below 2^60")
-            check(name, value, *rules.get(name, ()))
+        for kind in type(
+            self
+        ).__mro__:  # a class may give an option another default, without its rules
+            for described in fields(kind) if is_dataclass(kind) else ():
+                value = getattr(self, described.name)
+                check_type(described.name, value, described.default)
+                check(described.name, value, *described.metadata.get("rules", ()))
         below = f"must be below the {self.vocab_size} tokens of the vocabulary"
-        require(max(self.cutoffs, default=-1) < (self.vocab_size or 0), "cutoffs", list(self.cutoffs), below)
+        require(
+            max(self.cutoffs, default=-1) < (self.vocab_size or 0),
+            "cutoffs",
+            list(self.cutoffs),
+            below,
+        )
         narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
-        require(narrowest >= 1, "div_val", self.div_val, "must leave the last cluster an embedding of width >= 1")
+        require(
+            narrowest >= 1,
+            "div_val",
+            self.div_val,
+            "must leave the last cluster an embedding of width >= 1",
+        )
 
 
 @dataclass(kw_only=True)
@@ -215,16 +220,41 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rotates, resets, by = self.kind.rotates, self.memory_reset == "document", f"encoding={self.encoding}"
+        rotates, resets, by = (
+            self.kind.rotates,
+            self.memory_reset == "document",
+            f"encoding={self.encoding}",
+        )
         even, given, start = self.d_model % 2 == 0, self.table_len is not None, self.memory_start
-        require(even, "d_model", self.d_model, "must be an even integer (half of a position is sine, half cosine)")
-        require(given or self.kind.table is None, "table_len", self.table_len, f"must be given for {by}")
-        require(not resets or start == "empty", "memory_start", start, "must be empty with memory_reset=document")
+        require(
+            even,
+            "d_model",
+            self.d_model,
+            "must be an even integer (half of a position is sine, half cosine)",
+        )
+        require(
+            given or self.kind.table is None, "table_len", self.table_len, f"must be given for {by}"
+        )
+        require(
+            not resets or start == "empty",
+            "memory_start",
+            start,
+            "must be empty with memory_reset=document",
+        )
         if rotates:
-            require(self.d_head % 2 == 0, "d_head", self.d_head, f"must be even: {by} rotates pairs of components")
+            require(
+                self.d_head % 2 == 0,
+                "d_head",
+                self.d_head,
+                f"must be even: {by} rotates pairs of components",
+            )
             require(self.clamp_len <= 0, "clamp_len", self.clamp_len, f"must be -1: {by} rotates")
-        if self.memory_start == "zeros":  # allocated from the first token on, for one stream at least
-            require_memory(4 * self.n_layer * self.memory_slots * self.d_model, "mem_len", self.mem_len)
+        if (
+            self.memory_start == "zeros"
+        ):  # allocated from the first token on, for one stream at least
+            require_memory(
+                4 * self.n_layer * self.memory_slots * self.d_model, "mem_len", self.mem_len
+            )
 
     @property
     def is_recurrent(self) -> bool:

@@ -9,7 +9,12 @@ from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.errors import OptionError, require
 
-OPTIONS = {"memory": "mem_len", "extended": "ext_len", "same_length": "same_length", "clamp": "clamp_len"}  # of Lengths
+OPTIONS = {
+    "memory": "mem_len",
+    "extended": "ext_len",
+    "same_length": "same_length",
+    "clamp": "clamp_len",
+}  # of Lengths
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,11 @@ class Lengths:
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments of `with_lengths`, also the names in results; none for a recurrent model."""
-        return {} if self.memory is None else {option: getattr(self, name) for name, option in OPTIONS.items()}
+        return (
+            {}
+            if self.memory is None
+            else {option: getattr(self, name) for name, option in OPTIONS.items()}
+        )
 
     def protocol_word(self, always_carries: bool) -> str:
         """Name the protocol: where a token's context comes from.
@@ -75,7 +84,10 @@ class Lengths:
 
 def table_len(config: Config) -> int | None:
     """Return the number of rows of a trained position table: as given, or as training needs; None without a table."""
-    table, given = kind_named(config.encoding.name).table, getattr(config.encoding, "table_len", None)
+    table, given = (
+        kind_named(config.encoding.name).table,
+        getattr(config.encoding, "table_len", None),
+    )
     if given is not None or table is None:
         return given
     trained = training_lengths(config)
@@ -93,7 +105,12 @@ def training_lengths(config: Config) -> Lengths:
     if not isinstance(model, TransformerXLModelConfig):
         return Lengths(segment, memory=None, clamp=None)
     return Lengths(
-        segment, config.memory.mem_len, model.ext_len, model.same_length, model.clamp_len, extra_key=model.extra_key
+        segment,
+        config.memory.mem_len,
+        model.ext_len,
+        model.same_length,
+        model.clamp_len,
+        extra_key=model.extra_key,
     )
 
 
@@ -102,7 +119,10 @@ def position_limit(config: Config) -> int | None:
 
     For a converted `al_rfou` checkpoint this is the length of its table.
     """
-    if not isinstance(config.model, TransformerXLModelConfig) or not kind_named(config.encoding.name).absolute:
+    if (
+        not isinstance(config.model, TransformerXLModelConfig)
+        or not kind_named(config.encoding.name).absolute
+    ):
         return None
     return max(table_len(config) or 0, training_lengths(config).window)
 
@@ -114,12 +134,18 @@ def evaluation_lengths(config: Config) -> Lengths:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
     trained, evaluation, limit = training_lengths(config), config.evaluation, position_limit(config)
-    given = {name: value for name, option in OPTIONS.items() if (value := getattr(evaluation, option)) is not None}
+    given = {
+        name: value
+        for name, option in OPTIONS.items()
+        if (value := getattr(evaluation, option)) is not None
+    }
     for name, value in given.items():
         allowed = f"must be null: {config.model.name} has no such length"
         require(trained.memory is not None, f"evaluation.{OPTIONS[name]}", value, allowed)
     lengths = replace(trained, segment=evaluation.segment_len, **given)
-    require((lengths.memory or 0) >= 0, "evaluation.mem_len", lengths.memory, "must be an integer >= 0")
+    require(
+        (lengths.memory or 0) >= 0, "evaluation.mem_len", lengths.memory, "must be an integer >= 0"
+    )
     if limit is not None and lengths.window > limit:
         name = "ext_len" if evaluation.ext_len else "segment_len"
         allowed = f"segment_len + ext_len = {lengths.window} must be at most {limit}, "
@@ -143,7 +169,11 @@ def in_windows(config: Config) -> Config:
     W. `max_segments` and `trainer.val_max_segments` still cover the same tokens. A config with a memory, with an
     extended context of its own (also 0, for bare segments) or a recurrent model stays as it is.
     """
-    trained, evaluation, W = training_lengths(config), config.evaluation, config.evaluation.segment_len
+    trained, evaluation, W = (
+        training_lengths(config),
+        config.evaluation,
+        config.evaluation.segment_len,
+    )
     memory = trained.memory if evaluation.mem_len is None else evaluation.mem_len
     if memory != 0 or evaluation.ext_len is not None or trained.extended or W < 2:
         return config

@@ -13,16 +13,38 @@ from typing import Any
 
 from omegaconf import MISSING, OmegaConf, open_dict
 
-from txl_lightning.config.architecture import POSITIVE, ModelOptions, RecurrentOptions, TransformerXLOptions, option
+from txl_lightning.config.architecture import (
+    POSITIVE,
+    ModelOptions,
+    RecurrentOptions,
+    TransformerXLOptions,
+    option,
+)
 from txl_lightning.config.renamed import with_new_names
-from txl_lightning.errors import COUNT, LENGTH, OptionError, Rule, UserError, at_most, check, one_of, require
+from txl_lightning.errors import (
+    COUNT,
+    LENGTH,
+    OptionError,
+    Rule,
+    UserError,
+    at_most,
+    check,
+    one_of,
+    require,
+)
 from txl_lightning.registry import load_guests, of_a_file
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
-BETAS: Rule = (lambda x: [0 <= beta < 1 for beta in x] == [True, True], "must be two numbers in [0, 1)")
-SEED: Rule = (lambda x: 0 <= x < 2**32, "must be an integer >= 0 and below 2^32")  # of NumPy's generators too
+BETAS: Rule = (
+    lambda x: [0 <= beta < 1 for beta in x] == [True, True],
+    "must be two numbers in [0, 1)",
+)
+SEED: Rule = (
+    lambda x: 0 <= x < 2**32,
+    "must be an integer >= 0 and below 2^32",
+)  # of NumPy's generators too
 AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
 WITHOUT_PATH = (None, "auto", "replace")  # values of `resume` that name no checkpoint
@@ -269,7 +291,9 @@ class TrainerConfig:
     devices: int = option(1, COUNT)
     num_nodes: int = option(1, COUNT)
     stream_groups: int = option(1, COUNT)
-    precision: str = option("32-true", one_of("auto", "32-true", "64-true", "bf16-mixed", "16-mixed"))
+    precision: str = option(
+        "32-true", one_of("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
+    )
     num_threads: int | None = option(None, COUNT, at_most("threads"))
     compile: bool = False
     log_every_n_steps: int = option(50, COUNT)
@@ -332,7 +356,9 @@ class LoggerConfig:
     project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
     mode: str = field(default_factory=_mode_of_wandb)
     group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
-    tags: list[str] = field(default_factory=lambda: list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))))
+    tags: list[str] = field(
+        default_factory=lambda: list(filter(None, os.environ.get("WANDB_TAGS", "").split(",")))
+    )
     _target_: str | None = None
     arguments: Any = None
     each: dict[str, Any] = field(default_factory=dict)
@@ -433,7 +459,9 @@ def typed(config: Any) -> Any:
     options: Any = OmegaConf.to_object(config)
     if options.optimizer._target_ is None:
         for argument, value in options.optimizer.arguments.items():
-            raise OptionError(f"optimizer.{argument}", value, "no such option without optimizer._target_=CLASS")
+            raise OptionError(
+                f"optimizer.{argument}", value, "no such option without optimizer._target_=CLASS"
+            )
     return options
 
 
@@ -449,7 +477,9 @@ def open_schema(kind: type) -> Any:
 
 def plain(config: Any) -> dict[str, Any]:
     """Return a config as plain dicts, lists, numbers and strings, for checkpoints and loggers."""
-    return asdict(config)  # not through OmegaConf, for which a literal `${…}` would be an interpolation
+    return asdict(
+        config
+    )  # not through OmegaConf, for which a literal `${…}` would be an interpolation
 
 
 def stored(config: Config) -> dict[str, Any]:
@@ -473,7 +503,11 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested config to dotted names."""
     items: dict[str, Any] = {}
     for name, value in values.items():
-        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        items |= (
+            flat(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
     return items
 
 
@@ -488,7 +522,10 @@ def from_plain(values: dict[str, Any]) -> Config:
     schema.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
     schema.data = data_class(values["data"]["name"])
     known = (path.stem for path in (CONF / "data").glob("*.yaml"))
-    if not set(values["data"]) <= set(schema.data) and (name := values["data"]["name"]) not in known:
+    if (
+        not set(values["data"]) <= set(schema.data)
+        and (name := values["data"]["name"]) not in known
+    ):
         raise OptionError("data", name, f"must be a corpus of this version, or {of_a_file()}")
     if "table_len" in values["encoding"]:
         schema.encoding = TableEncodingConfig

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MEETING = "TXL_MEETING"  # variable with the folder in which ranks of one machine meet
-PREPARATION_LIMIT = timedelta(days=1)  # half an hour, the limit of other collectives, is short for a large corpus
+PREPARATION_LIMIT = timedelta(
+    days=1
+)  # half an hour, the limit of other collectives, is short for a large corpus
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,18 @@ def n_processes(options: TrainerConfig) -> int:
 
 def environment() -> ClusterEnvironment | None:
     """Return the launcher that started this run's processes (torchrun or SLURM); None without one."""
-    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment  # for training alone
+    from lightning.fabric.plugins.environments import (  # for training alone
+        SLURMEnvironment,
+        TorchElasticEnvironment,
+    )
 
     if TorchElasticEnvironment.detect():
         return TorchElasticEnvironment()
     # SLURM_STEP_NUM_TASKS is set by srun only; a batch script that runs txl directly is one process.
     if SLURMEnvironment.detect() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return SLURMEnvironment(auto_requeue=False)  # Lightning's requeue saves from inside a signal handler
+        return SLURMEnvironment(
+            auto_requeue=False
+        )  # Lightning's requeue saves from inside a signal handler
     return None
 
 
@@ -127,7 +134,9 @@ def connect(options: TrainerConfig) -> Ranks:
         return Ranks()
     if not dist.is_initialized():
         _join(started, world_size, on_gpu=options.accelerator == "gpu")
-    return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank())
+    return Ranks(
+        started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank()
+    )
 
 
 def _join(started: ClusterEnvironment, world_size: int, on_gpu: bool) -> None:

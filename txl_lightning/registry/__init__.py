@@ -22,7 +22,9 @@ from txl_lightning.errors import OptionError, require
 
 OWN = "txl_lightning.registry.own."  # before the names of modules that are files
 VARIABLE = "TXL_GUESTS"
-CHOICES: dict[tuple[str, str], dict[str, Any]] = {}  # by group and name: what Hydra composes for GROUP=NAME
+CHOICES: dict[
+    tuple[str, str], dict[str, Any]
+] = {}  # by group and name: what Hydra composes for GROUP=NAME
 
 T = TypeVar("T")
 

@@ -90,14 +90,7 @@ def test_a_line_for_each_start_and_end_has_the_time_left_at_the_pace_so_far(
         slots=2,
     )
     jobs.waiting = [c]
-    jobs.running = [
-        Running(
-            job,
-            Mock(started=time.monotonic()),
-            0,
-        )
-        for job in (a, b)
-    ]
+    jobs.running = [Running(job, Mock(started=time.monotonic())) for job in (a, b)]
     progress.show()
     progress.show()
     jobs.running.pop(0)
