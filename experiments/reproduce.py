@@ -130,7 +130,7 @@ def reproduce(setup: Setup, started: float) -> None:
     with locked(setup.directory):
         setup = in_one_precision(setup)
         plan = prepare(setup)
-        print(plan.summary(), file=sys.stderr, flush=True)
+        print(plan.summary(), file=sys.stderr)
         run(plan, started)
     print(f"report: {setup.directory / 'report.html'}", flush=True)
 
