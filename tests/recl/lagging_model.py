@@ -13,7 +13,10 @@ class Lagging:
     """Nine tenths of the probability for the byte LAG before; as much for each other one, or all without it."""
 
     def score(
-        self, tokens_BT: Tensor, targets_BT: Tensor, state: object = None
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        state: object = None,
     ) -> tuple[Tensor, None]:
         p_BT = torch.full(tokens_BT.shape, 1 / SYMBOLS, dtype=torch.float64)
         last = tokens_BT.shape[1] - LAG + 1

@@ -82,7 +82,9 @@ FAULTS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("model", "words"), FAULTS)
 def test_a_fault_of_a_model_is_named(
-    model: Any, words: str, monkeypatch: pytest.MonkeyPatch
+    model: Any,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(OptionError, match=rf"models=py:{__name__}\.make: {words}"):
         load(model, monkeypatch)

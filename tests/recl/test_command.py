@@ -147,7 +147,8 @@ def test_groups_have_lengths_of_their_own(runs: SmallRuns, tmp_path: Path) -> No
 
 
 def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(
-    runs: SmallRuns, tmp_path: Path
+    runs: SmallRuns,
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
@@ -186,7 +187,10 @@ for row in Path(__file__).with_name("refusals.txt").read_text("utf-8").splitline
 
 @pytest.mark.parametrize(("words", "said"), REFUSALS)
 def test_what_cannot_be_done_is_refused(
-    runs: SmallRuns, tmp_path: Path, words: str, said: str
+    runs: SmallRuns,
+    tmp_path: Path,
+    words: str,
+    said: str,
 ) -> None:
     (text,) = files(runs.folder, {"cats.txt": "a cat and a bat " * 40})
     words = words.replace("TEXT", text).replace("PAIRS", LAGGING_PAIRS).replace("BYTES", LAGGING)

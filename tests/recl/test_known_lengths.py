@@ -18,7 +18,9 @@ from txl_lightning.recl.positions import position_blocks
 from txl_lightning.recl.windows import WindowReader, window_losses
 
 GRID = range(
-    8, 144, 15
+    8,
+    144,
+    15,
 )  # a step of 15: the positions of a block are 15 apart, so they are of all eight chains
 
 

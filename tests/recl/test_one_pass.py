@@ -79,7 +79,10 @@ def fresh_loss(model: Any, context: int, place: int) -> float:
 
 @pytest.mark.parametrize(("kind", "options", "one_pass"), KINDS)
 def test_losses_are_those_of_fresh_windows(
-    kind: str, options: Any, one_pass: bool, tmp_path: Path
+    kind: str,
+    options: Any,
+    one_pass: bool,
+    tmp_path: Path,
 ) -> None:
     """Dynamic NTK rotates otherwise beyond the positions of its config, 100, which are no limit."""
     member = checked_member(tmp_path, kind, options, CONTEXTS)
@@ -95,7 +98,9 @@ def test_losses_are_those_of_fresh_windows(
 
 @pytest.mark.parametrize(("length", "one_pass"), [(39, True), (100, False), (240, True)])
 def test_a_change_at_a_length_is_seen_between_the_contexts(
-    length: int, one_pass: bool, tmp_path: Path
+    length: int,
+    one_pass: bool,
+    tmp_path: Path,
 ) -> None:
     """Beyond the grid or below it, all windows are rotated alike."""
     original = {"original_max_position_embeddings": length}
@@ -119,6 +124,8 @@ def test_a_checked_model_stays_as_it_was_loaded(tmp_path: Path) -> None:
     """The verdict does not depend on windows that were read before."""
     member = checked_member(tmp_path, *KINDS[0][:2], CONTEXTS)
     again = checked(
-        replace(member, reader=replace(member.reader, one_pass=True)), STREAM, [40, 60, 80]
+        replace(member, reader=replace(member.reader, one_pass=True)),
+        STREAM,
+        [40, 60, 80],
     )
     assert again.reader.one_pass

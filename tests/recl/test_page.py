@@ -35,7 +35,9 @@ CONTEXTS = [4, 8, 12]
 
 def data_of(html_page: str) -> dict[str, Any]:
     (text,) = re.findall(
-        r'<script type="application/json" id="data">(.*?)</script>', html_page, re.DOTALL
+        r'<script type="application/json" id="data">(.*?)</script>',
+        html_page,
+        re.DOTALL,
     )
     data: dict[str, Any] = json.loads(text)
     return data
@@ -139,7 +141,11 @@ def shown_in_chromium(tmp_path: Path) -> Shown:
             f"{path.as_uri()}{fragment}",
         ]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=True
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
         ).stdout
 
     return dumped

@@ -23,7 +23,9 @@ SIZES = [
 
 @pytest.mark.parametrize(("n_positions", "n_blocks", "block_sizes"), SIZES)
 def test_blocks_are_four_grids_wide_or_thirty(
-    n_positions: int, n_blocks: int, block_sizes: set[int]
+    n_positions: int,
+    n_blocks: int,
+    block_sizes: set[int],
 ) -> None:
     contexts = list(range(16, 257, 16))
     positions, blocks = position_blocks(1_000_000, n_positions, contexts)
@@ -52,7 +54,11 @@ SEEDS = st.none() | st.integers(0, 99)
 
 @given(N_TOKENS, STEPS, N_CONTEXTS, SHARES, SEEDS)
 def test_positions_are_in_order(
-    n_tokens: int, step: int, n_contexts: int, share: float, seed: int | None
+    n_tokens: int,
+    step: int,
+    n_contexts: int,
+    share: float,
+    seed: int | None,
 ) -> None:
     contexts = [2 + step * i for i in range(n_contexts)]
     available = n_tokens - contexts[-1]

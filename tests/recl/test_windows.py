@@ -68,7 +68,9 @@ def alone(kind: str, model: Any, window: torch.Tensor) -> float:
     if kind in IN_SEGMENTS:
         model = model.with_lengths(memory_start="empty")
         return in_segments(
-            model, window, [0, *range((n_tokens - 1) % TRAINED + 1, n_tokens + 1, TRAINED)]
+            model,
+            window,
+            [0, *range((n_tokens - 1) % TRAINED + 1, n_tokens + 1, TRAINED)],
         )
     model = model.with_lengths(mem_len=1000, same_length=False, memory_start="empty")
     return in_segments(model, window, range(n_tokens + 1))

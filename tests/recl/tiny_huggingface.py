@@ -82,7 +82,10 @@ def randomize(make: Callable[[], Any]) -> Any:
 
 
 def save_tokenizer(
-    transformers: Any, folder: Path, text: str = TEXT, vocabulary: int = VOCABULARY
+    transformers: Any,
+    folder: Path,
+    text: str = TEXT,
+    vocabulary: int = VOCABULARY,
 ) -> None:
     """Save a byte-level BPE tokenizer of at most `vocabulary` tokens."""
     import tokenizers

@@ -59,11 +59,6 @@ class Group:
     positions: Integers
     blocks: Integers
 
-    @property
-    def first_text(self) -> TokenizedText:
-        """The text as the first model reads it."""
-        return self.texts[self.members[0].name]
-
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
     """Score the models; write `recl.json`, the table, the figures and the page.
@@ -95,12 +90,13 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     lines = report_lines(results)
     write_text(directory / "recl.md", "\n".join(lines) + "\n")
     draw_figures(results, directory)
+    first = group.members[0]
     html = page(
         results,
         losses,
         group.positions,
         group.blocks,
-        group.first_text.spell,
+        group.texts[first.name].spell,
     )
     write_text(directory / "recl.html", html)
     log_results("recl", results, options, directory)
@@ -149,7 +145,10 @@ def load(options: ReclOptions, contexts: list[int]) -> Group:
     corpus, texts = group_text(members, options, split)
     n_tokens = len(texts[members[0].name].tokens)
     positions, blocks = position_blocks(
-        n_tokens, options.n_positions, contexts, options.position_seed
+        n_tokens,
+        options.n_positions,
+        contexts,
+        options.position_seed,
     )
     members = [checked(member, texts[member.name], contexts) for member in members]
     options = replace(options, split=split, precision=precision)
@@ -166,7 +165,12 @@ def model_losses(member: Member, group: Group) -> Array:
     begins = text.document_begins(group.positions)
     with autocast(group.options.precision, device_of(member.reader.model)):
         losses_CP = window_losses(
-            member.reader, text.tokens, group.positions, group.contexts, begins, progress=True
+            member.reader,
+            text.tokens,
+            group.positions,
+            group.contexts,
+            begins,
+            progress=True,
         )
     is_loss = (losses_CP > -ROUNDING) & (losses_CP < LARGEST)
     member.require(bool(is_loss.all()), f"has losses that are not -log P in 0 … {LARGEST:g} nats")

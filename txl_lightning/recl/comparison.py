@@ -29,7 +29,10 @@ class LossFunction:
         self.function = function
 
     def score(
-        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        state: None = None,
     ) -> tuple[Tensor, None]:
         """Return the losses of the targets; the first tokens are context if targets are fewer."""
         last_BT = targets_BT[:, -1:]

@@ -70,21 +70,6 @@ class EffectiveContext:
     perplexities: list[float]
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Means of every step of the grid, from c to c', in S samples of the positions, in nats.
-
-    Args:
-        short_RSC: f(c, c), common to all models.
-        long_RISC: f_i(c, c').
-        rises_RISC: whether a model's own mean loss does not fall, over all or over hard positions.
-    """
-
-    short_RSC: Array
-    long_RISC: Array
-    rises_RISC: Booleans
-
-
 def relative_effective_context_lengths(
     losses: Mapping[str, Array],
     contexts: Sequence[int],
@@ -141,36 +126,31 @@ def relative_effective_context_lengths(
     )
     if blocks is None:
         blocks = np.arange(n_positions)
-    require(
-        len(blocks) == n_positions,
-        "blocks",
-        len(blocks),
-        f"must be {n_positions} numbers",
-    )
+    limits = limits or {}
     block_names, block_P = np.unique(blocks, return_inverse=True)
     counts_SB = np.ones((1 + bootstrap, len(block_names)))  # the first sample is the text itself
     counts_SB[1:] = resampled(len(block_names), bootstrap, seed)
-    steps = measured_steps(losses_ICP, fractions, counts_SB, block_P)
+    short_RSC, long_RISC, rises_RISC = measured_steps(losses_ICP, fractions, counts_SB, block_P)
     results: dict[str, dict[float, EffectiveContext]] = {}
     for i, name in enumerate(losses):
-        limit = None
-        if limits is not None:
-            limit = limits.get(name)
         results[name] = {}
         for k, r in enumerate(fractions):
             results[name][r] = _effective_context(
-                steps.short_RSC[k],
-                steps.long_RISC[k, i],
-                steps.rises_RISC[k, i],
+                short_RSC[k],
+                long_RISC[k, i],
+                rises_RISC[k, i],
                 contexts,
                 threshold,
-                limit,
+                limits.get(name),
             )
     return results
 
 
 def check_definition(
-    contexts: Sequence[int], fractions: Sequence[float], threshold: float, bootstrap: int
+    contexts: Sequence[int],
+    fractions: Sequence[float],
+    threshold: float,
+    bootstrap: int,
 ) -> None:
     """Check the grid and the options of RECL.
 
@@ -188,7 +168,10 @@ def check_definition(
     different = 1 <= len(fractions) == len(set(fractions))
     in_range = all(0 < r <= 1 for r in fractions)
     require(
-        different and in_range, "fractions", list(fractions), "must be different numbers in (0, 1]"
+        different and in_range,
+        "fractions",
+        list(fractions),
+        "must be different numbers in (0, 1]",
     )
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
     check("bootstrap", bootstrap, LENGTH, at_most("bootstrap"))
@@ -226,7 +209,9 @@ def _effective_context(
 
 
 def _length(
-    ends_SC: Booleans, contexts: Sequence[int], limit: int | None
+    ends_SC: Booleans,
+    contexts: Sequence[int],
+    limit: int | None,
 ) -> tuple[int, bool, int, int, bool]:
     """Return the first context at which gains end, at most the limit, and its interval over samples.
 
@@ -253,12 +238,18 @@ def _length(
 
 
 def measured_steps(
-    losses_ICP: Array, fractions: Sequence[float], counts_SB: Array, block_P: Integers
-) -> Steps:
-    """Return the means of every step of the grid, in each of S samples of blocks.
+    losses_ICP: Array,
+    fractions: Sequence[float],
+    counts_SB: Array,
+    block_P: Integers,
+) -> tuple[Array, Array, Booleans]:
+    """Return the means of every step of the grid, from c to c', in each of S samples of blocks, in nats.
 
-        T = the fraction r of a sample's positions with the largest b(c,t) H = the fraction r of a
-        sample's positions with the largest sum_{c''<c} b(c'',t); all positions at c_0
+        T = the fraction r of a sample's positions with the largest b(c,t)
+        H = the fraction r of a sample's positions with the largest sum_{c''<c} b(c'',t); all positions at c_0
+
+    These are f(c, c), common to all models, [R, S, C]; f_i(c, c'), [R, I, S, C]; and whether a
+    model's own mean loss does not fall, [R, I, S, C].
 
     Fractions of n positions are rounded, halves up, to at least one. A model's own mean loss falls
     if the mean of l_i(c',t) - l_i(c,t) is below 0 over all positions and over H.
@@ -295,11 +286,10 @@ def measured_steps(
             rises_RIS |= means_RVS[:, 1:] >= 0
         rises.append(rises_RIS)
         before_P += best_P
-    return Steps(
-        short_RSC=np.stack(short, axis=-1),
-        long_RISC=np.stack(long, axis=-1),
-        rises_RISC=np.stack(rises, axis=-1),
-    )
+    short_RSC = np.stack(short, axis=-1)
+    long_RISC = np.stack(long, axis=-1)
+    rises_RISC = np.stack(rises, axis=-1)
+    return short_RSC, long_RISC, rises_RISC
 
 
 def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: Integers) -> Array:

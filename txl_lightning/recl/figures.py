@@ -69,7 +69,11 @@ def _axes(results: Entries, n_contexts: int) -> Axes:
 
 
 def _draw_curve(
-    axes: Axes, x: Sequence[int], y: Sequence[float], error: Sequence[float], style: Entries
+    axes: Axes,
+    x: Sequence[int],
+    y: Sequence[float],
+    error: Sequence[float],
+    style: Entries,
 ) -> None:
     """Draw a curve in a band of one standard error."""
     axes.plot(x, y, **style)
@@ -110,7 +114,10 @@ def _gains(results: Entries, styles: Entries, names: list[str], r: float) -> Axe
     axes = _axes(results, len(contexts))
     axes.set_xlabel("c, of a step c → c' to the next context (tokens)")
     axes.set_ylabel("gain: exp f(c, c) − exp f(c, c') (perplexity)")
-    axes.set_title(f"Gain of a step, hardest {r:.0%} of positions")
+    title = f"Gain of a step, hardest {r:.0%} of positions"
+    if r == 1:
+        title = "Gain of a step, all positions"
+    axes.set_title(title)
     for model in results["models"]:
         if model["name"] in names:
             length = model["recl"][str(r)]

@@ -62,7 +62,10 @@ class HuggingFaceModel(nn.Module):
             vars(module).update(_copied_attributes(attributes))
 
     def score(
-        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        state: None = None,
     ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
         T = tokens_BT.shape[1]
@@ -82,7 +85,9 @@ class HuggingFaceModel(nn.Module):
         else:
             logits_BCV = self.model(input_ids=tokens_BT).logits[:, places_C]
         return nn.functional.cross_entropy(
-            logits_BCV.float().transpose(1, 2), targets_BC, reduction="none"
+            logits_BCV.float().transpose(1, 2),
+            targets_BC,
+            reduction="none",
         )
 
 
@@ -95,7 +100,10 @@ def _copied_attributes(attributes: Entries) -> Entries:
 
 
 def load_huggingface(
-    reference: str, name: str, longest_context: int, begin_of_text: bool | None = None
+    reference: str,
+    name: str,
+    longest_context: int,
+    begin_of_text: bool | None = None,
 ) -> Member:
     """Load a causal language model and its tokenizer, by name on the hub or from the folder it was saved in.
 

@@ -72,7 +72,11 @@ def context_curve(
     losses_CP = window_losses(reader, tokens, positions, contexts)
     nll_C, error_C = mean_and_error(losses_CP, blocks)
     lengths = relative_effective_context_lengths(
-        {"model": losses_CP}, contexts, limits={"model": reader.limit}, blocks=blocks, **definition
+        {"model": losses_CP},
+        contexts,
+        limits={"model": reader.limit},
+        blocks=blocks,
+        **definition,
     )
     return ContextCurve(
         nll=nll_C.tolist(),

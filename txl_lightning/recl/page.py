@@ -76,7 +76,9 @@ def _encode(value: Any) -> str:
 
 
 def _passage(
-    positions: Integers, hundredths_ICP: Integers, spell: Callable[[int, int], list[str]]
+    positions: Integers,
+    hundredths_ICP: Integers,
+    spell: Callable[[int, int], list[str]],
 ) -> list[Any]:
     """Return texts, and scored tokens as text, position, and the loss by model and context in hundredths of bits."""
     start = max(0, int(positions[0]) - BEFORE)

@@ -15,7 +15,10 @@ WIDTH = 4  # of a block, in grids of contexts: the windows that only its ends ne
 
 
 def position_blocks(
-    n_tokens: int, n_positions: int, contexts: Sequence[int], seed: int | None = None
+    n_tokens: int,
+    n_positions: int,
+    contexts: Sequence[int],
+    seed: int | None = None,
 ) -> tuple[Integers, Integers]:
     """Return P positions t, ascending, each with the longest context before it, and the block of each position.
 
@@ -82,7 +85,11 @@ def position_blocks(
 
 
 def _stretches(
-    n_tokens: int, n_positions: int, n_blocks: int, max_context: int, step: int
+    n_tokens: int,
+    n_positions: int,
+    n_blocks: int,
+    max_context: int,
+    step: int,
 ) -> tuple[list[int], list[int]]:
     """Return the edges of the stretches and the positions of each, in proportion to its length.
 

@@ -73,7 +73,11 @@ def group_results(
     for names in groups.values():
         group_losses = {name: losses[name] for name in names}
         lengths = relative_effective_context_lengths(
-            group_losses, contexts, limits=limits, blocks=blocks, **definition
+            group_losses,
+            contexts,
+            limits=limits,
+            blocks=blocks,
+            **definition,
         )
         for name in names:
             by_fraction = {str(float(r)): asdict(length) for r, length in lengths[name].items()}
@@ -98,7 +102,10 @@ def group_results(
 
 
 def _loss_entries(
-    losses_CP: Array, contexts: Sequence[int], blocks: Integers, unit: str
+    losses_CP: Array,
+    contexts: Sequence[int],
+    blocks: Integers,
+    unit: str,
 ) -> Entries:
     """Return the mean loss at each context and its standard error, in nats and in the unit of reports."""
     nll_C, error_C = mean_and_error(losses_CP, blocks)

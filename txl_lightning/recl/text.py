@@ -23,7 +23,9 @@ Texts = dict[str, TokenizedText]
 
 
 def group_text(
-    members: Sequence[Member], options: ReclOptions, split: str
+    members: Sequence[Member],
+    options: ReclOptions,
+    split: str,
 ) -> tuple[Entries, Texts]:
     """Load a split of the text of all members.
 
@@ -77,7 +79,10 @@ def _corpus(member: Member, data_path: Any, split: str) -> Corpus:
 
 
 def _text_of_runs(
-    runs: Sequence[Member], corpora: Sequence[Corpus], split: str, respects_documents: bool
+    runs: Sequence[Member],
+    corpora: Sequence[Corpus],
+    split: str,
+    respects_documents: bool,
 ) -> Texts:
     """Return the tokens of every run, and where documents begin.
 

@@ -23,7 +23,8 @@ from txl_lightning.model.positions import without_marks
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.recl.effective_context import Array, Integers
 
-WINDOW_TOKENS = {"cpu": 4_096, "cuda": 16_384}  # of a batch
+WINDOW_TOKENS = {"cpu": 2_048, "cuda": 16_384}  # of a batch
+TRANSFORMER_XL_TOKENS = 4_096  # on the CPU: its softmax reads the scored tokens only
 LONG_WINDOW = 2_048  # tokens; a longer one is read in chunks where the model allows it
 CHUNK = 256
 
@@ -56,7 +57,10 @@ class WindowReader:
     def windows_at_once(self, context: int) -> int:
         """Return the windows of c tokens in a batch: fewer tokens beyond long windows."""
         device = device_of(self.model).type
-        tokens = self.batch_tokens or WINDOW_TOKENS.get(device, WINDOW_TOKENS["cuda"])
+        tokens = WINDOW_TOKENS.get(device, WINDOW_TOKENS["cuda"])
+        if device == "cpu" and isinstance(self.model, TransformerXL):
+            tokens = TRANSFORMER_XL_TOKENS
+        tokens = self.batch_tokens or tokens
         return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
 
     def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
@@ -83,7 +87,9 @@ class WindowReader:
 
 
 def _losses_at(
-    model: SelectiveModel | TransformerXL, windows_BT: Tensor, contexts: Integers
+    model: SelectiveModel | TransformerXL,
+    windows_BT: Tensor,
+    contexts: Integers,
 ) -> Tensor:
     """Score the wanted targets of whole windows, without the others."""
     places_C = torch.as_tensor(contexts - 1, device=windows_BT.device)
@@ -96,7 +102,10 @@ def _losses_at(
 
 
 def _losses_of_segments(
-    model: LanguageModel, windows_BT: Tensor, contexts: Integers, edges: list[int]
+    model: LanguageModel,
+    windows_BT: Tensor,
+    contexts: Integers,
+    edges: list[int],
 ) -> Tensor:
     """Read windows from edge to edge, the state carried."""
     targets_BT = without_marks(windows_BT)
@@ -116,7 +125,9 @@ def _losses_of_segments(
 
 
 def window_reader(
-    model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None
+    model: LanguageModel,
+    trained_len: int | None = None,
+    clamp_len: int | None = None,
 ) -> WindowReader:
     """Return a reader that gives a model exactly c tokens of context.
 
@@ -237,7 +248,11 @@ class _Windows:
 
     @classmethod
     def joined(
-        cls, begins_N: Integers, targets_N: Integers, n_tokens: int, one_pass: bool
+        cls,
+        begins_N: Integers,
+        targets_N: Integers,
+        n_tokens: int,
+        one_pass: bool,
     ) -> _Windows:
         """Join targets with the same begin in one window if one pass serves all of them."""
         keys_N = begins_N * n_tokens
