@@ -177,8 +177,8 @@ FAULTS = [
     ),
     Fault(
         "targets that are the tokens",
-        "return Batch(window_BT[:, :-1], ",
-        "return Batch(window_BT[:, 1:], ",
+        "            window_BT[:, :-1],\n",
+        "            window_BT[:, 1:],\n",
         "tests/data/test_streams.py",
     ),
 ]

@@ -83,6 +83,7 @@ def test_arguments_of_the_trainer_are_options(tmp_path: Path) -> None:
         ("optimizer.momentum=0.9", "optimizer.momentum=0.9: no such option without optimizer._target_=CLASS"),
         ("optimizer._target_=torch.optim.Sgd", "optimizer._target_=torch.optim.Sgd: cannot be made"),
         ("callbacks.early.patience=3", "callbacks.early=None: must be {_target_: MODULE.CLASS, …}"),
+        ("callbacks.made={_target_: os.mkdir, path: made}", "callbacks.made=os.mkdir: cannot be made: "),
         ("train=false", "train=False: needs ckpt_path=FILE"),
     ],
 )
