@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import ROOT
 
 COMPLETE = """
@@ -26,6 +28,7 @@ COMPLETED = {
 }
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_options_groups_and_values(tmp_path: Path) -> None:
     program = tmp_path / "txl"
     start = "import sys; sys.argv[0] = 'txl'; from txl_lightning.cli import main; main()"

@@ -72,6 +72,7 @@ def in_trained_folder(words: tuple[str, ...]) -> list[str]:
     return [word.replace("FOLDER", str(trained())) for word in words]
 
 
+@pytest.mark.slow
 def test_a_command_that_cannot_even_write_its_message_fails(tmp_path: Path) -> None:
     done = limited(tmp_path, 0, "evaluate", *in_trained_folder(COMMANDS["evaluate"]))
     assert done.returncode in (1, 2)

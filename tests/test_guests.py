@@ -103,6 +103,7 @@ def test_without_the_variable_a_line_says_that_it_is_not_set(tmp_path: Path, mon
     assert re.fullmatch(rf"txl evaluate: checkpoint=run/checkpoints/best.ckpt: .*{re.escape(NOT_SET)}\n", refused)
 
 
+@pytest.mark.slow
 def test_a_variant_of_a_variant_has_options_of_both(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "second.py").write_text(OF_LAYER_SCALE)
     use(monkeypatch, EXAMPLES["layer_scale"], tmp_path / "second.py")
@@ -152,6 +153,7 @@ def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeyp
         assert error in refusal(*words, word, "hydra.run.dir=wrong", directory=tmp_path)
 
 
+@pytest.mark.slow
 def test_jobs_of_a_multirun_import_the_files(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, EXAMPLES["brackets"], EXAMPLES["layer_scale"])
     words = ("data=brackets", "data.n_tokens=3000", "data.cache_dir=cache", "variant=none,layer_scale", *SMALL)

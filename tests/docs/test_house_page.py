@@ -16,6 +16,7 @@ LIMITS = (9, 3, 5, 12, 9, 6, 2)
 
 
 @pytest.mark.usefixtures("no_guests")
+@pytest.mark.slow
 def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "\n".join(blocks(PAGE, "python")[1:])
     (tmp_path / "share.py").write_text(code)

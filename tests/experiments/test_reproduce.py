@@ -64,6 +64,7 @@ def test_from_nothing_to_a_report(tmp_path: Path) -> None:
         assert len(wandb_files.run_files(directory / "runs" / name)) == 1, name
 
 
+@pytest.mark.slow
 def test_a_section_makes_a_report_and_nothing_runs_twice(tmp_path: Path, capsys: Output) -> None:
     directory = tmp_path / "report"
     words = [
@@ -184,7 +185,7 @@ def test_a_plan_needs_no_corpus_and_writes_nothing(tmp_path: Path, capsys: Outpu
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_table_6_on_a_gpu_is_planned_for_twenty_minutes(tmp_path: Path) -> None:
     words = ["--profile=gpu_short", "--only=table_6", "--plan", f"--directory={tmp_path}"]
     setup = reproduce.parse(words)

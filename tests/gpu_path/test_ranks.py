@@ -48,6 +48,7 @@ class Collectives(L.Callback):
                 )
 
 
+@pytest.mark.slow
 def test_two_ranks_exchange_gradients_and_one_flag(tmp_path: Path) -> None:
     """One bucket of gradients, and one flag through gloo, which no GPU waits for."""
     config = tiny_config(tmp_path, *OPTIONS, "trainer.log_every_n_steps=100", "trainer.devices=2")

@@ -78,6 +78,7 @@ def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup()
     assert "http" not in html_page.replace("http://www.w3.org/2000/svg", ""), "nothing is fetched"
 
 
+@pytest.mark.slow
 def test_a_large_page_has_whole_passages_spread_over_the_text() -> None:
     html_page, _ = drawn(30_000, [*range(1, 80)], models=3)
     data = data_of(html_page)

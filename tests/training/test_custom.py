@@ -162,6 +162,7 @@ class Noting:
     "ignore:When using the `ThroughputMonitor`"
 )  # which counts no FLOPs here
 @pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.slow
 def test_callbacks_that_watch_change_no_bit(
     tmp_path: Path, devices: int, caplog: Any, monkeypatch: Any
 ) -> None:

@@ -170,6 +170,7 @@ def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("devices", "number", "exit_code"), [(2, signal.SIGTERM, 143), (1, 0, 1)])
+@pytest.mark.slow
 def test_a_run_that_is_stopped_or_fails_in_a_child_process_is_complete(
     tmp_path: Path, devices: int, number: int, exit_code: int
 ) -> None:

@@ -72,11 +72,12 @@ def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> No
 
 SEGMENTS = "memory.gradient_segments=2"
 DOCUMENTS = f"{SEGMENTS} memory.reset=document data.document_start='^line.*5:'"
-RESUMED = [
+RESUMED = [("none", SEGMENTS)]
+for variant, words in [
     *product_of(VARIANTS, ["memory=on", "memory=off"]),
-    ("none", SEGMENTS),
     ("memory_tokens", SEGMENTS),
-]
+]:
+    RESUMED += [pytest.param(variant, words, marks=pytest.mark.slow)]
 RESUMED += [pytest.param("none", DOCUMENTS, marks=pytest.mark.full)]
 
 
