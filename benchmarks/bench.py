@@ -80,7 +80,6 @@ CASES = {
     "base": BASE,
     "words": replace(MEDIUM, vocab_size=20_000, cutoffs=(2_000, 8_000)),
     "evaluation": LONG,
-    "evaluation-4": replace(LONG, batch_size=4, steps=1),
     "token": replace(LONG, segment=1, steps=20),
     "first-step": Case(work="command"),
 }

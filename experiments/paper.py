@@ -83,8 +83,8 @@ TABLE_9 = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 TABLE_10 = (
-    Table6Row(True, "relative", "full", 27.02, 26.77, 500),
-    Table6Row(True, "relative", "half", 28.69, 28.33, 460),
+    TABLE_6[0],
+    TABLE_6[2],
     Table6Row(False, "relative", "full", 28.43, 27.98, 400, segment_len=176),
     Table6Row(False, "relative", "half", 28.83, 28.83, 120, segment_len=172),
 )

@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.arms import check_overrides
-from experiments.engine.jobs import Job, Outcomes, composed, composed_options, merge
+from experiments.engine.jobs import Job, Outcomes, composed, composed_options
 from experiments.engine.plan import Plan, make_plan, plan_table
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.report.pages import write_report
@@ -130,7 +130,7 @@ def reproduce(setup: Setup, started: float) -> None:
     with locked(setup.directory):
         setup = in_one_precision(setup)
         plan = prepare(setup)
-        print(plan.summary(), file=sys.stderr, flush=True)
+        print(plan.summary(), file=sys.stderr)
         run(plan, started)
     print(f"report: {setup.directory / 'report.html'}", flush=True)
 
@@ -156,8 +156,12 @@ def prepare(setup: Setup) -> Plan:
 
 
 def plan_jobs(setup: Setup) -> list[Job]:
-    """Return the jobs of the chosen sections in the order in which they run."""
-    return merge({name: SECTIONS[name].jobs(setup) for name in setup.sections})
+    """Return the jobs of the chosen sections in the order in which they run, each once."""
+    jobs = {}
+    for section in setup.sections:
+        for job in SECTIONS[section].jobs(setup):
+            jobs[job.name] = job
+    return list(jobs.values())
 
 
 def say(step: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class Job:
         seed: seed of a training; None for measurements.
         needs: names of the jobs whose files it reads.
         alone: measures time, so no other job may run meanwhile.
-        sections: sections of the report that use it.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Job:
     seed: int | None = None
     needs: tuple[str, ...] = ()
     alone: bool = False
-    sections: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def checkpoint(self) -> str:
@@ -68,16 +66,6 @@ def quoted(path: Path) -> str:
     escaped = str(path.resolve()).replace("'", r"\'")
     escaped = escaped.replace("${", r"\${")
     return f"'{escaped}'"
-
-
-def merge(jobs_by_section: Mapping[str, Sequence[Job]]) -> list[Job]:
-    """Return every job once, in the order given, with all sections that use it."""
-    merged: dict[str, Job] = {}
-    for section, jobs in jobs_by_section.items():
-        for job in jobs:
-            known = merged.get(job.name, job)
-            merged[job.name] = replace(job, sections=(*known.sections, section))
-    return list(merged.values())
 
 
 def composed(overrides: tuple[str, ...]) -> Config:

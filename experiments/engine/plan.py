@@ -133,7 +133,7 @@ class Plan:
             words = [f"trainer.num_threads={threads}", "resume=auto"]
         logger = self.setup.logger
         if logger == "wandb":
-            words += ["logger=wandb", f"logger.group={job.sections[0]}"]
+            words += ["logger=wandb", f"logger.group={self.setup.profile.name}"]
         elif job.command == "train":
             words.append(f"logger={logger}")
         return words

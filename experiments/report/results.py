@@ -9,15 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.claims import FINDINGS, judge
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
 from experiments.sections import Section
 from txl_lightning.errors import cores
 from txl_lightning.job_folder import JobFolder, checksum
-from txl_lightning.reporting import processor
+from txl_lightning.reporting import gpus, processor
 from txl_lightning.reporting.code import commit
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
@@ -77,7 +75,7 @@ def assemble(
         "machine": {
             "processor": processor(),
             "cores": cores(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "gpus": gpus(),
             "python": platform.python_version(),
             "platform": platform.platform(),
         },
@@ -105,7 +103,6 @@ def _run(job: Job, plan: Plan, outcomes: Outcomes) -> dict[str, Any]:
         "command": job.command,
         "arm": job.arm,
         "seed": job.seed,
-        "sections": job.sections,
         "overrides": job.overrides,
         "key": checksum(plan.identities[job.name]),
         "seconds": plan.seconds(job),

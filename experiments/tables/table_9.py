@@ -26,7 +26,6 @@ COLUMNS = (
     Column("label", "length", "attention length", "tokens"),
     Column("ours", "hidden", "time of vanilla / of hidden states", "times ↑"),
     Column("ours", "cached", "time of vanilla / of cached keys", "times ↑"),
-    Column("ours", "milliseconds", "time of vanilla, a token", "ms ↓"),
     Column("paper", "paper", "time of vanilla / of Transformer-XL", "times ↑"),
 )
 
@@ -70,10 +69,8 @@ def _cells(line: dict[str, Any]) -> dict[str, Cell]:
     }
     if "ratios" in line:
         ratios = line["ratios"]
-        seconds = line["seconds_per_token"]["vanilla"]["median"]
         cells["hidden"] = cell(ratios["vanilla/hidden"]["median"], 0)
         cells["cached"] = cell(ratios["vanilla/cached"]["median"], 0)
-        cells["milliseconds"] = cell(1000 * seconds, 2)
     return cells
 
 

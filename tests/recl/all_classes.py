@@ -78,7 +78,8 @@ def fresh_loss(model: HuggingFaceModel, context: int, place: int) -> float:
     window = torch.from_numpy(TOKENS[place - context : place + 1])[None]
     with torch.no_grad():
         fresh = copy.deepcopy(model)
-        losses, _ = fresh.score(window[:, :-1], window[:, -1:])
+        target = window[:, -1:]
+        losses, _ = fresh.score(window[:, :-1], target)
     return float(losses)
 
 

@@ -69,7 +69,8 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
     for c, context in enumerate(result["contexts"]):
         position = found["positions"][7]
         window = tokens[:, position - context : position + 1]
-        nll, _ = model.score(window[:, :-1], window[:, -1:], None)
+        target = window[:, -1:]
+        nll, _ = model.score(window[:, :-1], target, None)
         assert found["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
     assert found["nll"][1, 0] == pytest.approx(np.log(256))
     np.testing.assert_allclose(values(result, "nll"), found["nll"].mean(axis=2), rtol=1e-5)

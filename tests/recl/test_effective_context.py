@@ -244,7 +244,6 @@ def test_guarded_recl_of_an_exact_model_may_be_much_shorter_than_recl() -> None:
 
 IMPOSSIBLE = [
     ({"contexts": [10, 20, 40, 40, 60]}, "contexts=.*ascending"),
-    ({"fractions": [0.0]}, r"fractions=\[0.0\]"),
     ({"fractions": [0.5, 0.5]}, "fractions=.*different"),
     ({"threshold": 1.0}, "threshold=1.0"),
     ({"losses": {"m": np.full((5, 3), np.nan)}}, "must be finite"),

@@ -228,7 +228,6 @@ UNUSABLE = [
     ("LlamaConfig", {"intermediate_size": 63}, "cannot be loaded"),
     ("LlamaConfig", {"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}, "custom code"),
     ("T5Config", {}, "must be a causal language model, not an encoder-decoder"),
-    ("BartConfig", {}, "must be a causal language model, not an encoder-decoder"),
 ]
 
 
@@ -260,7 +259,6 @@ FILES = [
     ("", "model.gguf", "has no config.json; model.gguf is a file for llama.cpp"),
     ("", "model.safetensors", "has no config.json; model.safetensors is weights alone"),
     ("", "adapter_config.json", "is an adapter alone: merge it into its base model"),
-    ("", "other.txt", "has no config.json"),
 ]
 
 

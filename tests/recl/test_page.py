@@ -51,7 +51,8 @@ def drawn(n: int, contexts: list[int], models: int = 1) -> tuple[str, dict[str, 
     """The page of random losses at neighbouring positions whose texts are hostile."""
     losses = {}
     for i in range(models):
-        losses[f"<model {i}>"] = 9 * np.random.default_rng(i).random((len(contexts), n))
+        generator = np.random.default_rng(i)
+        losses[f"<model {i}>"] = 9 * generator.random((len(contexts), n))
     positions = np.arange(n) + contexts[-1]
     blocks = np.arange(n) // min(700, n // 2)
     results = group_results(losses, contexts, positions, blocks, "ppl", bootstrap=0)
@@ -158,8 +159,8 @@ def test_a_token_in_focus_shows_its_curve(shown_in_chromium: Shown) -> None:
     card = shown[shown.index('<div id="card"') : shown.index("<noscript>")]
     assert "hidden" not in card[:60]
     assert "<bdi>&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;</bdi>" in card
-    before, after = losses["<model 0>"][[0, -1], 36 - 12] / np.log(2)
-    assert f"{before:.2f} → {after:.2f} bits" in card
+    bits_C = losses["<model 0>"][:, 36 - 12] / np.log(2)
+    assert f"{bits_C[0]:.2f} → {bits_C[-1]:.2f} bits" in card
     assert card.count("<circle") == 2 * len(CONTEXTS)
     assert shown.count('<section class="passage"') == 2
     assert "&lt;corpus&gt;, whole: 90 positions in 2 blocks." in shown

@@ -17,32 +17,9 @@ from tests.fixtures import Patch
 from txl_lightning.errors import UserError
 from txl_lightning.jobs import Ended
 
-A, B = (
-    Job(
-        name,
-        "train",
-        ("profile=smoke",),
-        "x",
-        sections=("s",),
-    )
-    for name in "ab"
-)
-READ = Job(
-    "read",
-    "evaluate",
-    (f"checkpoint={A.checkpoint}",),
-    "x",
-    needs=("a",),
-    sections=("s",),
-)
-TIME = Job(
-    "time",
-    "speed",
-    (),
-    "x",
-    alone=True,
-    sections=("s",),
-)
+A, B = (Job(name, "train", ("profile=smoke",), "x") for name in "ab")
+READ = Job("read", "evaluate", (f"checkpoint={A.checkpoint}",), "x", needs=("a",))
+TIME = Job("time", "speed", (), "x", alone=True)
 
 
 def plan_of(folder: Path, *jobs: Job, keys: str = "key of ") -> Plan:
@@ -166,13 +143,7 @@ def test_a_folder_may_have_signs_of_hydras_grammar(tmp_path: Path) -> None:
     run(
         plan_of(
             folder,
-            Job(
-                "read",
-                "recl",
-                words,
-                "x",
-                sections=("s",),
-            ),
+            Job("read", "recl", words, "x"),
         )
     )
     words_of_call = Pretended.started[0][1:]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine.jobs import Job, Outcomes, merge
+from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
-from experiments.reproduce import SECTIONS
+from experiments.reproduce import plan_jobs
 
 CORPUS = {"name": "sample", "level": "byte", "sha256": "ab" * 32}
 TRAINED_LENGTH = 64
@@ -21,7 +21,7 @@ BEST_LENGTH = 128
 
 def finished(setup: Setup) -> Outcomes:
     """Return the outcomes of all sections, after writing the files that the tables read."""
-    jobs = merge({name: table.jobs(setup) for name, table in SECTIONS.items()})
+    jobs = plan_jobs(setup)
     for job in jobs:
         write_outcome(setup, job)
     names = frozenset(job.name for job in jobs)

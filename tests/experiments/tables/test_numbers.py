@@ -31,7 +31,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
         seeds=(1, 2),
         seeds_of=seeds_of,
     )
-    return Setup(profile, small_corpus(folder), folder / "report")
+    return Setup(profile, small_corpus(folder), folder / "report", sections=tuple(SECTIONS))
 
 
 @pytest.fixture(scope="module")
