@@ -44,6 +44,17 @@ def test_a_private_api_of_a_library_has_a_test() -> None:
     assert untested == []
 
 
+def test_sentences_name_things_again() -> None:
+    """Turns of speech that readers stumbled over: name the thing again, or begin a new sentence."""
+    turns = re.compile(r"\b(?:that|those) of\b|\bof which\b|\bone's own\b")
+    found = []
+    for path, text in sources("txl_lightning").items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if turns.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert found == []
+
+
 def test_no_room_is_heavier_than_its_limits() -> None:
     """When a room is lighter, `python -m tests.weights --write ROOM` lowers its limits."""
     limits = weights.read_table(weights.TABLE.read_text("utf-8"))

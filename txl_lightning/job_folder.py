@@ -129,7 +129,7 @@ def checksum(record: Mapping[str, Any]) -> str:
 
 
 def identity(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a job as JSON values by dotted name, without those of `WITHOUT_INFLUENCE`.
+    """Return the options of a job as JSON values by dotted name, without `WITHOUT_INFLUENCE`.
 
     Args:
         options: nested, or a config that Hydra composed, which is resolved.

@@ -57,7 +57,7 @@ class Process:
 
     Args:
         words: the command.
-        variables: environment variables in addition to those of this process.
+        variables: environment variables in addition to this process's.
         log: file to which the output is appended; None for the output of this process.
         is_leader: whether it has a session of its own, or belongs to the group of this process.
         last_signal: signal that the kernel sends when this process is gone (Linux).
@@ -133,7 +133,7 @@ def start_job(
 
     Args:
         words: command and overrides.
-        variables: environment variables in addition to those of this process.
+        variables: environment variables in addition to this process's.
         log: file to which the output is appended; None for the output of this process.
     """
     return Process([sys.executable, "-m", "txl_lightning.cli", *words], variables, log)

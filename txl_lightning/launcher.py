@@ -157,7 +157,7 @@ class ProcessLauncher(Launcher):
         return MultirunJob(str(number), own, words, folder)
 
     def _words(self, number: int, overrides: list[str]) -> list[str]:
-        """Return the words of a job's command: flags, Hydra's own overrides, and those of the job."""
+        """Return the words of a job's command: flags, Hydra's overrides, and the job's."""
         words = [self.command.name]
         for source in self.config.hydra.runtime.config_sources:
             if source.provider == "command-line":

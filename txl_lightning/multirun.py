@@ -41,7 +41,7 @@ NO_ORDER = (
 
 
 def search_words(config: DictConfig) -> list[Override]:
-    """Return the overrides of a multirun, typed ones and those of `hydra.sweeper.params`."""
+    """Return the overrides of a multirun, typed ones and `hydra.sweeper.params`."""
     words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     sweeper: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
     for name, value in (sweeper.get("params") or {}).items():
@@ -125,7 +125,7 @@ class Row:
     """One job in the table.
 
     Attributes:
-        job: its folder, relative to that of the multirun.
+        job: its folder, relative to the multirun's.
         overrides: by name; in the table those that differ between the jobs.
         options: identity of the job.
         state: finished, failed or stopped.

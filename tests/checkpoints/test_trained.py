@@ -45,7 +45,7 @@ def test_a_changed_corpus_is_reported(
         assert (words in capsys.readouterr().err) == warned
     text.write_text("completely different letters: zyxwvq\n" * 40)
     with pytest.raises(
-        UserError, match=r"checkpoint=.*: was trained with another vocabulary than that of text.txt"
+        UserError, match=r"checkpoint=.*: was trained with another vocabulary than text.txt has"
     ):
         checkpoint_corpus(trained, checkpoint)
 

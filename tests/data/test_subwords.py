@@ -220,7 +220,7 @@ def test_a_vocabulary_of_before_0_5_is_refused() -> None:
     assert Vocabulary.from_state_dict(state) == Vocabulary.of_tokenizer(tokenizer("gpt2"))
     del state["by_line"]
     with pytest.raises(
-        UserError, match=r"subwords are those of single lines, as before version 0\.5\.0"
+        UserError, match=r"subwords were cut line by line, as before version 0\.5\.0"
     ):
         Vocabulary.from_state_dict(state)
 

@@ -25,7 +25,7 @@ ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float), tuple: (list, tup
 
 
 def option(default: Any, *rules: Rule, name: str = "") -> Any:
-    """Return a field with the rules of its values; `name` is that of its option, if it is not the field's own."""
+    """Return a field with the rules of its values; `name` is the name of its option, if it is another one."""
     return field(default=default, metadata={"rules": rules, "option": name})
 
 
@@ -64,7 +64,7 @@ def kind_named(name: str) -> EncodingKind:
 
 
 def check_type(name: str, value: Any, default: Any) -> None:
-    """Raise `OptionError` for a value of another type than its default, and for a number beyond those of torch."""
+    """Raise `OptionError` for a value of another type than its default, and for a number that torch cannot hold."""
     kind = type(default)
     if default is not None and default is not MISSING:
         is_right = isinstance(value, ACCEPTED.get(kind, kind))
@@ -80,7 +80,7 @@ def option_names(architecture: type) -> dict[str, str]:
 
 
 def options_beside(architecture: type, core: type) -> dict[str, Any]:
-    """Return the default of every field that a variant's config has beside those of the core's; ??? for none."""
+    """Return the default of every field that a variant's config adds to the core's; ??? for none."""
     known = {f.name for f in fields(core)}
     own = [f for f in fields(architecture) if f.name not in known]
     defaults = {
@@ -99,7 +99,7 @@ class ModelOptions:
         dropout: probability; see the model for the places.
         d_embed: width of the embedding; None for D.
         cutoffs: first token of every cluster of the adaptive embedding and softmax but the first, ascending.
-        div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
+        div_val: each cluster's embedding is narrower by this factor than the cluster's before.
         tie_projections: clusters whose softmax shares the projection of the embedding (`all_but_first` as on
             WikiText-103, `none` as on One Billion Word, or `all`).
     """

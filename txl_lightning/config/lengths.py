@@ -23,7 +23,7 @@ class Lengths:
 
     Args:
         segment: T, tokens of a segment.
-        memory: M, states of a full memory. None for a recurrent model, which has no length but that of its segments.
+        memory: M, states of a full memory. None for a recurrent model, whose only length is its segments'.
         extended: tokens of extended context in front of every segment.
         same_length: with a memory, every query sees the nearest M keys, itself included.
         clamp: larger distances are encoded like this one; -1 or 0 for none, None for a recurrent model.
@@ -128,7 +128,7 @@ def position_limit(config: Config) -> int | None:
 
 
 def evaluation_lengths(config: Config) -> Lengths:
-    """Return the lengths of validation and test; null ones are those of training.
+    """Return the lengths of validation and test; null ones are training's.
 
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.

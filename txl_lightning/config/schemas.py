@@ -111,7 +111,7 @@ class DataConfig:
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine.
-    `seed`, in `conf/` that of the run, orders the sentences of lm1b, and with `random_start` draws where the training
+    `seed`, in `conf/` the run's, orders the sentences of lm1b, and with `random_start` draws where the training
     streams of other corpora begin; they wrap around the end of the split. Where a vocabulary is made from the text,
     symbols that occur less often in training than `min_count` are `<unk>` (null: 2 for words, 1 for characters). With
     `memory.reset=document` a document begins with every file, and with every line that the regular expression
@@ -139,7 +139,7 @@ class FileData(DataConfig):
 
     `path` is a file, a folder, a pattern such as 'docs/**/*.tex', a list of these, or a mapping of train, valid and
     test to them; files whose names say no split are joined and cut by `fractions`. For a model of lm1b
-    `sentence_marks` is that of its corpus.
+    `sentence_marks` is its corpus's.
 
     `format` names the format of all files; null is what their suffixes say. `column` is the one to read of records;
     null is text or content, or input_ids for ids. With `skip_bad` records that cannot be read are left out and counted.
@@ -201,13 +201,13 @@ OWN_OPTIONS: dict[str, type[DataConfig]] = {  # of a corpus, by `data.name`
 
 
 def data_class(name: Any) -> type[DataConfig]:
-    """Return the dataclass of the options of a corpus, that of a user's file too; `DataConfig` if it is not known."""
+    """Return the dataclass of a corpus's options, also from a user's file; `DataConfig` if it is unknown."""
     load_guests()
     return OWN_OPTIONS.get(str(name), DataConfig)
 
 
 def file_data(data: DataConfig, path: Any, level: str) -> FileData:
-    """Return the options that read the files `path` as those of another corpus are read.
+    """Return the options that read the files `path` like another corpus.
 
     The type of raw ids, the format and the column belong to the files: `{path: …, dtype: …, format: …, column: …}`.
     """
@@ -228,9 +228,9 @@ def file_data(data: DataConfig, path: Any, level: str) -> FileData:
 
 @dataclass
 class EvaluationConfig:
-    """Node `evaluation`: lengths of validation and test, which may differ from those of training.
+    """Node `evaluation`: lengths of validation and test, which may differ from training's.
 
-    Lengths that are null are those of training, whatever `segment_len` is. (The paper's train.py keeps the sum of
+    Lengths that are null are training's, whatever `segment_len` is. (The paper's train.py keeps the sum of
     memory and segment instead: give `mem_len` for that.) `max_segments`
     limits the final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
     """
@@ -428,7 +428,7 @@ def check_values(options: Any, group: str = "") -> None:
     """Raise `OptionError` for a value that the rules of its field do not allow; null is allowed where its type has it.
 
     Args:
-        options: dataclass of options, with those of its groups.
+        options: dataclass of options, its groups included.
         group: its name with a dot, for errors.
     """
     for f in fields(options):
@@ -515,7 +515,7 @@ def from_plain(values: dict[str, Any]) -> Config:
     """Return the config from its `plain` form, which checkpoints hold; its values are literal, also `${…}`.
 
     Raises:
-        OmegaConfBaseException: a key or type is not that of a config.
+        OmegaConfBaseException: a key or type does not fit a config.
     """
     values = with_new_names(values)
     schema = OmegaConf.structured(Config)

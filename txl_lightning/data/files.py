@@ -76,7 +76,7 @@ def file(config: FileData, whole: bool = False) -> Source:
     The suffix or `data.format` says what a file holds (`formats`). Every file is a document, and so is every record of
     a table, whose `data.column` is read. A document that a cut goes through continues as the first one of the next
     split. Nothing is put between documents, but a line break at the end of a record of text. In a vocabulary with
-    `<S>`, that of a model of lm1b, every line is a sentence as in lm1b.
+    `<S>`, as a model of lm1b has, every line is a sentence as in lm1b.
 
     Args:
         config: group `data`.
@@ -111,7 +111,7 @@ def file(config: FileData, whole: bool = False) -> Source:
 
 
 def _name_of(path: Any) -> str:
-    """Return the name of a corpus: that of its file or folder, or of the first one."""
+    """Return the name of a corpus: its file or folder, or the first one."""
     first = path if isinstance(path, str) else path[0]
     name = Path(first).expanduser().resolve().name
     if first is not path and len(path) > 1:
@@ -176,7 +176,7 @@ def _by_name(files: Files, given: Any) -> dict[str, Files]:
 
 
 def _split_of(path: Path, given: Any) -> str:
-    """Return the split that a path says: the name of the file counts before that of its folder; `JOINED` if none does.
+    """Return the split that a path says: the file's name counts before its folder's; `JOINED` if none does.
 
     Raises:
         OptionError: a name says two splits.
@@ -252,7 +252,7 @@ def find_files(config: FileData, given: Any) -> Files:
 def _expanded(given: str) -> Iterator[Path]:
     """Yield the file of a path, or the files of a folder or pattern, without hidden ones and descriptions.
 
-    Of a `.bin` and its `.idx` the `.bin` is the file, also if the path is that of the index or has no suffix.
+    Of a `.bin` and its `.idx` the `.bin` is the file, also if the path names the index or has no suffix.
 
     Raises:
         OSError: a folder or file cannot be read.

@@ -49,7 +49,7 @@ Records = Iterator[tuple[int, Any]]
 
 
 def format_of(path: Path, config: FileData) -> str:
-    """Return the format of a file: `data.format`, else that of its suffix; nothing if neither is one of the level."""
+    """Return the format of a file: `data.format`, else its suffix's; nothing if neither is one of the level."""
     allowed = FORMATS_OF_IDS if config.level == "ids" else FORMATS_OF_TEXT
     if config.format is not None:
         choices = f"must be one of {', '.join(allowed)}"

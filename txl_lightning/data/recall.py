@@ -17,7 +17,7 @@ CHARACTERS = string.digits + string.ascii_letters + string.punctuation
 
 @dataclass(frozen=True)
 class Recall:
-    """Text of random symbols, a share of which repeats the symbol d tokens before.
+    """Text of random symbols: a share of them repeats the symbol d tokens before.
 
         x_t = x_{t-d}    with probability p
         x_t is drawn uniformly from V symbols    otherwise

@@ -83,7 +83,7 @@ class Streams:
     and has n // B tokens, the rest is trimmed. A stream that reaches the end of the text continues at its first token.
     The last segment may be shorter.
 
-    Rank r of W reads part r of the streams (`part_of_streams`): those of all ranks together are the streams of a single
+    Rank r of W reads part r of the streams (`part_of_streams`): together all ranks read the streams of a single
     process. In a stream every token but the first is a target exactly once, in order. A segment depends on its index
     and the epoch only, so that an iteration can resume anywhere.
 
@@ -244,7 +244,7 @@ class ShuffledStreams(Streams):
         starts: positions of the first tokens of sentences in the split, ascending from 0.
         seed: draws a new order in every epoch; None is the order of the text.
 
-    The other arguments are those of `Streams`.
+    `Streams` explains the other arguments.
 
     Raises:
         OptionError: B is less than W, or there are too few sentences for B streams.

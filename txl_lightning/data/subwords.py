@@ -23,9 +23,9 @@ PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x
 OTHERS = [byte for byte in range(N_BYTES) if byte not in PRINTABLE]
 BYTE_OF_CHARACTER = {chr(byte): byte for byte in PRINTABLE}
 BYTE_OF_CHARACTER |= {chr(N_BYTES + n): byte for n, byte in enumerate(OTHERS)}
-WORD_START = "▁"  # stands for a space in tokenizers like those of SentencePiece
+WORD_START = "▁"  # stands for a space in SentencePiece's tokenizers
 # White space before other characters: GPT-2's expression always divides a text before a run of it. Python's white space
-# is that of the expression but for the separators 1c to 1f.
+# is the expression's, except for the separators 1c to 1f.
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
 SPACE = re.compile(r"[^\S\x1c-\x1f]")
 BEFORE_WORD = re.compile(r"(?<=[^\s\x1c-\x1f])(?=[ \n])")
@@ -122,7 +122,7 @@ class Subwords:
         return 0
 
     def _encode_texts(self, context: str, texts: Texts) -> Tokens:
-        """Return the tokens of texts, the first of which follows a context of the same document."""
+        """Return the tokens of texts; the first text follows a context of the same document."""
         encoded = self._ids([context + texts[0], *texts[1:]])
         (ids_of_context,) = self._ids([context])
         if not encoded[0].startswith(ids_of_context):

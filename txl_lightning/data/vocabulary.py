@@ -247,12 +247,12 @@ class Vocabulary:
         """Restore a vocabulary from its `state_dict`.
 
         Raises:
-            UserError: its subwords are those of single lines, as versions before 0.5.0 trained on.
+            UserError: its subwords were cut line by line, as before version 0.5.0.
         """
         level = state["level"]
         if level == "bpe" and state.get("by_line", True):
             raise UserError(
-                "its subwords are those of single lines, as before version 0.5.0; that version reads them"
+                "its subwords were cut line by line, as before version 0.5.0; that version reads them"
             )
         return cls(
             level, tuple(state["symbols"]), state.get("tokenizer", ""), state.get("lenient", False)

@@ -99,7 +99,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
 
 
 def protocol_of(trained: TrainedModel, options: AttentionOptions) -> Protocol:
-    """Return the protocol at the lengths of the command; the others are those of the run's own evaluation.
+    """Return the protocol at the lengths of the command; the others are the run's.
 
     Raises:
         OptionError: the model is no Transformer-XL whose keys are its tokens, or a length is not allowed.

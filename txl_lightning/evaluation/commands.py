@@ -37,7 +37,7 @@ def check_common_options(options: Any) -> None:
 
 @contextmanager
 def options_as_typed() -> Iterator[None]:
-    """Rename options in errors to those of the command: `mem_len` instead of `evaluation.mem_len`."""
+    """Name the command's options in errors: `mem_len` instead of `evaluation.mem_len`."""
     try:
         yield
     except OptionError as error:

@@ -2,7 +2,7 @@
 
     log P(continuation | context) = Σ_t log P(x_t | context, x_1 … x_{t-1})
 
-Every row is read from a fresh state, in segments as long as those of an evaluation, the state carried between them.
+Every row is read from a fresh state, in segments of evaluation's length, with the state carried between them.
 """
 
 from __future__ import annotations

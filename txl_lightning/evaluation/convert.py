@@ -225,7 +225,7 @@ def _as_in_tensorflow(
 
 
 def _vocabulary_of_file(options: ConvertOptions) -> Vocabulary | None:
-    """Return the vocabulary of a file, given or in the folder of the source; None for that of the corpus.
+    """Return the vocabulary of a file, given or in the folder of the source; None for the corpus's.
 
     Raises:
         OptionError: there is no such file, and the corpus would give its symbols another order.
@@ -328,7 +328,7 @@ def _symbols_of_json(text: str, path: str | Path) -> list[str]:
 def _write_run(
     model: TransformerXL, options: ConvertOptions, given: Vocabulary | None, target: Path
 ) -> None:
-    """Write a checkpoint like those of `txl train`, at step 0, with the given vocabulary or that of the corpus."""
+    """Write a checkpoint as `txl train` does, at step 0, with the given vocabulary or the corpus's."""
     vocabulary = given
     source = "the file"
     if vocabulary is None:

@@ -108,7 +108,7 @@ def cpu_bfloat16_speedup() -> float:
 
 
 def chosen_precision(precision: str, accelerator: str) -> str:
-    """Return the precision of a measurement: as given, or for `auto` that of `fastest_precision`.
+    """Return the precision of a measurement: as given, or for `auto` the `fastest_precision`.
 
     Raises:
         OptionError: it is none of `PRECISIONS`.
@@ -137,9 +137,9 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
 def useful_threads(config: Config, model: Model) -> int:
     """Return the number of threads that a training step pays for.
 
-        threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to those that torch would use
+        threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to as many as torch would use
 
-    Threads share the work of one product at a time, so that the work of a layer decides, not that of the model, and the
+    Threads share the work of one product at a time, so that the work of a layer decides, not of the model, and the
     tokens of a group of streams.
     """
     tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups

@@ -69,7 +69,7 @@ class CheckpointOptions:
 
 @dataclass(kw_only=True)
 class LengthOptions:
-    """Lengths and streams; those that are null are those of the run's own evaluation.
+    """Lengths and streams; null ones are the run's.
 
     Args:
         batch_size: number of streams.
@@ -212,7 +212,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
 
 @dataclass
 class ConvertOptions(Config):
-    """Options of `txl convert`, besides those of a training run, which matter for `target_format=txl` only.
+    """Options of `txl convert`, beside a training run's, which matter for `target_format=txl` only.
 
     Args:
         source: checkpoint to convert: a file, or a folder with weights and config.json. For tensorflow a folder with
@@ -220,8 +220,8 @@ class ConvertOptions(Config):
         source_format: original, huggingface, tensorflow or txl.
         target: path of the result, which must not exist: a file for txl, otherwise a folder.
         target_format: original, huggingface or txl, another one than the source's.
-        memory_start: empty or zeros, the start of the memory; null for that of the source.
-        mem_len: memory length in tokens; null for that of the source. A TensorFlow model without config.json needs it.
+        memory_start: empty or zeros, the start of the memory; null for the source's.
+        mem_len: memory length in tokens; null for the source's. A TensorFlow model without config.json needs it.
         same_length: whether all queries attend to equally many keys; null for the source's.
         clamp_len: larger distances share one position; null for the source's.
         vocabulary: text file with the symbols in the order of their numbers, one per line, or file of JSON with the

@@ -173,7 +173,7 @@ class Protocol:
 
 
 def protocol_from_options(trained: TrainedModel, options: EvaluateOptions, whole: bool) -> Protocol:
-    """Return the protocol at the given lengths; the others are those of the run's own evaluation.
+    """Return the protocol at the given lengths; the others are the run's.
 
     Args:
         trained: the model.

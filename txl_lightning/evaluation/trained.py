@@ -98,7 +98,7 @@ class Checkpoint:
         """Load the weights into a model, by default strictly, and return it.
 
         Raises:
-            OptionError: they are not those of such a model, or not finite.
+            OptionError: they do not fit such a model, or are not finite.
         """
         with naming(self.option, self.path):
             model.load_state_dict(self.weights, strict=strict)
@@ -306,7 +306,7 @@ def checkpoint_corpus(
         if isinstance(error, OptionError) and error.option == "data.path":
             advice = "; if it has moved, give data_path="
         raise UserError(f"corpus of {checkpoint}: {error}{advice}") from error
-    allowed = f"was trained with another vocabulary than that of {corpus.name}"
+    allowed = f"was trained with another vocabulary than {corpus.name} has"
     require(corpus.vocabulary == trained.vocabulary, option, checkpoint, allowed)
     report_if_changed(trained, f"{option}={checkpoint}", corpus.name, corpus.checksum)
     return corpus
@@ -343,7 +343,7 @@ def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) ->
 def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
     """Return whether `data_path` is given, names no splits, and is not the text of a model's training.
 
-    Such a text is read whole, and that of a training by its splits.
+    Such a text is read whole, a training's text by its splits.
     """
     if data_path is None or (isinstance(data_path, Mapping) and "path" not in data_path):
         return False

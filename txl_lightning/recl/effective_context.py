@@ -216,7 +216,7 @@ def _length(
     """Return the first context at which gains end, at most the limit, and its interval over samples.
 
     Whether the gains of the first sample, the text itself, did not end on the grid stands behind
-    the value, and whether those of a sample at the higher end did not end, behind that end.
+    the value, and whether a sample at the higher end did not end, behind that end.
     """
     never_S: Booleans = np.logical_not(ends_SC.any(axis=1))
     first_S = ends_SC.argmax(axis=1)

@@ -51,7 +51,7 @@ class HuggingFaceModel(nn.Module):
     def restore(self) -> None:
         """Restore all modules as they were loaded.
 
-        Some rotations keep those of the longest window so far, and some classes exchange their
+        Some rotations keep the angles of the longest window so far, and some classes exchange their
         attention for good.
         """
         if not self.loaded:

@@ -81,7 +81,7 @@ class Member:
         reader: reader of windows.
         trained: contents of the checkpoint; None for a model from elsewhere.
         tokenize: function from the bytes of a text to its `TokenizedText`, of a model from elsewhere.
-        findings: entries of the model in `recl.json` beyond those of `facts`.
+        findings: further entries of the model in `recl.json`, beside `facts`.
     """
 
     name: str

@@ -87,7 +87,7 @@ def _text_of_runs(
     """Return the tokens of every run, and where documents begin.
 
     For a run with `memory.reset=document` the first token of every document is marked. The others
-    get the places where documents begin: those of a marked text, or those that the corpus has. If
+    get the places where documents begin, from a marked text or from the corpus. If
     documents are not respected, neither is so.
     """
     first = corpora[0]

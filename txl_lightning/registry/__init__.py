@@ -34,7 +34,7 @@ class Guests(dict[str, T]):
 
     Args:
         group: group of Hydra's, which names one.
-        homes: modules that register those of the package; `{}` stands for the name that is asked for.
+        homes: modules that register the package's own names; `{}` stands for the name that is asked for.
     """
 
     def __init__(self, group: str, *homes: str) -> None:

@@ -40,8 +40,8 @@ def start_run(
         logger: project, group, tags and mode.
         job_type: name of the command, if the variable WANDB_JOB_TYPE has none.
         config: configuration to show beside the run.
-        name: name of the run, if the variable WANDB_NAME has none; None for that of the command.
-        tags: tags besides those of the logger.
+        name: name of the run, if the variable WANDB_NAME has none; None for the command's.
+        tags: tags beside the logger's.
         run_id: id of a run to resume; None starts a new one.
         takes_given_id: whether a new run has the id of the variable WANDB_RUN_ID, which an online training always
             takes. Of several offline runs with one id an upload would keep the last only.

@@ -220,8 +220,8 @@ class ContextCurves(Callback):
     Logs `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and
     `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
     losses over steps.
-    RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
-    its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
+    RECL is measured in a group with this model alone (appendix C); a larger group may give another value. Every rank
+    scores its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
     is excluded from tokens/s.
 
     Args:
@@ -246,7 +246,7 @@ class ContextCurves(Callback):
             raise OptionError("context_curve.max_context", longest, error.allowed) from error
         self.definition: dict[str, Any] = {
             "blocks": blocks,
-            # Absolute positions reach as far as those of training; larger distances share one.
+            # Absolute positions reach as far as in training; larger distances share one.
             "trained_len": training_lengths(config).window,
             "clamp_len": trained_clamp(config),
             "fractions": FRACTIONS,

@@ -126,7 +126,7 @@ class LanguageModelModule(L.LightningModule):
     """Trains and evaluates a language model on ordered streams, with any Trainer.
 
     Row b of a batch continues row b of the batch before. Training and evaluation have a memory each; neither is a
-    buffer (see `Memory`). The optimizer and its schedule are those of the config, over the Trainer's number of steps.
+    buffer (see `Memory`). The config names the optimizer and its schedule, over the Trainer's number of steps.
     Every checkpoint holds the config, the vocabulary, the memory and the random states.
 
     With `trainer.compile` training segments are scored through `torch.compile`, with a memory of static shape. While
@@ -136,8 +136,8 @@ class LanguageModelModule(L.LightningModule):
         model: scores tokens, see `LanguageModel`.
         config: config of the run.
         vocabulary: its level decides between bits per character and perplexity.
-        evaluation_lengths: lengths of validation and test; None for those of the config.
-        ranks: the processes of the run; None for those of the Trainer.
+        evaluation_lengths: lengths of validation and test; None for the config's.
+        ranks: the processes of the run; None for the Trainer's.
 
     Attributes:
         metrics: latest val/… and test/… values in float64.
@@ -309,7 +309,7 @@ class LanguageModelModule(L.LightningModule):
         return self.scaled_loss(batch)
 
     def scaled_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch, so that gradients are those of all streams at once, and store the memory.
+        """Return the loss of a batch, scaled so that gradients add up over all streams, and store the memory.
 
         A batch has b of the B streams of W ranks, each in G groups over which gradients are accumulated. Lightning
         takes the mean over ranks and groups, so the loss is

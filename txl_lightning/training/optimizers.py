@@ -125,13 +125,13 @@ class MuonWithAdam(torch.optim.Optimizer):
     keys and values (and the gates of a recurrent layer) are separate matrices, although one parameter holds them.
     Embeddings, softmax, biases, norms, u, v and trained position tables have no matrix in this sense: AdamW.
 
-    Results equal those of `torch.optim.Muon` (`match_rms_adamw`), which iterates in bfloat16 only
+    Results equal `torch.optim.Muon` (`match_rms_adamw`), which iterates in bfloat16 only
     and takes one matrix after the other. AdamW shares `param_groups` and `state` with this optimizer, so that a
     schedule, a checkpoint and a resumed run see one optimizer.
 
     Args:
         model: whose parameters to train.
-        config: its `lr` and `weight_decay` are those of both, `betas` of AdamW; `ns_precision` is that of the
+        config: both have its `lr` and `weight_decay`, AdamW its `betas`; `ns_precision` is the number type of the
             iteration that finds O, `auto` the bfloat16 of `torch.optim.Muon`.
         fused: AdamW's fused step.
     """
@@ -177,7 +177,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         updates = torch._foreach_lerp(gradients, momenta, MOMENTUM)
         torch._foreach_mul_(parameters, decay)
-        # Small matrices cost more in calls than in arithmetic: those of one shape, or its transpose, are stacked.
+        # Small matrices cost more in calls than in arithmetic: matrices of one shape, or its transpose, are stacked.
         matrices_by_shape = defaultdict(list)
         updates_by_shape = defaultdict(list)
         for parameter, update in zip(parameters, updates, strict=True):
@@ -199,7 +199,7 @@ def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
 
         X ← X / |X|        X ← a X + (b G + c G²) X,    G = X Xᵀ
 
-    In bfloat16 the products are those of `torch.optim.Muon`.
+    In bfloat16 the products equal `torch.optim.Muon`'s.
 
     Args:
         matrices_NAB: N matrices with no more rows than columns.

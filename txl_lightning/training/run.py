@@ -368,7 +368,7 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
 
 
 def load_data(config: Config, ranks: Ranks, start: Start) -> tuple[GroupedStreamsDataModule, bool]:
-    """Return the data, and whether its vocabulary is that of a checkpoint and not made of the text."""
+    """Return the data, and whether its vocabulary comes from a checkpoint, not from the text."""
     resumed = start.resumed
     given: Vocabulary | None = None
     if resumed and (config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")):

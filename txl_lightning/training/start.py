@@ -53,7 +53,7 @@ class Start:
     Args:
         resumed: checkpoint of the run that goes on.
         weights: checkpoint of `initial_weights`.
-        continues: whether the resumed run is that of the directory, found by `resume=auto`.
+        continues: whether the resumed run is the directory's own, found by `resume=auto`.
     """
 
     resumed: Checkpoint | None = None

@@ -24,7 +24,7 @@ MANAGED = {
     "limit_test_batches": "evaluation.max_segments=N",
     "limit_val_batches": "trainer.val_max_segments=N",
     "logger": "logger=NAME",
-    "plugins": "it has those of a run",
+    "plugins": "a run has its own",
     "use_distributed_sampler": "every process reads streams of its own",
 }
 
