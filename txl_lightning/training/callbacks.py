@@ -221,8 +221,8 @@ class ContextCurves(Callback):
     `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
     losses over steps.
     RECL is measured in a group with this model alone (appendix C); a larger group may give another value. Every rank
-    scores its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
-    is excluded from tokens/s.
+    scores its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a
+    measurement is excluded from tokens/s.
 
     Args:
         config: its `context_curve`, and the lengths of training.
