@@ -87,7 +87,7 @@ def test_a_command_that_cannot_even_write_its_message_fails(tmp_path: Path) -> N
         ("recl", HYDRA_FILES),
         ("recl", FILES_OF_THE_COMMAND),
         ("attention", FILES_OF_THE_COMMAND),
-        ("generate", FILES_OF_THE_COMMAND),
+        ("generate", (200, "hydra.output_subdir=null")),
     ],
 )
 def test_a_command_that_cannot_write_ends_with_one_line(tmp_path: Path, command: str, limit: tuple) -> None:

@@ -137,6 +137,7 @@ def test_a_typo_in_what_a_variant_cannot_do_is_an_error() -> None:
             cannot = {"cashed inference": "it is a test"}  # type: ignore[dict-item] # noqa: RUF012
 
 
+@pytest.mark.slow
 def test_a_corpus_of_a_file_has_splits_level_and_options(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, EXAMPLES["brackets"], EXAMPLES["t5"])
     words = ("train", "data=brackets", "encoding=t5", "data.n_tokens=4000", "data.cache_dir=cache", *SMALL)

@@ -72,12 +72,12 @@ def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> No
 
 SEGMENTS = "memory.gradient_segments=2"
 DOCUMENTS = f"{SEGMENTS} memory.reset=document data.document_start='^line.*5:'"
-RESUMED = [("none", SEGMENTS)]
-for variant, words in [
-    *product_of(VARIANTS, ["memory=on", "memory=off"]),
-    ("memory_tokens", SEGMENTS),
-]:
-    RESUMED += [pytest.param(variant, words, marks=pytest.mark.slow)]
+RESUMED = [
+    ("none", SEGMENTS),
+    pytest.param("memory_tokens", SEGMENTS, marks=pytest.mark.slow),
+]
+for case in product_of(VARIANTS, ["memory=on", "memory=off"]):
+    RESUMED += [pytest.param(*case.values, marks=[pytest.mark.slow, *case.marks])]
 RESUMED += [pytest.param("none", DOCUMENTS, marks=pytest.mark.full)]
 
 

@@ -463,7 +463,9 @@ def fit(training: TrainingRun) -> None:
             training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None
         )
     except NotFiniteError as error:
-        advice = f"try a lower optimizer.lr, with initial_weights= of the last good checkpoint in {folder}"
+        advice = "no checkpoint was written yet; try a lower optimizer.lr"
+        if any(folder.glob("*.ckpt")):
+            advice = f"try a lower optimizer.lr with initial_weights= the last good checkpoint in {folder}"
         raise UserError(f"{error}; {advice}") from error
     except UnwrittenCheckpointError as error:
         advice = f"with space again repeat the command with hydra.run.dir={training.directory} resume=auto"
