@@ -113,7 +113,7 @@ def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> Non
     )
 
 
-NOT_FINITE = "the loss or its gradient was not finite in step 2; try a lower optimizer"
+NOT_FINITE = "the loss or its gradient was not finite in step 2; no checkpoint was written yet"
 DIVERGED = r"val/(ppl|nll)=(inf|nan) after 2 steps: training diverged; lower optimizer.lr"
 
 

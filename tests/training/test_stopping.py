@@ -35,7 +35,7 @@ def test_what_is_not_finite_ends_a_run(tmp_path: Path, monkeypatch: Patch, what:
     assert read_file(best)["global_step"] == 5
     last = tmp_path / "other/checkpoints/last.ckpt"
     with pytest.raises(
-        UserError, match=r"in step 9; try a lower optimizer.lr, with initial_weights="
+        UserError, match=r"in step 9; try a lower optimizer.lr with initial_weights="
     ):
         train(tiny_config(tmp_path, *options, "trainer.val_every_n_steps=null"), tmp_path / "other")
     saved = read_file(last)
