@@ -21,7 +21,7 @@ from txl_lightning.reporting import escape, markdown_table
 HEADINGS = {"label": "", "paper": "paper: ", "ours": "here: "}  # in the order of the columns
 LOSSES = ("ppl", "bpc", "bits a byte")
 RULE = (
-    "Effect: by how many percent the loss (in nats) that the claim calls higher exceeds the other; "
+    "Effect: the gap between both losses (in nats) in percent of the one that the claim calls higher; "
     "for 8 and 10 the difference of context lengths or attention, for 9 the speed-up less 1. Above "
     "zero: as the claim says. In brackets: the 95 % interval of one effect; a to b: the lowest and "
     "highest of several. Marks, one for each comparison: "

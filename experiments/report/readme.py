@@ -26,8 +26,8 @@ BEGIN = "<!-- committed runs begin -->\n"
 END = "\n<!-- committed runs end -->"
 LOSS_CLAIMS = (1, 2, 3, 4, 5, 6, 7)
 EFFECTS = (
-    "The effect is how much higher the loss is of the side that the paper calls worse; "
-    "8 to 10 compare context lengths, speed and attention."
+    "The percentage is the gap between both losses in nats, divided by the loss of the side that "
+    "the paper calls worse. Claims 8 to 10 compare context lengths, speed and attention."
 )
 
 
@@ -47,12 +47,16 @@ def committed_part(runs: Sequence[Results]) -> str:
 
 def claims_beside(runs: Sequence[Results]) -> str:
     """Return a table with a row for each claim and a column for each run, in Markdown."""
-    header = ["claim of the paper"] + [name_of(results) for results in runs]
+    header = ["claim of the paper"] + [name_of(results) for results in runs] + ["paper"]
+    _, rows_of_claims, _ = claims_table(runs[0]["claims"])
     rows = []
     for number in range(1, len(runs[0]["claims"]) + 1):
         claims = [results["claims"][number - 1] for results in runs]
         cells = [verdict(claim, shows_effect=number in LOSS_CLAIMS) for claim in claims]
-        rows.append([f"{number}. {claims[0]['claim']}", *cells])
+        paper = ""
+        if number in LOSS_CLAIMS:
+            paper = rows_of_claims[number - 1][4]
+        rows.append([f"{number}. {claims[0]['claim']}", *cells, paper])
     return markdown_table(header, rows, [False] * len(header)).rstrip("\n")
 
 
@@ -60,11 +64,14 @@ def verdict(claim: Results, shows_effect: bool) -> str:
     """Return whether a claim held in a run: in every comparison, in some, or in none."""
     marks = [row["mark"] for row in claim["rows"]]
     n_held = marks.count("✓")
-    word = "not here"
+    n_against = marks.count("✗")
+    word = "undecided"
     if n_held == len(marks):
         word = "held"
-    elif n_held > 0:
-        word = f"partly ({n_held} of {len(marks)})"
+    elif n_held > 0 or n_against > 0:
+        word = f"{n_held} of {len(marks)} held"
+        if n_against > 0:
+            word += f", {n_against} against"
     if not shows_effect:
         return word
     _, rows, _ = claims_table([claim])
