@@ -1,13 +1,16 @@
-"""Every sweep file: parsed, composed, and its first arm trained."""
+"""Every sweep file and every one-liner beside it: parsed, composed, and its first arm trained."""
 
 import itertools
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
@@ -21,6 +24,8 @@ from txl_lightning.training.loggers import run_name
 
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
 README = (ROOT / "sweeps/README.md").read_text()
+ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith("txl train -m")]
+MULTIRUNS = dict(zip(("table_6", "terms", "memory_by_segment", "learning_rate", "search"), ONE_LINERS, strict=True))
 register()
 
 
@@ -41,9 +46,24 @@ def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
     return command[3:]
 
 
+def multirun_arms(words: list[str]) -> list[list[str]]:
+    """Return the overrides of each job of a multirun."""
+    parsed = OverridesParser.create().parse_overrides(words)
+    swept = [o for o in parsed if o.is_sweep_override()]
+    sweeps = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept]
+    fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
+    return [[*fixed, *row] for row in itertools.product(*sweeps)]
+
+
 def untyped(words: list[str]) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=[word for word in words if not word.startswith("hydra.")])
+
+
+def composed(words: list[str]) -> Config:
+    config = typed(untyped(words))
+    check_config(config)
+    return config
 
 
 def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
@@ -66,6 +86,18 @@ def test_a_sweep_file_has_what_wandb_wants_and_arms_that_compose_with_names_of_t
     assert len({run_name(config) for config in configs}) == len(configs)
     assert {config.logger.mode for config in configs} == {"online"}  # an agent's runs report to its sweep
     assert len({config.logger.group for config in configs}) == 1
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_one_liner_has_the_same_arms(name: str) -> None:
+    jobs, grid = multirun_arms(MULTIRUNS[name]), arms(SWEEPS[name])
+    assert len(jobs) == len(grid)
+    for job, chosen in ((jobs[0], grid[0]), (jobs[-1], grid[-1])):
+        ours, theirs = composed(job), composed(overrides(SWEEPS[name], chosen))
+        assert (ours.logger.mode, theirs.logger.mode) == ("offline", "online")
+        ours.logger.mode = theirs.logger.mode
+        assert ours.encoding.name == theirs.encoding.name  # the group of a table has its length too
+        assert replace(ours, encoding=theirs.encoding) == theirs
 
 
 @pytest.mark.slow

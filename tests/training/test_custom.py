@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 
 from tests.training.small_run import logged_rows, stored_memory, tiny_config, trained
 from tests.training.test_saving import VARYING
+from txl_lightning.data.streams import Batch
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training.run import run, train
@@ -43,7 +44,7 @@ def test_a_state_that_could_not_be_read_again_ends_the_run_at_its_first_checkpoi
     assert not list((tmp_path / "run/checkpoints").glob("*"))
 
 
-@pytest.mark.parametrize("target", ["os.mkdir", f"{LIGHTNING}.Nothing"])
+@pytest.mark.parametrize("target", ["os.mkdir", "pathlib.Path", f"{LIGHTNING}.Nothing"])
 def test_what_is_no_callback_is_refused_before_it_is_called(tmp_path: Path, target: str) -> None:
     folder = tmp_path / "made"
     config = tiny_config(tmp_path)
@@ -56,6 +57,17 @@ def test_what_is_no_callback_is_refused_before_it_is_called(tmp_path: Path, targ
 
     assert not folder.exists()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_callback_for_other_modules_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    config.trainer.callbacks = [{"_target_": f"{LIGHTNING}.BackboneFinetuning"}]
+
+    with pytest.raises(
+        UserError,
+        match=r"^trainer.callbacks: one does not fit: .*backbone",
+    ):
+        train(config, tmp_path / "run")
 
 
 def test_a_checkpoint_of_ones_own_is_named_by_its_step(tmp_path: Path) -> None:
@@ -108,6 +120,12 @@ def test_early_stopping_ends_the_run_which_keeps_its_end(
     assert said.count("ended this run, which is evaluated again; resume=CHECKPOINT trains on") == 2
 
 
+def size_of(batch: Batch) -> int:
+    """Function of a callback's options."""
+    return len(batch.tokens)
+
+
+SIZE_OF = {"_target_": "hydra.utils.get_method", "path": f"{__name__}.size_of"}
 WATCHING: dict[str, dict[str, Any]] = {
     **{
         name: {}
@@ -120,6 +138,7 @@ WATCHING: dict[str, dict[str, Any]] = {
     },
     "EarlyStopping": {"monitor": "val/nll", "patience": 100, "verbose": True},
     "Timer": {"duration": {"days": 1}},
+    "ThroughputMonitor": {"batch_size_fn": SIZE_OF, "window_size": 2},
     "LambdaCallback": {"on_train_batch_end": {"_target_": f"{__name__}.Noting", "file": "FILE"}},
 }
 
@@ -139,6 +158,9 @@ class Noting:
             file.write(f"{float(outputs['loss'])}\n")
 
 
+@pytest.mark.filterwarnings(
+    "ignore:When using the `ThroughputMonitor`"
+)  # which counts no FLOPs here
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.slow
 def test_callbacks_that_watch_change_no_bit(
@@ -178,6 +200,12 @@ def test_callbacks_that_watch_change_no_bit(
             "9",
             "12",
         ]  # before the stop too
+        assert [row["step"] for row in rows if float(row.get("lr-Adam", 0)) > 0] == [
+            "2",
+            "5",
+            "8",
+            "11",
+        ]
 
 
 class Stopper(Callback):
@@ -199,6 +227,12 @@ def test_another_logger_gets_the_curves_and_the_configuration(tmp_path: Path) ->
     assert [row["step"] for row in rows if "train/nll" in row] == ["4", "8", "12"]
     assert [row["step"] for row in rows if "val/nll" in row] == ["5", "10", "12"]
     assert "max_steps: 12" in (tmp_path / "run/lightning_logs/version_0/hparams.yaml").read_text()
+    config.logger.arguments = {"save_dir": str(tmp_path / "there"), "name": "mine"}
+    for version, folder in enumerate(
+        ("second", "third")
+    ):  # in one place for both, where neither replaces the other
+        train(config, tmp_path / folder)
+        assert (tmp_path / f"there/mine/version_{version}/metrics.csv").is_file()
 
 
 def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(
@@ -215,3 +249,9 @@ def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(
     ):
         train(tiny_config(tmp_path, "logger=tensorboard", "resume=replace"), tmp_path / "run")
     assert (tmp_path / "run/metrics.json").read_text() == "{}"
+
+
+def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "logger=wandb", "logger.mode=disabled"), tmp_path / "run")
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 12
+    assert not (tmp_path / "run/wandb").exists()

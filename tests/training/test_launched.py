@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -16,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.docs.pages import ROOT, blocks
 from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import TEXT, TINY, trained
 
@@ -107,6 +110,22 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
     for (nll, memory), *ranks in zip(of_one, *of_ranks, strict=True):
         assert [rank[0] for rank in ranks] == pytest.approx([nll, nll], rel=1e-6)
         assert sum(rank[1] for rank in ranks) == pytest.approx(memory, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_of_the_page_train_one_model(tmp_path: Path) -> None:
+    shutil.copytree(trained() / "run", tmp_path / "runs/first")
+    (code,) = (code for code in blocks(ROOT / "docs/training.md", "python") if "devices=2" in code)
+    shown = "    print(trainer.world_size, module.tokens, module.metrics['val/nll'])\n"
+    (tmp_path / "two.py").write_text(code + shown)
+
+    done = subprocess.run([sys.executable, "two.py"], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"2 (\d+) (\d+\.\d+)", done.stdout)
+    assert len(said) == 2
+    assert said[0] == said[1]
+    assert int(said[0][0]) == 4 * 999
 
 
 @pytest.mark.full
