@@ -1,7 +1,6 @@
 """Optional libraries around a training, in an environment of their own: `make test-crossings`."""
 
 import json
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -23,27 +22,6 @@ def needs(module: str) -> None:
 
 def losses(metrics: dict[str, float]) -> dict[str, float]:
     return {name: metrics[name] for name in metrics if "nll" in name}
-
-
-def continue_a_run(directory: Path, target: str, **arguments: str) -> None:
-    """Train with a logger, compare the losses with those of a run without it, and continue."""
-    words = (f"logger._target_={target}", "trainer.log_every_n_steps=4", "trainer.max_steps=12")
-    config = tiny_config(directory, "logger=lightning", *words)
-    config.logger.arguments = arguments
-    assert losses(train(config, directory / "run")) == losses(json.loads((trained() / "run/metrics.json").read_text()))
-    config.resume, config.trainer.max_steps = "auto", 20
-    train(config, directory / "run")
-
-
-def test_mlflow_has_a_run_for_each_session(tmp_path: Path) -> None:
-    needs("mlflow")
-    place = f"sqlite:///{tmp_path}/mlflow.db"
-    continue_a_run(tmp_path, LOGGERS["mlflow"]["_target_"], tracking_uri=place, experiment_name="txl")
-    with sqlite3.connect(tmp_path / "mlflow.db") as store:
-        names = list(store.execute("select name from runs"))
-        steps = [step for (step,) in store.execute("select step from metrics where key = 'train/nll' order by step")]
-    assert len(names) == 2
-    assert steps == [4, 8, 12, 16, 20]
 
 
 LOGGERS: dict[str, dict[str, str]] = {

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +16,7 @@ from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.evaluation.trained import load_trained, read_file
 from txl_lightning.recl.loss_by_context import context_curve
 from txl_lightning.recl.positions import position_blocks
-from txl_lightning.training.callbacks import ContextCurves
+from txl_lightning.training.callbacks import CurveFile
 from txl_lightning.training.run import train
 
 CONTEXTS = list(range(3, 25, 3))
@@ -61,15 +58,11 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -
 
 
 def test_a_line_that_was_cut_short_and_later_rows_are_removed(tmp_path: Path) -> None:
-    curve = ContextCurves(tiny_config(tmp_path, *OPTIONS), np.zeros(200, np.uint8), tmp_path)
-    rows = [{"steps": step, "contexts": CONTEXTS, "bpb": [1.0] * 8} for step in (2, 4, 6)]
-    lines = [json.dumps(row) + "\n" for row in rows]
-    curve.file.path.write_text("".join(lines) + '{"steps": 6')
-    trainer: Any = SimpleNamespace(is_global_zero=True, global_step=4, loggers=[])
-    curve.on_train_start(trainer, None)
-    assert curve.file.path.read_text() == lines[0] + lines[1]
-    curve.on_train_end(trainer, SimpleNamespace(level="byte"))
-    assert (tmp_path / "context_curve.png").is_file()
+    curve = CurveFile(tmp_path / "curve.jsonl")
+    lines = [json.dumps({"steps": step}) + "\n" for step in (2, 4, 6)]
+    curve.path.write_text("".join(lines) + '{"steps": 6')
+    curve.keep_until(4)
+    assert curve.path.read_text() == lines[0] + lines[1]
 
 
 @pytest.mark.full

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import plain
@@ -32,8 +30,6 @@ def test_a_resumed_run_knows_where_its_documents_began(tmp_path: Path) -> None:
     assert (
         losses_of(tmp_path / "resumed", tmp_path, *options, groups, f"resume={last}") == whole[5:]
     )
-    at_once = losses_of(tmp_path / "at once", tmp_path, *options)
-    assert [loss for _, loss in at_once] == pytest.approx([loss for _, loss in whole], rel=1e-5)
 
 
 def test_text_before_a_document_does_not_change_its_loss_in_training(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Runs on token ids: every command on their checkpoints, resume, several ranks, and files that have moved."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,12 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from tests.evaluation.kept_figures import kept_figures
-from tests.recl.small_recl import recl
 from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import evaluated, tiny_config
-from txl_lightning.config.schemas import LoggerConfig, plain
+from txl_lightning.config.schemas import plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation import attention, generate
-from txl_lightning.evaluation.options import AttentionOptions, GenerateOptions
+from txl_lightning.evaluation import generate
+from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.training.run import train
 
 IDS = np.arange(4000) ** 2 % 53
@@ -50,9 +47,6 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(
     assert OmegaConf.load(run / "run/config.yaml").data.path == str(run / "notes.bin")
     result = evaluation(run, tmp_path)
     assert result["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
-    for units in (result, {name: metrics[f"test/{name}"] for name in ("nll", "ppl", "bpt")}):
-        assert units["ppl"] == pytest.approx(math.exp(units["nll"]))
-        assert units["bpt"] == pytest.approx(units["nll"] / math.log(2))
     assert (result["bytes"], "bpb" in result, "test/bpb" in metrics) == (
         None,
         False,
@@ -71,11 +65,6 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
             evaluation(run, tmp_path)
         moved = {"data_path": str(tmp_path / "moved.bin")}
         assert evaluation(run, tmp_path, **moved) | {"seconds": 0} == before | {"seconds": 0}
-        generate.run(GenerateOptions(str(run / BEST), context=8, n_tokens=2, **moved), tmp_path)
-        with kept_figures():
-            options = AttentionOptions(str(run / BEST), logger=LoggerConfig(name="none"), **moved)
-            attention.run(options, tmp_path)
-            assert recl(tmp_path, str(run / BEST), **moved)["unit"] == "ppl"
     finally:
         (tmp_path / "moved.bin").rename(run / "notes.bin")
 
@@ -90,13 +79,8 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
     first = by_ids["samples"][0]
     assert first["text"] == " ".join(f"n{number}" for number in first["tokens"])
     assert generated(prompt="n1 n4 n9", n_samples=2)["samples"] == by_ids["samples"]
-    for wrong in ([60], [], [-1]):
-        with pytest.raises(
-            OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"
-        ):
-            generated(prompt_ids=wrong)
-    with pytest.raises(OptionError, match="'x' is not among the 60 symbols"):
-        generated(prompt="n1 x")
+    with pytest.raises(OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"):
+        generated(prompt_ids=[60])
 
 
 def test_a_resumed_run_continues_with_a_moved_file(tmp_path: Path) -> None:

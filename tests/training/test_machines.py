@@ -10,11 +10,9 @@ import torch
 from tests.fixtures import Patch
 from tests.training.small_run import tiny_config
 from txl_lightning import files
-from txl_lightning.errors import OptionError
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision
 from txl_lightning.training import module
-from txl_lightning.training.checks import check_config
 
 
 def test_auto_takes_the_first_accelerator_that_the_machine_has(
@@ -62,22 +60,6 @@ def test_a_cpu_trains_in_bfloat16_where_products_are_faster_in_it(
 
 def test_the_speedup_is_the_ratio_of_two_measured_times() -> None:
     assert 0.01 < hardware.cpu_bfloat16_speedup() < 100
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("trainer.devices=1", "trainer.accelerator=mps: this machine has no Apple GPU"),
-        ("trainer.devices=2", "trainer.accelerator=mps: is one device: "),
-        ("trainer.precision=bf16-mixed", "trainer.precision=bf16-mixed: must be 32-true with"),
-    ],
-)
-def test_what_a_machine_cannot_do_is_refused(
-    tmp_path: Path, monkeypatch: Patch, words: str, message: str
-) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "this machine" not in message)
-    with pytest.raises(OptionError, match=message):
-        check_config(tiny_config(tmp_path, "trainer.accelerator=mps", words))
 
 
 def test_sums_of_losses_stay_in_float64_on_a_device_without_it(monkeypatch: Patch) -> None:

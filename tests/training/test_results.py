@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from tests.training.small_run import logged_rows, patch_module, tiny_config
 from txl_lightning.config.schemas import Config
@@ -234,23 +233,3 @@ def test_curves_of_training(recorded: Recorded) -> None:
             since = step
     at_the_end = recorded.curve("train/peak_memory_bytes")[STEPS]
     assert recorded.metrics["peak_memory_bytes"] >= at_the_end > 1e7
-
-
-def test_config_yaml_and_the_files_of_a_run(recorded: Recorded) -> None:
-    written = OmegaConf.load(recorded.run / "config.yaml")
-    assert (written.memory.mem_len, written.evaluation.mem_len, written.trainer.num_threads) == (
-        M,
-        16,
-        1,
-    )
-    names = {
-        "config.yaml",
-        "metrics.json",
-        "validation.jsonl",
-        "csv/version_0/metrics.csv",
-        "csv/version_0/hparams.yaml",
-    }
-    names |= {f"checkpoints/{name}.ckpt" for name in ("last", "previous", "best")}
-    assert {
-        path.relative_to(recorded.run).as_posix() for path in recorded.run.rglob("*.*")
-    } == names

@@ -83,12 +83,6 @@ def uninterrupted(*options: str) -> Path:
             [(11, KILL), (30, TERM), (56, TERM), (61, KILL)],
         ),  # step 30 validates, step 56 ends an epoch
         pytest.param(TWO, 50, [(27, KILL), (43, KILL)], marks=pytest.mark.slow),
-        pytest.param(
-            (), 200, [(at, KILL) for at in (11, 60, 61, 120, 173)], marks=pytest.mark.full
-        ),
-        pytest.param(
-            (), 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.full
-        ),
         # the ranks by turns
         pytest.param(
             TWO, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.full
@@ -101,8 +95,6 @@ def uninterrupted(*options: str) -> Path:
     ids=[
         "in short",
         "in short, 2 processes",
-        "killed",
-        "stopped",
         "killed and stopped, 2 processes",
         *KINDS,
     ],

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import Output
 from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.trained import load_trained
@@ -59,15 +58,6 @@ def test_options_without_effect_are_named(
     assert options_without_effect(tiny_config(tmp_path, *overrides.split())) == sentences
 
 
-def test_another_schedule_is_said(tmp_path: Path, capsys: Output) -> None:
-    last = trained() / "run/checkpoints/last.ckpt"
-
-    train(tiny_config(trained(), f"resume={last}", "trainer.max_steps=18"), tmp_path / "run")
-
-    said = "trainer.max_steps=18: the learning rate jumps to the schedule of 18 steps\n"
-    assert said in capsys.readouterr().err
-
-
 def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, f"resume={trained() / 'run/checkpoints/last.ckpt'}", "trainer.max_steps=20"
@@ -90,15 +80,9 @@ ARMS = [
     ),
     "model=qrnn model.d_model=32",
 ]
-MORE_ARMS = [
-    *("encoding=shaw model.terms=ab memory=off", "encoding=absolute loss=half memory=off"),
-    *("encoding=absolute loss=half", "model.terms=bd"),
-]
 
 
-@pytest.mark.parametrize(
-    "arm", [*ARMS, *(pytest.param(arm, marks=pytest.mark.full) for arm in MORE_ARMS)]
-)
+@pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> None:
     options = (*arm.split(), "trainer.val_every_n_steps=30", "trainer.max_steps=10")
     first = train(tiny_config(tmp_path, *options), tmp_path / "first")
@@ -113,17 +97,11 @@ def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> Non
     )
 
 
-NOT_FINITE = "the loss or its gradient was not finite in step 2; no checkpoint was written yet"
 DIVERGED = r"val/(ppl|nll)=(inf|nan) after 2 steps: training diverged; lower optimizer.lr"
 
 
-@pytest.mark.parametrize(
-    ("lr", "level", "words"), [("1e38", "byte", NOT_FINITE), ("1e4", "word", DIVERGED)]
-)
-def test_a_run_that_diverged_ends_with_one_clear_line(
-    tmp_path: Path, lr: str, level: str, words: str
-) -> None:
-    steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", f"data.level={level}")
-    with pytest.raises(UserError, match=f"^{words}"):
-        train(tiny_config(tmp_path, f"optimizer.lr={lr}", *steps), tmp_path / "run")
+def test_a_run_that_diverged_ends_with_one_clear_line(tmp_path: Path) -> None:
+    steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", "data.level=word")
+    with pytest.raises(UserError, match=f"^{DIVERGED}"):
+        train(tiny_config(tmp_path, "optimizer.lr=1e4", *steps), tmp_path / "run")
     assert not (tmp_path / "run/metrics.json").exists()

@@ -13,15 +13,14 @@ from tests.fixtures import Patch
 from tests.training.recorded_run import start
 from tests.training.small_run import tiny_config
 from tests.wandb_files import history, records, run_files, summary
-from txl_lightning.config.schemas import LoggerConfig, plain
+from txl_lightning.config.schemas import plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.trained import Checkpoint, load_trained
 from txl_lightning.evaluation.trained import read_checkpoint as load_checkpoint
 from txl_lightning.reporting import wandb_panels
 from txl_lightning.reporting.code import code_version
-from txl_lightning.reporting.wandb_panels import start_run
-from txl_lightning.training.loggers import run_name, start_wandb, upload_line
+from txl_lightning.training.loggers import start_wandb, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
@@ -105,17 +104,6 @@ def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
     assert {name: values[f"final/{name}"] for name in metrics} == metrics
 
 
-@pytest.mark.full
-def test_one_command_uploads_all_offline_sessions(run: Path) -> None:
-    directory = run.parents[3]
-    train(tiny_config(directory, *GIVEN, "trainer.max_steps=24", "resume=auto"), directory / "run")
-    first, second = files = sorted(run_files(directory / "run"))
-    assert (first, len({file.name for file in files})) == (run, 2)
-    assert [row["tokens"] for row in history(second, "train/nll")] == [512, 640, 768]
-    assert summary(second)["summary"]["final/tokens"] == 768
-    assert upload_line(directory / "run") == f"{TO_UPLOAD} {first.parent} {second.parent}"
-
-
 def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> None:
     """An offline id that was synced later would be replaced, not continued."""
     ids = []
@@ -139,29 +127,6 @@ def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> Non
         resumed = Checkpoint(tmp_path, "resume", contents, earlier, Vocabulary("byte"), {})
         start_wandb(now, tmp_path, 1, resumed)
     assert ids == ["abc", None, None, None]
-
-
-def test_the_arm_in_words(tmp_path: Path) -> None:
-    for overrides, words in {
-        "memory=off model.terms=ab loss=half": "relative, no recurrence, half loss, terms ab",
-        "variant=attention_gate": "relative, recurrence, full loss, attention_gate gates=head",
-        "model=lstm": "lstm, full loss",
-    }.items():
-        assert run_name(tiny_config(tmp_path, *overrides.split())).startswith(f"{words}; memory ")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("CONSOLE", "x"), ("BASE_URL", "nonsense"), ("SILENT", "maybe")]
-)
-def test_a_variable_with_an_unknown_value_is_named(
-    tmp_path: Path, monkeypatch: Patch, name: str, value: str
-) -> None:
-    wandb.teardown()  # it reads its variables once in a process
-    monkeypatch.setenv(f"WANDB_{name}", value)
-    with pytest.raises(
-        OptionError, match=f"^WANDB_{name}={value}: Weights & Biases says: Input should be .*$"
-    ):
-        start_run(tmp_path, LoggerConfig(name="wandb", mode="offline"), "train", {})
 
 
 def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -192,16 +157,11 @@ def test_a_run_that_is_stopped_or_fails_in_a_child_process_is_complete(
 def test_the_code_is_recorded(run: Path) -> None:
     version = code_version()
     config = summary(run)["config"]
-    metrics = json.loads((run.parents[2] / "metrics.json").read_text())
     record = load_checkpoint(run.parents[2] / "checkpoints/best.ckpt").record
-    for place in (config, metrics, record):
+    for place in (config, record):
         assert (place["version"], place["commit"]) == (version["version"], version["commit"])
     first_line = (run.parents[2] / "config.yaml").read_text().splitlines()[0]
     assert (
         first_line
         == f"# txl_lightning {version['version']}, commit {version['commit'] or 'unknown'}"
     )
-
-
-def test_the_figure_of_the_context_curves_is_logged(run: Path) -> None:
-    assert list(run.parent.glob("files/media/images/context_curve_*.png"))

@@ -66,11 +66,6 @@ def test_a_published_folder_needs_only_lengths(convert: Convert, small: Path) ->
     )
     assert trained.vocabulary.symbols[:3] == ("<eos>", "<unk>", "w2")
     assert trained.model.config.same_length
-    exported = convert(small, "tensorflow", "exported", "original", *LENGTHS)
-    back = convert(
-        exported, "original", "c.ckpt", "txl", "data.level=word", f"vocabulary={small}/data/vocab"
-    )
-    assert load_trained(back).model.config == trained.model.config
 
 
 def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(
@@ -122,20 +117,6 @@ def test_errors_of_a_folder_are_one_clear_line(
             *LENGTHS,
             source=tmp_path / place,
         )
-    refuse(r"vocabulary=missing: cannot be read", "vocabulary=missing", *LENGTHS)
-    refuse(r"data.level=bpe: must be one of byte, char, word", "data.level=bpe", *LENGTHS)
-    refuse(
-        r"model has 60 tokens, the vocabulary of data=text.txt has 17: choose",
-        "vocabulary=corpus",
-        *LENGTHS,
-    )
-    (small / "data/vocab").write_text("a\nb\n")
-    refuse(
-        r"has 60 tokens, the vocabulary of the file has 2: choose the model's own with vocabulary=FILE",
-        *LENGTHS,
-    )
-    (small / "data/vocab").rename(small / "data/cache.pkl")
-    refuse(r"vocabulary=None: must be given, or corpus: no vocab.json", *LENGTHS)
 
 
 def test_symbols_as_the_papers_code_prepares_them(tmp_path: Path) -> None:
