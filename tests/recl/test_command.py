@@ -24,7 +24,6 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.recl import command
-from txl_lightning.recl.group import model_names
 from txl_lightning.recl.options import ReclOptions
 
 
@@ -120,21 +119,6 @@ def test_a_grid_is_even_or_a_list(runs: SmallRuns, tmp_path: Path) -> None:
     assert (short["contexts"], short["step"]) == ([4, 8, 12], 4)
 
 
-def test_precision_positions_and_clamp_change_losses(runs: SmallRuns, tmp_path: Path) -> None:
-    checkpoint = runs.checkpoint("relative")
-    plain = recl(tmp_path, checkpoint)
-    nll = np.array(plain["models"][0]["nll"])
-    rounded = recl(tmp_path, checkpoint, precision="bf16-mixed")
-    assert (plain["precision"], rounded["precision"]) == ("32-true", "bf16-mixed")
-    difference = np.abs(rounded["models"][0]["nll"] - nll)
-    assert 0 < difference.max() < 0.01
-    moved = recl(tmp_path, checkpoint, position_seed=1)
-    assert moved["positions"]["seed"] == 1
-    assert values(moved, "nll") != values(plain, "nll")
-    clamped = recl(tmp_path, checkpoint, clamp_len=2)
-    assert values(clamped, "nll") != values(plain, "nll")
-
-
 def test_groups_have_lengths_of_their_own(runs: SmallRuns, tmp_path: Path) -> None:
     paths = [runs.checkpoint("relative"), runs.checkpoint("absolute"), runs.checkpoint("lstm")]
     result = recl(tmp_path / "run", *paths, groups=["x", "y", "x"])
@@ -160,14 +144,6 @@ def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(
     result = recl(tmp_path / "run", str(folder / "step*.ckpt"))
     assert values(result, "step") == [2, 9, 10]
     assert values(result, "name") == [f"{tmp_path.name}/step{n}" for n in (2, 9, 10)]
-
-
-def test_models_are_named_after_their_directories_or_references() -> None:
-    ours = "/a/ours/checkpoints/best.ckpt"
-    assert model_names([ours, "/a/theirs/checkpoints/best.ckpt"]) == ["ours", "theirs"]
-    assert model_names([ours, "/a/ours/checkpoints/last.ckpt"]) == ["ours/best", "ours/last"]
-    assert model_names(["hf:gpt2", "hf:a/pythia", "py:a.b"]) == ["gpt2", "pythia", "a.b"]
-    assert model_names(["hf:a/ours", "hf:b/ours"]) == ["hf:a/ours", "hf:b/ours"]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
