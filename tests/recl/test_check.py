@@ -92,7 +92,6 @@ def raises() -> None:
 
 NO_FUNCTIONS = {
     "module": "Empty module name",
-    "no_such_module.function": "No module named",
     f"{__name__}.nothing": "has no attribute 'nothing'",
     f"{__name__}.raises": "no weights.pt here",
 }

@@ -119,6 +119,21 @@ def test_a_grid_is_even_or_a_list(runs: SmallRuns, tmp_path: Path) -> None:
     assert (short["contexts"], short["step"]) == ([4, 8, 12], 4)
 
 
+def test_precision_positions_and_clamp_change_losses(runs: SmallRuns, tmp_path: Path) -> None:
+    checkpoint = runs.checkpoint("relative")
+    plain = recl(tmp_path, checkpoint)
+    nll = np.array(plain["models"][0]["nll"])
+    rounded = recl(tmp_path, checkpoint, precision="bf16-mixed")
+    assert (plain["precision"], rounded["precision"]) == ("32-true", "bf16-mixed")
+    difference = np.abs(rounded["models"][0]["nll"] - nll)
+    assert 0 < difference.max() < 0.01
+    moved = recl(tmp_path, checkpoint, position_seed=1)
+    assert moved["positions"]["seed"] == 1
+    assert values(moved, "nll") != values(plain, "nll")
+    clamped = recl(tmp_path, checkpoint, clamp_len=2)
+    assert values(clamped, "nll") != values(plain, "nll")
+
+
 def test_groups_have_lengths_of_their_own(runs: SmallRuns, tmp_path: Path) -> None:
     paths = [runs.checkpoint("relative"), runs.checkpoint("absolute"), runs.checkpoint("lstm")]
     result = recl(tmp_path / "run", *paths, groups=["x", "y", "x"])
