@@ -97,6 +97,40 @@ def test_blocks_of_queries_without_gradient(
     torch.testing.assert_close(heads(problem, chosen, dtype).double(), expected, **tolerance)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="blocks are for the CPU")
+def test_blocks_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = heads_and_gradients(Problem(), judge, torch.bfloat16)
+    monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.bfloat16: 8})
+    results = heads_and_gradients(Problem(), chosen, torch.bfloat16)
+    for name, value in expected.items():
+        largest = value.abs().max().item()
+        torch.testing.assert_close(results[name], value, rtol=0.05, atol=0.05 * largest)
+
+
+def test_single_queries_where_few_places_are_read() -> None:
+    problem = Problem(T=20)
+    expected = heads(problem, judge, torch.float64)
+
+    def few(inputs: AttentionInputs) -> Tensor:
+        return chosen(inputs._replace(visible=inputs.visible._replace(only_queries=(3, 17))))
+
+    results = heads(problem, few, torch.float64)
+    torch.testing.assert_close(results[:, :, [3, 17]], expected[:, :, [3, 17]], **EXACT)
+
+
+def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    scores = attention.scores
+
+    def counted(*args: object) -> Tensor:
+        calls.append(len(args))
+        return scores(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "scores", counted)
+    tiny_model(n_layer=3).train()(torch.zeros(1, 5, dtype=torch.int64))
+    assert calls == [7, 7, 7]
+
+
 @pytest.mark.parametrize(("on_cpu", "calls"), [(True, 0), (False, 1)])
 def test_elsewhere_torchs_kernel_computes(
     on_cpu: bool, calls: int, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +272,28 @@ def test_an_adapter_of_a_projection_equals_merged_weights_and_cached_inference(
         torch.testing.assert_close(
             losses(CachedTransformerXL(adapted)), expected, rtol=0, atol=1e-10
         )
+
+
+def test_a_hook_of_a_projection_acts_on_the_memory_too() -> None:
+    from txl_lightning import CachedTransformerXL
+
+    model = tiny_model(mem_len=6)
+    stream = random_stream(2, 9)
+    for layer in model.layers:
+        layer.attention.qkv.register_forward_hook(lambda module, inputs, output: 2.0 * output)
+
+    def losses(scorer: object) -> Tensor:
+        _, memory = scorer.score(stream[:, :4], stream[:, 1:5])  # type: ignore[attr-defined]
+        return scorer.score(stream[:, 4:8], stream[:, 5:9], memory)[0]  # type: ignore[attr-defined]
+
+    with torch.no_grad():
+        hooked = losses(model)
+        cached = losses(CachedTransformerXL(model))
+        for layer in model.layers:
+            layer.attention.qkv._forward_hooks.clear()
+            layer.attention.qkv.weight.mul_(2.0)
+        torch.testing.assert_close(hooked, losses(model), rtol=0, atol=1e-10)
+        torch.testing.assert_close(cached, hooked, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.model.tiny_model import (
     tiny_model,
 )
 from txl_lightning import TransformerXL
-from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.model.inference.cached import CachedTransformerXL, weights_of
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 ARMS: dict[str, dict[str, Any]] = {**ENCODINGS, "relative, untied u and v": {"untie_biases": True}}
@@ -152,6 +152,21 @@ def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change)
     assert_close(
         outputs(cached.with_lengths(), stream, [6, 6]), outputs(model, stream, [6, 6]), tolerance
     )
+
+
+def test_torch_counts_changes_in_place_except_those_of_a_fused_optimizer():
+    """Fails when torch drops `_version`, or counts fused steps: then say so in `weights_of`."""
+    layer, seen = torch.nn.Linear(2, 3), []
+    for change in (
+        lambda p: None,
+        lambda p: p.mul_(2),
+        lambda p: torch.optim.Adam([p], fused=True).step(),
+    ):
+        layer.weight.grad = torch.ones(3, 2)
+        with torch.no_grad():
+            change(layer.weight)
+        seen.append(weights_of([layer._parameters], "cpu")[1])
+    assert seen[0] != seen[1] == seen[2]
 
 
 def test_gradients_and_dropout_are_refused():

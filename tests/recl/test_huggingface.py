@@ -103,6 +103,26 @@ def test_only_a_table_of_positions_limits_a_model(
     assert (losses[0] == losses[1]) == (limit is not None)
 
 
+def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> None:
+    """BigBird keeps its full attention after a short window."""
+    model = model_of(
+        transformers,
+        "BigBirdConfig",
+        is_decoder=False,
+        block_size=4,
+        num_random_blocks=1,
+    )
+    reader = HuggingFaceModel(model)
+    short = torch.from_numpy(TOKENS[None, :21])
+    long = torch.from_numpy(TOKENS[None, :257])
+    with torch.no_grad():
+        first, _ = reader.score(long[:, :-1], long[:, 1:])
+        reader.score(short[:, :-1], short[:, 1:])
+        assert model.bert.attention_type == "original_full"
+        again, _ = reader.score(long[:, :-1], long[:, 1:])
+    torch.testing.assert_close(again, first)
+
+
 def test_code_of_an_author_is_not_run_and_the_result_says_so(tmp_path: Path) -> None:
     folder = save_tiny(transformers, tmp_path / "model", "LlamaConfig")
     change(folder, "config.json", auto_map={"AutoModelForCausalLM": "modeling_own.OwnModel"})
@@ -147,7 +167,7 @@ def test_a_begin_of_text_token_is_read_as_the_tokenizer_does(tmp_path: Path) -> 
         load(folder, begin_of_text=True)
 
 
-@pytest.mark.parametrize("kind", ["LlamaConfig", "XGLMConfig"])
+@pytest.mark.parametrize("kind", ["LlamaConfig", "GPT2Config", "MambaConfig", "XGLMConfig"])
 def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
     model_of(transformers, kind).save_pretrained(tmp_path)
     with pytest.raises(OptionError, match=rf"models=hf:{tmp_path}: .*tokenizer") as caught:
@@ -237,6 +257,7 @@ FILES = [
         "is weights alone: give the folder, with config.json and a tokenizer",
     ),
     ("", "model.gguf", "has no config.json; model.gguf is a file for llama.cpp"),
+    ("", "model.safetensors", "has no config.json; model.safetensors is weights alone"),
     ("", "adapter_config.json", "is an adapter alone: merge it into its base model"),
 ]
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 
 from tests.evaluation.kept_figures import Figures
 from txl_lightning.recl.figures import draw_figures
@@ -65,6 +66,10 @@ def test_losses_have_means_and_errors_in_both_units() -> None:
     assert bpc["bpc_standard_error"][2] == pytest.approx(error / np.log(2))
 
 
+def test_within_1_percent_of_the_loss_with_the_longest_context() -> None:
+    assert [model["within_1_percent"] for model in results()["models"]] == [16, 12, 12]
+
+
 def test_differences_are_paired_by_position() -> None:
     losses = made_up()
     first, second, _ = results()["differences"]
@@ -104,8 +109,8 @@ def test_tables_have_lengths_losses_and_differences() -> None:
     assert "c: RECL ends at a plateau, but later steps gain again: r = 1.0 from 4 to 12." in lines
 
 
-def drawn_figures(drawn: Figures, directory: Path) -> dict[str, Axes]:
-    draw_figures(results(), directory)
+def drawn_figures(drawn: Figures, directory: Path, **options: Any) -> dict[str, Axes]:
+    draw_figures(results(**options), directory)
     return {
         name.removesuffix(".png"): figure.axes[0]
         for name, figure in drawn.items()
@@ -115,6 +120,19 @@ def drawn_figures(drawn: Figures, directory: Path) -> dict[str, Axes]:
 
 def lines_of(axes: Axes) -> dict[str, Any]:
     return {str(line.get_label()): line for line in axes.get_lines()}
+
+
+def test_a_model_has_one_colour_in_all_figures(drawn: Figures, tmp_path: Path) -> None:
+    figures = drawn_figures(drawn, tmp_path, labels=["x", "y", "x"])
+    colours: dict[str, set[str]] = {name: set() for name in NAMES}
+    for axes in figures.values():
+        for label, line in lines_of(axes).items():
+            name = label.removesuffix(" (zero)")
+            if name in colours:
+                colours[name].add(to_hex(line.get_color()))
+    assert [len(found) for found in colours.values()] == [1, 1, 1]
+    assert len(set.union(*colours.values())) == 3
+    assert len(figures) == 1 + 1 + 2 * 3
 
 
 def test_figures_show_the_values_ticks_at_contexts_a_grey_threshold_and_a_zero_line(
