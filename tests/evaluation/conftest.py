@@ -17,16 +17,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallRuns]:
         yield SmallRuns(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.fixture
-def pictures() -> None:
-    """Ask for files with pictures in a test that reads them."""
-
-
 @pytest.fixture(autouse=True)
-def drawn(request: pytest.FixtureRequest) -> Iterator[Figures]:
+def drawn() -> Iterator[Figures]:
     """Figures by the name of their file; their pictures, which take most of a command's time, are not drawn."""
-    if "pictures" in request.fixturenames:
-        yield {}
-        return
     with kept_figures() as figures:
         yield figures

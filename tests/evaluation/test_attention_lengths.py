@@ -16,8 +16,6 @@ from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.attention_lengths import first_tokens
 from txl_lightning.evaluation.losses import stream_losses
-from txl_lightning.evaluation.options import EvaluateOptions
-from txl_lightning.evaluation.perplexity import run
 from txl_lightning.evaluation.trained import load_trained
 
 BOTH = ["test", "valid"]  # their order has no effect
@@ -68,21 +66,6 @@ def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(
     assert sweep["attention_length"] == min(reaching)
 
 
-def test_init_uses_the_lengths_of_training_with_any_evaluation_lengths(
-    runs: SmallRuns, tmp_path: Path
-) -> None:
-    options = {"segment_len": 4, "mem_len": 30, "clamp_len": 5, "same_length": False}
-    found = result(
-        runs, "characters", tmp_path, splits=BOTH, attention_lengths=[10], max_segments=6, **options
-    )
-    sweep = found["valid"]["sweep"]
-    of_training = sweep["init"]["evaluation"]
-    assert (of_training["segment_len"], of_training["mem_len"]) == (8, 8)
-    assert (of_training["clamp_len"], of_training["max_segments"]) == (-1, 3)
-    assert sweep["lengths"][0]["evaluation"]["same_length"] is False
-    assert sweep["lengths"][0]["tokens"] == sweep["init"]["tokens"]
-
-
 def test_absolute_positions_use_extended_context_as_far_as_they_go(
     runs: SmallRuns, tmp_path: Path
 ) -> None:
@@ -105,28 +88,6 @@ def test_absolute_positions_use_extended_context_as_far_as_they_go(
     for row, (segment_len, ext_len) in zip(rows, lengths, strict=True):
         expected = direct(runs, "extended", "valid", segment_len, ext_len, mem_len=0)
         assert row["nll"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_lines_and_figures_are_written(runs: SmallRuns, tmp_path: Path, pictures: None) -> None:
-    checkpoint = runs.checkpoint("characters")
-    lines = run(
-        EvaluateOptions(
-            checkpoint,
-            attention_lengths=[4, 8],
-            num_threads=1,
-        ),
-        tmp_path,
-    )
-    found = json.loads((tmp_path / "evaluation.json").read_text())
-    sweep = found["valid"]["sweep"]
-    test = found["test"]["selected"]
-    length = sweep["best"]["attention_length"]
-    beside = f"(training's lengths: {test['init']['bpc']:.4f})"
-    expected = f"test, attention length {length}: {test['best']['bpc']:.4f} bits per character"
-    assert lines[1] == f"{expected} {beside}"
-    assert lines[2].endswith(f"within 0.0005 bpc of the best: {sweep['attention_length']}")
-    assert (tmp_path / "attention_lengths.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "attention_lengths.svg").read_text()
 
 
 def test_a_length_is_chosen_on_one_split_for_the_others(

@@ -123,7 +123,6 @@ BAD = [
     ("table.txt", "a\n", "must be a file of .tsv or .jsonl"),
     ("table.tsv", "context\ttext\na\tb\n", "row 1 must have a text in the column `continuation`"),
     ("table.jsonl", '{"continuation": "line"}\n{"continuation": 7}\n', "row 2 must have a text"),
-    ("table.jsonl", '["line"]\n', "row 1 must be an object"),
     ("table.jsonl", '{"continuation": "line"\n', "cannot be read"),
     ("table.tsv", "context\tcontinuation\n", "has no row"),
     ("table.tsv", "context\tcontinuation\n\ta\n", "row 1 must have a token to score; without"),

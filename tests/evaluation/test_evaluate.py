@@ -39,16 +39,6 @@ def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, k
     assert ours["evaluation"].items() >= metrics["evaluation"].items()
 
 
-@pytest.mark.parametrize("kind", ["characters", "documents", "extended"])
-def test_hidden_states_as_memory_give_equal_scores(
-    runs: SmallRuns, tmp_path: Path, kind: str
-) -> None:
-    cached = result(runs, kind, tmp_path)
-    states = result(runs, kind, tmp_path, cached=False)
-    assert states["test"]["nll"] == pytest.approx(cached["test"]["nll"], rel=1e-6)
-    assert states["evaluation"]["cached"] is False
-
-
 def test_shorter_segments_and_fewer_streams_score_as_many_tokens_of_a_run_with_a_limit(
     tmp_path: Path,
 ) -> None:

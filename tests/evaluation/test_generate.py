@@ -204,24 +204,6 @@ def test_a_terminal_is_not_commanded_by_a_sample() -> None:
     assert shown == "a\ufffd[2J\tb\ufffd\ufffd\né"
 
 
-WORDS = Vocabulary("word", ("<eos>", "<unk>", "the", "cat"))
-OF_LM1B = Vocabulary("word", ("<S>", "<UNK>", "the", "cat"))
-PROMPTS = [
-    (Vocabulary("byte"), "é", False, [0xC3, 0xA9]),
-    (WORDS, "the dog\n\n", False, [2, 1, 0, 0]),
-    (OF_LM1B, "the cat\nthe", False, [0, 2, 3, 0, 2]),
-    # Only the sentence that is continued has no mark at its end.
-    (OF_LM1B, "the cat\nthe", True, [0, 2, 3, 0, 0, 2]),
-]
-
-
-@pytest.mark.parametrize(("vocabulary", "text", "closed", "tokens"), PROMPTS)
-def test_prompts_are_encoded_as_corpora_are(
-    vocabulary: Vocabulary, text: str, closed: bool, tokens: list[int]
-) -> None:
-    assert encode_open(vocabulary, text, closed) == tokens
-
-
 def test_unknown_words_of_a_prompt_are_named(runs: SmallRuns) -> None:
     trained = load_trained(runs.checkpoint("words"))
     lenient = replace(trained, vocabulary=replace(trained.vocabulary, lenient=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
+from txl_lightning.config.lengths import trained_clamp
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.models import make_model
@@ -87,29 +87,3 @@ def test_distances_beyond_training_are_clamped_and_others_are_not(
     given = replace(free, evaluation=replace(beyond.evaluation, clamp_len=trained - 1))
     np.testing.assert_array_equal(losses(beyond), losses(given))
     assert not np.allclose(losses(beyond), losses(free))
-
-
-CLAMPS = [
-    (["memory=on"], 15),
-    (["memory=on", "model.ext_len=2"], 17),
-    (["memory=on", "model.same_length=true"], 7),
-    (["memory=on", "evaluation.clamp_len=6"], 6),
-    (["memory=on", "encoding=shaw", "encoding.table_len=40"], 16),
-    (["memory=on", "encoding=alibi"], -1),
-    (["model=lstm", "model.d_model=16"], None),
-]
-
-
-@pytest.mark.parametrize(("overrides", "clamp_len"), CLAMPS)
-def test_the_clamp_is_given_or_as_trained(
-    tmp_path: Path, overrides: list[str], clamp_len: int | None
-) -> None:
-    config = tiny_config(tmp_path, *overrides)
-    assert trained_clamp(config) == clamp_len
-    plain = evaluation_lengths(config)
-    assert (
-        clamp_untrained(plain, config) == plain
-    )  # a run's own evaluation reaches no farther than training
-    if clamp_len is not None and not plain.same_length:
-        longer = replace(plain, memory=60)
-        assert clamp_untrained(longer, config) == replace(longer, clamp=clamp_len)

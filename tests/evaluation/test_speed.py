@@ -149,8 +149,3 @@ def test_ratios_are_taken_within_rounds() -> None:
         "max": 10.0,
         "rounds": [3.0, 8.0, 10.0],
     }
-
-
-def test_times_have_three_digits() -> None:
-    shown = [command.three_digits(value) for value in (0.01234, 99.96, 1234.5)]
-    assert shown == ["0.0123", "100", "1,230"]

@@ -4,15 +4,12 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.evaluation.scored import BLOCK_LEN
 from tests.evaluation.small_runs import SmallRuns
 from tests.training import small_run
 from tests.training.small_run import trained
-from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.evaluation.tables import lines_of_tokens
 
 PAIRS = ("data.level=bpe", "data.vocab_size=270", "trainer.max_steps=1")
 LINES = ["line 7: the square of 7 is 49", "line 3", "", "line 12: the square of 12", "7"]
@@ -151,9 +148,3 @@ def test_special_characters_are_escaped(runs: SmallRuns, tmp_path: Path) -> None
     text = 'line\t1 "7"\r\n\nline \\ 2\r is\n'
     _, rows = scored_text(runs, "relative", tmp_path, text, "line")
     assert [row["text"] for row in rows] == ['line\\t1 "7"', "", "line \\\\ 2\\r is"]
-
-
-def test_a_token_belongs_to_the_line_in_which_it_begins() -> None:
-    vocabulary = Vocabulary("bpe", ("a", "\n", "b\n\n", "\nc"))
-    found = lines_of_tokens(vocabulary, np.array([0, 1, 0, 2, 0, 3, 0]))
-    assert found.tolist() == [0, 0, 1, 1, 3, 3, 4]

@@ -11,19 +11,13 @@ import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.strategies import DDPStrategy
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import TrainerConfig
-from txl_lightning.distributed import ranks
 from txl_lightning.distributed.ranks import connect
-from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.commands import chosen_device
 from txl_lightning.training import run
-from txl_lightning.training.checks import check_config
 
 STEPS = range(4, 9)
 OPTIONS = ("trainer.max_steps=10", "trainer.val_every_n_steps=10", "checkpoint.every_n_steps=10")
@@ -108,37 +102,3 @@ def test_ranks_meet_with_the_gpu_of_each(
     assert made[0] == (backend, {"rank": 2, "world_size": 4, "device_id": gpu})
     assert devices == [gpu] * (gpu is not None)
     assert (connected.rank, connected.world_size, connected.group) == (2, 4, "gloo")
-
-
-def test_a_task_of_slurm_may_see_its_own_gpu_alone(
-    tmp_path: Path, devices: Devices, monkeypatch: Any
-) -> None:
-    """`srun --gpus-per-task=1`: four ranks a machine, each of which sees one GPU."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(CUDAAccelerator, "is_available", staticmethod(lambda: True))
-    monkeypatch.setattr("lightning.fabric.accelerators.cuda.num_cuda_devices", lambda: 1)
-    config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4", "evaluation.batch_size=4")
-    with pytest.raises(OptionError, match=r"1 GPUs are visible and trainer\.devices=4"):
-        check_config(config)
-    slurm = {
-        "NTASKS": 4,
-        "STEP_NUM_TASKS": 4,
-        "NTASKS_PER_NODE": 4,
-        "PROCID": 2,
-        "LOCALID": 2,
-        "NODEID": 0,
-    }
-    for name, value in {**slurm, "JOB_ID": 7, "JOB_NAME": "txl"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
-    check_config(config)
-    monkeypatch.setattr(
-        rank_zero_only, "rank", 0, raising=False
-    )  # the trainer sets it, for the whole process
-    trainer = run.make_trainer(config, tmp_path, [], run.Start())
-    assert (trainer.strategy.root_device, trainer.global_rank, trainer.world_size) == (
-        torch.device("cuda", 0),
-        2,
-        4,
-    )
-    assert (type(trainer.strategy), trainer.precision) == (DDPStrategy, "bf16-mixed")
-    assert ranks.own_gpu(2) == torch.device("cuda", 0)

@@ -21,15 +21,3 @@ def test_every_encoding_uses_its_memory_and_keeps_it_as_it_was_computed(
     )
     without, _ = model.score(stream[:, 4:8], stream[:, 5:9])
     assert not torch.allclose(with_memory[:, 4:], without)
-
-
-@pytest.mark.parametrize("encoding", ["shaw", "al_rfou"])
-def test_trained_tables_repeat_their_farthest_row(encoding: str) -> None:
-    short, long = (tiny_model(encoding=encoding, table_len=n, mem_len=0) for n in (3, 7))
-    state = short.state_dict()
-    for name, tensor in state.items():
-        if name in ("encoding.table", "encoding.distance_bias"):
-            state[name] = torch.cat([tensor[:, :1].expand(-1, 4, *tensor.shape[2:]), tensor], dim=1)
-    long.load_state_dict(state)
-    tokens = random_stream(2, 7)
-    torch.testing.assert_close(short(tokens)[0], long(tokens)[0], rtol=0, atol=1e-12)

@@ -39,13 +39,3 @@ def test_tokens_are_drawn_from_the_window() -> None:
             likeliest = model.log_probabilities(model(context[:, -4:])[0])[:, -1].argmax(-1)
         assert torch.equal(tokens[:, position], likeliest)
         context = torch.cat([context, likeliest[:, None]], dim=1)
-
-
-def test_a_mask_for_a_memory_leaves_the_window_visible() -> None:
-    """Without memory `same_length` with `extra_key` would show a token nothing but itself."""
-    model, stream = tiny_model(mem_len=4), random_stream(2, 9)
-    masked = model.with_lengths(same_length=True, extra_key=True)
-    losses = [
-        SlidingWindow(each, 5).score(stream[:, :-1], stream[:, 1:])[0] for each in (model, masked)
-    ]
-    assert torch.equal(*losses)

@@ -81,17 +81,6 @@ def test_other_sizes_and_flags(options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{**CUT, **D}, DIVIDED], ids=str)
-def test_clusters_may_be_tied_in_any_pattern(options):
-    model = tensorflow_like(**options, **NONE)
-    variables = variables_of(model)
-    for i in (0, 2):
-        model.softmax.projections[str(i)].copy_(model.embedding.projection(i))
-        del variables[f"transformer/adaptive_softmax/cutoff_{i}/proj"]
-    assert_read(variables, model)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("tied", [NONE, ALL], ids=str)
 def test_a_projection_of_equal_widths_may_be_left_out_and_is_the_identity(tied):
     model = tensorflow_like(**DIVIDED, **tied, untie_biases=True)

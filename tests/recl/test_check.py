@@ -3,15 +3,13 @@
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from txl_lightning.data.vocabulary import Vocabulary, characters
 from txl_lightning.errors import OptionError
 from txl_lightning.recl.check import checked
-from txl_lightning.recl.models import Member, TokenizedText, load_function, vocabulary_speller
+from txl_lightning.recl.models import Member, load_function
 
 TEXT = b"abcdefghijkl" * 40
 
@@ -73,10 +71,8 @@ FAULTS: list[tuple[Any, str]] = [
         Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)),
         r"cannot read 64 tokens \(score must return a loss for each target, and a state\)",
     ),
-    (Scored(lambda tokens, targets: targets.float()), r"cannot read 64 tokens \("),
     (Scored, "must return a model with the method score, not type"),
     (Scored(right, encode=lambda text: ([1] * 3, [len(text) + 2, -1, -1])), SIZES),
-    (Scored(right, encode=lambda text: ([1], [1])), SIZES),
 ]
 
 
@@ -96,7 +92,6 @@ def raises() -> None:
 
 NO_FUNCTIONS = {
     "module": "Empty module name",
-    "no_such_module.function": "No module named",
     f"{__name__}.nothing": "has no attribute 'nothing'",
     f"{__name__}.raises": "no weights.pt here",
 }
@@ -108,21 +103,3 @@ def test_what_is_no_function_is_named(name: str) -> None:
     with pytest.raises(OptionError, match=words) as caught:
         load_function(f"py:{name}", "name")
     assert "\n" not in str(caught.value)
-
-
-def tokens_of(vocabulary: Vocabulary, text: str) -> TokenizedText:
-    tokens = vocabulary.encode(text.encode())
-    return TokenizedText(tokens, vocabulary.level, vocabulary_speller(vocabulary, tokens))
-
-
-def test_texts_of_equal_pieces_have_the_same_tokens() -> None:
-    text = "aba\n"
-    by_bytes = tokens_of(Vocabulary("byte"), text)
-    by_characters = tokens_of(characters([text.encode()]), text)
-    assert not np.array_equal(by_bytes.tokens, by_characters.tokens)
-    assert by_bytes.has_tokens_of(by_characters)
-    accent = "aéa\n"
-    by_bytes = tokens_of(Vocabulary("byte"), accent)
-    by_characters = tokens_of(characters([accent.encode()]), accent)
-    assert by_characters.spell(1, 3) == ["é", "a"]
-    assert not by_bytes.has_tokens_of(by_characters)

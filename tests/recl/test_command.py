@@ -24,7 +24,6 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.recl import command
-from txl_lightning.recl.group import model_names
 from txl_lightning.recl.options import ReclOptions
 
 
@@ -160,14 +159,6 @@ def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(
     result = recl(tmp_path / "run", str(folder / "step*.ckpt"))
     assert values(result, "step") == [2, 9, 10]
     assert values(result, "name") == [f"{tmp_path.name}/step{n}" for n in (2, 9, 10)]
-
-
-def test_models_are_named_after_their_directories_or_references() -> None:
-    ours = "/a/ours/checkpoints/best.ckpt"
-    assert model_names([ours, "/a/theirs/checkpoints/best.ckpt"]) == ["ours", "theirs"]
-    assert model_names([ours, "/a/ours/checkpoints/last.ckpt"]) == ["ours/best", "ours/last"]
-    assert model_names(["hf:gpt2", "hf:a/pythia", "py:a.b"]) == ["gpt2", "pythia", "a.b"]
-    assert model_names(["hf:a/ours", "hf:b/ours"]) == ["hf:a/ours", "hf:b/ours"]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])

@@ -118,17 +118,6 @@ def test_appendix_c(
         assert length.guarded_at_least == (guarded is None)
 
 
-def test_fluctuating_losses_lengthen_recl_but_not_guarded_recl() -> None:
-    """At odd steps half of the positions gains and the other loses more, at even ones the reverse."""
-    contexts = [10, 20, 30, 40, 50, 60]
-    steps = np.arange(6)[:, None]
-    is_first_half = np.arange(100) < 50
-    fluctuation = np.where((steps % 2 == 1) == is_first_half, 0.5, 0.0)
-    worse = {"worse": 2 + 0.1 * steps + fluctuation}
-    length = relative_effective_context_lengths(worse, contexts, [1.0], bootstrap=0)["worse"][1.0]
-    assert (length.value, length.guarded) == (60, 10)
-
-
 def constant(*losses: float) -> np.ndarray:
     """Losses by context, equal at 50 positions."""
     return np.tile(np.array(losses)[:, None], 50)

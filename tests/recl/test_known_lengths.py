@@ -5,39 +5,12 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from examples.recall_oracle import TEXT, RecallOracle
+from examples.recall_oracle import TEXT
 from tests.alone import printed
 from tests.docs.pages import ROOT
 from tests.recl.small_recl import recl
-from txl_lightning.data.recall import Recall
-from txl_lightning.recl.effective_context import relative_effective_context_lengths
-from txl_lightning.recl.positions import position_blocks
-from txl_lightning.recl.windows import WindowReader, window_losses
-
-GRID = range(
-    8,
-    144,
-    15,
-)  # a step of 15: the positions of a block are 15 apart, so they are of all eight chains
-
-
-@pytest.mark.parametrize("distance", [16, 64, 128])
-def test_the_length_of_the_exact_model_is_the_first_context_that_sees_the_farthest_source(
-    distance: int,
-) -> None:
-    """Of eight chains: one of every distance up to the longest, the others of 16 tokens."""
-    distances = [d if d <= distance else 16 for d in range(16, 129, 16)]
-    recall = Recall(tuple(distances), 0.9, 8)
-    tokens = np.frombuffer(recall.text(100_000, seed=2).encode(), np.uint8)
-    positions, _ = position_blocks(len(tokens), 2_000, GRID, seed=2)
-    reader = WindowReader(RecallOracle(recall), one_pass=True)
-    losses = {"oracle": window_losses(reader, tokens, positions, GRID)}
-    lengths = relative_effective_context_lengths(losses, GRID, bootstrap=0)["oracle"]
-    expected = min(c for c in GRID if c >= distance)
-    assert {length.value for length in lengths.values()} == {expected}
 
 
 def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Models of transformers whose losses change with the length of the window: exact at every context of the grid."""
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +118,3 @@ def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path: Pat
     assert first["one_pass_difference"] < 1e-4 < 0.01 < second["one_pass_difference"]
     note = "long: read in windows of exactly c tokens: one pass differs by"
     assert note in (tmp_path / "run/recl.md").read_text()
-
-
-def test_a_checked_model_stays_as_it_was_loaded(tmp_path: Path) -> None:
-    """The verdict does not depend on windows that were read before."""
-    member = checked_member(tmp_path, *KINDS[0][:2], CONTEXTS)
-    again = checked(
-        replace(member, reader=replace(member.reader, one_pass=True)),
-        STREAM,
-        [40, 60, 80],
-    )
-    assert again.reader.one_pass

@@ -43,7 +43,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "T5Config": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 2},
     "BartConfig": DECODER_SIZES,
     "RobertaConfig": {**SIZES, "is_decoder": True},
-    "BigBirdConfig": {**SIZES, "is_decoder": True, "max_position_embeddings": 4096},
     "XGLMConfig": {
         "d_model": 32,
         "ffn_dim": 64,

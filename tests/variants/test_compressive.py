@@ -92,29 +92,6 @@ def test_groups_do_not_depend_on_how_the_stream_is_cut(compression: str) -> None
         )
 
 
-def test_extended_context_enters_the_memory_once() -> None:
-    model = compressive(compression="mean", ext_len=2)
-    stream, memory = random_stream(1, 20), None
-    embedded = model.embedding(stream)
-    for start in range(0, 16, 4):
-        _, memory = model(stream[:, max(0, start - 2) : start + 4], memory)
-    expected = torch.cat(
-        [embedded[:, 6:10].unflatten(1, (-1, 2)).mean(2), embedded[:, 10:14]], dim=1
-    )
-    torch.testing.assert_close(memory.states[0], expected)
-
-
-def test_a_memory_grows_even_if_static_since_empty_slots_would_be_compressed() -> None:
-    model = compressive()
-    memory, lengths = model.start_memory(2, static=True), []
-    for tokens in random_stream(2, 20).split(4, 1):
-        lengths.append((memory.length, memory.filled))
-        _, memory = model(tokens, memory)
-    assert lengths == [(0, 0), (4, 4), (6, 6), (6, 6), (6, 6)]
-    zeros = compressive(memory_start="zeros").start_memory(2)
-    assert (zeros.length, zeros.filled, zeros.n_compressed) == (6, 6, 2)
-
-
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm: bool) -> None:
     model, stream = compressive(pre_norm=pre_norm), random_stream(2, 25)
@@ -163,13 +140,3 @@ def test_there_is_no_loss_without_gradients_or_parameters() -> None:
         with torch.set_grad_enabled(grad):
             _, memory = score_segments(model, random_stream(1, 13), 4)
             assert model(random_stream(1, 4), memory)[1].compression_loss is None
-
-
-def test_without_a_compressed_part_it_is_the_ordinary_memory() -> None:
-    model, stream = compressive(compressed_len=0), random_stream(1, 9)
-    ordinary = tiny_model(mem_len=4)
-    ordinary.load_state_dict(model.state_dict(), strict=False)
-    expected, memory = score_segments(ordinary, stream, 4)
-    torch.testing.assert_close(score_segments(model, stream, 4)[0], expected)
-    with pytest.raises(ValueError, match="Memory given to a CompressiveTransformerXL"):
-        model.score(stream[:, :4], stream[:, 1:5], memory)

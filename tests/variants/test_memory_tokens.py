@@ -1,4 +1,4 @@
-"""Memory tokens: the authors' outputs and gradients, loops over all pairs, what is refused."""
+"""Memory tokens: the authors' outputs and gradients, loops over all pairs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from torch import Tensor
 from tests.covering import product_of
 from tests.model.test_reference import Reference, assert_gradients, learned_alone
 from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model
-from txl_lightning.errors import OptionError
-from txl_lightning.model import CachedTransformerXL, attention, generate_all
-from txl_lightning.model.checkpoints import CheckpointError, to_original
+from txl_lightning.model import attention
 from txl_lightning.model.checkpoints.names import named_views
 from txl_lightning.model.positions import sinusoid
 from txl_lightning.variants.memory_tokens import (
@@ -208,31 +206,3 @@ def test_long_segments_on_the_cpu_equal_the_fused_kernel(
                 ]
             )
     torch.testing.assert_close(*found, **EXACT)
-
-
-def test_what_memory_tokens_cannot_do_is_refused_in_one_line() -> None:
-    model, tokens = tokens_model(n_tokens=3).eval(), random_stream(2, 4)
-    for use, error, words in (
-        (
-            lambda: CachedTransformerXL(model),
-            OptionError,
-            r"^model=Memory\w+: cannot be cached, use the model itself",
-        ),
-        (
-            lambda: generate_all(model, tokens, 1),
-            OptionError,
-            r"^model=Memory\w+: cannot generate: memory tokens are",
-        ),
-        (
-            lambda: to_original(model),
-            CheckpointError,
-            "MemoryTokensTransformerXL: the paper's code has no such model",
-        ),
-        (
-            lambda: model(tokens, tiny_model().start_memory(2)),
-            ValueError,
-            r"Memory given to a MemoryTokens\w+XL",
-        ),
-    ):
-        with pytest.raises(error, match=words):
-            use()
