@@ -94,8 +94,7 @@ test-hf: $(HF)/.ready
 test-hf-all: $(HF)/.ready
 	$(HF)/bin/python -m pytest -m '' tests/recl/test_all_classes.py
 
-# The Triton kernel without a GPU: in Triton's interpreter, and as machine code by its compiler. torch for the CPU comes
-# without Triton; this is the version that torch 2.13 for CUDA asks for.
+# The Triton kernel without a GPU, in Triton's interpreter. torch for the CPU comes without Triton; this is the version that torch 2.13 for CUDA asks for.
 test-triton: $(TRITON)/.ready
 	TRITON_INTERPRET=1 $(TRITON)/bin/python $(PYTEST) -m '' tests/kernels
 

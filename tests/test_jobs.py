@@ -49,12 +49,6 @@ def run(*calls: Call, record: Record, at_once: int = 1) -> Jobs:
     return engine
 
 
-def test_a_job_has_variables_and_a_log(tmp_path: Path) -> None:
-    record = Record(tmp_path / "log.txt")
-    run(Call("one", "echo of $TXL_JOB"), Call("two", "echo of $TXL_JOB >&2"), record=record)
-    assert (tmp_path / "log.txt").read_text() == "of one\nof two\n"
-
-
 def test_every_end_of_a_process_is_named_and_leaves_the_others() -> None:
     killed = Call("killed", "kill -KILL $$")
     interrupted = Call("interrupted", "kill -INT $$; sleep 9")

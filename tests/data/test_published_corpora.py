@@ -3,7 +3,6 @@
 import hashlib
 import lzma
 import shutil
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from tests.data.helpers import files
-from txl_lightning import files as checksums
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig, data_class
 from txl_lightning.data import published_corpora, sources
 from txl_lightning.data.corpus import SPLITS, load_corpus
@@ -229,30 +227,6 @@ def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
             ),
             lengths,
         )
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_text(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 1 << 15)
-    monkeypatch.setattr(checksums, "BLOCK_BYTES", 1 << 15)
-    path = root / "text.txt"
-    peaks = []
-    megabyte = (b"the quick brown fox jumps over the lazy dog\n" * 24000)[: 1 << 20]
-    for megabytes in (1, 3):
-        path.write_bytes(megabyte * megabytes)
-        tracemalloc.start()
-        load_corpus(
-            config_of(
-                root,
-                "file",
-                "word",
-                path=str(path),
-            )
-        )
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[0] < 16 << 20
-    assert peaks[1] < peaks[0] + (1 << 19)
 
 
 @pytest.fixture

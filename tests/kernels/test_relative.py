@@ -1,8 +1,7 @@
 """The Triton kernel beside the scores of section 3.3, in Triton's interpreter or on a GPU: `make test-triton`.
 
 The interpreter multiplies the bits of bfloat16 as integers (docs/upstream/triton_interpreter_bf16.sh):
-there 16 bits are float16. That a GPU runs the same it cannot show; `test_relative_compiled.py` shows
-that the kernel is compiled.
+there 16 bits are float16. It cannot show that a GPU computes the same.
 """
 
 from __future__ import annotations
