@@ -47,7 +47,7 @@ def test_a_training_without_checkpoints_fails_and_completes_later(tmp_path: Path
     assert "Traceback" not in done.stderr
     lines = done.stderr.splitlines()
     reason = f"[Errno 27] File too large: '{run}/checkpoints/best.ckpt'"
-    repeat = f"to continue, repeat the command with hydra.run.dir={run} resume=auto"
+    repeat = f"with space again repeat the command with hydra.run.dir={run} resume=auto"
     assert lines[-1] == f"txl train: could not write the checkpoint of step 3: {reason}; {repeat}"
     assert not (run / "metrics.json").exists()
 
