@@ -99,8 +99,12 @@ def run(name: str, words: list[str]) -> None:
             show(usage())
             sys.exit(0 if name else 2)
         if name not in COMMANDS:
-            known = ", ".join(COMMANDS)
-            raise UserError(f"unknown command {name!r}: must be one of {known}")
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, COMMANDS, n=1)
+            if near:
+                raise UserError(f"unknown command {name!r}, did you mean {near[0]}?")
+            raise UserError(f"unknown command {name!r}: must be one of {', '.join(COMMANDS)}")
         # Hydra takes a quarter of a second to import. Help needs none of it.
         from txl_lightning.application import run_command
     except UserError as error:
