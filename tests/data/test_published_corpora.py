@@ -49,7 +49,7 @@ PUBLISHED_HERE = {
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data folder without a network; published sizes are those of the texts that these tests write."""
+    """An empty data folder without a network; published sizes fit the texts that these tests write."""
     monkeypatch.delenv("TXL_DATA", raising=False)
     monkeypatch.setattr(published_corpora, "CHARACTERS", SIZES)
     for name, sizes in PUBLISHED_HERE.items():

@@ -1,4 +1,4 @@
-"""Ids of tokenizers: those of the whole text, whatever divides it and however it is read."""
+"""Ids of tokenizers are the whole text's, whatever divides it and however it is read."""
 
 import json
 import random
@@ -101,7 +101,7 @@ WAYS: dict[str, Callable[[], Any]] = {
 
 @cache
 def tokenizer(way: str) -> str:
-    """Train a tokenizer of 600 tokens that divides text in a way; those of SentencePiece's kind have 900."""
+    """Train a tokenizer of 600 tokens that divides text in a way; SentencePiece's kinds have 900."""
     trainer: Any
     made = Tokenizer(models.BPE())
     made.decoder = decoders.ByteLevel()

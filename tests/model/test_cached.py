@@ -219,7 +219,7 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
             for places in (
                 torch.tensor([0, 3, 7]),
                 torch.tensor([5]),
-            ):  # all queries, and that of a single place
+            ):  # several places, and a single one
                 some, same_memory = other(stream[:, 9:], again, places_Q=places)
                 torch.testing.assert_close(some, hidden[:, places], rtol=0, atol=1e-12)
                 assert torch.equal(same_memory.states, memory.states)

@@ -11,9 +11,8 @@ from txl_lightning.distributed.ranks import leaving
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.training.run import train
 
-SECONDS_TO_SPEAK = (
-    1.0  # the first rank, which may have failed in the same way, has the word and ends this one
-)
+# The first rank may have failed in the same way: it speaks first, and ends this one.
+SECONDS_TO_SPEAK = 1.0
 
 
 def main() -> None:
