@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from txl_lightning.cli import keep_freed_memory
 from txl_lightning.config.schemas import from_plain
 from txl_lightning.distributed.ranks import leaving
 from txl_lightning.errors import Stopped, UserError
@@ -17,6 +18,7 @@ SECONDS_TO_SPEAK = 1.0
 
 def main() -> None:
     """Train with the config in a file of rank 0."""
+    keep_freed_memory()
     config, directory = pickle.loads(Path(sys.argv[1]).read_bytes())
     try:
         with leaving():
