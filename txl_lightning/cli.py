@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import signal
@@ -12,6 +11,7 @@ from importlib.metadata import distribution
 from txl_lightning import __version__
 from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import UserError, cores
+from txl_lightning.freed_memory import keep_freed_memory
 from txl_lightning.registry import load_guests
 
 INDENT = 35
@@ -26,23 +26,7 @@ LIBRARIES = (
     "tokenizers",
     "safetensors",
 )
-KEPT_BYTES = 1 << 30
-M_TRIM_THRESHOLD = -1  # numbers of glibc's mallopt(3)
-M_MMAP_THRESHOLD = -3
 VARIABLES = ("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_")
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep up to 1 GiB of freed blocks for the next tensors.
-
-    By default it returns each large block to Linux, which fills it with zeros before it lends it again: with logits of
-    33 MB a training step on a CPU took 10 % longer (BENCHMARKS.md). Other systems and C libraries are left alone.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    libc = ctypes.CDLL(None)
-    libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-    libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
 
 
 def usage() -> str:
