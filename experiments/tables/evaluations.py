@@ -48,7 +48,8 @@ class Evaluation:
 
     def test(self, at: At) -> dict[str, Any]:
         """Return the test losses at an attention length."""
-        selected = self.content["test"]["selected"]
+        values = {**self.content["test"], "attention_length": None}
+        selected = values.get("selected", {"init": values, "best": values})
         if at == "longer":
             return selected["best" if self.chose_longer else "init"]
         return selected[at]
@@ -77,7 +78,6 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
         WHOLE_SPLITS,
         *in_precision_of_training(setup.profile.evaluate, setup),
         "splits=[valid,test]",
-        "select_on=valid",
         "losses=true",
     ]
     if not arm.baseline:  # those have no number of keys
