@@ -107,9 +107,6 @@ def test_formats_of_a_table_give_the_same_rows(runs: SmallRuns, tmp_path: Path) 
     added = ["tokens", "nats", "greedy", "rank"]
     assert list(rows[0]) == ["context", "continuation", *added]
     assert [row["tokens"] for row in rows] == ["4", "4", "2"]
-    ranks = [row["rank"] for row in rows]
-    is_first_likelier = float(rows[0]["nats"]) < float(rows[1]["nats"])
-    assert ranks == (["1", "2", "1"] if is_first_likelier else ["2", "1", "1"])
     lines = []
     for row in rows:
         given = {name: row[name] for name in ("context", "continuation")}

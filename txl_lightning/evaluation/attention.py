@@ -62,7 +62,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     text = text_attention(model, corpus, split, options.text_position, segment_len)
     names = list(text.weights)
     for head in options.heads or ():
-        allowed = f"must be LAYER:HEAD, from {names[0]} to {names[-1]}"
+        allowed = f"must be of {', '.join(names)}"
         require(head in names, "heads", head, allowed)
     streams = protocol.streams(corpus, split)
     maps = attention_maps(model, streams, protocol.evaluation.max_segments)
@@ -77,7 +77,6 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "corpus": corpus.facts(),
         "split": split,
         "evaluation": settings,
-        "encoding": model.config.encoding,
         "terms": model.config.active_terms,
         "distances": maps.by_distance[ALL_TERMS].shape[1],
         "queries": maps.queries,

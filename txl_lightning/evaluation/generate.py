@@ -37,7 +37,8 @@ from txl_lightning.model.transformer_xl import TransformerXL
 PROMPTS = ("prompt", "prompt_ids", "context")
 MOST_SHOWN = 40  # characters of a prompt in a message
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
-CONTROL = str.maketrans(dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd"))
+CODES = (*range(9), *range(11, 32), *range(127, 160))
+CONTROL = str.maketrans(dict.fromkeys(CODES, "\ufffd"))
 
 Write = Callable[[str], None]
 
