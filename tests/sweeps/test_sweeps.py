@@ -1,7 +1,6 @@
 """Every sweep file and every one-liner beside it: parsed, composed, and its first arm trained."""
 
 import itertools
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from tests.alone import printed
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, commands
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF, Config, typed
@@ -23,8 +22,9 @@ from txl_lightning.training.checks import check_config
 from txl_lightning.training.loggers import run_name
 
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
-README = (ROOT / "sweeps/README.md").read_text()
-ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith("txl train -m")]
+PAGE = ROOT / "sweeps/README.md"
+README = PAGE.read_text()
+ONE_LINERS = [list(words[3:]) for words in commands([PAGE]) if words[:3] == ("txl", "train", "-m")]
 MULTIRUNS = dict(zip(("table_6", "terms", "memory_by_segment", "learning_rate", "search"), ONE_LINERS, strict=True))
 register()
 
