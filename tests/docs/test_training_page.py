@@ -10,7 +10,6 @@ import torch
 
 from tests.docs.pages import ROOT, blocks
 from tests.training.small_run import trained
-from txl_lightning import CachedTransformerXL
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*LeafSpec",
@@ -39,18 +38,6 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for code in blocks(PAGE, "python"):
             exec(compile(code, PAGE.name, "exec"), defined)
     return defined
-
-
-def test_beam_search_with_all_beams_finds_the_likeliest_pair(names: dict[str, Any]) -> None:
-    model = names["model"].double()
-    prompts = names["streams"][:2, :9]
-    pairs = names["beam_search"](CachedTransformerXL(model), prompts, 2, 256)
-    for prompt, pair in zip(prompts, pairs, strict=True):
-        with torch.no_grad():
-            rows = torch.cat([prompt.expand(256, -1), torch.arange(256)[:, None]], dim=1)
-            log_p = model.log_probabilities(model(rows)[0])
-        log_p_of_pairs = log_p[0, -2][:, None] + log_p[:, -1]
-        assert log_p_of_pairs[tuple(pair)] == log_p_of_pairs.max()
 
 
 def test_the_module_of_the_page_resumes(names: dict[str, Any], tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Every sweep file and every one-liner beside it: parsed, composed, and its first arm trained."""
 
 import itertools
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from tests.alone import printed
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, commands
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF, Config, typed
@@ -23,8 +22,8 @@ from txl_lightning.training.checks import check_config
 from txl_lightning.training.loggers import run_name
 
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
-README = (ROOT / "sweeps/README.md").read_text()
-ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith("txl train -m")]
+PAGE = ROOT / "sweeps/README.md"
+ONE_LINERS = [words[3:] for words in commands([PAGE]) if words[1] == "train"]
 MULTIRUNS = dict(zip(("table_6", "terms", "memory_by_segment", "learning_rate", "search"), ONE_LINERS, strict=True))
 register()
 
@@ -80,7 +79,7 @@ def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
 def test_a_sweep_file_has_what_wandb_wants_and_arms_that_compose_with_names_of_their_own(name: str) -> None:
     sweep, text = SWEEPS[name], (ROOT / "sweeps" / f"{name}.yaml").read_text()
     assert sweep["metric"] == {"name": "final/val/nll", "goal": "minimize"}
-    assert f"[{name}.yaml]({name}.yaml)" in README
+    assert f"[{name}.yaml]({name}.yaml)" in PAGE.read_text()
     assert f"Costs: {len(arms(sweep))} runs" in text
     configs = list(all_arms(sweep))
     assert len({run_name(config) for config in configs}) == len(configs)
