@@ -352,7 +352,7 @@ class Progress(Callback):
             number = batch[2] + 1
             self._show(trainer, f"{split}: segment {number:,} of {n_segments[0]:,}")
 
-    on_test_batch_end = on_validation_batch_end
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         when = f"step {trainer.global_step:,}"
