@@ -46,8 +46,8 @@ from txl_lightning.model import attention
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.reporting import processor
-from txl_lightning.training.module import compiled as compile_score
 from txl_lightning.training.optimizers import make_optimizer
+from txl_lightning.training.scoring import compiled as compile_score
 
 GRACE_SECONDS = 30  # for a stopped part to save and end
 TINY = ("profile=smoke", "data=python-packages", "trainer.num_threads=1", "trainer.val_max_segments=5")

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from tests.devices.arms import B, T, prepared
 from tests.training.small_run import add_gradients
 from txl_lightning.data.streams import Batch
-from txl_lightning.training.module import compiled
+from txl_lightning.training.scoring import compiled
 
 STEPS = 20
 

@@ -17,7 +17,7 @@ from txl_lightning.model import gpu
 from txl_lightning.model.attention import AttentionInputs, attend_with_kernel
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
-from txl_lightning.training.module import compiled
+from txl_lightning.training.scoring import compiled
 
 SIZES = {
     "enwik8 base": (8, 22, 512, 1024, 64),

@@ -70,6 +70,20 @@ def test_a_callback_for_other_modules_is_refused_in_one_line(tmp_path: Path) -> 
         train(config, tmp_path / "run")
 
 
+class Misspelt(Callback):
+    """Has a bug of its user."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        print(pl_module.tokenz)
+
+
+def test_a_bug_of_a_users_callback_keeps_its_traceback(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, f"trainer.callbacks=[{{_target_: {__name__}.Misspelt}}]")
+
+    with pytest.raises(AttributeError, match="tokenz"):
+        train(config, tmp_path / "run")
+
+
 def test_a_checkpoint_of_ones_own_is_named_by_its_step(tmp_path: Path) -> None:
     """Validated after 5 and 10 steps: a logged `step` would be the name of all checkpoints between."""
     config = tiny_config(tmp_path, "logger=csv")

@@ -10,7 +10,8 @@ from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model, unmarke
 from tests.training.small_run import add_gradients, bare_module
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Batch
-from txl_lightning.training.module import LanguageModelModule, scored_positions
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.scoring import scored_positions
 
 T = 3
 

@@ -15,7 +15,8 @@ from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.errors import OptionError
-from txl_lightning.training.module import LanguageModelModule, scored_positions
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.scoring import scored_positions
 
 CONFIG = TransformerXLConfig(
     vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0
@@ -47,7 +48,7 @@ def test_half_loss_is_of_the_last_half_in_training(
     add_gradients(module, segment)
     assert float(module.loss) == pytest.approx(nll[:, counted].mean().item())
     module.validation_step(segment, 0)
-    assert float(module.evaluation_loss.sums[0]) == pytest.approx(nll.sum().item())
+    assert float(module.evaluation_sums[0]) == pytest.approx(nll.sum().item())
 
 
 @pytest.mark.parametrize("T", [1, 6, 7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner import Tuner
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.fixtures import Output, Patch
 from tests.training.small_run import csv_rows, evaluated, tiny_config, trained
@@ -287,15 +289,6 @@ def test_the_trainers_clipping_counts(tmp_path: Path, algorithm: str) -> None:
     assert max(largest) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_a_learning_rate_is_found(tmp_path: Path) -> None:
-    module = new_module()
-    module.lr = 1e-3  # type: ignore[assignment]
-    trainer = make_trainer(tmp_path, max_epochs=1, enable_checkpointing=True)
-    found = Tuner(trainer).lr_find(module, streams(), num_training=5, update_attr=False)
-    assert found is not None
-    assert len(found.results["lr"]) == 5
-
-
 def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(batch.tokens, batch.targets) for batch in streams()]
 
@@ -342,11 +335,15 @@ def test_other_loaders_are_refused_in_one_line(
         make_trainer(tmp_path).validate(new_module(), DataLoader(data, **options), verbose=False)
 
 
-def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [list, dict])
+def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path: Path, kind: type) -> None:
+    loaders = kind(enumerate([streams(), streams()]))
+    if kind is list:
+        loaders = [streams(), streams()]
     with pytest.raises(
         UserError, match=r"^2 loaders of validation: give one, and call validate for each other$"
     ):
-        make_trainer(tmp_path).validate(new_module(), [streams(), streams()], verbose=False)
+        make_trainer(tmp_path).validate(new_module(), loaders, verbose=False)
 
 
 def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(
@@ -395,3 +392,141 @@ def test_groups_of_streams_are_batches_with_a_memory_each(tmp_path: Path) -> Non
         (1, 0, 3),
         (1, 1, 2),
     ]
+
+
+def saved(folder: Path, after: int, batch_size: int = B, **options: Any) -> Path:
+    """Return a checkpoint of a new run in a user's Trainer after some steps."""
+    keep = ModelCheckpoint(folder, every_n_train_steps=after, filename="saved")
+    trainer = make_trainer(
+        folder, max_steps=after, callbacks=[keep], enable_checkpointing=True, **options
+    )
+    trainer.fit(new_module(), streams(batch_size))
+    return folder / "saved.ckpt"
+
+
+@pytest.mark.parametrize("after", [5, 6, 7, 11, 12])
+@pytest.mark.parametrize(("before", "now"), [(2, 4), (4, 2)])
+def test_another_batch_size_resumes_anywhere_in_an_epoch(
+    tmp_path: Path, after: int, before: int, now: int
+) -> None:
+    """An epoch then has half, or twice, as many batches."""
+    path = saved(tmp_path, after, before)
+    trainer = make_trainer(tmp_path, max_steps=after + 9)
+    trainer.fit(new_module(), streams(now), ckpt_path=path)
+    assert trainer.global_step == after + 9
+
+
+def test_another_segment_length_resumes_with_a_line(tmp_path: Path, capsys: Output) -> None:
+    path = saved(tmp_path, after=5)
+    longer = Streams(streams().tokens, B, 2 * T)
+    trainer = make_trainer(tmp_path, max_steps=8)
+    trainer.fit(new_module(), longer, ckpt_path=path)
+    assert trainer.global_step == 8
+    assert "it was saved before segment 5, not 2" in capsys.readouterr().err
+
+
+class Rates(L.Callback):
+    """Notes the learning rate of every step."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, module: Any, optimizer: Any) -> None:
+        self.values.append(optimizer.param_groups[0]["lr"])
+
+
+def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path: Path) -> None:
+    path = saved(tmp_path, after=6)
+    resumed = Rates()
+    whole = Rates()
+    make_trainer(tmp_path, max_steps=12, callbacks=[resumed]).fit(
+        new_module(), streams(), ckpt_path=path
+    )
+    make_trainer(tmp_path, max_steps=12, callbacks=[whole]).fit(new_module(), streams())
+    assert resumed.values == whole.values[6:]
+
+
+def test_the_rate_that_a_finder_suggests_is_trained_with(tmp_path: Path) -> None:
+    module = new_module()
+    rates = Rates()
+    trainer = make_trainer(tmp_path, max_epochs=20, enable_checkpointing=True, callbacks=[rates])
+    found = Tuner(trainer).lr_find(module, streams(), num_training=40)
+    assert found is not None
+    trainer.fit(module, streams())
+    assert rates.values[0] == module.lr == found.suggestion()
+    assert module.tokens == 20 * N * B * T
+
+
+def test_an_optimizer_may_score_a_batch_several_times(tmp_path: Path) -> None:
+    class WithLBFGS(LanguageModelModule):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=3)
+
+    module = WithLBFGS.load_from_checkpoint(checkpoint())
+    make_trainer(tmp_path, max_epochs=2).fit(module, streams())
+    assert module.tokens == 2 * N * B * T
+
+
+def test_two_optimizers_are_refused_by_lightning_and_work_by_hand(tmp_path: Path) -> None:
+    class Two(LanguageModelModule):
+        def configure_optimizers(self) -> Any:
+            first, *others = self.parameters()
+            return [torch.optim.SGD([first], 0.1), torch.optim.SGD(others, 0.1)]
+
+    class ByHand(Two):
+        automatic_optimization = False  # type: ignore[assignment]
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            optimizers: Any = self.optimizers()
+            self.manual_backward(loss)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+    with pytest.raises(RuntimeError, match="multiple optimizers"):
+        make_trainer(tmp_path, max_epochs=1).fit(Two.load_from_checkpoint(checkpoint()), streams())
+    module = ByHand.load_from_checkpoint(checkpoint())
+    make_trainer(tmp_path, max_epochs=2).fit(module, streams())
+    assert module.tokens == 2 * N * B * T
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # a skipped first step
+def test_a_gradient_scaler_of_the_trainer_skips_its_overflows(tmp_path: Path) -> None:
+    """16-mixed needs a GPU in Lightning, but its plugin does not; gradients times 2^60 are infinite."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    module = new_module()
+    make_trainer(tmp_path, max_epochs=2, plugins=[plugin]).fit(module, streams())
+    assert scaler.get_scale() < 2.0**60
+    assert bool(module.finite)
+
+
+def test_a_replaced_model_is_trained(tmp_path: Path) -> None:
+    module = new_module()
+    module.model = deepcopy(module.model)
+    before = deepcopy(dict(module.named_parameters()))
+    make_trainer(tmp_path, max_epochs=1).fit(module, streams())
+    for name, parameter in module.named_parameters():
+        assert not torch.equal(parameter, before[name])
+
+
+@pytest.mark.parametrize("place", [torch.device("cpu"), {"cuda:0": "cpu"}, lambda x, _: x])
+def test_every_map_location_of_lightning_is_accepted(place: Any) -> None:
+    assert new_module(map_location=place).device.type == "cpu"
+
+
+def test_a_shuffling_loader_is_refused_in_one_line(tmp_path: Path) -> None:
+    tokens = torch.zeros(4 * B, T, dtype=torch.int64)
+    loader = DataLoader(TensorDataset(tokens, tokens), batch_size=B, shuffle=True)
+    with pytest.raises(UserError, match=r"^DataLoader\(shuffle=True\): must be False"):
+        make_trainer(tmp_path, max_epochs=1).fit(new_module(), loader)
+
+
+def test_loggers_get_the_config_and_the_version(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="mine")
+    make_trainer(tmp_path, max_epochs=1, logger=logger).fit(new_module(), streams())
+    shown = (tmp_path / "mine/version_0/hparams.yaml").read_text()
+    assert "warmup_steps: 0" in shown
+    assert "version: " in shown

@@ -151,11 +151,11 @@ class CurveFile:
 
     def keep_until(self, step: int) -> None:
         """Remove the rows of steps that a resumed run does again."""
+        text = ""
+        for row in self.rows():
+            if row["steps"] <= step:
+                text += f"{json.dumps(row)}\n"
         if self.path.exists():
-            text = ""
-            for row in self.rows():
-                if row["steps"] <= step:
-                    text += f"{json.dumps(row)}\n"
             write_text(self.path, text)
 
 
@@ -346,16 +346,13 @@ class Progress(Callback):
             self._show(trainer, ", ".join(words))
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        split = "test" if trainer.testing else "validation"
+        n_segments = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
         if self._is_due():
-            self._show(
-                trainer, f"validation: segment {batch[2] + 1:,} of {trainer.num_val_batches[0]:,}"
-            )
+            number = batch[2] + 1
+            self._show(trainer, f"{split}: segment {number:,} of {n_segments[0]:,}")
 
-    def on_test_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        if self._is_due():
-            self._show(
-                trainer, f"test: segment {batch[2] + 1:,} of {trainer.num_test_batches[0]:,}"
-            )
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         when = f"step {trainer.global_step:,}"

@@ -97,8 +97,6 @@ def _check_device(config: Config) -> None:
         needs = "needs a GPU (bf16-mixed works without one)"
         require(trainer.precision != "16-mixed", "trainer.precision", trainer.precision, needs)
     if accelerator == "mps":
-        has_mps = torch.backends.mps.is_available()
-        require(has_mps, "trainer.accelerator", accelerator, "this machine has no Apple GPU")
         one = "is one device: trainer.devices and trainer.num_nodes must be 1"
         require(n_processes(trainer) == 1, "trainer.accelerator", accelerator, one)
         single = "must be 32-true with trainer.accelerator=mps"

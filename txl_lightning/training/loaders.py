@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.streams import Batch, Streams, part_of_streams
 from txl_lightning.errors import UserError, require
 
-EXPECTED = "a loader yields Batch(tokens, targets, number) or (tokens, targets), token numbers of shape [B, T] each"
+EXPECTED = (
+    "a loader yields Batch(tokens, targets, number), (tokens, targets) or {tokens: …, targets: …}, "
+    "integers of shape [B, T] each"
+)
 
 
 class StreamGroups:
@@ -77,11 +80,16 @@ def groups_of(loader: Any) -> int:
     return getattr(loader, "n_groups", 1)
 
 
-def check_loader(loader: Any, world_size: int) -> None:
+def check_loader(loader: Any, world_size: int, in_order: bool) -> None:
     """Check that a loader yields whole batches, and the streams of its rank.
 
+    Args:
+        loader: loader of training, validation or test.
+        world_size: number of processes.
+        in_order: the model carries a memory from batch to batch.
+
     Raises:
-        UserError: a DataLoader would join batches to larger ones, or the streams are divided over other ranks.
+        UserError: a DataLoader would join or shuffle batches, or the streams are divided over other ranks.
     """
     streams = getattr(loader, "streams", loader)
     if isinstance(streams, Streams) and streams.world_size != world_size:
@@ -89,10 +97,13 @@ def check_loader(loader: Any, world_size: int) -> None:
         raise UserError(
             f"{divided}: the Trainer has {world_size} processes, each with its part of the streams"
         )
-    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+    if not isinstance(loader, DataLoader):
         return
-    first: Any = next(iter(loader.dataset), None)
-    if isinstance(first, Batch):
+    if in_order and isinstance(loader.sampler, RandomSampler):
+        raise UserError(
+            "DataLoader(shuffle=True): must be False, every row continues its row of the batch before"
+        )
+    if loader.batch_sampler is not None and isinstance(next(iter(loader.dataset), None), Batch):
         raise UserError(
             f"DataLoader(batch_size={loader.batch_size}): must be batch_size=None, each item is a batch"
         )
@@ -115,13 +126,20 @@ def as_batch(batch: Any, number: int) -> Batch:
         pair = (batch.get("tokens"), batch.get("targets"))
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         tokens, targets = pair
-        if (
-            isinstance(tokens, Tensor)
-            and isinstance(targets, Tensor)
-            and tokens.ndim == targets.ndim == 2
-        ):
-            return Batch(tokens, targets, number)
+        if _is_tokens(tokens) and _is_tokens(targets):
+            return Batch(tokens.long(), targets.long(), number)
     raise UserError(f"a batch is a {type(batch).__name__}: {EXPECTED}")
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point()
+
+
+def move_to(progress: Any, processed: int) -> None:
+    """Move Lightning's counts of batches, so that `processed` of them were trained."""
+    distance = processed - progress.processed
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(progress, name, getattr(progress, name) + distance)
 
 
 def restore_position(loader: Any, n_batches: int) -> bool:
@@ -131,13 +149,11 @@ def restore_position(loader: Any, n_batches: int) -> bool:
         loader: training loader.
         n_batches: number of batches that were trained in the epoch; 0 after its last one.
     """
-    if not (hasattr(loader, "load_state_dict") and hasattr(loader, "state_dict")):
-        return False
+    if not isinstance(loader, (Streams, StreamGroups)):
+        return hasattr(loader, "load_state_dict")  # Lightning has loaded its state
     state = loader.state_dict()
-    if "position" not in state:
-        return True  # the loader knows its state itself, which Lightning has loaded
     position = n_batches // groups_of(loader)
     length = len(loader) // groups_of(loader)
-    if state["position"] % length != position:
+    if state["position"] % length != position:  # also of another length
         loader.load_state_dict({**state, "position": position})
     return True

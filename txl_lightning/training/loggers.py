@@ -1,14 +1,10 @@
-"""Loggers and callbacks of a run, made from their classes, and the run of Weights & Biases."""
+"""Loggers of a run: Lightning's, and the run of Weights & Biases."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
-from hydra.utils import get_class, instantiate
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from txl_lightning.config.architecture import kind_named
@@ -18,54 +14,16 @@ from txl_lightning.config.schemas import (
     TransformerXLModelConfig,
     plain,
 )
-from txl_lightning.errors import OptionError, first_line, require
+from txl_lightning.errors import require
 from txl_lightning.evaluation.trained import Checkpoint
+from txl_lightning.training.objects import make
 
 CURVES = ("train/*", "context/*", "recl/*", "val/*")  # over tokens
-BEST_VALUES = (
-    "val/nll",
-    "val/bpc",
-    "val/ppl",
-    "val/bpt",
-    "val/bpb",
-)  # their minimum is a summary of the run
+# Their minimum is a summary of the run.
+BEST_VALUES = ("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb")
 
 
-def make(given: Any, option: str, kind: type, **defaults: Any) -> Any:
-    """Return an object of the class `given["_target_"]`, made by Hydra, objects within its arguments too.
-
-    Args:
-        given: class and arguments.
-        option: where it was given, for errors.
-        kind: class that the object must have; nothing else is called.
-        defaults: arguments that it gets if its class takes them and they are not given.
-
-    Raises:
-        OptionError: it cannot be made.
-    """
-    is_mapping = isinstance(given, Mapping)
-    target = str(given.get("_target_") if is_mapping else given)
-    require(is_mapping and "." in target, option, target, "must be {_target_: MODULE.CLASS, …}")
-    try:
-        made_class = get_class(target)
-    except Exception as error:  # of anybody's module
-        raise OptionError(option, target, f"cannot be made: {first_line(error)}") from error
-    is_kind = issubclass(made_class, kind)
-    require(is_kind, option, target, f"is no {kind.__name__} of lightning.pytorch")
-    arguments = dict(given)
-    for name, value in defaults.items():
-        if name in signature(made_class).parameters:
-            arguments.setdefault(name, value)
-    try:
-        return instantiate(arguments, _convert_="all")
-    except (Exception, SystemExit) as error:  # of anybody's class
-        cause = error.__cause__ or error
-        raise OptionError(
-            option, target, f"cannot be made: {type(cause).__name__}: {first_line(cause)}"
-        ) from error
-
-
-def lightning_loggers(config: Config, directory: Path) -> dict[str, Logger]:
+def lightning_loggers(config: Config, directory: Path) -> list[Logger]:
     """Return the loggers of Lightning that the group names, without W&B's.
 
     Raises:
@@ -75,19 +33,16 @@ def lightning_loggers(config: Config, directory: Path) -> dict[str, Logger]:
     names = [name for name in group.names if name not in ("wandb", "none")]
     arguments = group.arguments or {}
     require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
-    require(
-        not arguments or len(names) == 1,
-        "logger.arguments",
-        arguments,
-        "is of one logger: use logger.each",
-    )
-    loggers: dict[str, Logger] = {}
+    is_for_one = not arguments or len(names) == 1
+    require(is_for_one, "logger.arguments", arguments, "is of one logger: use logger.each")
+    loggers: list[Logger] = []
     for name in names:
         given = dict(group.each.get(name) or {"_target_": group._target_})
         given.update(arguments)
-        loggers[name] = make(given, "logger._target_", Logger, save_dir=directory)
-        is_wandb = isinstance(loggers[name], WandbLogger)
+        logger = make(given, "logger._target_", Logger, save_dir=directory)
+        is_wandb = isinstance(logger, WandbLogger)
         require(not is_wandb, "logger._target_", given["_target_"], "is logger=wandb")
+        loggers.append(logger)
     return loggers
 
 
@@ -114,11 +69,14 @@ def start_wandb(
     if resumed is not None and config.logger.mode == resumed.config.logger.mode == "online":
         run_id = resumed.record.get("wandb_id")
     words = arm(config)
+    shown = plain(config)
+    shown["parameters"] = n_parameters
+    shown["arm"] = ", ".join(words)
     run = start_run(
         directory,
         config.logger,
         "train",
-        {**plain(config), "parameters": n_parameters, "arm": ", ".join(words)},
+        shown,
         name=run_name(config),
         tags=[*words, *config.tags],
         run_id=run_id,

@@ -1,4 +1,4 @@
-"""The memory that training or evaluation carries from batch to batch, and its place in a checkpoint."""
+"""State of a run beside its weights: the memory carried from batch to batch, and random states."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import lightning as L
+import torch
 import torch.distributed as dist
 
 from txl_lightning.data.streams import Batch, part_of_streams
@@ -41,12 +43,16 @@ class CarriedMemory:
     def before(self, batch: Batch) -> Any:
         """Return the memory to score a batch with; None at segment 0, or where a resumed run found none.
 
+        Some optimizers score a batch several times in one step, each time with the same memory.
+
         Raises:
             RuntimeError: the segment does not follow the last one.
             UserError: it has another number of rows.
         """
         if batch.number == 0:
             return None
+        if self.numbers.get(batch.group) == batch.number + 1:
+            self.undo()
         expected = self.numbers.get(batch.group, 0)
         if batch.number != expected:
             found = f"expected segment {expected}, got segment {batch.number}"
@@ -63,8 +69,7 @@ class CarriedMemory:
     def after(self, batch: Batch, memory: Any) -> None:
         """Store the memory that scoring `batch` returned."""
         group = batch.group
-        number = self.numbers.get(group, 0)
-        self._undo = (group, self.values.get(group), number)
+        self._undo = (group, self.values.get(group), self.numbers.get(group, 0))
         self.values[group] = memory
         self.numbers[group] = batch.number + 1
 
@@ -82,20 +87,17 @@ class CarriedMemory:
 
     def state_dict(self, ranks: Ranks) -> dict[str, Any]:
         """Return plain containers with the memory of all streams; all ranks must call this, the first one gets it."""
-        numbers = set(self.numbers.values())
-        next_number = max(numbers, default=self._next_number)
-        parts = []
-        for group in sorted(self.values):
-            memory = self.values[group]
-            if memory is not None:
-                parts.append(memory.to("cpu"))
-        if len(numbers) > 1:  # saved between the groups of one step
-            parts = []
         memory = self.restored
-        if self.numbers:
+        numbers = set(self.numbers.values())
+        if numbers:
+            parts = []
+            for group in sorted(self.values):
+                is_whole = len(numbers) == 1  # not saved between the groups of one step
+                if is_whole and self.values[group] is not None:
+                    parts.append(self.values[group].to("cpu"))
             memory = join_in_order(_to_first_rank(parts, ranks))
         return {
-            "next_number": next_number,
+            "next_number": max(numbers, default=self._next_number),
             "memory": None if memory is None else memory.state_dict(),
         }
 
@@ -111,23 +113,26 @@ class CarriedMemory:
     def distribute(
         self, first: int, n_rows: int, n_streams: int, batch: Batch, n_groups: int
     ) -> str | None:
-        """Split the restored memory; return why it cannot be used, None if it can.
+        """Give this rank its part of the restored memory; return why it cannot be used, None if it can.
 
         Args:
             first: index of this rank's first stream.
             n_rows: number of this rank's streams.
             n_streams: number of streams of all ranks.
-            batch: first batch of the resumed run.
+            batch: first batch of the run.
             n_groups: number of groups.
         """
         memory, self.restored = self.restored, None
         problem = None
-        if memory is not None and memory.batch_size != n_streams:
+        if memory is None:
+            problem = "it was saved without"
+        elif memory.batch_size != n_streams:
             problem = f"it was saved with {memory.batch_size} streams, now there are {n_streams}"
-            memory = None
+        elif self._next_number != batch.number and batch.number:
+            problem = f"it was saved before segment {self._next_number}, not {batch.number}"
         for group in range(n_groups):
-            self.numbers[group] = batch.number if problem else self._next_number
-            if memory is not None:
+            self.numbers[group] = batch.number
+            if problem is None:
                 start, end = part_of_streams(n_rows, group, n_groups)
                 self.values[group] = memory.streams(first + start, first + end)
         return problem
@@ -156,3 +161,30 @@ def join_in_order(memories: Sequence[State]) -> State | None:
     if len(placed) == 1:
         return placed[0]
     return type(placed[0]).join(placed)  # type: ignore[arg-type]
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of torch's generators: of the CPU and of this process's GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_state(states: list[dict[str, Any]], ranks: Ranks, *seeds: int) -> None:
+    """Restore this rank's random state, so that a resumed run draws the same dropout masks.
+
+    If more ranks resume than wrote the checkpoint, the additional ones get a new seed.
+
+    Args:
+        states: of the ranks that wrote the checkpoint.
+        ranks: the processes of the run.
+        seeds: seed and step of the run.
+    """
+    if ranks.rank >= len(states):
+        L.seed_everything(ranks.seed(*seeds), verbose=False)
+        return
+    state = states[ranks.rank]
+    torch.set_rng_state(state["cpu"])
+    if state.get("cuda") is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -8,103 +8,43 @@ from dataclasses import replace
 from typing import Any, cast
 
 import lightning as L
-import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torchmetrics import Metric
 
 from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
-from txl_lightning.config.schemas import Config, stored
+from txl_lightning.config.schemas import Config, plain, stored
 from txl_lightning.data.streams import Batch
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError, notice, require
-from txl_lightning.evaluation.models import Model
+from txl_lightning.evaluation.models import Model, carries_state
 from txl_lightning.evaluation.trained import model_of, read_checkpoint
 from txl_lightning.evaluation.units import loss_metrics, peak_memory
-from txl_lightning.model.baselines import LSTMLayer
-from txl_lightning.model.embedding import TokenSoftmax
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.reporting.code import code_version
-from txl_lightning.training.loaders import as_batch, check_loader, groups_of, restore_position
-from txl_lightning.training.memory import CarriedMemory
-from txl_lightning.training.optimizers import make_optimizer
+from txl_lightning.training.loaders import (
+    as_batch,
+    check_loader,
+    groups_of,
+    move_to,
+    restore_position,
+)
+from txl_lightning.training.memory import CarriedMemory, random_state, restore_random_state
+from txl_lightning.training.optimizers import check_moments, follow_schedule, make_optimizer
+from txl_lightning.training.scoring import compiled, scored_positions
 from txl_lightning.training.version_0_5 import convert
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
-UNCOMPILED: tuple[tuple[Any, str], ...] = (
-    (TokenSoftmax, "_add_tails"),  # the shapes differ in every call, and each would be compiled
-    (
-        LSTMLayer,
-        "forward",
-    ),  # torch compiles no LSTM, and torch 2.11 fails at one with other weights
-)
 
 
 class NotFiniteError(UserError):
     """Raised when the loss or the gradient of a step is not finite."""
-
-
-def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
-    """Return the positions of a segment that count for the training loss; half of an odd number is rounded up.
-
-    Args:
-        loss: full, half (the last) or random_half.
-        T: number of positions.
-        seed: seed of the run.
-        step: number of steps before this one, or of their segments where a step has several; with the seed alone it
-            decides what is drawn, without replacement.
-    """
-    if loss == "random_half":
-        drawn = np.random.default_rng([seed, step]).permutation(T)
-        return torch.from_numpy(drawn[T // 2 :])
-    if loss == "half":
-        return slice(T // 2, T)
-    return slice(0, T)
-
-
-def compiled(score: Any, backend: str = "inductor") -> Any:
-    """Return a compiled function whose backward pass is without autocast, as Lightning runs it."""
-    options: Any = torch._functorch.config
-    options.backward_pass_autocast = "off"  # read when the function is first called
-    # Here, since as a decorator it imports torch._dynamo, which takes as long as torch.
-    for owner, method in UNCOMPILED:
-        setattr(owner, method, torch.compiler.disable(getattr(owner, method)))
-    return torch.compile(score, backend=backend)
-
-
-class TokenLoss(Metric):
-    """Sums over the tokens of a split: of losses in nats, of bytes (nan if their number is not known), and of tokens.
-
-    They are in float64, and on the device of the losses if it has that type: adding does not wait for a GPU.
-    torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one
-    token has probability 0.
-    """
-
-    full_state_update = False
-    sums: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, nll: Tensor, n_bytes: Tensor) -> None:
-        """Add the losses of some tokens, and their number of bytes."""
-        device = torch.device("cpu") if nll.device.type in WITHOUT_FLOAT64 else nll.device
-        self.to(device)
-        self.sums[0] += nll.detach().to(device).double().sum()
-        self.sums[1] += n_bytes.to(device)
-        self.sums[2] += nll.numel()
-
-    def compute(self) -> list[float]:
-        """Return the three sums over all ranks."""
-        return self.sums.tolist()
 
 
 class EndOfBatch(Callback):
@@ -127,7 +67,7 @@ class LanguageModelModule(L.LightningModule):
 
     Row b of a batch continues row b of the batch before. Training and evaluation have a memory each; neither is a
     buffer (see `Memory`). The config names the optimizer and its schedule, over the Trainer's number of steps.
-    Every checkpoint holds the config, the vocabulary, the memory and the random states.
+    Every checkpoint holds the config, the vocabulary, the memory and the random states; loggers get the config.
 
     With `trainer.compile` training segments are scored through `torch.compile`, with a memory of static shape. While
     the memory fills, segments are scored uncompiled.
@@ -150,8 +90,6 @@ class LanguageModelModule(L.LightningModule):
         record: what else every checkpoint says about the run.
     """
 
-    evaluation_loss: TokenLoss
-
     def __init__(
         self,
         model: Model,
@@ -161,25 +99,16 @@ class LanguageModelModule(L.LightningModule):
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
+        self.save_hyperparameters({**plain(config), **code_version()})
         self.model = model
         self.config = config
         self.vocabulary = vocabulary
         self.level = vocabulary.level
-        self.ranks = ranks or Ranks()
         self.evaluation_lengths = evaluation_lengths or lengths_of(config)
-        byte_lengths = vocabulary.byte_lengths
-        # No buffer: DDP would broadcast it before every step.
-        self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
+        self.ranks = ranks or Ranks()
         self.training_memory = CarriedMemory()
         self.evaluation_memory = CarriedMemory()
-        self._evaluation_score: Any = None  # a method: a model here would be a second submodule
-        self.__dict__["evaluation_loss"] = (
-            TokenLoss()
-        )  # no submodule: those move to devices that lack float64
-        self._longest_segment = 0
-        self.score: Any = model.score
-        if config.trainer.compile:
-            self.score = compiled(model.score)
+        self.score: Any = None  # compiled
         self.loss = torch.zeros(())
         self.gradient_norm = torch.zeros(())
         self.finite = torch.tensor(True)
@@ -187,13 +116,20 @@ class LanguageModelModule(L.LightningModule):
         self.latest: dict[str, float] = {}
         self.record: dict[str, Any] = {}
         self.tokens = 0
+        # No buffer: DDP would broadcast it before every step.
+        self.byte_lengths_V: Tensor | None = None
+        if vocabulary.byte_lengths is not None:
+            self.byte_lengths_V = torch.from_numpy(vocabulary.byte_lengths)
         self._n_groups = 1
+        self._groups_before: int | None = None  # of the checkpoint that a run resumes from
         self._n_streams = 0  # of all ranks; 0 before the first batch
+        self._longest_segment = 0
         self._missing_batches = 0  # of the epoch, where a resumed run reads a loader from its start
         self._random_states: list[dict[str, Any]] | None = None
         self._nll_sum: Tensor | float = 0.0
         self._nll_tokens = 0
         self.restart_clock()
+        self.on_validation_epoch_start()
 
     @classmethod
     def load_from_checkpoint(
@@ -209,7 +145,7 @@ class LanguageModelModule(L.LightningModule):
 
         Args:
             checkpoint_path: path of a checkpoint of this module, whoever wrote it.
-            map_location: device of the module; None for the CPU.
+            map_location: device of the module; None, a mapping or a function for the CPU.
             hparams_file: not used, as the checkpoint has its config.
             strict: False leaves out weights that the checkpoint lacks or has too many.
             weights_only: not used, since no checkpoint is read in another way.
@@ -223,9 +159,18 @@ class LanguageModelModule(L.LightningModule):
         module = cls(trained.model.train(), trained.config, trained.vocabulary, **kwargs)
         for name in ("vocabulary_given", "corpus"):
             module.record[name] = checkpoint.record.get(name)
-        if map_location is None:
-            return module
-        return module.to(map_location)
+        if isinstance(map_location, (str, torch.device)):
+            module.to(map_location)
+        return module
+
+    @property
+    def lr(self) -> float:
+        """Largest learning rate of the schedule, `optimizer.lr`, which Lightning's learning rate finder sets."""
+        return self.config.optimizer.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.config.optimizer.lr = value
 
     def setup(self, stage: str) -> None:
         """Take the ranks of the Trainer, if it started other processes than `ranks`.
@@ -257,35 +202,55 @@ class LanguageModelModule(L.LightningModule):
         if options.warmup_steps > n_steps:
             never = "is longer than the run: the learning rate stays below optimizer.lr"
             notice(f"optimizer.warmup_steps={options.warmup_steps} {never} ({n_steps} steps)")
-        fused = (
-            self.trainer.precision != "16-mixed"
-        )  # a gradient scaler could not unscale before clipping
+        # A gradient scaler could not unscale the gradients of a fused step before they are clipped.
+        fused = self.trainer.precision != "16-mixed"
         optimizer, schedule = make_optimizer(self.model, options, n_steps, fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
         """Check the loader; restore its position, and the random state after all that draws before the first step."""
-        loader = self.trainer.train_dataloader
-        check_loader(loader, self.trainer.world_size)
+        trainer = self.trainer
+        loader = trainer.train_dataloader
+        check_loader(loader, trainer.world_size, carries_state(self.config))
         self._n_groups = groups_of(loader)
         self._n_streams = 0
         self._missing_batches = 0
-        if self.trainer.fit_loop.restarting:
-            for optimizer in self.trainer.optimizers:
-                _check_moments(optimizer)
-            self._restore_position(loader)
-        self._restore_random_state()
+        self.finite = torch.tensor(True)
+        if self.config.trainer.compile:
+            self.score = compiled(self.model.score)
+        if self._groups_before is not None:
+            for optimizer in trainer.optimizers:
+                check_moments(optimizer)
+            for scheduler_config in trainer.lr_scheduler_configs:
+                follow_schedule(scheduler_config.scheduler)
+            self._restore_position(loader, self._groups_before)
+            self._groups_before = None
+        if self._random_states is not None:
+            restore_random_state(
+                self._random_states, self.ranks, self.config.seed, self.global_step
+            )
+            self._random_states = None
         self.restart_clock()
 
-    def _restore_position(self, loader: Any) -> None:
+    def _restore_position(self, loader: Any, groups_before: int) -> None:
         """Restore the position of the loader, also where Lightning made its iterator before it had read its state."""
         fit_loop = self.trainer.fit_loop
         if fit_loop._combined_loader_states_to_load:
             fit_loop._load_combined_loader_states()
-        progress: Any = fit_loop.epoch_loop.batch_progress.current
-        done = progress.processed % self.trainer.num_training_batches
-        if not restore_position(loader, int(done)) and done:
-            self._missing_batches = int(done)
+        progress: Any = fit_loop.epoch_loop.batch_progress
+        for count in (progress.total, progress.current):
+            move_to(count, count.processed * self._n_groups // groups_before)
+        done = 0
+        if fit_loop.restarting:
+            n_batches = self.trainer.num_training_batches
+            done = int(progress.current.processed % n_batches)
+            is_over = progress.is_last_batch and progress.current.processed == n_batches
+            if (
+                progress.current.processed >= n_batches and not is_over
+            ):  # it had more batches before
+                move_to(progress.current, done)
+        if not restore_position(loader, done) and done:
+            self._missing_batches = done
             notice(
                 "the loader cannot resume (it has no state_dict): it begins again, with an empty memory"
             )
@@ -333,12 +298,17 @@ class LanguageModelModule(L.LightningModule):
             n_rows = len(cast("Any", self.trainer.train_dataloader).streams.own)
         of_ranks = self.ranks.gather(n_rows)
         self._n_streams = sum(of_ranks)
-        memory = self.training_memory
-        if memory.restored is not None:
-            first = sum(of_ranks[: self.ranks.rank])
-            problem = memory.distribute(first, n_rows, self._n_streams, first_batch, self._n_groups)
-            if problem and first_batch.number:
-                self._report_missing_memory(problem)
+        first = sum(of_ranks[: self.ranks.rank])
+        problem = self.training_memory.distribute(
+            first, n_rows, self._n_streams, first_batch, self._n_groups
+        )
+        is_recurrent = getattr(self.model.config, "is_recurrent", True)
+        if problem and is_recurrent and first_batch.number:
+            n_tokens = self.config.memory.mem_len or self.config.data.segment_len
+            self.ranks.report(
+                f"resume={self.trainer.ckpt_path} holds no training memory ({problem}): it fills again over the "
+                f"next {n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
+            )
 
     def _memory_before(self, batch: Batch) -> Any:
         """Return the memory before a training segment, on its device; None, or one of static shape, begins an epoch."""
@@ -374,6 +344,18 @@ class LanguageModelModule(L.LightningModule):
             return counted[0], memory
         return torch.cat(counted, dim=1), memory
 
+    def _scorer_for(self, batch: Batch, memory: Any) -> Any:
+        """Return the compiled `score` for full memories and whole segments; other shapes are not compiled."""
+        model: Any = self.model
+        if self.score is None:
+            return model.score
+        fills = isinstance(memory, Memory) and memory.filled < model.config.memory_slots
+        T = batch.tokens.shape[1]
+        self._longest_segment = max(self._longest_segment, T)
+        if fills or self._longest_segment > T:
+            return model.score
+        return self.score
+
     def _counted_positions(self, T: int, i: int, n_segments: int) -> slice | Tensor:
         """Return the positions of segment i of this step that count for the loss, on the device of the model."""
         step = self.global_step * n_segments + i
@@ -383,16 +365,6 @@ class LanguageModelModule(L.LightningModule):
         if self.device.type == "cuda":
             positions = positions.pin_memory()  # for a copy of other memory the CPU would wait
         return positions.to(self.device, non_blocking=True)
-
-    def _scorer_for(self, batch: Batch, memory: Any) -> Any:
-        """Return the compiled `score` for full memories and whole segments; other shapes are not compiled."""
-        model: Any = self.model
-        fills = isinstance(memory, Memory) and memory.filled < model.config.memory_slots
-        T = batch.tokens.shape[1]
-        self._longest_segment = max(self._longest_segment, T)
-        if fills or self._longest_segment > T:
-            return model.score
-        return self.score
 
     def configure_gradient_clipping(
         self,
@@ -417,18 +389,9 @@ class LanguageModelModule(L.LightningModule):
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(parameters, most)
         if by_value:
             self.clip_gradients(optimizer, limit, "value")
-        value = self.loss if self.scales_gradients else self.gradient_norm
+        has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        value = self.loss if has_scaler else self.gradient_norm
         self.finite = self.finite.to(value.device) & torch.isfinite(value)
-
-    @property
-    def scales_gradients(self) -> bool:
-        """Whether the Trainer scales gradients."""
-        return getattr(self.trainer.precision_plugin, "scaler", None) is not None
-
-    @property
-    def reads_are_free(self) -> bool:
-        """Whether the CPU reads a tensor of the model without waiting for a device."""
-        return self.device.type == "cpu"
 
     def finish_batch(self, batch: Any, batch_idx: int) -> None:
         """Count the batch, log at the Trainer's interval, and let a validation follow the last step too."""
@@ -441,20 +404,25 @@ class LanguageModelModule(L.LightningModule):
             self.tokens += self._n_streams * targets.shape[1]
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True  # Lightning validates before it stops early
-        if self.reads_are_free:
+        is_step = not trainer.fit_loop._should_accumulate()
+        logs = is_step and trainer._logger_connector.should_update_logs
+        if logs or self.reads_are_free:
             self.check_finite()
-        if (
-            not trainer.fit_loop._should_accumulate()
-            and trainer._logger_connector.should_update_logs
-        ):
-            self.check_finite()
+        if logs:
             self._log_training()
+
+    @property
+    def reads_are_free(self) -> bool:
+        """Whether the CPU reads a tensor of the model without waiting for a device."""
+        return self.device.type == "cpu"
 
     def check_finite(self) -> None:
         """Raise `NotFiniteError` if the loss or the gradient of a step was not finite."""
         if not bool(self.finite):
-            when = f"{'in' if self.reads_are_free else 'in or before'} step {self.global_step}"
-            raise NotFiniteError(f"the loss or its gradient was not finite {when}")
+            step = f"in or before step {self.global_step}"
+            if self.reads_are_free:
+                step = f"in step {self.global_step}"
+            raise NotFiniteError(f"the loss or its gradient was not finite {step}")
 
     def _log_training(self) -> None:
         """Log loss, its units, learning rate, gradient norm, memory length, tokens/s and peak memory.
@@ -467,7 +435,8 @@ class LanguageModelModule(L.LightningModule):
         for name, value in loss_metrics(nll_sum / n_tokens, self.level).items():
             self.latest[f"train/{name}"] = value
         self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
-        self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        for group in self.trainer.optimizers[0].param_groups[:1]:
+            self.latest["train/learning_rate"] = group["lr"]
         self.latest["train/gradient_norm"] = float(self.gradient_norm)
         self.latest["train/memory_length"] = float(getattr(self.training_memory.value, "filled", 0))
         self.latest["train/peak_memory_bytes"] = self.ranks.largest(peak_memory(self.device))
@@ -478,15 +447,6 @@ class LanguageModelModule(L.LightningModule):
         self._nll_sum = 0.0
         self._nll_tokens = 0
         self.restart_clock()
-
-    def _log(self, values: dict[str, float], **how: Any) -> None:
-        """Log values in float64 with the axes `tokens` and `step`."""
-        axes = {"tokens": self.tokens, "step": self.trainer.global_step}
-        device = "cpu" if self.device.type in WITHOUT_FLOAT64 else self.device
-        for name, value in {**values, **axes}.items():
-            self.log(
-                name, torch.tensor(value, dtype=torch.float64, device=device), batch_size=1, **how
-            )
 
     def restart_clock(self) -> None:
         """Exclude the time since the last log entry from tokens/s."""
@@ -501,24 +461,25 @@ class LanguageModelModule(L.LightningModule):
         Raises:
             UserError: there are several, or one that joins batches.
         """
-        loaders = (
-            self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
-        )
-        if isinstance(loaders, (list, tuple)):
-            if len(loaders) > 1:
-                raise UserError(
-                    f"{len(loaders)} loaders of validation: give one, and call validate for each other"
-                )
-            loaders = loaders[0]
-        check_loader(loaders, self.trainer.world_size)
+        trainer = self.trainer
+        n_loaders = len(trainer.num_val_batches)
+        loaders: Any = trainer.val_dataloaders
+        if trainer.testing:
+            n_loaders = len(trainer.num_test_batches)
+            loaders = trainer.test_dataloaders
+        if n_loaders > 1:
+            raise UserError(
+                f"{n_loaders} loaders of validation: give one, and call validate for each other"
+            )
+        check_loader(loaders, trainer.world_size, carries_state(self.config))
 
     on_test_start = on_validation_start
 
     def on_validation_epoch_start(self) -> None:
         """Begin without a memory and without sums, also after a validation that was broken off."""
         self.evaluation_memory = CarriedMemory()
-        self._evaluation_score = None
-        self.evaluation_loss.reset()
+        self._evaluation_score: Any = None  # a method: a model here would be a second submodule
+        self.evaluation_sums = torch.zeros(3, dtype=torch.float64)
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -534,9 +495,22 @@ class LanguageModelModule(L.LightningModule):
             self._evaluation_score = model.score
         nll_BT, memory = self._evaluation_score(batch.tokens, batch.targets, memory)
         self.evaluation_memory.after(batch, memory)
-        self.evaluation_loss.update(nll_BT, self._count_bytes(batch.targets))
+        self.add_losses(nll_BT, batch.targets)
 
     test_step = validation_step
+
+    def add_losses(self, nll_BT: Tensor, targets_BT: Tensor) -> None:
+        """Add losses in nats, their number of bytes (nan if it is not known) and of tokens to the split's sums.
+
+        They are in float64, and on the device of the losses if it has that type: adding does not wait for a GPU.
+        torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one token
+        has probability 0.
+        """
+        device = "cpu" if nll_BT.device.type in WITHOUT_FLOAT64 else nll_BT.device
+        self.evaluation_sums = self.evaluation_sums.to(device)
+        self.evaluation_sums[0] += nll_BT.to(device).double().sum()
+        self.evaluation_sums[1] += self._count_bytes(targets_BT).to(device)
+        self.evaluation_sums[2] += nll_BT.numel()
 
     def _count_bytes(self, targets_BT: Tensor) -> Tensor:
         """Return the number of bytes of tokens, without waiting for a GPU; nan if it is not known."""
@@ -544,29 +518,32 @@ class LanguageModelModule(L.LightningModule):
             return torch.full((), math.nan, device=targets_BT.device)
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
         lengths_BT = self.byte_lengths_V[without_marks(targets_BT)]
-        return torch.where(
-            (lengths_BT < 0).any(), math.nan, lengths_BT.sum()
-        )  # in float32, exact up to 2²⁴
+        # In float32, exact up to 2²⁴.
+        return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of the validation or the test split, equal on all ranks."""
         stage = "test" if self.trainer.testing else "val"
-        nll_sum, n_bytes, n_tokens = self.evaluation_loss.compute()
-        nll = math.nan
-        bytes_per_token = None
-        if n_tokens:
-            nll = nll_sum / n_tokens
-            bytes_per_token = n_bytes / n_tokens
+        nll_sum, n_bytes, n_tokens = self.ranks.total(*self.evaluation_sums.tolist())
+        n_scored = n_tokens or math.nan  # of an empty loader
         values: dict[str, float] = {}
-        for name, value in loss_metrics(nll, self.level, bytes_per_token).items():
+        for name, value in loss_metrics(nll_sum / n_scored, self.level, n_bytes / n_scored).items():
             values[f"{stage}/{name}"] = value
         values[f"{stage}/tokens"] = int(n_tokens)
         self.metrics.update(values)
-        self._log(values, sync_dist=self.ranks.world_size > 1)
+        self._log(values)
         self.on_validation_epoch_start()
         self.restart_clock()
 
     on_test_epoch_end = on_validation_epoch_end
+
+    def _log(self, values: dict[str, float]) -> None:
+        """Log values in float64 with the axes `tokens` and `step`."""
+        axes = {"tokens": self.tokens, "step": self.trainer.global_step}
+        device = "cpu" if self.device.type in WITHOUT_FLOAT64 else self.device
+        for name, value in {**values, **axes}.items():
+            exact = torch.tensor(value, dtype=torch.float64, device=device)
+            self.log(name, exact, batch_size=1, sync_dist=self.ranks.world_size > 1)
 
     # Checkpoints
 
@@ -577,6 +554,7 @@ class LanguageModelModule(L.LightningModule):
             NotFiniteError: the loss or the gradient of a step was not finite.
         """
         self.check_finite()
+        checkpoint.pop(self.CHECKPOINT_HYPER_PARAMS_KEY, None)  # the config again
         checkpoint["txl_lightning"] = {
             **code_version(),
             "config": stored(self.config),
@@ -587,15 +565,17 @@ class LanguageModelModule(L.LightningModule):
             checkpoint["txl_lightning"]["training"] = self._training_state()
 
     def _training_state(self) -> dict[str, Any]:
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        trainer = self.trainer
+        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         if progress.ready > progress.processed:  # an error in the middle of a step
             self.training_memory.undo()
-        left = progress.processed % self.trainer.accumulate_grad_batches
-        if left and progress.processed < self.trainer.num_training_batches:
+        left = progress.processed % trainer.accumulate_grad_batches
+        if left and progress.processed < trainer.num_training_batches:
             notice(
                 f"checkpoint within an accumulation: the gradients of {left} batches are not in it"
             )
         return {
+            "groups": self._n_groups,
             "memory": self.training_memory.state_dict(self.ranks),
             "random": self.ranks.gather(random_state()),
             "tokens": self.tokens,
@@ -603,7 +583,7 @@ class LanguageModelModule(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state of training; report a missing memory.
+        """Restore the state of training.
 
         Raises:
             UserError: the checkpoint has none.
@@ -611,12 +591,7 @@ class LanguageModelModule(L.LightningModule):
         if self.trainer.state.fn != TrainerFn.FITTING:
             return
         if "training_memory" in checkpoint:
-            best = [
-                callback.state_key
-                for callback in self._checkpoints()
-                if callback.filename == "best"
-            ]
-            convert(checkpoint, self.trainer.accumulate_grad_batches, best[0] if best else None)
+            convert(checkpoint, self.trainer.checkpoint_callbacks)
         state = checkpoint.get("txl_lightning", {}).get("training")
         if state is None:
             raise UserError(
@@ -624,68 +599,16 @@ class LanguageModelModule(L.LightningModule):
             )
         self.training_memory.load_state_dict(state["memory"], self.model)
         self._random_states = state["random"]
+        self._groups_before = state["groups"]
         self.tokens = state["tokens"]
-        sums = state["since"]
-        if len(sums) == self.ranks.world_size:
-            self._nll_sum, self._nll_tokens = sums[self.ranks.rank]
-        elif self.ranks.rank == 0:  # another number of ranks: the first one takes the sums of all
-            self._nll_sum = sum(nll for nll, _ in sums)
-            self._nll_tokens = sum(n for _, n in sums)
-        is_recurrent = getattr(self.model.config, "is_recurrent", True)
-        if (
-            is_recurrent
-            and state["memory"]["next_number"]
-            and self.training_memory.restored is None
-        ):
-            self._report_missing_memory("it was saved without")
-
-    def _checkpoints(self) -> list[ModelCheckpoint]:
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
-
-    def _report_missing_memory(self, why: str) -> None:
-        n_tokens = self.config.memory.mem_len or self.config.data.segment_len
-        fills = f"it fills again over the next {n_tokens} tokens of every stream"
-        self.ranks.report(
-            f"resume={self.trainer.ckpt_path} holds no training memory ({why}): {fills}, "
-            "and the run will differ from an uninterrupted one"
-        )
-
-    def _restore_random_state(self) -> None:
-        """Restore this rank's random state, so that a resumed run draws the same dropout masks.
-
-        If more ranks resume than wrote the checkpoint, the additional ones get a new seed.
-        """
-        states, self._random_states = self._random_states, None
-        if states is None:
-            return
-        if self.ranks.rank >= len(states):
-            L.seed_everything(self.ranks.seed(self.config.seed, self.global_step), verbose=False)
-            return
-        state = states[self.ranks.rank]
-        torch.set_rng_state(state["cpu"])
-        if state.get("cuda") is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
-
-
-def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
-    for weight, moments in optimizer.state.items():
-        for moment in moments.values():
-            if isinstance(moment, Tensor) and moment.shape not in (weight.shape, ()):
-                raise ValueError(
-                    f"moments of a weight of shape {list(weight.shape)} have another shape"
-                )
+        self._nll_sum = 0.0
+        self._nll_tokens = 0
+        # With fewer ranks than before, a rank takes the sums of several.
+        for nll_sum, n_tokens in state["since"][self.ranks.rank :: self.ranks.world_size]:
+            self._nll_sum += nll_sum
+            self._nll_tokens += n_tokens
 
 
 def lengths_of(config: Config) -> Lengths:
     """Return the lengths of validation and test."""
     return evaluation_lengths(in_windows(config))
-
-
-def random_state() -> dict[str, Any]:
-    """Return the states of torch's generators: of the CPU and of this process's GPU."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.errors import OptionError, first_line
+from txl_lightning.training.objects import make
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -51,40 +50,45 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: float) -> float
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, max_steps: float, fused: bool
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Return the optimizer and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
+    """Return the optimizer and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed).
+
+    The schedule follows a learning rate that is changed in the config.
+
+    Raises:
+        OptionError: the class `optimizer._target_` cannot be made.
+    """
+    lr = config.lr
     optimizer: torch.optim.Optimizer
     if config._target_ is not None:
-        optimizer = _optimizer_of_class(model, config)
+        given = {"_target_": config._target_, "lr": lr, **config.arguments}
+        if config.weight_decay > 0:
+            given["weight_decay"] = config.weight_decay
+        groups = _decayed(list(model.parameters()), model, config)
+        optimizer = make(given, "optimizer._target_", torch.optim.Optimizer, groups)
     elif config.name == "muon":
         optimizer = MuonWithAdam(model, config, fused)
     else:
-        parameters = list(model.parameters())
-        optimizer = ADAM[config.name](
-            _decayed(parameters, model, config), **_adam_options(config, fused)
-        )
-    return optimizer, LambdaLR(
-        optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr
-    )
+        groups = _decayed(list(model.parameters()), model, config)
+        optimizer = ADAM[config.name](groups, **_adam_options(config, fused))
+    return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / lr)
 
 
-def _optimizer_of_class(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return an optimizer of the class `optimizer._target_`.
+def follow_schedule(schedule: Any) -> None:
+    """Set the learning rate to the schedule of a resumed run, which may have another number of steps than before."""
+    if isinstance(schedule, LambdaLR):
+        groups = schedule.optimizer.param_groups
+        for group, lr, share in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+            group["lr"] = lr * share(schedule.last_epoch)
 
-    Raises:
-        OptionError: it cannot be made.
-    """
-    target = str(config._target_)
-    module, _, name = target.rpartition(".")
-    arguments = {"lr": config.lr, **config.arguments}
-    if config.weight_decay > 0:
-        arguments["weight_decay"] = config.weight_decay
-    groups = _decayed(list(model.parameters()), model, config)
-    try:
-        return getattr(import_module(module), name)(groups, **arguments)
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
-        raise OptionError(
-            "optimizer._target_", target, f"cannot be made: {first_line(error)}"
-        ) from error
+
+def check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
+    for weight, moments in optimizer.state.items():
+        for moment in moments.values():
+            if isinstance(moment, Tensor) and moment.shape not in (weight.shape, ()):
+                raise ValueError(
+                    f"moments of a weight of shape {list(weight.shape)} have another shape"
+                )
 
 
 def _decayed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ from txl_lightning.evaluation.models import (
     make_model,
     require_room,
 )
-from txl_lightning.evaluation.trained import Checkpoint, naming, read_checkpoint
+from txl_lightning.evaluation.trained import naming, read_checkpoint
 from txl_lightning.evaluation.units import peak_memory, shown_units
 from txl_lightning.files import write_json
 from txl_lightning.reporting.code import code_version
@@ -61,11 +62,11 @@ from txl_lightning.training.loggers import (
     arm,
     finish_wandb,
     lightning_loggers,
-    make,
     start_wandb,
     upload_line,
 )
 from txl_lightning.training.module import LanguageModelModule, NotFiniteError, lengths_of
+from txl_lightning.training.objects import make, new_trainer, trainer_arguments
 from txl_lightning.training.start import (
     Start,
     check_same_run,
@@ -73,7 +74,6 @@ from txl_lightning.training.start import (
     prepare_directory,
     refuse_to_replace,
 )
-from txl_lightning.training.trainer_arguments import new_trainer, trainer_arguments
 
 
 def run(options: Config, directory: Path) -> list[str]:
@@ -111,7 +111,9 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
     check_config(config)
     trainer_arguments(config.trainer)  # before the corpus, whose preparation may take long
     refuse_to_replace(config if config.train else replace(config, resume=None), directory)
-    _require_room(config)
+    copies = 4  # weights, gradients and two moments
+    on_cpu = config.trainer.devices if config.trainer.accelerator == "cpu" else 0
+    require_room(architecture(config, 2**31), 4 * max(1, copies * on_cpu))
     threads = torch.get_num_threads()
     try:
         if n_processes(config.trainer) == 1 or environment() is not None:
@@ -123,14 +125,6 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
             return train_rank(config, directory)
     finally:
         torch.set_num_threads(threads)  # the next run in this process chooses among as many
-
-
-def _require_room(config: Config) -> None:
-    """Check that the machine can hold the weights with gradients and moments."""
-    copies = 1
-    if config.trainer.accelerator == "cpu":
-        copies = 4 * config.trainer.devices
-    require_room(architecture(config, 2**31), 4 * copies)
 
 
 def train_rank(config: Config, directory: Path) -> dict[str, Any]:
@@ -147,12 +141,7 @@ def train_rank(config: Config, directory: Path) -> dict[str, Any]:
                 fit(training)
             metrics = test(training)
             if ranks.rank == 0:
-                write_json(training.directory / "metrics.json", metrics, allow_nan=False)
-                for logger in training.trainer.loggers:
-                    if isinstance(logger, WandbLogger):  # of the best weights on the whole split
-                        logger.experiment.summary.update(
-                            {f"final/{name}": x for name, x in metrics.items()}
-                        )
+                write_results(training, metrics)
             exit_code = 0
         finally:
             if signals.agreed:
@@ -185,34 +174,127 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     start = Start.of(config, directory, ranks)
     resumed_config = start.resumed.config if start.resumed else None
     config = ranks.first(resolve_precision(config, resumed_config))
-    callbacks: list[Callback] = [ValidationCurve(directory), *own_callbacks(config)]
-    loggers = lightning_loggers(config, directory) if ranks.rank == 0 else {}
+    own = own_callbacks(config)
+    loggers: list[Logger] = [DummyLogger()]  # of ranks that write nothing
+    if ranks.rank == 0:
+        loggers = lightning_loggers(config, directory)
     L.seed_everything(config.seed, verbose=False)
-    data, vocabulary_given = load_data(config, ranks, start)
-    model = build_model(config, data.corpus, ranks, start)
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+
+    vocabulary = kept_vocabulary(config, start, ranks)
+    data = ranks.in_turn(lambda: make_data(config, vocabulary))
+    corpus = data.corpus
+    model = build_model(config, corpus, ranks, start)
     config = resolve_threads(config, model, resumed_config)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
-    module = LanguageModelModule(model, config, data.corpus.vocabulary, lengths_of(config), ranks)
-    module.record["vocabulary_given"] = vocabulary_given
-    module.record["corpus"] = data.corpus.checksum
-    callbacks += make_callbacks(config, directory, data.corpus, signals)
+
+    module = LanguageModelModule(model, config, corpus.vocabulary, lengths_of(config), ranks)
+    module.record["vocabulary_given"] = vocabulary is not None
+    module.record["corpus"] = corpus.checksum
+    curve = ValidationCurve(directory)
+    callbacks = [curve, *own, *make_callbacks(config, directory, corpus, signals)]
     if ranks.rank == 0:
-        prepare_directory(config, directory, start.resumed, data.corpus.vocabulary.tokenizer)
+        prepare_directory(config, directory, start.resumed, corpus.vocabulary.tokenizer)
     trainer = make_trainer(config, directory, callbacks, start)
-    trainer.loggers = [DummyLogger()]
-    if ranks.rank == 0:  # it alone writes
-        trainer.loggers = start_loggers(config, directory, loggers, n_parameters, start.resumed)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                module.record["wandb_id"] = logger.experiment.id
+    n_parameters = count_parameters(module)
+    if ranks.rank == 0 and "wandb" in config.logger.names:
+        wandb = start_wandb(config, directory, n_parameters, start.resumed)
+        module.record["wandb_id"] = wandb.experiment.id
+        loggers.append(wandb)
+    trainer.loggers = loggers
     if start.ended_by:
         module.record["ended_by"] = start.ended_by
         ended = f"resume=auto: {start.ended_by} ended this run"
         ranks.report(f"{ended}, which is evaluated again; resume=CHECKPOINT trains on")
-    ranks.report(*opening_lines(config, data.corpus, n_parameters))
-    return TrainingRun(config, directory, data, module, trainer, callbacks[0], start)  # type: ignore[arg-type]
+    ranks.report(*opening_lines(config, corpus, n_parameters))
+    return TrainingRun(config, directory, data, module, trainer, curve, start)
+
+
+# Data
+
+
+def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | None:
+    """Return the vocabulary of a run's checkpoint, which encodes the text; None where the text makes its own."""
+    resumed = start.resumed
+    if resumed is not None:  # without the tokenizer's file and training
+        is_kept = config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")
+        return resumed.vocabulary if is_kept else None
+    if start.weights is None:
+        return None
+    vocabulary = start.weights.vocabulary
+    level = config.data.level
+    allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
+    start.weights.require(vocabulary.level == level, allowed)
+    kept = f"its vocabulary of {len(vocabulary):,} tokens is kept"
+    ranks.report(
+        f"initial_weights={config.initial_weights}: {kept}, options of data for another one have no effect"
+    )
+    return replace(vocabulary, lenient=vocabulary.unknown >= 0)
+
+
+def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedStreamsDataModule:
+    """Return the data of a run, the corpus prepared; a training batch has all segments of a step.
+
+    Args:
+        config: config of the run.
+        vocabulary: encode the corpus with this one instead of its own.
+
+    Raises:
+        UserError: the corpus cannot be loaded, or does not fit the options.
+    """
+    n_segments = config.memory.gradient_segments + 1
+    data = GroupedStreamsDataModule(
+        replace(config.data, segment_len=config.data.segment_len * n_segments),
+        in_windows(config).evaluation,
+        training_lengths(config).extended,
+        vocabulary,
+        marked=config.memory.reset == "document",
+    )
+    data.n_groups = config.trainer.stream_groups
+    return data
+
+
+# Model
+
+
+def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> Model:
+    """Return the model, with the weights of its start."""
+    model = make_model(config, len(corpus.vocabulary))
+    try:
+        model.with_lengths(**lengths_of(config).keywords())
+    except OptionError as error:
+        raise error.within("evaluation") from error
+    checkpoint = start.resumed or start.weights
+    if checkpoint is not None:
+        load_weights(model, checkpoint, corpus.vocabulary)
+    if start.resumed is not None:
+        check_same_run(config, start.resumed, corpus.checksum)
+        if config.train:
+            _check_steps(config, start, ranks)
+    if config.trainer.precision == "64-true":
+        # Lightning converts the model after it has restored the weights, which float32 would round.
+        return model.double()
+    return model
+
+
+def _check_steps(config: Config, start: Start, ranks: Ranks) -> None:
+    """Refuse a run without steps left, unless `resume=auto` evaluates it again; report another schedule."""
+    resumed = start.resumed
+    assert resumed is not None
+    max_steps = config.trainer.max_steps
+    allowed = f"must be greater than the {resumed.step} steps of resume={resumed.path}"
+    require(resumed.step < max_steps or start.continues, "trainer.max_steps", max_steps, allowed)
+    if resumed.step >= max_steps:
+        done = f"{resumed.step} of {max_steps} steps are done"
+        ranks.report(f"resume=auto: {done}, the run is evaluated again")
+        return
+    is_other = max_steps != resumed.config.trainer.max_steps
+    if is_other and config.optimizer.schedule != "constant":
+        jumps = f"the learning rate jumps to the schedule of {max_steps} steps"
+        ranks.report(f"trainer.max_steps={max_steps}: {jumps}")
+
+
+# Trainer
 
 
 def own_callbacks(config: Config) -> list[Callback]:
@@ -244,24 +326,6 @@ def make_callbacks(
         callbacks.append(signals.checkpoint)
     callbacks.append(signals)
     return callbacks
-
-
-def start_loggers(
-    config: Config,
-    directory: Path,
-    made: dict[str, Logger],
-    n_parameters: int,
-    resumed: Checkpoint | None,
-) -> list[Logger]:
-    """Return the loggers in the order of the group, `made` and W&B's; they get the config."""
-    loggers: list[Logger] = []
-    for name in config.logger.names:
-        if name == "wandb":
-            loggers.append(start_wandb(config, directory, n_parameters, resumed))
-        elif name != "none":
-            made[name].log_hyperparams(plain(config))
-            loggers.append(made[name])
-    return loggers
 
 
 def make_trainer(
@@ -322,13 +386,155 @@ def disable_signal_handlers(trainer: L.Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
+# Fit
+
+
+def fit(training: TrainingRun) -> None:
+    """Train up to `trainer.max_steps`, with the last state saved.
+
+    Raises:
+        UserError: the loss is not finite, a checkpoint cannot be written, or a callback does not fit.
+    """
+    resumed = training.start.resumed
+    folder = training.directory / "checkpoints"
+    try:
+        training.trainer.fit(
+            training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None
+        )
+    except NotFiniteError as error:
+        advice = "no checkpoint was written yet; try a lower optimizer.lr"
+        if any(folder.glob("*.ckpt")):
+            advice = f"try a lower optimizer.lr with initial_weights= the last good checkpoint in {folder}"
+        raise UserError(f"{error}; {advice}") from error
+    except UnwrittenCheckpointError as error:
+        advice = f"with space again repeat the command with hydra.run.dir={training.directory} resume=auto"
+        raise UserError(f"{error}; {advice}") from error
+    except UserError:
+        raise
+    except MisconfigurationException as error:
+        raise UserError(f"trainer: Lightning refuses it: {first_line(error)}") from error
+    except Exception as error:
+        if is_of_lightnings_callback(error):
+            raise UserError(f"trainer.callbacks: one does not fit: {first_line(error)}") from error
+        if resumed is None or training.trainer.global_step > resumed.step:
+            raise
+        with naming(resumed.option, resumed.path):  # before the first step, blame the checkpoint
+            raise
+
+
+def is_of_lightnings_callback(error: Exception) -> bool:
+    """Return whether a callback of Lightning asked the module for an attribute, as BackboneFinetuning does.
+
+    Whoever else does has a bug, which its traceback shows.
+    """
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, LanguageModelModule):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    asking = frames[-2].f_globals["__name__"]  # the last one is torch's __getattr__
+    return asking.startswith("lightning.pytorch.callbacks.")
+
+
+# Test
+
+
+def test(training: TrainingRun) -> dict[str, Any]:
+    """Score the best weights (the last without checkpoints) on the validation and the test split.
+
+    Returns:
+        The contents of `metrics.json`.
+
+    Raises:
+        UserError: a number is not finite.
+    """
+    module = training.module
+    trainer = training.trainer
+    start = training.start
+    given = start.resumed or start.weights
+    n_steps = trainer.global_step
+    if given is not None and not training.config.train:
+        n_steps = given.step
+    metrics: dict[str, Any] = {"steps": n_steps}
+    ended_by = start.ended_by or who_stopped(trainer)
+    if ended_by:
+        metrics["ended_by"] = ended_by
+    metrics["tokens"] = module.tokens
+    metrics["seconds"] = round(training.curve.seconds, 2)
+    metrics["peak_memory_bytes"] = module.ranks.largest(peak_memory(trainer.strategy.root_device))
+    metrics["weights"] = "last"
+    metrics["weights_step"] = n_steps
+    best = training.directory / "checkpoints" / "best.ckpt"
+    if training.config.train and training.config.checkpoint.enabled and best.exists():
+        checkpoint = read_checkpoint(best)
+        module.load_state_dict(checkpoint.contents["state_dict"])
+        metrics["weights"] = "best"
+        metrics["weights_step"] = checkpoint.step
+    score_splits(training)
+    metrics.update(module.metrics)
+    metrics["evaluation"] = evaluation_settings(training)
+    metrics["corpus"] = training.data.corpus.facts()
+    metrics["parameters"] = count_parameters(module)
+    metrics["processes"] = module.ranks.world_size
+    metrics.update(code_version())
+    for name, value in metrics.items():  # metrics.json cannot hold infinite numbers
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(
+                f"{name}={value} after {n_steps} steps: training diverged; lower optimizer.lr"
+            )
+    return metrics
+
+
+def score_splits(training: TrainingRun) -> None:
+    """Score the validation and the test split; `module.metrics` has the result."""
+    trainer = training.trainer
+    if not trainer.fast_dev_run:  # type: ignore[attr-defined] # it limits every split itself
+        n_segments = training.data.evaluation.max_segments or 1.0
+        trainer.limit_val_batches = n_segments
+        trainer.limit_test_batches = n_segments
+    loggers = trainer.loggers
+    trainer.loggers = []  # the curve of validations is of fewer segments
+    trainer.validate(training.module, datamodule=training.data, verbose=False)
+    trainer.loggers = loggers
+    if training.config.test:
+        trainer.test(training.module, datamodule=training.data, verbose=False)
+
+
+def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
+    """Return protocol and lengths of the final evaluation."""
+    options = training.data.evaluation
+    lengths = training.module.evaluation_lengths
+    return {
+        "protocol": lengths.protocol_word(always_carries_state(training.config)),
+        **lengths.keywords(),
+        "segment_len": options.segment_len,
+        "streams_start": lengths.streams_start(training.config.memory.start),
+        "batch_size": options.batch_size,
+        "max_segments": options.max_segments,
+    }
+
+
+def count_parameters(module: L.LightningModule) -> int:
+    """Return the number of parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# Results
+
+
+def write_results(training: TrainingRun, metrics: dict[str, Any]) -> None:
+    """Write `metrics.json`, and the same values of the best weights on whole splits into W&B's summary."""
+    write_json(training.directory / "metrics.json", metrics, allow_nan=False)
+    for logger in training.trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            for name, value in metrics.items():
+                logger.experiment.summary[f"final/{name}"] = value
+
+
 def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str]:
     """Return the lines that a run begins with: model, data, device and steps."""
     trainer = config.trainer
     splits = []
     for split, tokens in corpus.splits.items():
-        unknown = corpus.unknown_share(split)
-        splits.append(f"{split} {len(tokens):,}{unknown}")
+        splits.append(f"{split} {len(tokens):,}{corpus.unknown_share(split)}")
     vocabulary = f"level {corpus.vocabulary.level}, vocabulary {len(corpus.vocabulary):,}"
     device = f"{n_processes(trainer)} × {trainer.accelerator}, precision {trainer.precision}"
     streams = f"{config.data.batch_size:,} streams of {config.data.segment_len:,} tokens"
@@ -367,228 +573,24 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
     return lines
 
 
-def load_data(config: Config, ranks: Ranks, start: Start) -> tuple[GroupedStreamsDataModule, bool]:
-    """Return the data, and whether its vocabulary comes from a checkpoint, not from the text."""
-    resumed = start.resumed
-    given: Vocabulary | None = None
-    if resumed and (config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")):
-        given = resumed.vocabulary  # without file and training
-    elif start.weights:
-        given = _kept_vocabulary(config, start.weights, ranks)
-    data = ranks.in_turn(lambda: make_data(config, given))
-    return data, given is not None
-
-
-def _kept_vocabulary(config: Config, initial: Checkpoint, ranks: Ranks) -> Vocabulary:
-    """Return the vocabulary of initial weights, which encodes the new text too."""
-    vocabulary = initial.vocabulary
-    level = config.data.level
-    allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
-    initial.require(vocabulary.level == level, allowed)
-    kept = f"its vocabulary of {len(vocabulary):,} tokens is kept"
-    ranks.report(
-        f"initial_weights={config.initial_weights}: {kept}, options of data for another one have no effect"
-    )
-    return replace(vocabulary, lenient=vocabulary.unknown >= 0)
-
-
-def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedStreamsDataModule:
-    """Return the data of a run, the corpus prepared; a training batch has all segments of a step.
-
-    Args:
-        config: config of the run.
-        vocabulary: encode the corpus with this one instead of its own.
-
-    Raises:
-        UserError: the corpus cannot be loaded, or does not fit the options.
-    """
-    n_segments = config.memory.gradient_segments + 1
-    data = GroupedStreamsDataModule(
-        replace(config.data, segment_len=config.data.segment_len * n_segments),
-        in_windows(config).evaluation,
-        training_lengths(config).extended,
-        vocabulary,
-        marked=config.memory.reset == "document",
-    )
-    data.n_groups = config.trainer.stream_groups
-    return data
-
-
-def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> Model:
-    """Return the model, with the weights of its start."""
-    model = make_model(config, len(corpus.vocabulary))
-    try:
-        model.with_lengths(**lengths_of(config).keywords())
-    except OptionError as error:
-        raise error.within("evaluation") from error
-    checkpoint = start.resumed or start.weights
-    if checkpoint is not None:
-        load_weights(model, checkpoint, corpus.vocabulary)
-    if start.resumed is not None:
-        check_same_run(config, start.resumed, corpus.checksum)
-        if config.train:
-            _check_steps(config, start.resumed, start, ranks)
-    if config.trainer.precision == "64-true":
-        # Lightning converts the model after it has restored the weights, which float32 would round.
-        return model.double()
-    return model
-
-
-def _check_steps(config: Config, resumed: Checkpoint, start: Start, ranks: Ranks) -> None:
-    """Refuse a run without steps left, unless `resume=auto` evaluates it again; report another schedule."""
-    max_steps = config.trainer.max_steps
-    allowed = f"must be greater than the {resumed.step} steps of resume={resumed.path}"
-    require(resumed.step < max_steps or start.continues, "trainer.max_steps", max_steps, allowed)
-    before = resumed.config.trainer.max_steps
-    if resumed.step >= max_steps:
-        ranks.report(
-            f"resume=auto: {resumed.step} of {max_steps} steps are done, the run is evaluated again"
-        )
-    elif before != max_steps and config.optimizer.schedule != "constant":
-        ranks.report(
-            f"trainer.max_steps={max_steps}: the learning rate jumps to the schedule of {max_steps} steps"
-        )
-
-
-def fit(training: TrainingRun) -> None:
-    """Train up to `trainer.max_steps`, with the last state saved.
-
-    Raises:
-        UserError: the loss is not finite, a checkpoint cannot be written, or a callback does not fit.
-    """
-    resumed = training.start.resumed
-    folder = training.directory / "checkpoints"
-    try:
-        training.trainer.fit(
-            training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None
-        )
-    except NotFiniteError as error:
-        advice = "no checkpoint was written yet; try a lower optimizer.lr"
-        if any(folder.glob("*.ckpt")):
-            advice = f"try a lower optimizer.lr with initial_weights= the last good checkpoint in {folder}"
-        raise UserError(f"{error}; {advice}") from error
-    except UnwrittenCheckpointError as error:
-        advice = f"with space again repeat the command with hydra.run.dir={training.directory} resume=auto"
-        raise UserError(f"{error}; {advice}") from error
-    except MisconfigurationException as error:
-        raise UserError(f"trainer: Lightning refuses it: {first_line(error)}") from error
-    except AttributeError as error:  # of callbacks for other modules, such as BackboneFinetuning
-        if type(training.module).__name__ not in str(error):
-            raise
-        raise UserError(f"trainer.callbacks: one does not fit: {first_line(error)}") from error
-    except UserError:
-        raise
-    except Exception:
-        if resumed is None or training.trainer.global_step > resumed.step:
-            raise
-        with naming(resumed.option, resumed.path):  # before the first step, blame the checkpoint
-            raise
-
-
-def test(training: TrainingRun) -> dict[str, Any]:
-    """Score the best weights (the last without checkpoints) on the validation and the test split.
-
-    Returns:
-        The contents of `metrics.json`.
-
-    Raises:
-        UserError: a number is not finite.
-    """
-    module = training.module
-    trainer = training.trainer
-    corpus = training.data.corpus
-    n_steps = steps_of_weights(training)
-    metrics: dict[str, Any] = {"steps": n_steps}
-    ended_by = training.start.ended_by or who_stopped(trainer)
-    if ended_by:
-        metrics["ended_by"] = ended_by
-    metrics["tokens"] = module.tokens
-    metrics["seconds"] = round(training.curve.seconds, 2)
-    metrics["peak_memory_bytes"] = module.ranks.largest(peak_memory(trainer.strategy.root_device))
-    metrics["weights"] = "last"
-    metrics["weights_step"] = n_steps
-    best = training.directory / "checkpoints" / "best.ckpt"
-    if training.config.train and training.config.checkpoint.enabled and best.exists():
-        checkpoint = read_checkpoint(best)
-        module.load_state_dict(checkpoint.contents["state_dict"])
-        metrics["weights"] = "best"
-        metrics["weights_step"] = checkpoint.step
-    score_splits(training)
-    metrics.update(module.metrics)
-    metrics["evaluation"] = evaluation_settings(training)
-    metrics["corpus"] = corpus.facts()
-    metrics["parameters"] = sum(parameter.numel() for parameter in module.parameters())
-    metrics["processes"] = module.ranks.world_size
-    metrics.update(code_version())
-    for name, value in metrics.items():  # metrics.json cannot hold infinite numbers
-        if isinstance(value, float) and not math.isfinite(value):
-            steps = metrics["steps"]
-            raise UserError(
-                f"{name}={value} after {steps} steps: training diverged; lower optimizer.lr"
-            )
-    return metrics
-
-
-def steps_of_weights(training: TrainingRun) -> int:
-    """Return the steps that were trained, by this run or, with `train=false`, by the checkpoint's."""
-    given = training.start.resumed or training.start.weights
-    if training.config.train or given is None:
-        return training.trainer.global_step
-    return given.step
-
-
-def score_splits(training: TrainingRun) -> None:
-    """Score the validation and the test split; `module.metrics` has the result."""
-    trainer = training.trainer
-    if not trainer.fast_dev_run:  # type: ignore[attr-defined] # it limits every split itself
-        n_segments = training.data.evaluation.max_segments or 1.0
-        trainer.limit_val_batches = n_segments
-        trainer.limit_test_batches = n_segments
-    loggers = trainer.loggers
-    trainer.loggers = []  # the curve of validations is of fewer segments
-    trainer.validate(training.module, datamodule=training.data, verbose=False)
-    trainer.loggers = loggers
-    if training.config.test:
-        trainer.test(training.module, datamodule=training.data, verbose=False)
-
-
-def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
-    """Return protocol and lengths of the final evaluation."""
-    options = training.data.evaluation
-    lengths = training.module.evaluation_lengths
-    settings: dict[str, Any] = {
-        "protocol": lengths.protocol_word(always_carries_state(training.config))
-    }
-    settings.update(lengths.keywords())
-    settings["segment_len"] = options.segment_len
-    settings["streams_start"] = lengths.streams_start(training.config.memory.start)
-    settings["batch_size"] = options.batch_size
-    settings["max_segments"] = options.max_segments
-    return settings
+SILENCED = (  # warnings about what a run means to do
+    r".*LeafSpec.*",
+    r"GPU available but not used.*",  # trainer.accelerator=cpu was chosen
+    r"Be aware that when using `ckpt_path`.*",  # other callbacks now
+    r"The number of training batches .* is smaller than the logging.*",
+    r"Checkpoint directory .* exists and is not empty.*",
+)
 
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence messages that do not apply here: devices found, advertisements, loaders without shuffling or workers."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.callbacks").setLevel(
-        logging.INFO
-    )  # ModelSummary, EarlyStopping's verbose
+    # ModelSummary, EarlyStopping's verbose
+    logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)
+    libraries = r"lightning\.|torch\.jit"
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning
-        )
-        warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
-        warnings.filterwarnings(
-            "ignore", message=r"GPU available but not used.*"
-        )  # trainer.accelerator=cpu was chosen
-        warnings.filterwarnings(
-            "ignore", message=r"Be aware that when using `ckpt_path`.*"
-        )  # other callbacks now
-        warnings.filterwarnings(
-            "ignore", message=r"The number of training batches .* is smaller than the logging.*"
-        )
-        warnings.filterwarnings(
-            "ignore", message=r"Checkpoint directory .* exists and is not empty.*"
-        )
+        warnings.filterwarnings("ignore", module=libraries, category=DeprecationWarning)
+        for message in SILENCED:
+            warnings.filterwarnings("ignore", message=message)
         yield

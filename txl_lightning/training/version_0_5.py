@@ -10,7 +10,7 @@ MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
 AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
 
 
-def convert(checkpoint: dict[str, Any], n_groups: int, best_key: str | None) -> None:
+def convert(checkpoint: dict[str, Any], callbacks: list[Any]) -> None:
     """Change the contents of a checkpoint of 0.5 in place.
 
     Version 0.5 counted a step as one batch, also with groups of streams, and kept the memory of several ranks in files
@@ -18,31 +18,28 @@ def convert(checkpoint: dict[str, Any], n_groups: int, best_key: str | None) -> 
 
     Args:
         checkpoint: contents of the file.
-        n_groups: number of groups of streams, each a batch now.
-        best_key: key of the state of the callback that keeps `best.ckpt`; None without one.
+        callbacks: the Trainer's callbacks that keep checkpoints.
     """
     memory = checkpoint.pop("training_memory")
-    callbacks = checkpoint["callbacks"]
-    curves = callbacks.pop("TrainingCurves")
+    states = checkpoint["callbacks"]
+    curves = states.pop("TrainingCurves")
     checkpoint["txl_lightning"]["training"] = {
+        "groups": 1,
         "memory": {"next_number": memory["next_number"], "memory": memory["memory"]},
-        "random": callbacks.pop("RandomState")["ranks"],
+        "random": states.pop("RandomState")["ranks"],
         "tokens": curves["tokens"],
         "since": curves["since"],
     }
-    callbacks["ValidationCurve"] = {"seconds": curves["seconds"]}
-    best = callbacks.pop("Checkpoints", {}).get("best", {"step": -1})
-    if best_key is not None and best["step"] >= 0:
-        callbacks[best_key] = _state_of_best(best["nll"])
+    states["ValidationCurve"] = {"seconds": curves["seconds"]}
+    best = states.pop("Checkpoints", {}).get("best", {"step": -1})
+    for callback in callbacks:
+        if best["step"] >= 0 and getattr(callback, "filename", None) == "best":
+            states[callback.state_key] = _state_of_best(best["nll"])
     loops = checkpoint["loops"]["fit_loop"]
     steps = loops[MANUAL]["total"]["completed"]
     counts = loops[AUTOMATIC]["optimizer"]["step"]["total"]
     counts["ready"] = steps
     counts["completed"] = steps
-    for part in ("total", "current"):
-        batches = loops["epoch_loop.batch_progress"][part]
-        for name in batches:
-            batches[name] *= n_groups
 
 
 def _state_of_best(nll: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Arguments of Lightning's Trainer that are options of `txl train` without being listed in the schema."""
+"""Objects that options name by their class, made by Hydra: callbacks, loggers, optimizers, arguments of the Trainer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.errors import OptionError, UserError, first_line, require
 
-# Arguments that `txl train` sets itself, and the option that decides them.
+# Arguments of Lightning's Trainer that `txl train` sets itself, and the option that decides them.
 MANAGED = {
     "accumulate_grad_batches": "trainer.stream_groups=N divides data.batch_size, which is the batch of a step",
     "check_val_every_n_epoch": "trainer.val_every_n_steps=N, or null for every epoch",
@@ -29,6 +29,41 @@ MANAGED = {
 }
 
 
+def make(given: Any, option: str, kind: type, *arguments: Any, **defaults: Any) -> Any:
+    """Return an object of the class `given["_target_"]`, objects within its options too.
+
+    Args:
+        given: class and options.
+        option: where it was given, for errors.
+        kind: class that the object must have; nothing else is called.
+        arguments: arguments before the options.
+        defaults: options that it gets if its class takes them and they are not given.
+
+    Raises:
+        OptionError: it cannot be made.
+    """
+    is_mapping = isinstance(given, Mapping)
+    target = str(given.get("_target_") if is_mapping else given)
+    require(is_mapping and "." in target, option, target, "must be {_target_: MODULE.CLASS, …}")
+    try:
+        made_class = get_class(target)
+    except Exception as error:  # of anybody's module
+        raise OptionError(option, target, f"cannot be made: {first_line(error)}") from error
+    other = f"is no {kind.__name__} of {kind.__module__}"
+    require(issubclass(made_class, kind), option, target, other)
+    options = {**given, "_partial_": True}
+    for name, value in defaults.items():
+        if name in inspect.signature(made_class).parameters:
+            options.setdefault(name, value)
+    try:
+        return instantiate(options, _convert_="all")(*arguments)
+    except (Exception, SystemExit) as error:  # of anybody's class
+        cause = error.__cause__ or error
+        raise OptionError(
+            option, target, f"cannot be made: {type(cause).__name__}: {first_line(cause)}"
+        ) from error
+
+
 def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
     """Return the arguments of Lightning's Trainer that were given beside our own options; objects are made.
 
@@ -40,12 +75,8 @@ def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
     for name, value in options.lightning.items():
         option = f"trainer.{name}"
         if name == "strategy":
-            require(
-                value in ("auto", "ddp"),
-                option,
-                value,
-                "must be auto or ddp, which trains on trainer.devices=N",
-            )
+            only = "must be auto or ddp, which trains on trainer.devices=N"
+            require(value in ("auto", "ddp"), option, value, only)
             continue
         if name in MANAGED:
             raise OptionError(option, value, f"is decided by txl train; here: {MANAGED[name]}")
@@ -65,10 +96,8 @@ def new_trainer(arguments: dict[str, Any], options: TrainerConfig) -> L.Trainer:
     Raises:
         UserError: Lightning refuses them.
     """
-    all_arguments = dict(arguments)
-    all_arguments.update(trainer_arguments(options))
     try:
-        return L.Trainer(**all_arguments)
+        return L.Trainer(**{**arguments, **trainer_arguments(options)})
     except (MisconfigurationException, TypeError, ValueError) as error:
         given = " ".join(f"trainer.{name}={value}" for name, value in options.lightning.items())
         raise UserError(
