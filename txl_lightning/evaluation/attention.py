@@ -65,7 +65,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         corpus,
         split,
         options.text_position,
-        protocol.lengths.segment,
+        protocol.lengths.segment_len,
     )
     for head in options.heads or ():
         allowed = f"must be LAYER:HEAD, layers 1 … {model.config.n_layer} and heads 1 … {model.config.n_head}"
@@ -115,7 +115,7 @@ def protocol_of(trained: TrainedModel, options: AttentionOptions) -> Protocol:
         if value is not None:
             evaluation = replace(evaluation, **{name: value})
     protocol = Protocol(trained, evaluation, clamped=True, cached=False)
-    mem_len = protocol.lengths.memory or 0
+    mem_len = protocol.lengths.mem_len or 0
     require(
         mem_len > 0, "mem_len", mem_len, "must be >= 1: distances are counted back into the memory"
     )

@@ -172,7 +172,7 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     if options.mem_len is not None:
         evaluation.mem_len = options.mem_len
     protocol = Protocol(trained, evaluation, clamped=True)
-    memory = protocol.lengths.memory
+    memory = protocol.lengths.mem_len
     require(bool(memory), "mem_len", memory, "must be given: the run was evaluated without memory")
     return protocol.model(), f"memory of {memory:,} tokens"
 

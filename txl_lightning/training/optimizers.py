@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.errors import OptionError, first_line
+from txl_lightning.errors import OptionError, first_line, require
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -75,12 +76,18 @@ def _optimizer_of_class(model: nn.Module, config: OptimizerConfig) -> torch.opti
     """
     target = str(config._target_)
     module, _, name = target.rpartition(".")
-    arguments = {"lr": config.lr, **config.arguments}
-    if config.weight_decay > 0:
-        arguments["weight_decay"] = config.weight_decay
-    groups = _decayed(list(model.parameters()), model, config)
     try:
-        return getattr(import_module(module), name)(groups, **arguments)
+        made_class = getattr(import_module(module), name)
+        is_optimizer = issubclass(made_class, torch.optim.Optimizer)
+        require(is_optimizer, "optimizer._target_", target, "is no torch.optim.Optimizer")
+        arguments = {"lr": config.lr, **config.arguments}
+        if config.weight_decay > 0:
+            arguments["weight_decay"] = config.weight_decay
+        if "betas" in signature(made_class).parameters:
+            arguments["betas"] = tuple(config.betas)
+        return made_class(_decayed(list(model.parameters()), model, config), **arguments)
+    except OptionError:
+        raise
     except (AttributeError, ImportError, TypeError, ValueError) as error:
         raise OptionError(
             "optimizer._target_", target, f"cannot be made: {first_line(error)}"

@@ -255,10 +255,10 @@ def start_loggers(
 ) -> list[Logger]:
     """Return the loggers in the order of the group, `made` and W&B's; they get the config."""
     loggers: list[Logger] = []
-    for name in config.logger.names:
+    for name in config.logger.each:
         if name == "wandb":
             loggers.append(start_wandb(config, directory, n_parameters, resumed))
-        elif name != "none":
+        else:
             made[name].log_hyperparams(plain(config))
             loggers.append(made[name])
     return loggers
@@ -356,7 +356,7 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
         line += f", with the weights of step {metrics['weights_step']}, the best on validation"
     lines = [line]
     upload = upload_line(directory)
-    if "wandb" in options.logger.names and upload is not None:
+    if "wandb" in options.logger.each and upload is not None:
         lines.append(upload)
     lines.append(
         f"lower is better; metrics.json, config.yaml, validation.jsonl and checkpoints are in {directory}"
@@ -406,7 +406,7 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedSt
     data = GroupedStreamsDataModule(
         replace(config.data, segment_len=config.data.segment_len * n_segments),
         in_windows(config).evaluation,
-        training_lengths(config).extended,
+        training_lengths(config).ext_len,
         vocabulary,
         marked=config.memory.reset == "document",
     )
