@@ -24,7 +24,7 @@ def meanings(kind: type, prefix: str = "") -> dict[str, str]:
     """Return the meaning of every option of a dataclass: the first sentence of its entry, or an empty text.
 
     Args:
-        kind: dataclass; its docstring and those of its parents list the options.
+        kind: dataclass; its docstring and its parents' list the options.
         prefix: name of its group with a dot.
     """
     sentences = {}
