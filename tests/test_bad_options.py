@@ -21,7 +21,7 @@ from tests.in_process import refusal
 from tests.training.small_run import TINY, trained
 from txl_lightning.application import EXPECTED, one_line, register
 from txl_lightning.commands import COMMANDS
-from txl_lightning.config.schemas import CONF
+from txl_lightning.config.schemas import CONF, typed
 
 PRINT = "{_target_: hydra.utils.get_method, path: builtins.print}"
 FILES = "data.path=FOLDER/text.txt data.cache_dir=FOLDER/cache resume=FOLDER/run/checkpoints/last.ckpt"
@@ -91,7 +91,7 @@ def run_with_options(command: str, words: list[str], folder: Path) -> None:
     config = deepcopy(composed(command, tuple(choices)))
     for override in OverridesParser.create().parse_overrides(values):
         OmegaConf.update(config, override.key_or_group, override.value())
-    COMMANDS[command].run(OmegaConf.to_object(config), folder)
+    COMMANDS[command].run(typed(config), folder)
 
 
 @pytest.mark.parametrize(("words", "said"), rows(2))

@@ -1,6 +1,7 @@
 """The command as a user types it: help, one clear line for bad input, its folder."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,21 @@ def test_the_help_of_a_command_lists_groups_with_their_choices_and_options() -> 
     assert "mem_len: 7" in said
     assert "schema" not in said
     assert "checkpoints: []" in run_txl("recl", "--help").out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_a_meaning_for_every_option(command: str) -> None:
+    words = []
+    if command == "train":
+        words = ["data=file", "encoding=shaw", "variant=compressive", "logger=csv"]
+    said = run_txl(command, *words, "--help").out
+    config = said.partition("== Config ==")[2].partition("Powered by Hydra")[0]
+    lines = [line for line in config.splitlines() if re.match(r" *\w+:", line)]
+    groups = [line for line in lines if re.fullmatch(r"\w+:( \{\})?", line)]
+    arguments = ("  csv:", "    _target_:", "    name:", "  wandb:")  # loggers
+    without = [line for line in lines if "  # " not in line and not line.startswith(arguments)]
+    assert set(without) <= set(groups)
+    assert len(lines) > len(groups)
 
 
 @pytest.mark.parametrize("words", [["--version"], ["train", "--version"], ["train", "seed=1", "--version"]])
@@ -210,3 +226,13 @@ def test_a_further_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("txl_lightning.recl.command.run", lambda options, directory: ["a line"])
     done = success("recl", "checkpoints=[a.ckpt]", directory=tmp_path)
     assert (done.out, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_a_rank_of_a_command_that_is_not_shared_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("txl_lightning.evaluation.speed.run", lambda options, folder: folders.append(folder) or [])
+    success("speed", directory=tmp_path)
+    assert folders[0].parent.parent.name == "outputs"

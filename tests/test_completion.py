@@ -24,6 +24,9 @@ COMPLETED = {
     "txl train encoding=s": "encoding=shaw",
     "txl train data=file": "data=file",
     "txl train seed=1 optimizer.l": "optimizer.lr=",
+    "txl train callbacks=e": "callbacks=early_stopping",
+    "txl train trainer=": "trainer=cpu trainer=ddp trainer=gpu trainer=slurm",
+    "txl train debug=o": "debug=overfit",
     "txl convert source_f": "source_format=",
 }
 

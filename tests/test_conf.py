@@ -3,6 +3,8 @@
 import re
 from dataclasses import fields, replace
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,11 @@ from txl_lightning.application import register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import CONF, Config, MemoryConfig, TableEncodingConfig
+from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import Model, make_model
+from txl_lightning.training.loggers import lightning_loggers
+from txl_lightning.training.optimizers import make_optimizer
+from txl_lightning.training.run import own_callbacks
 
 register()
 ALL_EXPERIMENTS = []
@@ -26,6 +32,7 @@ EXPERIMENTS = [name for name in ALL_EXPERIMENTS if name not in PUBLISHED]
 OF_THE_PAPER = [name for name in EXPERIMENTS if name.startswith("paper/")]
 PROFILES = ["smoke", "laptop", "night", "gpu_short", "gpu", "paper"]
 GROUPS = ("data", "encoding", "logger", "model", "optimizer", "trainer")
+PL = "lightning.pytorch"
 WIKITEXT = 267_735
 BYTES = 205
 
@@ -67,6 +74,41 @@ def test_every_choice_of_every_group_composes_and_gives_a_model(choices: tuple[s
 )
 def test_memory_follows_the_segment_unless_it_is_given(words: list[str], mem_len: int) -> None:
     assert composed(*words).memory.mem_len == mem_len
+
+
+def choices(group: str) -> list[str]:
+    """Return the choices of a group."""
+    return [path.stem for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("name", choices("callbacks"))
+def test_every_choice_of_callbacks_makes_its_class(name: str) -> None:
+    config = composed(f"callbacks={name}")
+    classes = [given["_target_"] for given in config.callbacks.values()]
+    assert [f"{PL}.callbacks.{type(made).__name__}" for made in own_callbacks(config)] == classes
+    assert bool(classes) == (name != "none")
+
+
+@pytest.mark.parametrize("name", choices("logger"))
+def test_every_choice_of_logger_makes_its_class(name: str, tmp_path: Path) -> None:
+    config = composed(f"logger={name}")
+    assert list(config.logger.each) == ([] if name == "none" else [name])
+    if name in ("tensorboard", "mlflow") and find_spec(name) is None:
+        with pytest.raises(OptionError, match=rf"logger\.{name}=.* cannot be made: ModuleNotFoundError: .*{name}"):
+            lightning_loggers(config, tmp_path)
+        return
+    made = lightning_loggers(config, tmp_path)  # tests/training/test_wandb_run.py starts W&B
+    targets = [given["_target_"] for given in config.logger.each.values() if given]
+    assert [f"{PL}.loggers.{type(logger).__name__}" for logger in made.values()] == targets
+
+
+@pytest.mark.parametrize("name", choices("optimizer"))
+def test_every_choice_of_optimizer_makes_its_class(name: str) -> None:
+    config = composed(f"optimizer={name}", "profile=smoke", "model=txl_smoke").optimizer
+    model = TransformerXL(TransformerXLConfig(vocab_size=8, n_layer=1, d_model=4, n_head=1, d_head=4, d_inner=4))
+    optimizer, schedule = make_optimizer(model, config, max_steps=10, fused=False)
+    assert type(optimizer).__name__.lower().startswith(name)
+    assert schedule.optimizer is optimizer
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

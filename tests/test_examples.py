@@ -71,7 +71,7 @@ def test_every_command_has_it(tmp_path: Path) -> None:
     evaluation = evaluated(path, tmp_path, splits=["test"], mem_len=32, same_length=True)
     assert evaluation["evaluation"]["mem_len"] == 32
     assert recl(tmp_path, path)["models"]
-    assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=LoggerConfig("none")), tmp_path)
+    assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=LoggerConfig()), tmp_path)
     generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path, write=lambda _: None)
     assert len(json.loads((tmp_path / "generation.json").read_text())["samples"]) == 1
 

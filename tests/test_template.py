@@ -73,12 +73,36 @@ def test_arguments_of_the_trainer_are_options(tmp_path: Path) -> None:
     assert "limit_train_batches: 3" in (tmp_path / "run/config.yaml").read_text()
 
 
+def test_lightnings_names_of_our_options(tmp_path: Path) -> None:
+    arguments = (
+        "trainer.enable_checkpointing=false",
+        "trainer.enable_progress_bar=false",
+        "trainer.limit_val_batches=2",
+        "trainer.limit_test_batches=3",
+        "trainer.check_val_every_n_epoch=2",
+        "trainer.limit_train_batches=3",
+        "trainer.max_time={minutes: 5}",
+        "trainer.profiler=simple",
+        "trainer.strategy=auto",
+    )
+    found = train(tmp_path, *arguments)
+    assert found["evaluation"]["max_segments"] == 3
+    assert validations(tmp_path) == [6, 12]  # an epoch is three batches
+    config = OmegaConf.load(tmp_path / "run/config.yaml")
+    assert (config.checkpoint.enabled, config.trainer.val_max_segments) == (False, 2)
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
         ("trainer.limit_trian_batches=3", "no such option, did you mean trainer.limit_train_batches?"),
         ("trainer.num_thread=3", "no such option, did you mean trainer.num_threads?"),
-        ("trainer.limit_val_batches=3", "is decided by txl train; here: trainer.val_max_segments=N"),
+        ("trainer.limit_val_batches=0.5", "=0.5: must be of the type of trainer.val_max_segments"),
+        ("trainer.plugins=[]", "is decided by txl train; here: a run has its own"),
+        ("trainer.strategy=fsdp", "trainer.strategy=fsdp: must be auto or ddp"),
+        ("trainer.profiler=fast", "trainer.profiler=fast: Lightning refuses it: "),
+        ("optimizer._target_=torch.nn.Linear", "optimizer._target_=torch.nn.Linear: is no torch.optim.Optimizer"),
         ("trainer.barebones=true", "trainer.barebones=True: Lightning refuses it: "),
         ("optimizer.momentum=0.9", "optimizer.momentum=0.9: no such option without optimizer._target_=CLASS"),
         ("optimizer._target_=torch.optim.Sgd", "optimizer._target_=torch.optim.Sgd: cannot be made"),
@@ -118,6 +142,26 @@ def test_an_optimizer_of_any_class_trains_and_resumes(tmp_path: Path) -> None:
     group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"][0]
     assert (group["momentum"], group["initial_lr"]) == (0.9, 0.1)
     assert train(tmp_path, *given, "trainer.max_steps=14", "resume=auto")["steps"] == 14
+
+
+def test_betas_are_given_to_an_optimizer_of_any_class(tmp_path: Path) -> None:
+    train(tmp_path, "optimizer._target_=torch.optim.NAdam", "optimizer.betas=[0.8,0.9]", "optimizer.eps=1e-6")
+    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"][0]
+    assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-6)
+
+
+def test_loggers_are_named_and_joined_and_their_arguments_are_options(tmp_path: Path) -> None:
+    mine = "logger.mine={_target_: lightning.pytorch.loggers.CSVLogger, name: mine}"
+    train(tmp_path, "logger=csv", "logger.csv.name=curves", mine, "trainer.log_every_n_steps=4")
+    assert len(list(tmp_path.glob("run/curves/version_0/metrics.csv"))) == 1
+    assert len(list(tmp_path.glob("run/mine/version_0/metrics.csv"))) == 1
+
+
+def test_extras_print_the_config_and_hide_warnings(tmp_path: Path) -> None:
+    asked = ("extras.print_config=true", "extras.enforce_tags=true", "extras.ignore_warnings=true", "tags=[a,b]")
+    done = success(*words(tmp_path, *asked, "trainer.max_steps=2"), directory=tmp_path)
+    assert "tags:\n- a\n- b\n" in done.out
+    assert list(OmegaConf.load(tmp_path / "run/config.yaml").tags) == ["a", "b"]
 
 
 def test_without_a_test_the_test_split_is_not_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,13 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from txl_lightning.commands import COMMANDS, Command
-from txl_lightning.config.renamed import why_refused
 from txl_lightning.config.schemas import (
     CONF,
     OWN_OPTIONS,
     Config,
     DataConfig,
     EncodingConfig,
+    ExtrasConfig,
     LoggerConfig,
     MemoryConfig,
     OptimizerConfig,
@@ -40,12 +41,13 @@ from txl_lightning.config.schemas import (
     TableEncodingConfig,
     TrainerConfig,
     TransformerXLModelConfig,
-    flat,
     open_schema,
     typed,
+    why_refused,
 )
-from txl_lightning.errors import Stopped, UserError, notice
+from txl_lightning.errors import Stopped, UserError, notice, require
 from txl_lightning.files import locked, new_directory, write_text
+from txl_lightning.help import explained, option_meanings
 from txl_lightning.launcher import (
     CALL,
     ERROR_VARIABLE,
@@ -59,7 +61,6 @@ from txl_lightning.registry import CHOICES, load_guests
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
-SCHEMAS = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
 LISTS = ("callbacks", "experiment", "logger")  # groups that take several choices
 # A further rank writes nothing: Hydra makes no folder and no log for it.
 OF_FURTHER_RANKS = (
@@ -81,16 +82,8 @@ class Refused(SystemExit):
         self.error = error
 
 
-def register(*commands: Command) -> None:
-    """Register with Hydra the user's own choices, and the schemas of groups and commands.
-
-    Args:
-        commands: commands to register; without any all of them.
-
-    Raises:
-        OptionError: a file of the user cannot be imported.
-    """
-    load_guests()
+def schemas() -> dict[str, Any]:
+    """Return what Hydra composes for `GROUP/NAME` or `NAME` beside the files in `conf/`."""
     nodes: dict[str, Any] = {
         "train_schema": Config,
         "callbacks/schema": open_schema(dict),
@@ -101,13 +94,27 @@ def register(*commands: Command) -> None:
         "memory/schema": MemoryConfig,
         "optimizer/schema": open_schema(OptimizerConfig),
         "trainer/schema": open_schema(TrainerConfig),
-        "logger/schema": LoggerConfig,
+        "logger/schema": open_schema(LoggerConfig),
         "data/schema": DataConfig(seed=II("seed")),
     }
     for corpus, options in OWN_OPTIONS.items():
         nodes[f"data/{corpus}_schema"] = options(seed=II("seed"))
     for (group, name), choice in CHOICES.items():
         nodes[f"{group}/{name}"] = choice
+    return nodes
+
+
+def register(*commands: Command) -> None:
+    """Register with Hydra the user's own choices, and the schemas of groups and commands.
+
+    Args:
+        commands: commands to register; without any all of them.
+
+    Raises:
+        OptionError: a file of the user cannot be imported.
+    """
+    load_guests()
+    nodes = schemas()
     for command in commands or tuple(COMMANDS.values()):
         nodes[f"{command.name}_schema"] = command.schema
         nodes[command.config_name] = {"defaults": [f"{command.name}_schema", "_self_", "common"]}
@@ -217,12 +224,29 @@ class Task:
         if self.command.directory == "prepared" and is_first_rank():
             directory.mkdir(parents=True, exist_ok=True)
             write_text(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-        lines = self.command.run(typed(config), directory)
+        options = typed(config)
+        if self.command.name == "train":
+            apply_extras(options.extras, options.tags)
+            if options.extras.print_config and is_first_rank():
+                print(OmegaConf.to_yaml(config, resolve=True), end="", flush=True)
+        lines = self.command.run(options, directory)
         if self.command.directory != "none":
             lines.append(str(directory))
         if is_first_rank():
             for line in lines:
                 print(line, flush=True)
+
+
+def apply_extras(extras: ExtrasConfig, tags: list[str]) -> None:
+    """Do what the node `extras` asks for before a run.
+
+    Raises:
+        OptionError: there are no tags, and they are demanded.
+    """
+    required = "must not be empty with extras.enforce_tags=true"
+    require(bool(tags) or not extras.enforce_tags, "tags", tags, required)
+    if extras.ignore_warnings:
+        warnings.filterwarnings("ignore")
 
 
 def run_command(command: Command, words: list[str]) -> None:
@@ -266,9 +290,10 @@ def start(command: Command, words: list[str]) -> None:
     register(command)
     refuse_unusable(words)
     if "--help" in words or "-h" in words:
-        print(SCHEMAS.sub("", hydra_output(command, words)), end="", flush=True)
+        help_text = hydra_output(command, words)
+        print(explained(help_text, command.schema, schemas()), end="", flush=True)
         return
-    if not is_first_rank():
+    if command.shared_by_ranks and not is_first_rank():
         words = [*OF_FURTHER_RANKS, *words]
     sys.argv = [sys.argv[0], *words]
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(
@@ -336,39 +361,34 @@ def completions(command: Command, words: list[str], line: str) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return an error's message in one line, for an unknown option with the nearest name."""
+    unknown = re.match(r"Could not override '([^']+)'", str(error))
+    if unknown:
+        return f"{unknown[1]}: no such option{nearest_names(unknown[1])}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: must be given ({error.full_key}=…)"
     if isinstance(error, OSError) and error.filename:
-        text = f"{error.filename}: {error.strerror}"
-    elif isinstance(error, OSError) and error.strerror:
-        text = f"{error.strerror}: a file of the run or the output could not be written"
-    else:
-        text = " ".join(str(error).split()) or type(error).__name__
-    cause = error.__cause__
-    if isinstance(error, HydraException) and cause is not None:
-        text = f"{text}: {' '.join(str(cause).split())}"
-    unknown = re.match(r"Could not override '([^']+)'", str(error))
-    if unknown:
-        text = f"{unknown[1]}: no such option{nearest_names(unknown[1])}"
-    return text
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: a file of the run or the output could not be written"
+    words = str(error).split()
+    if isinstance(error, HydraException) and error.__cause__ is not None:
+        words[-1:] = [f"{words[-1]}:", *str(error.__cause__).split()]
+    return " ".join(words) or type(error).__name__
 
 
 def nearest_names(option: str) -> str:
     """Return `, did you mean …?` with the names of options like one that does not exist."""
+    near: list[str] = []
     command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
-    if command is None:
-        return ""
-    groups = [
-        word
-        for word in sys.argv[2:]
-        if (CONF / word.partition("=")[0]).is_dir() and "," not in word
-    ]
-    try:
-        names = list(flat(OmegaConf.to_container(composition(command.config_name, groups))))  # type: ignore[arg-type]
-    except (HydraException, OmegaConfBaseException):
-        return " (--help lists them)"
-    same_end = [name for name in names if name.split(".")[-1] == option.split(".")[-1]]
-    near = same_end or difflib.get_close_matches(option, names, n=3, cutoff=0.6)
+    if command is not None:
+        variants = [word.partition("=")[2] for word in sys.argv if word.startswith("variant=")]
+        names = list(option_meanings(command.schema, schemas(), *variants[:1]))
+        if option in names:
+            group = option.partition(".")[0]
+            return f" of this choice of {group}"
+        last = option.split(".")[-1]
+        near = [name for name in names if name.split(".")[-1] == last]
+        near = near or difflib.get_close_matches(option, names, n=3, cutoff=0.6)
     return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
 
 

@@ -59,7 +59,7 @@ def test_lightning_opens_a_checkpoint_as_load_trained_does(checkpoint: Path) -> 
         torch.equal(x, module.model.state_dict()[name])
         for name, x in ours.model.state_dict().items()
     )
-    assert (module.evaluation_lengths.window, module.evaluation_lengths.segment) == (
+    assert (module.evaluation_lengths.window, module.evaluation_lengths.segment_len) == (
         8,
         2,
     )  # windows: it has no memory

@@ -135,7 +135,7 @@ def written(
     runs: SmallRuns, kind: str, directory: Path, **given: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """Return `attention.json` and the printed lines."""
-    logger = LoggerConfig(name="none")
+    logger = LoggerConfig()
     options = AttentionOptions(
         runs.checkpoint(kind),
         num_threads=1,

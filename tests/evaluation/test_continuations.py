@@ -42,9 +42,9 @@ def alone(trained: Any, continuation: Continuation) -> tuple[float, bool]:
     nats = 0.0
     greedy = True
     memory = None
-    for start in range(0, text.shape[1] - 1, lengths.segment):
-        begin = max(0, start - lengths.extended)
-        stop = min(start + lengths.segment, text.shape[1] - 1)
+    for start in range(0, text.shape[1] - 1, lengths.segment_len):
+        begin = max(0, start - lengths.ext_len)
+        stop = min(start + lengths.segment_len, text.shape[1] - 1)
         hidden, memory = model(text[:, begin:stop], memory)
         log_probabilities = model.log_probabilities(hidden)[0, start - begin :]
         for place, row in enumerate(log_probabilities, start):

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
 def recl(directory: Path, *checkpoints: str, **options: Any) -> dict[str, Any]:
     """Run the command in a folder and return its results, which keep to the schema."""
     directory.mkdir(exist_ok=True)
-    given = {"logger": LoggerConfig(name="none"), **SMALL, **options}
+    given = {"logger": LoggerConfig(), **SMALL, **options}
     run(ReclOptions(list(checkpoints), **given), directory)
     result: dict[str, Any] = json.loads((directory / "recl.json").read_text())
     jsonschema.validate(result, SCHEMA)

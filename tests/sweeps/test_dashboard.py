@@ -38,7 +38,7 @@ def test_the_json_has_the_sections_and_is_the_same_every_time() -> None:
 def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The offline run of every command that logs, by command, on one small model of characters."""
     directory = tmp_path_factory.mktemp("dashboard")
-    logger = LoggerConfig(name="wandb")
+    logger = LoggerConfig(each={"wandb": None})
     contexts = ("context_curve.max_context=8", "context_curve.every_n_steps=2")
     steps = ("trainer.max_steps=4", "trainer.val_every_n_steps=4", "trainer.log_every_n_steps=2", "logger=wandb")
     train(tiny_config(directory, *steps, "data.level=char", *contexts), directory / "train")

@@ -134,7 +134,7 @@ def bare_module(
     }
     config = Config(data=data, memory=memory, **options)
     module = LanguageModelModule(
-        model, config, Vocabulary("byte"), lengths or Lengths(1, memory=None)
+        model, config, Vocabulary("byte"), lengths or Lengths(1, mem_len=None)
     )
     module.trainer = SimpleNamespace(  # type: ignore[assignment]
         precision="32-true",

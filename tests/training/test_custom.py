@@ -234,14 +234,15 @@ class Stopper(Callback):
 
 
 def test_another_logger_gets_the_curves_and_the_configuration(tmp_path: Path) -> None:
-    target = "logger._target_=lightning.pytorch.loggers.CSVLogger"
-    config = tiny_config(tmp_path, "logger=lightning", target, "trainer.log_every_n_steps=4")
+    config = tiny_config(tmp_path, "logger=none", "trainer.log_every_n_steps=4")
+    mine = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
+    config.logger.each["mine"] = mine
     train(config, tmp_path / "run")
     rows = logged_rows(tmp_path / "run/lightning_logs")
     assert [row["step"] for row in rows if "train/nll" in row] == ["4", "8", "12"]
     assert [row["step"] for row in rows if "val/nll" in row] == ["5", "10", "12"]
     assert "max_steps: 12" in (tmp_path / "run/lightning_logs/version_0/hparams.yaml").read_text()
-    config.logger.arguments = {"save_dir": str(tmp_path / "there"), "name": "mine"}
+    mine.update(save_dir=str(tmp_path / "there"), name="mine")
     for version, folder in enumerate(
         ("second", "third")
     ):  # in one place for both, where neither replaces the other
@@ -259,7 +260,7 @@ def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(
     (tmp_path / "run/metrics.json").write_text("{}")
     with pytest.raises(
         UserError,
-        match=r"^logger\._target_=.*TensorBoardLogger: cannot be made: ModuleNotFoundError",
+        match=r"^logger\.tensorboard=.*TensorBoardLogger: cannot be made: ModuleNotFoundError",
     ):
         train(tiny_config(tmp_path, "logger=tensorboard", "resume=replace"), tmp_path / "run")
     assert (tmp_path / "run/metrics.json").read_text() == "{}"

@@ -26,7 +26,7 @@ CONFIG = TransformerXLConfig(
 @pytest.fixture
 def module() -> LanguageModelModule:
     torch.manual_seed(0)
-    return bare_module(TransformerXL(CONFIG), Lengths(6, memory=9, same_length=True))
+    return bare_module(TransformerXL(CONFIG), Lengths(6, mem_len=9, same_length=True))
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ GIVEN = (
     "logger=wandb",
     "logger.group=table_6",
     "logger.tags=[mine]",
+    "tags=[a,b]",
     "trainer.log_every_n_steps=4",
 )
 TO_UPLOAD = "offline run of Weights & Biases, to upload it: wandb sync"
@@ -52,7 +53,7 @@ def test_it_is_named_grouped_and_tagged_and_has_its_config(run: Path) -> None:
     shown = summary(run)
     assert (shown["project"], shown["state"]) == ("txl_lightning", "finished")
     assert shown["name"] == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
-    assert shown["tags"] == ["mine", "relative", "recurrence", "full loss"]
+    assert shown["tags"] == ["mine", "relative", "recurrence", "full loss", "a", "b"]
     (record,) = (record["run"] for record in records(run) if record["type"] == "run")
     assert (record["job_type"], record["run_group"]) == ("train", "table_6")
     expected = plain(load_trained(run.parents[2] / "checkpoints/best.ckpt").config)

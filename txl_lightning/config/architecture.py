@@ -96,12 +96,12 @@ class ModelOptions:
     Args:
         n_layer: N, layers.
         d_model: D, width of the hidden states.
-        dropout: probability; see the model for the places.
-        d_embed: width of the embedding; None for D.
-        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first, ascending.
+        dropout: probability of dropout; see the model for the places.
+        d_embed: width of the embedding; null for D.
+        cutoffs: first tokens of the clusters of the adaptive embedding and softmax, without the first cluster's 0.
         div_val: each cluster's embedding is narrower by this factor than the cluster's before.
-        tie_projections: clusters whose softmax shares the projection of the embedding (`all_but_first` as on
-            WikiText-103, `none` as on One Billion Word, or `all`).
+        tie_projections: clusters whose softmax shares the projection of the embedding. `all_but_first` as on
+            WikiText-103, `none` as on One Billion Word, or `all`.
     """
 
     n_layer: int = option(12, COUNT)
@@ -162,20 +162,20 @@ class TransformerXLOptions(ModelOptions):
         n_head: H, attention heads.
         d_head: width of one head; H·d_head need not equal D.
         d_inner: width of the feed-forward layer.
-        attention_dropout: probability at the attention probabilities.
+        attention_dropout: probability of dropout at the attention probabilities.
         pre_norm: LayerNorm before each sublayer instead of after the residual sum.
         layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code).
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
-        terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
-            Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
-        same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all tokens of a
-            segment have a context of the same length. Without memory the plain causal mask is used.
-        extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
-            without memory (the TensorFlow code's mask).
+        terms: terms (a)-(d) of the score to use, in any order. Parameters of the others do not exist. Absolute
+            encodings have only (a). Without any term attention is uniform over the visible keys.
+        same_length: every query attends to the nearest mem_len keys, itself among them. All tokens of a segment then
+            have a context of the same length. Without memory the plain causal mask is used.
+        extra_key: with same_length every query attends to one key more, as in the TensorFlow code. These are the
+            nearest `mem_len` and itself, also without memory.
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
-        ext_len: length of the extended context: the last tokens of each segment are fed again before the
-            next one, and so do not enter the memory.
+        ext_len: tokens of extended context, which are fed again before the next segment. They are the last of each
+            segment, and so do not enter the memory.
     """
 
     n_head: int = option(8, COUNT)

@@ -9,58 +9,51 @@ from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.errors import OptionError, require
 
-OPTIONS = {
-    "memory": "mem_len",
-    "extended": "ext_len",
-    "same_length": "same_length",
-    "clamp": "clamp_len",
-}  # of Lengths
+OPTIONS = ("mem_len", "ext_len", "same_length", "clamp_len")  # those that a recurrent model lacks
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Length of a segment, and how far a Transformer-XL sees back from its tokens.
+    """Length of a segment, and how far a Transformer-XL sees back from its tokens; named as the options.
 
     Args:
-        segment: T, tokens of a segment.
-        memory: M, states of a full memory. None for a recurrent model, whose only length is its segments'.
-        extended: tokens of extended context in front of every segment.
+        segment_len: T, tokens of a segment.
+        mem_len: M, states of a full memory. None for a recurrent model, whose only length is its segments'.
+        ext_len: tokens of extended context in front of every segment.
         same_length: with a memory, every query sees the nearest M keys, itself included.
-        clamp: larger distances are encoded like this one; -1 or 0 for none, None for a recurrent model.
+        clamp_len: larger distances are encoded like this one; -1 or 0 for none, None for a recurrent model.
         extra_key: with `same_length`, every query sees one key more.
     """
 
-    segment: int
-    memory: int | None
-    extended: int = 0
+    segment_len: int
+    mem_len: int | None
+    ext_len: int = 0
     same_length: bool = False
-    clamp: int | None = -1
+    clamp_len: int | None = -1
     extra_key: bool = False
 
     @property
     def window(self) -> int:
         """Tokens that the model reads at once: extended context and segment."""
-        return self.extended + self.segment
+        return self.ext_len + self.segment_len
 
     @property
     def attention_length(self) -> int:
         """Memory, extended context and segment: without `same_length`, the keys of a segment's last token."""
-        return (self.memory or 0) + self.window
+        return (self.mem_len or 0) + self.window
 
     @property
     def farthest_distance(self) -> int:
         """Largest distance between a query and a key, in tokens."""
-        if self.memory and self.same_length:
-            return self.memory - 1 + self.extra_key
+        if self.mem_len and self.same_length:
+            return self.mem_len - 1 + self.extra_key
         return self.attention_length - 1
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments of `with_lengths`, also the names in results; none for a recurrent model."""
-        return (
-            {}
-            if self.memory is None
-            else {option: getattr(self, name) for name, option in OPTIONS.items()}
-        )
+        if self.mem_len is None:
+            return {}
+        return {name: getattr(self, name) for name in OPTIONS}
 
     def protocol_word(self, always_carries: bool) -> str:
         """Name the protocol: where a token's context comes from.
@@ -72,26 +65,29 @@ class Lengths:
         Args:
             always_carries: the model carries a state without a memory too.
         """
-        if self.memory or always_carries:
+        if self.mem_len or always_carries:
             return "carried"
-        return "window" if self.extended else "segment only"
+        if self.ext_len:
+            return "window"
+        return "segment only"
 
     def streams_start(self, memory_start: str) -> str:
         """Name the context of a stream's first token; `memory_start` is the option `memory.start`."""
-        attends_zeros = self.memory and memory_start == "zeros"
-        return "with a memory of zeros that are attended to" if attends_zeros else "without context"
+        if self.mem_len and memory_start == "zeros":
+            return "with a memory of zeros that are attended to"
+        return "without context"
 
 
 def table_len(config: Config) -> int | None:
     """Return the number of rows of a trained position table: as given, or as training needs; None without a table."""
-    table, given = (
-        kind_named(config.encoding.name).table,
-        getattr(config.encoding, "table_len", None),
-    )
+    table = kind_named(config.encoding.name).table
+    given = getattr(config.encoding, "table_len", None)
     if given is not None or table is None:
         return given
     trained = training_lengths(config)
-    return trained.attention_length if table == "distances" else trained.window
+    if table == "distances":
+        return trained.attention_length
+    return trained.window
 
 
 def tokens_per_step(config: Config) -> int:
@@ -103,7 +99,7 @@ def training_lengths(config: Config) -> Lengths:
     """Return the lengths of training."""
     model, segment = config.model, config.data.segment_len
     if not isinstance(model, TransformerXLModelConfig):
-        return Lengths(segment, memory=None, clamp=None)
+        return Lengths(segment, mem_len=None, clamp_len=None)
     return Lengths(
         segment,
         config.memory.mem_len,
@@ -133,19 +129,19 @@ def evaluation_lengths(config: Config) -> Lengths:
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
-    trained, evaluation, limit = training_lengths(config), config.evaluation, position_limit(config)
-    given = {
-        name: value
-        for name, option in OPTIONS.items()
-        if (value := getattr(evaluation, option)) is not None
-    }
-    for name, value in given.items():
-        allowed = f"must be null: {config.model.name} has no such length"
-        require(trained.memory is not None, f"evaluation.{OPTIONS[name]}", value, allowed)
-    lengths = replace(trained, segment=evaluation.segment_len, **given)
-    require(
-        (lengths.memory or 0) >= 0, "evaluation.mem_len", lengths.memory, "must be an integer >= 0"
-    )
+    trained = training_lengths(config)
+    evaluation = config.evaluation
+    changed: dict[str, Any] = {"segment_len": evaluation.segment_len}
+    for name in OPTIONS:
+        value = getattr(evaluation, name)
+        if value is not None:
+            allowed = f"must be null: {config.model.name} has no such length"
+            require(trained.mem_len is not None, f"evaluation.{name}", value, allowed)
+            changed[name] = value
+    lengths = replace(trained, **changed)
+    mem_len = lengths.mem_len or 0
+    require(mem_len >= 0, "evaluation.mem_len", mem_len, "must be an integer >= 0")
+    limit = position_limit(config)
     if limit is not None and lengths.window > limit:
         name = "ext_len" if evaluation.ext_len else "segment_len"
         allowed = f"segment_len + ext_len = {lengths.window} must be at most {limit}, "
@@ -157,7 +153,8 @@ def evaluation_lengths(config: Config) -> Lengths:
 def with_segment_len(evaluation: EvaluationConfig, segment_len: int) -> EvaluationConfig:
     """Return the options with another segment length; `max_segments` still covers at least the tokens as before."""
     stop = evaluation.max_segments
-    stop = None if stop is None else -(-stop * evaluation.segment_len // segment_len)
+    if stop is not None:
+        stop = -(-stop * evaluation.segment_len // segment_len)
     return replace(evaluation, segment_len=segment_len, max_segments=stop)
 
 
@@ -169,18 +166,19 @@ def in_windows(config: Config) -> Config:
     W. `max_segments` and `trainer.val_max_segments` still cover the same tokens. A config with a memory, with an
     extended context of its own (also 0, for bare segments) or a recurrent model stays as it is.
     """
-    trained, evaluation, W = (
-        training_lengths(config),
-        config.evaluation,
-        config.evaluation.segment_len,
-    )
-    memory = trained.memory if evaluation.mem_len is None else evaluation.mem_len
-    if memory != 0 or evaluation.ext_len is not None or trained.extended or W < 2:
+    trained = training_lengths(config)
+    evaluation = config.evaluation
+    trainer = config.trainer
+    W = evaluation.segment_len
+    mem_len = evaluation.mem_len
+    if mem_len is None:
+        mem_len = trained.mem_len
+    if mem_len != 0 or evaluation.ext_len is not None or trained.ext_len or W < 2:
         return config
     scored = max(1, W // 4)
-    trainer, stop = config.trainer, config.trainer.val_max_segments
-    if stop is not None:
-        trainer = replace(trainer, val_max_segments=-(-stop * W // scored))
+    if trainer.val_max_segments is not None:
+        stop = -(-trainer.val_max_segments * W // scored)
+        trainer = replace(trainer, val_max_segments=stop)
     windows = replace(with_segment_len(evaluation, scored), ext_len=W - scored)
     return replace(config, evaluation=windows, trainer=trainer)
 
@@ -192,19 +190,22 @@ def trained_clamp(config: Config) -> int | None:
     reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances, a rotation no
     limit, and an encoding that extrapolates needs none: -1, no clamp. None for a recurrent model.
     """
-    trained, given = training_lengths(config), config.evaluation.clamp_len
-    if trained.clamp is None or given is not None:
+    trained = training_lengths(config)
+    given = config.evaluation.clamp_len
+    if trained.clamp_len is None or given is not None:
         return given
-    kind, distance = kind_named(config.encoding.name), trained.farthest_distance
-    if trained.clamp > 0 or kind.absolute or kind.extrapolates or kind.rotates:
-        return trained.clamp
-    if kind.table == "distances":
-        return distance + 1 if (table_len(config) or 0) > distance + 1 else -1
-    return distance
+    kind = kind_named(config.encoding.name)
+    if trained.clamp_len > 0 or kind.absolute or kind.extrapolates or kind.rotates:
+        return trained.clamp_len
+    distance = trained.farthest_distance
+    if kind.table != "distances":
+        return distance
+    has_untrained_rows = (table_len(config) or 0) > distance + 1
+    return distance + 1 if has_untrained_rows else -1
 
 
 def clamp_untrained(lengths: Lengths, config: Config) -> Lengths:
     """Set the clamp to `trained_clamp` in lengths whose attention reaches farther than training's."""
     if lengths.farthest_distance <= training_lengths(config).farthest_distance:
         return lengths
-    return replace(lengths, clamp=trained_clamp(config))
+    return replace(lengths, clamp_len=trained_clamp(config))

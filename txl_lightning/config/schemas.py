@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf, open_dict
+from omegaconf.errors import ValidationError
 
 from txl_lightning.config.architecture import (
     POSITIVE,
@@ -20,7 +21,6 @@ from txl_lightning.config.architecture import (
     TransformerXLOptions,
     option,
 )
-from txl_lightning.config.renamed import with_new_names
 from txl_lightning.errors import (
     COUNT,
     LENGTH,
@@ -56,7 +56,11 @@ OmegaConf.register_new_resolver("sum", operator.add, replace=True)
 
 @dataclass(kw_only=True)
 class ModelConfig(ModelOptions):
-    """Group `model`: name and options of a model."""
+    """Group `model`.
+
+    Attributes:
+        name: name of the model in W&B and in tables.
+    """
 
     name: str = MISSING
 
@@ -73,7 +77,11 @@ class RecurrentModelConfig(RecurrentOptions, ModelConfig):
 
 @dataclass
 class EncodingConfig:
-    """Group `encoding`: `name` of the encoding of positions, built in or custom (see `EncodingKind`)."""
+    """Group `encoding` (see `EncodingKind`).
+
+    Attributes:
+        name: encoding of positions, built in or registered by your file.
+    """
 
     name: str = MISSING
 
@@ -82,7 +90,9 @@ class EncodingConfig:
 class TableEncodingConfig(EncodingConfig):
     """Group `encoding` for one with a trained table.
 
-    `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
+    Attributes:
+        table_len: rows of the trained table; null for as many as training needs. These are segment + extended context,
+            and for shaw the memory too.
     """
 
     table_len: int | None = None
@@ -90,12 +100,15 @@ class TableEncodingConfig(EncodingConfig):
 
 @dataclass
 class MemoryConfig:
-    """Group `memory`: length of the memory in training (0 for no recurrence), its start and its reset.
+    """Group `memory`: length of the memory in training, its start and its reset.
 
-    `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
-    `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
-    With `gradient_segments=k` a step of training reads k + 1 consecutive segments, and the gradient flows from each
-    through the memory to those before it; 0 is the paper's, whose memory carries no gradient.
+    Attributes:
+        mem_len: M, longest memory in tokens; 0 for no recurrence.
+        segments: length that memory=on gives the memory, in training segments. Null in checkpoints of 0.5.
+        gradient_segments: segments through whose memory the gradient flows; 0 as in the paper. With k a step of
+            training reads k + 1 consecutive segments.
+        start: empty, or zeros that are attended to.
+        reset: never, or document to hide all that stands before the document (see `data.document_start`).
     """
 
     mem_len: int = MISSING
@@ -109,14 +122,21 @@ class MemoryConfig:
 class DataConfig:
     """Group `data`: the corpus, its level, and the training streams.
 
-    `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
-    that a checkpoint finds its corpus on another machine.
-    `seed`, in `conf/` the run's, orders the sentences of lm1b, and with `random_start` draws where the training
-    streams of other corpora begin; they wrap around the end of the split. Where a vocabulary is made from the text,
-    symbols that occur less often in training than `min_count` are `<unk>` (null: 2 for words, 1 for characters). With
-    `memory.reset=document` a document begins with every file, and with every line that the regular expression
-    `document_start` matches (null: with files alone). At level bpe `tokenizer` is a `tokenizer.json`; null trains one
-    with `vocab_size` tokens on the training split (null: at most 2048 for python-packages and own text, else 8192).
+    Attributes:
+        name: corpus.
+        level: byte, char, word, bpe or ids, as the corpus allows.
+        vocab_size: tokens of a subword vocabulary that is trained, or ids. Null for at most 2048 for
+            python-packages and own text, else 8192.
+        tokenizer: tokenizer.json for level=bpe; null trains one on the training split.
+        min_count: symbols that occur less often in training are <unk>; null for 2 of words, 1 of characters.
+        root: folder of all corpora; null for the variable TXL_DATA. It is read when the data is loaded, so that a
+            checkpoint finds its corpus on another machine.
+        seed: draws the order of lm1b's sentences, and the starts of the streams with random_start.
+        random_start: begin the training streams at a random token of the split and wrap around its end.
+        document_start: regular expression for lines that begin a document; null for files alone.
+        cache_dir: folder of prepared corpora.
+        batch_size: B, training streams on all processes together.
+        segment_len: T, tokens of a training segment.
     """
 
     name: str = MISSING
@@ -137,17 +157,20 @@ class DataConfig:
 class FileData(DataConfig):
     """Options of `data=file`.
 
-    `path` is a file, a folder, a pattern such as 'docs/**/*.tex', a list of these, or a mapping of train, valid and
-    test to them; files whose names say no split are joined and cut by `fractions`. For a model of lm1b
-    `sentence_marks` is its corpus's.
+    At level ids `path` is a file of token ids, a folder of such files, or three paths: train, valid, test; `vocab_size`
+    null is the largest id + 1 or the number of `names`, and `document_start` matches the whole number or name of an
+    id that begins documents.
 
-    `format` names the format of all files; null is what their suffixes say. `column` is the one to read of records;
-    null is text or content, or input_ids for ids. With `skip_bad` records that cannot be read are left out and counted.
-
-    At level ids `path` is a file of token ids, a folder of such files, or three paths: train, valid, test. `dtype` is
-    the type of the ids in a raw file, which does not state it; `vocab_size` null is the largest id + 1, or the number
-    of `names`, a file with a name for every id. `document_start` matches the whole number or name of an id that begins
-    documents.
+    Attributes:
+        path: file, folder, pattern, a list of these, or {train: …, valid: …, test: …}. A pattern is like
+            'docs/**/*.tex'. Files whose names say no split are joined and cut by `fractions`.
+        column: field of a record to read; null for text or content, or for ids input_ids.
+        format: format of all files; null for what their suffixes say.
+        skip_bad: leave out records that cannot be read, and count them.
+        fractions: shares of train, valid and test where names say no split.
+        sentence_marks: marks of a sentence for a model of lm1b, as in data=lm1b.
+        dtype: type of the ids in a raw file, which does not state it.
+        names: file with a name for every id.
     """
 
     path: Any = None
@@ -162,16 +185,21 @@ class FileData(DataConfig):
 
 @dataclass
 class Enwik8Data(DataConfig):
-    """Options of `data=enwik8`: `newlines` are dropped as in the paper, or kept."""
+    """Options of `data=enwik8`.
+
+    Attributes:
+        newlines: dropped as in the paper, or kept.
+    """
 
     newlines: str = "dropped"
 
 
 @dataclass
 class Lm1bData(DataConfig):
-    """Options of `data=lm1b`: `sentence_marks` puts `<S>` at the `start` of each sentence, or at `both` ends.
+    """Options of `data=lm1b`.
 
-    Both ends are marked in the TensorFlow code.
+    Attributes:
+        sentence_marks: <S> at the start of each sentence, or at both ends as in the TensorFlow code.
     """
 
     sentence_marks: str = "start"
@@ -179,10 +207,14 @@ class Lm1bData(DataConfig):
 
 @dataclass
 class RecallData(DataConfig):
-    """Options of `data=recall`: a generated text of `n_tokens`, drawn with `text_seed`.
+    """Options of `data=recall`, a generated text.
 
-    A token repeats the one `distance` tokens before with probability `repeats`, else it is one of `symbols`; `distance`
-    may be a list of distances that take turns.
+    Attributes:
+        distance: tokens back to the one that is repeated; a list of distances takes turns.
+        repeats: probability that a token repeats that one.
+        symbols: number of symbols that the other tokens are drawn from.
+        n_tokens: tokens of the text.
+        text_seed: draws the text.
     """
 
     distance: Any = None
@@ -228,11 +260,18 @@ def file_data(data: DataConfig, path: Any, level: str) -> FileData:
 
 @dataclass
 class EvaluationConfig:
-    """Node `evaluation`: lengths of validation and test, which may differ from training's.
+    """Node `evaluation`: lengths of validation and test; null ones are training's, whatever `segment_len` is.
 
-    Lengths that are null are training's, whatever `segment_len` is. (The paper's train.py keeps the sum of
-    memory and segment instead: give `mem_len` for that.) `max_segments`
-    limits the final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
+    The paper's train.py keeps the sum of memory and segment instead: give `mem_len` for that.
+
+    Attributes:
+        batch_size: streams of validation and test.
+        segment_len: tokens of a segment.
+        mem_len: memory in tokens; null for training's.
+        ext_len: extended context in tokens; null for training's, or windows without a memory.
+        same_length: whether all tokens attend to equally many keys; null for training's.
+        clamp_len: larger distances are encoded like this one; null for training's, -1 for no limit.
+        max_segments: segments of the final evaluation; null for the whole split.
     """
 
     batch_size: int = option(10, COUNT)
@@ -246,14 +285,26 @@ class EvaluationConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay (or constant), gradient clipping.
+    """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay or constant, gradient clipping.
 
-    `weight_decay` is of the matrices of the layers, with `weight_decay_on=all` of all parameters.
-    `ns_precision` is the number type in which Muon makes a matrix orthogonal: bf16-true as in `torch.optim.Muon`,
-    32-true, or auto for bf16-true under mixed precision and 32-true otherwise.
+    With `_target_` the group is open for the arguments of that class, such as `optimizer.momentum=0.9`; `typed`
+    gathers them in `arguments`.
 
-    `_target_` is the class of another optimizer. Then the group is open for its arguments, such as
-    `optimizer.momentum=0.9`; `typed` gathers them in `arguments`.
+    Attributes:
+        name: adam, adamw or muon.
+        _target_: class of another optimizer, whose arguments are options of this group.
+        arguments: arguments of that class.
+        lr: highest learning rate.
+        betas: decay of the two moments of Adam.
+        weight_decay: weight decay, relative to the learning rate.
+        weight_decay_on: matrices of the layers, or all parameters.
+        schedule: cosine decay to min_lr at trainer.max_steps, or constant.
+        decay_after_warmup: whether the decay begins after the warm-up, not with it.
+        warmup_steps: steps in which the learning rate rises from 0.
+        min_lr: learning rate at the end of the decay.
+        clip_norm: largest norm of the gradient; 0 for no clipping.
+        ns_precision: number type in which Muon makes a matrix orthogonal: bf16-true as in torch, 32-true or auto. auto
+            is bf16-true under mixed precision and 32-true otherwise.
     """
 
     name: str = option(MISSING, one_of("adam", "adamw", "muon"))
@@ -275,15 +326,24 @@ class OptimizerConfig:
 class TrainerConfig:
     """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
-    `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
-    `devices` processes on each of `num_nodes` machines share the global batch. `stream_groups` accumulates gradients
-    over that many groups of each process's streams. `num_threads` null means as many CPU threads as this size pays
-    for, stated in `config.yaml`. `compile` compiles the forward and backward pass.
-    `val_every_n_steps` null validates at the end of every epoch, and the last step of a run is always validated.
-    `callbacks` lists callbacks of Lightning, each with its class as `_target_` and the arguments of the class.
-
     The group is open for every other argument of Lightning's Trainer, such as `trainer.limit_train_batches=3`; `typed`
-    gathers them in `lightning`.
+    gathers them in `lightning`. The last step of a run is always validated.
+
+    Attributes:
+        max_steps: steps of the optimizer.
+        accelerator: cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that is there.
+        devices: processes on each machine, which share the global batch.
+        num_nodes: machines.
+        stream_groups: groups of a process's streams over which gradients are accumulated.
+        precision: 32-true, bf16-mixed, 16-mixed, 64-true, or auto for the faster of the first two here.
+        num_threads: CPU threads; null for as many as this size pays for.
+        compile: whether forward and backward pass are compiled.
+        log_every_n_steps: steps between values of the training's curves.
+        val_every_n_steps: steps between validations; null for the end of every epoch.
+        val_max_segments: segments of a validation during training; null for the whole split.
+        progress_bar: whether the progress is shown.
+        callbacks: callbacks of Lightning, each {_target_: CLASS, ARGUMENT: VALUE, …}.
+        lightning: further arguments of Lightning's Trainer; give them as trainer.ARGUMENT=VALUE.
     """
 
     max_steps: int = option(MISSING, COUNT)
@@ -308,8 +368,11 @@ class TrainerConfig:
 class CheckpointConfig:
     """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
 
-    Every `keep_every_n_steps` steps (null: never) the weights are kept in `step{N}.ckpt`, for measurements over
-    training. The `keep_best` best checkpoints by validation loss (null: `best.ckpt` alone) are kept as `best-{N}.ckpt`.
+    Attributes:
+        enabled: whether checkpoints are written.
+        every_n_steps: steps between checkpoints, in addition to the checkpoints of validations.
+        keep_every_n_steps: steps between weights that are kept as step{N}.ckpt; null for none.
+        keep_best: number of best checkpoints that are kept as best-{N}.ckpt; null for best.ckpt alone.
     """
 
     enabled: bool = True
@@ -322,12 +385,30 @@ class CheckpointConfig:
 class ContextCurveConfig:
     """Node `context_curve`: validation loss with exactly c tokens of context, and RECL, during training.
 
-    Measured every `every_n_steps` steps (null: never) at 500 positions of the split in blocks, for eight c up to
-    `max_context`; RECL on the hardest 10 %, 50 % and all of the positions.
+    Measured at 500 positions of the split in blocks; RECL on the hardest 10 %, 50 % and all of the positions.
+
+    Attributes:
+        every_n_steps: steps between curves; null for none.
+        max_context: largest of the eight numbers of tokens c.
     """
 
     every_n_steps: int | None = option(None, COUNT)
     max_context: int = option(128, (lambda x: x >= 8, "must be an integer >= 8"))
+
+
+@dataclass
+class ExtrasConfig:
+    """Node `extras`, as in lightning-hydra-template.
+
+    Attributes:
+        ignore_warnings: whether warnings of Python are hidden.
+        enforce_tags: whether a run without tags is refused.
+        print_config: whether the whole config is printed before the run.
+    """
+
+    ignore_warnings: bool = False
+    enforce_tags: bool = False
+    print_config: bool = False
 
 
 def _of_wandb(variable: str, default: str | None) -> Any:
@@ -341,47 +422,47 @@ def _mode_of_wandb() -> str:
 
 @dataclass
 class LoggerConfig:
-    """Group `logger`: destination of the curves; `project`, `mode`, `group` and `tags` are for W&B.
+    """Group `logger`: where the curves go.
 
-    These have the defaults WANDB_PROJECT, WANDB_MODE, WANDB_RUN_GROUP and WANDB_TAGS. `group` null is named
-    after the multirun, a run is named by WANDB_NAME or after the model and its lengths; `tags` are added to the tags of
-    the model. `_target_` is the class of `logger=lightning`, and `arguments` is a mapping with the arguments of a
-    logger of Lightning; its `save_dir` is the run directory if none is given.
+    The group is open for loggers of Lightning, such as `logger.mine={_target_: CLASS, name: curves}`; `typed` gathers
+    them in `each`.
 
-    `each` has an entry for every logger, so that Hydra joins `logger=[wandb,csv]`: null, or `_target_` and arguments
-    of a logger of Lightning.
+    Attributes:
+        project: project in W&B (default: the variable WANDB_PROJECT).
+        mode: offline, online or disabled W&B (default: the variable WANDB_MODE).
+        group: group in W&B; null for the multirun's name (default: the variable WANDB_RUN_GROUP).
+        tags: tags in W&B, beside the model's (default: the variable WANDB_TAGS).
+        each: loggers; give them as logger.NAME={_target_: CLASS, ARGUMENT: VALUE, …}. null is W&B's.
     """
 
-    name: str = MISSING
     project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
     mode: str = field(default_factory=_mode_of_wandb)
     group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
     tags: list[str] = field(
         default_factory=lambda: list(filter(None, os.environ.get("WANDB_TAGS", "").split(",")))
     )
-    _target_: str | None = None
-    arguments: Any = None
     each: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the loggers."""
-        return tuple(self.each) if len(self.each) > 1 else (self.name,)
 
 
 @dataclass
 class Config:
     """Config of one training run.
 
-    `loss` is the mean over all positions of a segment (`full`), its last half (`half`), or as many positions drawn
-    without replacement for each step (`random_half`), the same in all streams. `variant` is empty, or has the name of a
-    variant in `txl_lightning.variants` and that variant's own options, which `architecture` validates.
-    `resume` is a checkpoint, `auto` for the last good one of the run directory, or `replace` for a new run where a
-    finished one is; `ckpt_path` is another name of it. Without `train` the weights of the checkpoint are evaluated, and
-    without `test` the test split is not read.
+    `variant` is empty, or has the name of a variant in `txl_lightning.variants` and that variant's own options, which
+    `architecture` validates. `callbacks` has callbacks of Lightning by name, each with its class as `_target_` and the
+    arguments of the class.
 
-    `callbacks` has callbacks of Lightning by name, each with its class as `_target_` and the arguments of the class.
-    `tags` are tags of the run in W&B, and `task_name` names a folder in `outputs` and `multirun`.
+    Attributes:
+        loss: over all positions of a segment (full), its last half (half), or as many random ones (random_half). These
+            are drawn without replacement for each step, the same in all streams.
+        ckpt_path: checkpoint to resume, as resume.
+        resume: checkpoint, auto for the last good one of the run directory, or replace a finished run.
+        initial_weights: checkpoint whose weights a new run begins with.
+        train: false evaluates the weights of ckpt_path.
+        test: false leaves the test split unread.
+        tags: tags of the run in W&B.
+        task_name: folder in outputs and multirun.
+        seed: draws initial weights, dropout and the starts of the streams.
     """
 
     model: ModelConfig = MISSING
@@ -396,6 +477,7 @@ class Config:
     context_curve: ContextCurveConfig = field(default_factory=ContextCurveConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
     logger: LoggerConfig = MISSING
+    extras: ExtrasConfig = field(default_factory=ExtrasConfig)
     loss: str = option("full", one_of("full", "half", "random_half"))
     ckpt_path: str | None = None
     resume: str | None = None
@@ -407,19 +489,11 @@ class Config:
     seed: int = option(1, SEED)
 
 
-def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
-    """Validate the logger of a command.
-
-    Args:
-        logger: group `logger`.
-        names: loggers that the command has.
-
-    Raises:
-        OptionError: the name or the mode is not allowed.
-    """
-    for name in logger.names:
-        made = "lightning" in names and isinstance(logger.each.get(name), Mapping)
-        require(name in names or made, "logger", name, f"must be {' or '.join(names)}")
+def check_logger(logger: LoggerConfig) -> None:
+    """Raise `OptionError` for a mode that W&B does not have, and for arguments of W&B's logger."""
+    given = logger.each.get("wandb")
+    allowed = "has the options logger.project, logger.mode, logger.group and logger.tags"
+    require(given is None, "logger.wandb", given, allowed)
     allowed = "must be offline, online or disabled (default: the variable WANDB_MODE)"
     require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
@@ -438,6 +512,21 @@ def check_values(options: Any, group: str = "") -> None:
         check(option.removesuffix(".name"), value, *f.metadata.get("rules", ()))
 
 
+# Open groups, and the field that gathers arguments of other libraries' classes.
+OPEN_GROUPS = {
+    "trainer": (TrainerConfig, "lightning"),
+    "optimizer": (OptimizerConfig, "arguments"),
+    "logger": (LoggerConfig, "each"),
+}
+# Arguments of Lightning's Trainer that are another option here.
+SAME_IN_LIGHTNING = {
+    "enable_checkpointing": "checkpoint.enabled",
+    "enable_progress_bar": "trainer.progress_bar",
+    "limit_test_batches": "evaluation.max_segments",
+    "limit_val_batches": "trainer.val_max_segments",
+}
+
+
 def typed(config: Any) -> Any:
     """Return the dataclass of a composed config, with all interpolations resolved.
 
@@ -446,26 +535,38 @@ def typed(config: Any) -> Any:
     Raises:
         OptionError: such an argument was given, but no class that has it.
     """
-    if OmegaConf.get_type(config) is not Config:
-        return OmegaConf.to_object(config)
     config = config.copy()
     OmegaConf.set_readonly(config, False)
     with open_dict(config):
         for name, (kind, gathered) in OPEN_GROUPS.items():
-            group = config[name]
-            known = {option_of_group.name for option_of_group in fields(kind)}
-            for argument in [key for key in group if key not in known]:
-                group[gathered][argument] = group.pop(argument)
+            if name in config:
+                _gather(config[name], kind, gathered)
+        if "trainer" in config:
+            arguments = config.trainer.lightning
+            for argument, option in SAME_IN_LIGHTNING.items():
+                if argument in arguments:
+                    value = arguments.pop(argument)
+                    try:
+                        OmegaConf.update(config, option, value)
+                    except ValidationError as error:
+                        allowed = f"must be of the type of {option}"
+                        raise OptionError(f"trainer.{argument}", value, allowed) from error
+            if "check_val_every_n_epoch" in arguments:
+                config.trainer.val_every_n_steps = None
     options: Any = OmegaConf.to_object(config)
-    if options.optimizer._target_ is None:
-        for argument, value in options.optimizer.arguments.items():
-            raise OptionError(
-                f"optimizer.{argument}", value, "no such option without optimizer._target_=CLASS"
-            )
+    optimizer = getattr(options, "optimizer", None)
+    if optimizer is not None and optimizer._target_ is None:
+        for argument, value in optimizer.arguments.items():
+            allowed = "no such option without optimizer._target_=CLASS"
+            raise OptionError(f"optimizer.{argument}", value, allowed)
     return options
 
 
-OPEN_GROUPS = {"trainer": (TrainerConfig, "lightning"), "optimizer": (OptimizerConfig, "arguments")}
+def _gather(group: Any, kind: type, gathered: str) -> None:
+    """Move the keys of a group that its dataclass does not have into one of its fields."""
+    known = {option_of_group.name for option_of_group in fields(kind)}
+    for argument in [key for key in group if key not in known]:
+        group[gathered][argument] = group.pop(argument)
 
 
 def open_schema(kind: type) -> Any:
@@ -509,6 +610,42 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             else {f"{prefix}{name}": value}
         )
     return items
+
+
+# Options of 0.5: old name -> new name. A group stands for its options too.
+RENAMED = {
+    "beyond": "variant",
+    "logger.each": "logger",
+}
+# Old name -> what to do instead.
+REMOVED = {
+    "trainer.graph": "was removed: no GPU ever ran it; trainer.compile=true compiles the step",
+    "data.block_len": "was removed: data.distance may be a list of distances, which take turns",
+    "trainer.kernel": "was removed: set Attention.kernel (docs/gpus.md)",
+    "logger.name": "was removed: logger=NAME chooses",
+    "logger._target_": "is now logger.NAME._target_, with a name of your own",
+    "logger.arguments": "are now options: logger.NAME.ARGUMENT=VALUE",
+}
+
+
+def why_refused(option: str) -> str | None:
+    """Return the sentence that refuses an option of an earlier version; None for any other option."""
+    for old, new in RENAMED.items():
+        if option == old or option.startswith(f"{old}."):
+            return f"is now {new}{option.removeprefix(old)}"
+    return REMOVED.get(option)
+
+
+def with_new_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the config in a checkpoint of 0.5 under the names of this version, without the options that are gone."""
+    options = dict(values)
+    if "beyond" in options:
+        options["variant"] = options.pop("beyond")
+    for old in REMOVED:
+        group, _, name = old.partition(".")
+        if name in options[group]:
+            options[group] = {key: value for key, value in options[group].items() if key != name}
+    return options
 
 
 def from_plain(values: dict[str, Any]) -> Config:

@@ -57,7 +57,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     corpus, (split,) = open_text(trained, options, asked_for, ["valid"])
     protocol = protocol_of(trained, options, whole=split == WHOLE)
     model = protocol.model()
-    segment_len = protocol.lengths.segment
+    segment_len = protocol.lengths.segment_len
     # The text first: an error in its options ends the command before the long pass over the split.
     text = text_attention(model, corpus, split, options.text_position, segment_len)
     names = list(text.weights)
@@ -104,7 +104,7 @@ def protocol_of(trained: TrainedModel, options: AttentionOptions, whole: bool) -
     allowed = f"is {trained.config.model.name}; must be a Transformer-XL whose keys are its tokens"
     require(fits, "checkpoint", options.checkpoint, allowed)
     protocol = with_lengths(trained, options, whole, ext_len=0)
-    mem_len = protocol.lengths.memory or 0
+    mem_len = protocol.lengths.mem_len or 0
     allowed = "must be >= 1: distances are counted back into the memory"
     require(mem_len > 0, "mem_len", mem_len, allowed)
     return replace(protocol, clamped=True, cached=False)

@@ -32,7 +32,9 @@ def check_common_options(options: Any) -> None:
     check_values(options)
     chosen_device(options.accelerator)
     if hasattr(options, "logger"):
-        check_logger(options.logger, ("wandb", "none"))
+        check_logger(options.logger)
+        for name in options.logger.each:
+            require(name == "wandb", "logger", name, "must be wandb or none")
 
 
 @contextmanager
@@ -99,7 +101,7 @@ def log_results(command: str, results: dict[str, Any], options: Any, directory: 
         options: options of the command, shown beside the run.
         directory: folder of the command.
     """
-    if "wandb" not in options.logger.names:
+    if "wandb" not in options.logger.each:
         return
     from txl_lightning.reporting.wandb_panels import log_file, start_run
 

@@ -123,13 +123,13 @@ def _score_batch(
     """Return the nats of the last targets of texts of equal length, [B, L], and which are not the likeliest."""
     text_BL = torch.tensor([continuation.tokens for continuation in batch], device=device_of(model))
     last = text_BL.shape[1] - 1
-    segment_len = protocol.lengths.segment
+    segment_len = protocol.lengths.segment_len
     first_scored = min(continuation.n_context for continuation in batch)
     memory: Any = None
     nats = []
     misses = []
     for start in range(0, last, segment_len):
-        begin = max(0, start - protocol.lengths.extended)
+        begin = max(0, start - protocol.lengths.ext_len)
         stop = min(start + segment_len, last)
         hidden_BTD, memory = model(text_BL[:, begin:stop], memory)
         if stop < first_scored:

@@ -167,7 +167,7 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         ),
         clamped=True,
     )
-    memory = protocol.lengths.memory
+    memory = protocol.lengths.mem_len
     require(bool(memory), "mem_len", memory, "must be given: the run was evaluated without memory")
     return protocol.model(), f"memory of {memory:,} tokens"
 

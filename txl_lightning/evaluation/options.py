@@ -51,7 +51,7 @@ class LoggedOptions(MachineOptions):
         logger: group: none or wandb.
     """
 
-    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
 @dataclass

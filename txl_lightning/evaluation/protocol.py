@@ -85,7 +85,7 @@ class Protocol:
 
     def streams(self, corpus: Corpus, split: str) -> Streams:
         """Return the streams of a split."""
-        return streams_of(corpus, split, self.evaluation, self.lengths.extended)
+        return streams_of(corpus, split, self.evaluation, self.lengths.ext_len)
 
     def losses(self, corpus: Corpus, split: str) -> TokenLosses:
         """Score a split."""
@@ -159,8 +159,10 @@ class Protocol:
         trained = training_lengths(self.trained.config)
         if self.length_option == "ext_len":
             window = self.at_attention_length(trained.attention_length)
-            return replace(window, evaluation=replace(window.evaluation, clamp_len=trained.clamp))
-        evaluation = with_segment_len(self.evaluation, trained.segment)
+            return replace(
+                window, evaluation=replace(window.evaluation, clamp_len=trained.clamp_len)
+            )
+        evaluation = with_segment_len(self.evaluation, trained.segment_len)
         evaluation = replace(evaluation, **trained.keywords())
         return replace(self, evaluation=evaluation, clamped=False)
 

@@ -18,8 +18,6 @@ from txl_lightning.distributed.ranks import Ranks, environment, n_processes
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.models import architecture
 
-LOGGERS = ("wandb", "csv", "lightning", "tensorboard", "none")
-
 
 def options_without_effect(config: Config) -> list[str]:
     """Return a sentence for every option that is not read and has another value than its default.
@@ -46,13 +44,10 @@ def check_config(config: Config) -> None:
     """
     check_values(config)  # before the model, whose memory may take its length from data.segment_len
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
-    check_logger(config.logger, LOGGERS)
+    check_logger(config.logger)
     has_weights = config.resume not in WITHOUT_PATH or config.initial_weights is not None
     allowed = "needs ckpt_path=FILE, whose weights are evaluated"
     require(config.train or has_weights, "train", config.train, allowed)
-    logger = config.logger
-    is_lightning = logger._target_ is None or "lightning" in logger.names
-    require(is_lightning, "logger._target_", logger._target_, "is of logger=lightning")
     _check_sizes(config)
     _check_device(config)
 

@@ -29,19 +29,14 @@ def lightning_loggers(config: Config, directory: Path) -> list[Logger]:
     Raises:
         OptionError: one cannot be made.
     """
-    group = config.logger
-    names = [name for name in group.names if name not in ("wandb", "none")]
-    arguments = group.arguments or {}
-    require(isinstance(arguments, dict), "logger.arguments", arguments, "must be {NAME: VALUE, …}")
-    is_for_one = not arguments or len(names) == 1
-    require(is_for_one, "logger.arguments", arguments, "is of one logger: use logger.each")
     loggers: list[Logger] = []
-    for name in names:
-        given = dict(group.each.get(name) or {"_target_": group._target_})
-        given.update(arguments)
-        logger = make(given, "logger._target_", Logger, save_dir=directory)
+    for name, given in config.logger.each.items():
+        if name == "wandb":
+            continue
+        option = f"logger.{name}"
+        logger = make(given, option, Logger, save_dir=directory)
         is_wandb = isinstance(logger, WandbLogger)
-        require(not is_wandb, "logger._target_", given["_target_"], "is logger=wandb")
+        require(not is_wandb, option, given["_target_"], "is logger=wandb")
         loggers.append(logger)
     return loggers
 

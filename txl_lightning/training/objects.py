@@ -17,12 +17,7 @@ from txl_lightning.errors import OptionError, UserError, first_line, require
 # Arguments of Lightning's Trainer that `txl train` sets itself, and the option that decides them.
 MANAGED = {
     "accumulate_grad_batches": "trainer.stream_groups=N divides data.batch_size, which is the batch of a step",
-    "check_val_every_n_epoch": "trainer.val_every_n_steps=N, or null for every epoch",
     "default_root_dir": "hydra.run.dir=FOLDER",
-    "enable_checkpointing": "checkpoint.enabled=false",
-    "enable_progress_bar": "trainer.progress_bar=false",
-    "limit_test_batches": "evaluation.max_segments=N",
-    "limit_val_batches": "trainer.val_max_segments=N",
     "logger": "logger=NAME",
     "plugins": "a run has its own",
     "use_distributed_sampler": "every process reads streams of its own",

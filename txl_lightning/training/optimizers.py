@@ -64,7 +64,8 @@ def make_optimizer(
         if config.weight_decay > 0:
             given["weight_decay"] = config.weight_decay
         groups = _decayed(list(model.parameters()), model, config)
-        optimizer = make(given, "optimizer._target_", torch.optim.Optimizer, groups)
+        betas = tuple(config.betas)
+        optimizer = make(given, "optimizer._target_", torch.optim.Optimizer, groups, betas=betas)
     elif config.name == "muon":
         optimizer = MuonWithAdam(model, config, fused)
     else:

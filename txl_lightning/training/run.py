@@ -197,7 +197,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         prepare_directory(config, directory, start.resumed, corpus.vocabulary.tokenizer)
     trainer = make_trainer(config, directory, callbacks, start)
     n_parameters = count_parameters(module)
-    if ranks.rank == 0 and "wandb" in config.logger.names:
+    if ranks.rank == 0 and "wandb" in config.logger.each:
         wandb = start_wandb(config, directory, n_parameters, start.resumed)
         module.record["wandb_id"] = wandb.experiment.id
         loggers.append(wandb)
@@ -246,7 +246,7 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedSt
     data = GroupedStreamsDataModule(
         replace(config.data, segment_len=config.data.segment_len * n_segments),
         in_windows(config).evaluation,
-        training_lengths(config).extended,
+        training_lengths(config).ext_len,
         vocabulary,
         marked=config.memory.reset == "document",
     )
@@ -562,7 +562,7 @@ def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> 
         line += f", with the weights of step {metrics['weights_step']}, the best on validation"
     lines = [line]
     upload = upload_line(directory)
-    if "wandb" in options.logger.names and upload is not None:
+    if "wandb" in options.logger.each and upload is not None:
         lines.append(upload)
     lines.append(
         f"lower is better; metrics.json, config.yaml, validation.jsonl and checkpoints are in {directory}"
