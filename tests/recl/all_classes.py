@@ -11,13 +11,12 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import torch
 
-from tests.recl.tiny_huggingface import randomize
+from tests.recl.tiny_huggingface import fresh_loss, randomize
 from txl_lightning.errors import UserError
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import HuggingFaceModel, position_table
-from txl_lightning.recl.models import Member, TokenizedText
+from txl_lightning.recl.models import Member
 from txl_lightning.recl.windows import WindowReader, window_losses
 
 POSITIONS = 60
@@ -74,15 +73,6 @@ def small_model(model_type: str) -> Any:
     return randomize(lambda: transformers.AutoModelForCausalLM.from_config(config))
 
 
-def fresh_loss(model: HuggingFaceModel, context: int, place: int) -> float:
-    window = torch.from_numpy(TOKENS[place - context : place + 1])[None]
-    with torch.no_grad():
-        fresh = copy.deepcopy(model)
-        target = window[:, -1:]
-        losses, _ = fresh.score(window[:, :-1], target)
-    return float(losses)
-
-
 def outcome(model_type: str) -> str:
     """Read a type, and compare its losses with fresh windows; return what happened."""
     try:
@@ -95,17 +85,16 @@ def outcome(model_type: str) -> str:
     table = position_table(small, POSITIONS)
     limit = None if table is None else table[0]
     reader = WindowReader(model, limit=limit, one_pass=True)
-    text = TokenizedText(TOKENS, "token", lambda begin, stop: [])
     member = Member(model_type, model_type, model_type, reader)
     try:
-        member = checked(member, text, CONTEXTS)
+        member = checked(member, TOKENS, CONTEXTS)
     except UserError as error:
         return f"refused: {error}"
     losses_CP = window_losses(member.reader, TOKENS, PLACES, CONTEXTS)
     for c, context in enumerate(CONTEXTS):
         visible = member.reader.visible(context)
         for p, place in enumerate(PLACES):
-            if abs(losses_CP[c, p] - fresh_loss(untouched, visible, int(place))) > 1e-3:
+            if abs(losses_CP[c, p] - fresh_loss(untouched, TOKENS, visible, int(place))) > 1e-3:
                 return f"wrong at {context} tokens"
     way = "one pass" if member.reader.one_pass else "direct"
     return way if limit is None else f"{way}, limited"

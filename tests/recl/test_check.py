@@ -35,6 +35,11 @@ def by_length(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
     return torch.full(targets_BT.shape, float(length)), None
 
 
+def looking_ahead(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
+    """Return losses that depend on the tokens after their targets."""
+    return right(tokens_BT.flip(1), targets_BT)
+
+
 def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
     raise ValueError("no\nsuch table. More.")
 
@@ -42,7 +47,7 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
     member = load_function(f"py:{__name__}.make", "name")
-    return checked(member, member.tokenize(TEXT), [8, 16, 64])
+    return checked(member, member.tokenize(TEXT).tokens, [8, 16, 64])
 
 
 def test_a_function_that_keeps_to_the_interface_reads_bytes(
@@ -66,6 +71,7 @@ def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch: pytest.MonkeyPa
 
 SIZES = "encode must return tokens and their sizes, which sum to the bytes given"
 FAULTS: list[tuple[Any, str]] = [
+    (Scored(looking_ahead), "must be a causal language model: its losses depend on later tokens"),
     (Scored(failing), r"cannot read 64 tokens \(no such table\)"),
     (
         Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)),

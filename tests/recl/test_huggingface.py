@@ -20,6 +20,7 @@ from tests.recl.tiny_huggingface import (
     save_tokenizer,
 )
 from txl_lightning.errors import OptionError
+from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import HuggingFaceModel, load_huggingface
 from txl_lightning.recl.models import Member
 from txl_lightning.recl.positions import position_blocks
@@ -74,33 +75,48 @@ def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind: str, begin: lis
     assert np.abs(losses_CP[0] - losses_CP[-1]).max() > 0.01
 
 
-LIMITS = [
-    ("GPT2Config", POSITIONS, "its table of positions, transformer.wpe"),
-    (
-        "RobertaConfig",
-        POSITIONS - 2,
-        "its table of positions, roberta",
-    ),  # counted from the padding token's number, 1
-    ("GPTJConfig", POSITIONS, "its table of positions, transformer.h.0.attn.embed_positions"),
-    ("LlamaConfig", None, "no table of positions ends at the 48 of its config"),
-    ("XGLMConfig", None, "no table of positions ends at the 48 of its config"),
-    ("MambaConfig", None, ""),
+ENDLESS = "no table of positions ends at the 48 of its config"
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
+ENCODER = {"is_decoder": False, "pad_token_id": 1}
+LIMITS: list[tuple[str, dict[str, Any], int | None, str]] = [
+    ("GPT2Config", {}, POSITIONS, "its table of positions, transformer.wpe"),
+    ("OPTConfig", {}, POSITIONS, "its table of positions, model.decoder.embed_positions"),
+    ("GPTJConfig", {}, POSITIONS, "its table of positions, transformer.h.0.attn.embed_positions"),
+    # Counted from the padding token's number, 1.
+    ("RobertaConfig", {"pad_token_id": 1}, POSITIONS - 2, "its table of positions, roberta"),
+    ("LlamaConfig", DYNAMIC, None, ENDLESS),
+    ("RwkvConfig", {}, None, ENDLESS),
+    ("FalconConfig", {"alibi": True}, None, ENDLESS),
+    ("XGLMConfig", {}, None, ENDLESS),
+    ("MambaConfig", {}, None, ""),
 ]
 
 
-@pytest.mark.parametrize(("kind", "limit", "reason"), LIMITS)
+@pytest.mark.parametrize(("kind", "options", "limit", "reason"), LIMITS)
 def test_only_a_table_of_positions_limits_a_model(
     kind: str,
+    options: dict[str, Any],
     limit: int | None,
     reason: str,
     tmp_path: Path,
 ) -> None:
-    options = {"pad_token_id": 1} if kind == "RobertaConfig" else {}
     loaded = load(save_tiny(transformers, tmp_path, kind, **options), longest=60)
     assert loaded.reader.limit == limit
     assert (loaded.findings["limit_reason"] or "").startswith(reason)
     losses = window_losses(loaded.reader, TOKENS, np.array([100]), [limit or 50, 60])
     assert (losses[0] == losses[1]) == (limit is not None)
+
+
+@pytest.mark.parametrize(
+    "kind", ["BertConfig", "RobertaConfig", "ElectraConfig", "CamembertConfig"]
+)
+def test_an_encoder_that_reads_both_sides_is_refused(kind: str, tmp_path: Path) -> None:
+    loaded = load(save_tiny(transformers, tmp_path, kind, **ENCODER))
+    words = rf"models=hf:{tmp_path}: must be a causal language model: .* later tokens .*is_decoder"
+    with pytest.raises(OptionError, match=words):
+        checked(loaded, TOKENS, CONTEXTS)
+    change(tmp_path, "config.json", is_decoder=True)
+    assert checked(load(tmp_path), TOKENS, CONTEXTS).reader.one_pass
 
 
 def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> None:
@@ -109,6 +125,7 @@ def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> 
         transformers,
         "BigBirdConfig",
         is_decoder=False,
+        max_position_embeddings=300,
         block_size=4,
         num_random_blocks=1,
     )
@@ -123,22 +140,35 @@ def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> 
     torch.testing.assert_close(again, first)
 
 
-def test_code_of_an_author_is_not_run_and_the_result_says_so(tmp_path: Path) -> None:
-    folder = save_tiny(transformers, tmp_path / "model", "LlamaConfig")
-    change(folder, "config.json", auto_map={"AutoModelForCausalLM": "modeling_own.OwnModel"})
+@pytest.mark.parametrize(
+    ("kind", "entry"),
+    [
+        ("LlamaConfig", {"AutoModelForCausalLM": "modeling_own.OwnModel"}),
+        ("GPT2Config", {"AutoConfig": "configuration_own.OwnConfig"}),
+        ("MambaConfig", {"AutoModel": "modeling_own.OwnModel"}),
+    ],
+)
+def test_code_of_an_author_is_not_run_and_the_result_says_so(
+    kind: str,
+    entry: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    folder = save_tiny(transformers, tmp_path / "model", kind)
+    change(folder, "config.json", auto_map=entry, architectures=["OwnModel"])
     result = measured(tmp_path, folder)
-    assert result["models"][0]["code_not_run"] == "LlamaForCausalLM"
-    line = "model: its own code is not run; read as LlamaForCausalLM."
+    name = type(model_of(transformers, kind)).__name__
+    assert result["models"][0]["code_not_run"] == name
+    line = f"model: its own code is not run; read as {name}."
     assert line in (tmp_path / "run/recl.md").read_text()
     assert line in (tmp_path / "run/recl.html").read_text()
+    change(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.OwnTokenizer", None]})
+    assert load(folder).findings["code_not_run"] == f"{name}, TokenizersBackend"
 
 
 def begins_with_bos(folder: str | Path) -> None:
-    """Let the tokenizer put <begin> before a text, as those of Llama and Gemma do."""
-    template = (
-        {"SpecialToken": {"id": "<begin>", "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-    )
+    """Let the tokenizer put <begin> before a text and behind it; those of Llama and Gemma begin so."""
+    special_token = {"SpecialToken": {"id": "<begin>", "type_id": 0}}
+    template = (special_token, {"Sequence": {"id": "A", "type_id": 0}}, special_token)
     special = {"<begin>": {"id": "<begin>", "ids": [0], "tokens": ["<begin>"]}}
     change(
         folder,
@@ -167,10 +197,13 @@ def test_a_begin_of_text_token_is_read_as_the_tokenizer_does(tmp_path: Path) -> 
         load(folder, begin_of_text=True)
 
 
-@pytest.mark.parametrize("kind", ["LlamaConfig", "GPT2Config", "MambaConfig", "XGLMConfig"])
+@pytest.mark.parametrize(
+    "kind",
+    ["LlamaConfig", "GPT2Config", "MambaConfig", "XGLMConfig", "OPTConfig", "BertConfig"],
+)
 def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
     model_of(transformers, kind).save_pretrained(tmp_path)
-    with pytest.raises(OptionError, match=rf"models=hf:{tmp_path}: .*tokenizer") as caught:
+    with pytest.raises(OptionError, match=rf"models=hf:{tmp_path}: has no tokenizer") as caught:
         load(tmp_path).tokenize(TEXT.encode())
     assert "\n" not in str(caught.value)
 
@@ -186,16 +219,31 @@ def test_tokens_spell_the_text(tmp_path: Path) -> None:
     assert text.spell(5, 9) == texts[5:9]
 
 
-def test_a_tokenizer_that_changes_the_text_stands_in_the_result(tmp_path: Path) -> None:
+STRIPPED = [{"type": "NFD"}, {"type": "StripAccents"}]
+CHANGES: list[tuple[dict[str, Any], str, str]] = [
+    ({"type": "Lowercase"}, "The  ", "the  "),
+    ({"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}, " ﬁne", "ﬁne"),
+    ({"type": "NFKC"}, "ﬁne é", "fine é"),
+    ({"type": "Sequence", "normalizers": STRIPPED}, "é of 0", "e of 0"),
+]
+
+
+@pytest.mark.parametrize(("normalizer", "text", "read"), CHANGES)
+def test_a_tokenizer_that_changes_the_text_stands_in_the_result(
+    normalizer: dict[str, Any],
+    text: str,
+    read: str,
+    tmp_path: Path,
+) -> None:
     folder = save_tiny(transformers, tmp_path / "model", "LlamaConfig")
-    change(folder, "tokenizer.json", normalizer={"type": "Lowercase"})
-    result = measured(tmp_path, folder, TEXT.replace("the", "The"))
-    changed = {"text": "The square of 0 is 0", "read": "the square of 0 is 0"}
-    assert result["models"][0]["changed_text"] == changed
+    change(folder, "tokenizer.json", normalizer=normalizer)
+    result = measured(tmp_path, folder, TEXT.replace("the square", "The  ﬁne é"))
+    changed = result["models"][0]["changed_text"]
+    assert changed["text"].startswith(text)
+    assert changed["read"].startswith(read)
     assert (result["unit"], result["corpus"]["level"]) == ("ppl", "token")
-    note = f"its tokenizer changes the text ({changed}): losses are per token of the changed text"
-    assert note in (tmp_path / "run/recl.md").read_text()
-    assert note in (tmp_path / "run/recl.html").read_text()
+    for file in ("recl.md", "recl.html"):
+        assert "model: its tokenizer changes the text (" in (tmp_path / "run" / file).read_text()
 
 
 def test_weights_and_an_adapter_that_are_not_read_stand_in_the_result(tmp_path: Path) -> None:
@@ -258,7 +306,9 @@ FILES = [
     ),
     ("", "model.gguf", "has no config.json; model.gguf is a file for llama.cpp"),
     ("", "model.safetensors", "has no config.json; model.safetensors is weights alone"),
+    ("", "pytorch_model.bin", "has no config.json; pytorch_model.bin is weights alone"),
     ("", "adapter_config.json", "is an adapter alone: merge it into its base model"),
+    ("best.ckpt", "best.ckpt", "is a checkpoint: give those of txl train in checkpoints="),
 ]
 
 

@@ -1,22 +1,19 @@
 """Models of transformers whose losses change with the length of the window: exact at every context of the grid."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.recl.test_huggingface import measured, pytestmark, transformers  # noqa: F401
-from tests.recl.tiny_huggingface import VOCABULARY, save_tiny
+from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import load_huggingface
-from txl_lightning.recl.models import Member, TokenizedText
+from txl_lightning.recl.models import Member
 from txl_lightning.recl.windows import window_losses
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 401)
-STREAM = TokenizedText(TOKENS, "token", lambda begin, stop: [])
 CONTEXTS = [40, 60, 80, 96, 120, 160, 200, 240]
 PLACES = np.arange(250, 400, 25)
 LONGROPE = {
@@ -64,17 +61,7 @@ def checked_member(folder: Path, kind: str, options: dict[str, Any], contexts: l
     """Save a model, load it and check it."""
     save_tiny(transformers, folder, kind, **{"max_position_embeddings": 400, **options})
     loaded = load_huggingface(f"hf:{folder}", "name", contexts[-1])
-    return checked(loaded, STREAM, contexts)
-
-
-def fresh_loss(model: Any, context: int, place: int) -> float:
-    """The loss of a window of exactly c tokens, read by a model that has read nothing before."""
-    window = torch.from_numpy(TOKENS[place - context : place + 1])[None]
-    with torch.no_grad():
-        fresh = copy.deepcopy(model)
-        target = window[:, -1:]
-        losses, _ = fresh.score(window[:, :-1], target)
-    return losses.item()
+    return checked(loaded, TOKENS, contexts)
 
 
 @pytest.mark.parametrize(("kind", "options", "one_pass"), KINDS)
@@ -93,7 +80,9 @@ def test_losses_are_those_of_fresh_windows(
     fresh = load_huggingface(f"hf:{tmp_path}", "name", CONTEXTS[-1]).reader.model
     for c, context in enumerate(CONTEXTS):
         for p, place in enumerate(PLACES):
-            assert losses_CP[c, p] == pytest.approx(fresh_loss(fresh, context, place), abs=1e-5)
+            assert losses_CP[c, p] == pytest.approx(
+                fresh_loss(fresh, TOKENS, context, place), abs=1e-5
+            )
 
 
 @pytest.mark.parametrize(("length", "one_pass"), [(39, True), (100, False), (240, True)])

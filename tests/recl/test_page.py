@@ -176,18 +176,40 @@ def test_a_page_without_a_token_in_focus_hides_the_card(shown_in_chromium: Shown
     assert shown.count('<li><a href="#t') == 24
 
 
-NARROW = """<!doctype html><iframe id="frame" width="360" height="640" srcdoc="{}"></iframe><script>onload = () => {{
-  const inside = frame.contentDocument, tokens = [...inside.querySelectorAll(".token")];
-  const place = element => element.getBoundingClientRect();
-  const seen = tokens.map(token => (token.focus(), place(token).bottom <= place(inside.querySelector("#card")).top));
+def test_the_chart_names_both_axes_in_the_unit_of_the_tables(shown_in_chromium: Shown) -> None:
+    html_page, losses = drawn(90, CONTEXTS)
+    shown = shown_in_chromium(html_page, "").split("<script")[0]
+    chart = shown[shown.index('<div id="curves"') : shown.index('<div id="tables"')]
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", chart)
+    assert texts[-2:] == ["perplexity", "tokens of context"]
+    assert texts[-5:-2] == [str(context) for context in CONTEXTS]
+    (first,) = [
+        table for table in data_of(html_page)["tables"] if table["title"] == "Loss by context"
+    ]
+    assert first["header"][3:] == ["ppl at 4 tokens", "ppl at 12 tokens"]
+    loss = np.exp(losses["<model 0>"][0].mean())
+    assert f"perplexity {loss:.2f} at 4 tokens" in chart
+
+
+IN_A_FRAME = """<!doctype html><iframe id="frame" width="{}" height="{}" srcdoc="{}"></iframe><script>onload = () => {{
+  const inside = frame.contentDocument, view = frame.contentWindow, tokens = [...inside.querySelectorAll(".token")];
+  const seen = tokens.map(token => {{
+    token.focus();
+    const a = token.getClientRects()[0], b = inside.querySelector("#card").getBoundingClientRect();
+    const apart = a.bottom <= b.top || a.top >= b.bottom || a.right <= b.left || a.left >= b.right;
+    return apart && b.top >= 0 && b.left >= 0 && b.bottom <= view.innerHeight && b.right <= view.innerWidth;
+  }});
   const {{ scrollWidth, clientWidth }} = inside.documentElement, n = seen.filter(Boolean).length;
   document.body.append(`${{scrollWidth - clientWidth}} too wide, ${{n}} of ${{seen.length}} seen`);
 }}</script>"""
 
 
-def test_a_narrow_page_fits_and_its_card_never_covers_the_token_in_focus(
+@pytest.mark.parametrize(("width", "height"), [(360, 640), (390, 844), (1366, 768)])
+def test_a_page_fits_and_its_card_is_whole_and_covers_no_token_in_focus(
+    width: int,
+    height: int,
     shown_in_chromium: Shown,
 ) -> None:
     html_page, _ = drawn(90, CONTEXTS, models=3)
-    shown = shown_in_chromium(NARROW.format(html.escape(html_page)), "")
+    shown = shown_in_chromium(IN_A_FRAME.format(width, height, html.escape(html_page)), "")
     assert re.findall(r"\d+ too wide, \d+ of \d+ seen", shown) == ["0 too wide, 270 of 270 seen"]

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -45,8 +44,10 @@ def model_of(kind: str) -> Any:
     return tiny_model(**MODELS[kind])
 
 
-def reader_of(model: Any, batch_tokens: int) -> WindowReader:
-    return replace(window_reader(model, TRAINED), batch_tokens=batch_tokens)
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BATCH_TOKENS", "TRANSFORMER_XL_TOKENS"):
+        monkeypatch.setattr(module, name, 90)
 
 
 def in_segments(model: TransformerXL, window: torch.Tensor, edges: Sequence[int]) -> float:
@@ -81,7 +82,7 @@ def alone(kind: str, model: Any, window: torch.Tensor) -> float:
 def test_windows_hold_exactly_c_tokens(kind: str) -> None:
     """In batches of windows, in one pass or not, with the model's modes as before."""
     model = model_of(kind).train()
-    reader = reader_of(model, 90)
+    reader = window_reader(model, TRAINED)
     losses_CP = window_losses(reader, TOKENS, POSITIONS, GRID)
     assert all(part.training for part in model.modules())
     model.eval()
@@ -97,7 +98,7 @@ def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPa
     tokens = TOKENS.astype(np.int64)
     if kind == "documents":
         tokens[[0, 60, 64, 120, 185]] ^= -1  # marks
-    reader = reader_of(model_of(kind), 90)
+    reader = window_reader(model_of(kind), TRAINED)
     whole = window_losses(reader, tokens, POSITIONS, GRID)
     monkeypatch.setattr(module, "LONG_WINDOW", 10)
     monkeypatch.setattr(module, "CHUNK", 7)
@@ -107,7 +108,7 @@ def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute", "absolute memory"])
 def test_a_window_begins_no_earlier_than_its_document(kind: str) -> None:
-    reader = reader_of(model_of(kind), 60)
+    reader = window_reader(model_of(kind), TRAINED)
     contexts = [3, 6, 20]
     positions = np.array([40, 41, 50, 51, 60, 120])
     lengths = np.array([1, 1, 10, 11, 2, 30])  # tokens of the document before each

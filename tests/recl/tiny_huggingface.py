@@ -1,10 +1,12 @@
 """Tiny random models of transformers and a tokenizer trained on a text, made without a network."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 POSITIONS = 48
@@ -39,6 +41,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_head": 2,
         "rotary_dim": 8,
     },
+    "MptConfig": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": POSITIONS},
+    "OPTConfig": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
     "MambaConfig": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
     "T5Config": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 2},
     "BartConfig": DECODER_SIZES,
@@ -116,3 +120,11 @@ def change(folder: str | Path, file: str, **changes: Any) -> None:
     path = Path(folder) / file
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, **changes}))
+
+
+def fresh_loss(model: Any, tokens: np.ndarray, context: int, place: int) -> float:
+    """Return the loss of a window of exactly c tokens, read by a copy of the model."""
+    window = torch.from_numpy(tokens[place - context : place + 1])[None]
+    with torch.no_grad():
+        losses, _ = copy.deepcopy(model).score(window[:, :-1], window[:, -1:])
+    return float(losses)

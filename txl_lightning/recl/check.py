@@ -7,58 +7,70 @@ from dataclasses import replace
 
 import numpy as np
 
-from txl_lightning.recl.effective_context import Integers
-from txl_lightning.recl.models import Member, TokenizedText, foreign_errors
+from txl_lightning.errors import OptionError
+from txl_lightning.recl.effective_context import Array, Integers
+from txl_lightning.recl.models import Member, foreign_errors
 from txl_lightning.recl.windows import WindowReader, read_windows
 
 N_BEGINS = 3  # windows of each length
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
+LOOKS_AHEAD = (
+    "must be a causal language model: its losses depend on later tokens "
+    "(an encoder whose config lacks is_decoder?)"
+)
 
 
-def checked(member: Member, text: TokenizedText, contexts: Sequence[int]) -> Member:
+def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Member:
     """Return a model from elsewhere as it can be read exactly; a model of a run as it is.
 
     One pass must give the losses of fresh windows of exactly c tokens: at the shortest, a middle and
     the longest context, and around every length between them in `window_lengths` of the model, of
     Hugging Face the integers of the config. Otherwise `one_pass` becomes false: each target has a
-    window of its own, which ends before it.
+    window of its own, which ends before it. Losses must not depend on the tokens after their targets.
 
     Args:
         member: the model.
-        text: the text, longer than the longest context.
+        tokens: the text, longer than the longest context.
         contexts: grid of contexts.
 
     Raises:
-        OptionError: the model fails, or its losses have another shape.
+        OptionError: the model fails, its losses have another shape, or they depend on later tokens.
     """
     if member.trained is not None:
         return member
+    member = _within_its_config(member, tokens, contexts[-1])
     reader = member.reader
     tried_C = _tried_contexts(reader, contexts)
     longest = int(tried_C[-1])
-    last = len(text.tokens) - 1
-    begins = np.linspace(
-        0,
-        last - longest,
-        N_BEGINS,
-        dtype=np.int64,
-    )
+    begins = np.linspace(0, len(tokens) - 1 - longest, N_BEGINS, dtype=np.int64)
     begins_N = np.repeat(begins, len(tried_C))
-    contexts_N = np.tile(tried_C, N_BEGINS)
-    targets_N = begins_N + contexts_N
+    targets_N = begins_N + np.tile(tried_C, N_BEGINS)
+    direct = replace(reader, one_pass=False)
     with foreign_errors(member.reference, f"cannot read {longest} tokens"):
-        direct = replace(reader, one_pass=False)
-        losses = read_windows(reader, text.tokens, begins_N, targets_N)
-        exact = read_windows(direct, text.tokens, begins_N, targets_N)
-    if not reader.one_pass:
-        return member
-    losses = np.nan_to_num(losses, posinf=0, neginf=0)
-    exact = np.nan_to_num(exact, posinf=0, neginf=0)
+        exact = _finite_losses(direct, tokens, begins_N, targets_N)
+        if not reader.one_pass:
+            return member
+        losses = _finite_losses(reader, tokens, begins_N, targets_N)
+        if not _are_close(losses, exact):
+            member.require(not _looks_ahead(reader, tokens, longest), LOOKS_AHEAD)
+            reader = direct
     difference = float(np.abs(losses - exact).max())
-    tolerance = 1e-6 + ROUNDING * exact.std()
-    if not np.allclose(losses, exact, rtol=1e-6, atol=tolerance):
-        reader = direct
     return replace(member, reader=reader).finding(one_pass_difference=difference)
+
+
+def _within_its_config(member: Member, tokens: np.ndarray, longest: int) -> Member:
+    """Return a model that fails beyond the positions of its config with these as its limit (MPT)."""
+    positions = member.findings["trained_len"]
+    if positions is None or positions >= longest or member.reader.limit is not None:
+        return member
+    try:
+        with foreign_errors(member.reference, f"it cannot read {longest} tokens"):
+            read_windows(member.reader, tokens, np.array([0]), np.array([longest]))
+    except OptionError as error:
+        limit = positions - len(member.findings["begin_of_text"])
+        reader = replace(member.reader, limit=limit)
+        return replace(member, reader=reader).finding(limit_reason=error.allowed)
+    return member
 
 
 def _tried_contexts(reader: WindowReader, contexts: Sequence[int]) -> Integers:
@@ -71,3 +83,28 @@ def _tried_contexts(reader: WindowReader, contexts: Sequence[int]) -> Integers:
                 tried.add(context)
     visible = {reader.visible(context) for context in tried}
     return np.array(sorted(visible))
+
+
+def _looks_ahead(reader: WindowReader, tokens: np.ndarray, longest: int) -> bool:
+    """Return whether losses in the first half of a window change with the tokens of its second half."""
+    middle = longest // 2
+    targets = np.append(np.arange(1, middle + 1), longest)  # the last one only lengthens the window
+    begins = np.zeros_like(targets)
+    other_tokens = np.array(tokens[: longest + 1])
+    other_tokens[middle + 1 :] = np.random.default_rng(0).choice(tokens, longest - middle)
+    losses = _finite_losses(reader, tokens, begins, targets)
+    other_losses = _finite_losses(reader, other_tokens, begins, targets)
+    return not _are_close(losses[:-1], other_losses[:-1])
+
+
+def _finite_losses(
+    reader: WindowReader, tokens: np.ndarray, begins: Integers, targets: Integers
+) -> Array:
+    losses: Array = np.nan_to_num(read_windows(reader, tokens, begins, targets), posinf=0, neginf=0)
+    return losses
+
+
+def _are_close(losses: Array, expected: Array) -> bool:
+    """Return whether losses are equal up to the rounding of float32."""
+    tolerance = 1e-6 + ROUNDING * expected.std()
+    return np.allclose(losses, expected, rtol=1e-6, atol=tolerance)

@@ -11,7 +11,7 @@ import numpy as np
 
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
-from txl_lightning.errors import require
+from txl_lightning.errors import MOST, require
 from txl_lightning.evaluation.commands import check_common_options, log_results
 from txl_lightning.evaluation.hardware import autocast, chosen_precision, set_threads
 from txl_lightning.evaluation.losses import device_of
@@ -22,13 +22,13 @@ from txl_lightning.recl.check import checked
 from txl_lightning.recl.effective_context import Array, Entries, Integers, check_definition
 from txl_lightning.recl.figures import draw_figures
 from txl_lightning.recl.group import load_group, references
-from txl_lightning.recl.models import Member, TokenizedText
+from txl_lightning.recl.models import Member
 from txl_lightning.recl.options import ReclOptions
 from txl_lightning.recl.page import page
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.recl.report import report_lines
 from txl_lightning.recl.results import group_results
-from txl_lightning.recl.text import group_text
+from txl_lightning.recl.text import GroupText, group_text
 from txl_lightning.recl.windows import window_losses
 
 SCHEMA_VERSION = 12  # of docs/recl.schema.json
@@ -45,8 +45,7 @@ class Group:
         options: options of the command, with split and precision as they are used.
         contexts: the grid.
         members: the models, checked.
-        corpus: entry `corpus` of `recl.json`.
-        texts: tokens of the text, by name of the model.
+        text: the text.
         positions: t, [P].
         blocks: block of each position, [P].
     """
@@ -54,8 +53,7 @@ class Group:
     options: ReclOptions
     contexts: list[int]
     members: list[Member]
-    corpus: Entries
-    texts: dict[str, TokenizedText]
+    text: GroupText
     positions: Integers
     blocks: Integers
 
@@ -86,18 +84,20 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     results = results_of(group, losses)
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
-    write_losses(directory / "losses.npz", group, losses)
+    arrays: Entries = {
+        "models": list(losses),
+        "contexts": contexts,
+        "positions": group.positions,
+        "blocks": group.blocks,
+        "nll": np.stack([*losses.values()]).astype(np.float32),
+    }
+    path = directory / "losses.npz"
+    write_atomically(path, lambda part: np.savez_compressed(part, **arrays))
     lines = report_lines(results)
     write_text(directory / "recl.md", "\n".join(lines) + "\n")
     draw_figures(results, directory)
-    first = group.members[0]
-    html = page(
-        results,
-        losses,
-        group.positions,
-        group.blocks,
-        group.texts[first.name].spell,
-    )
+    spell = group.text.tokens[group.members[0].name].spell
+    html = page(results, losses, group.positions, group.blocks, spell)
     write_text(directory / "recl.html", html)
     log_results("recl", results, options, directory)
     return [*lines, "", f"page: {directory}/recl.html"]
@@ -109,13 +109,11 @@ def checked_contexts(options: ReclOptions) -> list[int]:
     contexts = options.contexts
     if contexts is None:
         grid = range(options.first_context, options.max_context + 1, options.step)
-        allowed = f"must be at least {grid.start + grid.step}: first_context + step"
-        require(
-            len(grid) >= 2,
-            "max_context",
-            options.max_context,
-            allowed,
-        )
+        smallest = grid.start + grid.step
+        largest = grid.start + MOST["contexts"] * grid.step
+        allowed = f"must be in {smallest} … {largest}: first_context + step, and 100,000 steps"
+        is_grid = smallest <= options.max_context <= largest
+        require(is_grid, "max_context", options.max_context, allowed)
         contexts = list(grid)
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
     n_models = len(references(options))
@@ -142,17 +140,17 @@ def load(options: ReclOptions, contexts: list[int]) -> Group:
         split = "test"
         if is_other_text(options.data_path, trained):
             split = WHOLE
-    corpus, texts = group_text(members, options, split)
-    n_tokens = len(texts[members[0].name].tokens)
+    text = group_text(members, options, split)
+    n_tokens = len(text.tokens[members[0].name].tokens)
     positions, blocks = position_blocks(
         n_tokens,
         options.n_positions,
         contexts,
         options.position_seed,
     )
-    members = [checked(member, texts[member.name], contexts) for member in members]
+    members = [checked(member, text.tokens[member.name].tokens, contexts) for member in members]
     options = replace(options, split=split, precision=precision)
-    return Group(options, contexts, members, corpus, texts, positions, blocks)
+    return Group(options, contexts, members, text, positions, blocks)
 
 
 def model_losses(member: Member, group: Group) -> Array:
@@ -161,16 +159,14 @@ def model_losses(member: Member, group: Group) -> Array:
     Raises:
         OptionError: a loss is nan, below 0 by more than `ROUNDING`, or `LARGEST` or more.
     """
-    text = group.texts[member.name]
-    begins = text.document_begins(group.positions)
     with autocast(group.options.precision, device_of(member.reader.model)):
         losses_CP = window_losses(
             member.reader,
-            text.tokens,
+            group.text.tokens[member.name].tokens,
             group.positions,
             group.contexts,
-            begins,
-            progress=True,
+            begins=group.text.document_begins(group.positions),
+            title=member.name,
         )
     is_loss = (losses_CP > -ROUNDING) & (losses_CP < LARGEST)
     member.require(bool(is_loss.all()), f"has losses that are not -log P in 0 … {LARGEST:g} nats")
@@ -180,16 +176,16 @@ def model_losses(member: Member, group: Group) -> Array:
 def results_of(group: Group, losses: dict[str, Array]) -> Entries:
     """Return the entries of `recl.json`, apart from the seconds."""
     options = group.options
-    begins = [text.document_begins(group.positions) for text in group.texts.values()]
+    corpus = group.text.corpus
     results = group_results(
         losses,
         group.contexts,
         group.positions,
         group.blocks,
-        unit=loss_unit(group.corpus["level"]),
+        unit=loss_unit(corpus["level"]),
         labels=options.groups,
         limits={member.name: member.reader.limit for member in group.members},
-        begins=np.max(begins, axis=0),
+        begins=group.text.document_begins(group.positions),
         fractions=options.fractions,
         threshold=options.threshold,
         bootstrap=options.bootstrap,
@@ -197,26 +193,13 @@ def results_of(group: Group, losses: dict[str, Array]) -> Entries:
     )
     for model, member in zip(results["models"], group.members, strict=True):
         model.update(member.facts())
-        model.update(group.texts[member.name].findings)
+        model.update(group.text.tokens[member.name].findings)
     results["positions"]["seed"] = options.position_seed
     results.update(
         schema_version=SCHEMA_VERSION,
         split=options.split,
         precision=options.precision,
         documents=options.documents,
-        corpus=group.corpus,
+        corpus=corpus,
     )
     return results
-
-
-def write_losses(path: Path, group: Group, losses: dict[str, Array]) -> None:
-    """Write the losses of all models at all contexts and positions."""
-    nll = np.stack([*losses.values()]).astype(np.float32)
-    arrays: Entries = {
-        "models": list(losses),
-        "contexts": group.contexts,
-        "positions": group.positions,
-        "blocks": group.blocks,
-        "nll": nll,
-    }
-    write_atomically(path, lambda part: np.savez_compressed(part, **arrays))

@@ -15,7 +15,6 @@ from txl_lightning.recl.effective_context import Entries
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend, short
 
 MOST_TICKS = 9
-SHORT = FuncFormatter(lambda value, _: short(value))
 
 
 def draw_figures(results: Entries, directory: Path) -> None:
@@ -33,91 +32,66 @@ def draw_figures(results: Entries, directory: Path) -> None:
     for model, look in zip(results["models"], looks(), strict=False):
         name = model["name"]
         styles[name] = {**look, "label": plain_text(name), "markersize": 3.5, "linewidth": 1.4}
-    _save(_losses(results, styles), directory / "contexts")
+    axes: dict[str, Any] = {"contexts": _losses(results, styles)}
     for group in results["groups"]:
         prefix = "gains"
         if len(results["groups"]) > 1:
             prefix = f"gains_{group['name']}"
         for r in results["fractions"]:
-            axes = _gains(
-                results,
-                styles,
-                group["models"],
-                float(r),
-            )
-            _save(axes, directory / f"{prefix}_r{float(r)}")
-    if len(results["models"]) > 1:
-        _save(_differences(results, styles), directory / "differences")
+            axes[f"{prefix}_r{float(r)}"] = _gains(results, styles, group["models"], float(r))
+    if results["differences"]:
+        axes["differences"] = _differences(results, styles)
+    for name, of_figure in axes.items():
+        save_with_legend(of_figure.figure, of_figure, directory / name)
 
 
-def _save(axes: Axes, stem: Path) -> None:
-    figure: Any = axes.figure
-    save_with_legend(figure, axes, stem)
-
-
-def _axes(results: Entries, n_contexts: int) -> Axes:
-    """Return axes with ticks at the first contexts of the grid, or at some of them if there are many."""
+def _axes(results: Entries, contexts: list[int], title: str, quantity: str) -> Axes:
+    """Return axes with ticks at the contexts, or at some of them if there are many."""
     axes = new_figure(5.4, 4.0).add_subplot()  # small: to be read at the width of a phone
-    axes.set_xlabel("context (tokens)")
+    axes.set(title=title, xlabel="context (tokens)", ylabel=quantity)
     if results["step"] is None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
-    every = -(-n_contexts // MOST_TICKS)
-    axes.set_xticks(results["contexts"][:n_contexts:every])
-    axes.xaxis.set_major_formatter(SHORT)
+    every = -(-len(contexts) // MOST_TICKS)
+    axes.set_xticks(contexts[::every])
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
     return axes
 
 
 def _draw_curve(
     axes: Axes,
-    x: Sequence[int],
-    y: Sequence[float],
-    error: Sequence[float],
+    contexts: list[int],
+    values: Sequence[float],
+    errors: Sequence[float],
     style: Entries,
 ) -> None:
     """Draw a curve in a band of one standard error."""
-    axes.plot(x, y, **style)
-    low = np.subtract(y, error)
-    high = np.add(y, error)
-    axes.fill_between(
-        x,
-        low,
-        high,
-        color=style["color"],
-        alpha=0.12,
-        linewidth=0,
-    )
+    axes.plot(contexts, values, **style)
+    low = np.subtract(values, errors)
+    high = np.add(values, errors)
+    axes.fill_between(contexts, low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
 def _losses(results: Entries, styles: Entries) -> Axes:
     contexts = results["contexts"]
     unit = results["unit"]
     unit_in_words = unit_name(results["corpus"]["level"])
-    axes = _axes(results, len(contexts))
-    axes.set_ylabel(unit_in_words)
-    axes.set_title(f"{unit_in_words.capitalize()} by context (± standard error)")
+    title = f"{unit_in_words.capitalize()} by context (± standard error)"
+    axes = _axes(results, contexts, title, unit_in_words)
     for model in results["models"]:
-        style = styles[model["name"]]
-        _draw_curve(
-            axes,
-            contexts,
-            model[unit],
-            model[f"{unit}_standard_error"],
-            style,
-        )
+        errors = model[f"{unit}_standard_error"]
+        _draw_curve(axes, contexts, model[unit], errors, styles[model["name"]])
     return axes
 
 
 def _gains(results: Entries, styles: Entries, names: list[str], r: float) -> Axes:
     """Draw the gains of a group at r, and the gain that counts: threshold · exp f(c, c), equal for all its models."""
-    contexts = results["contexts"][:-1]
-    axes = _axes(results, len(contexts))
-    axes.set_xlabel("c, of a step c → c' to the next context (tokens)")
-    axes.set_ylabel("gain: exp f(c, c) − exp f(c, c') (perplexity)")
     title = f"Gain of a step, hardest {r:.0%} of positions"
     if r == 1:
         title = "Gain of a step, all positions"
-    axes.set_title(title)
+    contexts = results["contexts"][:-1]
+    axes = _axes(results, contexts, title, "gain: exp f(c, c) − exp f(c, c') (perplexity)")
+    axes.set_xlabel("c, of a step c → c' to the next context (tokens)")
     for model in results["models"]:
         if model["name"] in names:
             length = model["recl"][str(r)]
@@ -126,22 +100,20 @@ def _gains(results: Entries, styles: Entries, names: list[str], r: float) -> Axe
     axes.plot(contexts, needed, "--", color="grey", label="needed for a longer RECL")
     decade = np.floor(np.log10(needed.min()))
     axes.set_yscale("symlog", linthresh=10**decade)
-    axes.yaxis.set_major_formatter(SHORT)
+    axes.yaxis.set_major_formatter(FuncFormatter(short))
     return axes
 
 
 def _differences(results: Entries, styles: Entries) -> Axes:
     """Draw the loss of the other models minus the first one's; they are paired by position, so bands are narrow."""
     first = results["models"][0]["name"]
-    axes = _axes(results, len(results["contexts"]))
-    axes.set_ylabel("difference of the loss (nats)")
-    axes.set_title(f"Loss minus the loss of {plain_text(first)} (± standard error)")
-    color = styles[first]["color"]
-    axes.axhline(0, label=plain_text(f"{first} (zero)"), color=color)
+    contexts = results["contexts"]
+    title = f"Loss minus the loss of {plain_text(first)} (± standard error)"
+    axes = _axes(results, contexts, title, "difference of the loss (nats)")
+    axes.axhline(0, label=plain_text(f"{first} (zero)"), color=styles[first]["color"])
     for difference in results["differences"]:
         if difference["model"] == first:
-            nll = np.negative(difference["nll"])
-            error = difference["nll_standard_error"]
+            errors = difference["nll_standard_error"]
             style = styles[difference["minus"]]
-            _draw_curve(axes, results["contexts"], nll, error, style)
+            _draw_curve(axes, contexts, np.negative(difference["nll"]).tolist(), errors, style)
     return axes

@@ -15,19 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import require
 from txl_lightning.recl.effective_context import Entries
 from txl_lightning.recl.models import HUGGING_FACE, MODELS, Member, TokenizedText, foreign_errors
 from txl_lightning.recl.windows import WindowReader
 
 MOST_RESERVED = 8  # rows of a table of positions
 SHOWN = 20  # characters of a text that is changed
+WEIGHTS_ALONE = "is weights alone: give the folder, with config.json and a tokenizer"
 WEIGHTS = {
+    **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth"), WEIGHTS_ALONE),
     ".gguf": "is a file for llama.cpp: give the folder of the original weights, with config.json",
-    ".safetensors": "is weights alone: give the folder, with config.json and a tokenizer",
-    ".bin": "is weights alone: give the folder, with config.json and a tokenizer",
+    ".ckpt": "is a checkpoint: give those of txl train in checkpoints=",
 }
 ADAPTER = "is an adapter alone: merge it into its base model (PEFT's merge_and_unload), and save the result"
+NO_TOKENIZER_LOADED = "has no tokenizer that can be loaded"
 NO_TOKENIZER = "has no tokenizer: save the model's own beside it (tokenizer.save_pretrained)"
 
 
@@ -127,8 +129,11 @@ def load_huggingface(
     source = _source(reference)
     with foreign_errors(reference, "cannot be loaded"):
         model, findings = _load_model(transformers, source, reference)
+    with foreign_errors(reference, NO_TOKENIZER_LOADED):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         begin = begin_tokens(tokenizer, begin_of_text, reference)
+    if "auto_map" in tokenizer.init_kwargs:
+        findings["code_not_run"] = f"{type(model).__name__}, {type(tokenizer).__name__}"
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     positions = positions or getattr(config, "max_seq_len", None)
@@ -173,22 +178,20 @@ def _source(reference: str) -> str:
     """
     source = reference.removeprefix(HUGGING_FACE)
     path = Path(source).expanduser()
+    fault = WEIGHTS.get(path.suffix, "")
+    require(not fault, MODELS, reference, fault)
     is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
     is_in_folder = "/" in source and path.parent.is_dir()
-    is_weights = path.suffix in WEIGHTS
-    if not (is_path or is_in_folder or is_weights):
+    if not (is_path or is_in_folder):
         return source
-    if path.suffix in WEIGHTS:
-        raise OptionError(MODELS, reference, WEIGHTS[path.suffix])
-    if (path / "config.json").is_file():
-        return str(path)
-    if (path / "adapter_config.json").is_file():
-        raise OptionError(MODELS, reference, ADAPTER)
-    for file in path.glob("*"):
+    fault = "has no config.json"
+    for file in sorted(path.glob("*")):
         if file.suffix in WEIGHTS:
-            allowed = f"has no config.json; {file.name} {WEIGHTS[file.suffix]}"
-            raise OptionError(MODELS, reference, allowed)
-    raise OptionError(MODELS, reference, "has no config.json")
+            fault = f"has no config.json; {file.name} {WEIGHTS[file.suffix]}"
+    if (path / "adapter_config.json").is_file():
+        fault = ADAPTER
+    require((path / "config.json").is_file(), MODELS, reference, fault)
+    return str(path)
 
 
 def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, Entries]:

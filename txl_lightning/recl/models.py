@@ -25,7 +25,7 @@ from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.trained import TrainedModel, load_trained
 from txl_lightning.files import file_checksum
 from txl_lightning.model.language_model import LanguageModel
-from txl_lightning.recl.effective_context import Entries, Integers
+from txl_lightning.recl.effective_context import Entries
 from txl_lightning.recl.windows import WindowReader, window_reader
 
 CHECKPOINTS = "checkpoints"
@@ -45,21 +45,13 @@ class TokenizedText:
         tokens: token numbers, [K].
         level: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
         spell: returns the text of each token; the last token of a character has the character.
-        documents: first token of each document, ascending from 0; 0 alone if they are unknown.
         findings: entries of the model in `recl.json` that depend on the text.
     """
 
     tokens: np.ndarray
     level: str
     spell: Speller
-    documents: Integers = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     findings: Entries = field(default_factory=dict)
-
-    def document_begins(self, positions: Integers) -> Integers:
-        """Return the first token of the document of the token before each position."""
-        last_read = positions - 1
-        document_P = np.searchsorted(self.documents, last_read, side="right") - 1
-        return self.documents[document_P]
 
     def has_tokens_of(self, other: TokenizedText) -> bool:
         """Return whether both texts have the same token numbers, or the same pieces of text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def page(
     data = {
         "results": results,
         "shown": [contexts[c] for c in shown_C],
-        "tables": [asdict(table) for table in tables(results)],
+        "tables": tables(results),
         "notes": notes(results),
         "n_passages": n_passages,
         "passages": chosen,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from txl_lightning.recl.effective_context import Entries
 from txl_lightning.reporting import escape, markdown_table
 
@@ -22,15 +20,6 @@ NOTES = {
 }
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table with a title."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-
-
 def report_lines(results: Entries) -> list[str]:
     """Return the lines of recl.md: the tables and their notes.
 
@@ -39,74 +28,71 @@ def report_lines(results: Entries) -> list[str]:
     """
     lines = []
     for table in tables(results):
-        lines += [escape(table.title), ""]
-        lines += markdown_table(table.header, table.rows).splitlines()
-        lines.append("")
-    for note in notes(results):
-        lines.append(escape(note))
-    return lines
+        text = markdown_table(table["header"], table["rows"])
+        lines += [escape(table["title"]), "", *text.splitlines(), ""]
+    return lines + [escape(note) for note in notes(results)]
 
 
-def tables(results: Entries) -> list[Table]:
-    """Return how far the models look, their losses by context, and the differences of every two."""
+def tables(results: Entries) -> list[Entries]:
+    """Return how far the models look, their losses, and differences of two: title, header and rows of each table."""
     found = [_lengths(results), _losses(results)]
     if results["differences"]:
         found.append(_differences(results))
     return found
 
 
-def _lengths(results: Entries) -> Table:
+def _lengths(results: Entries) -> Entries:
     """Return the context within 1 % of the loss, guarded RECL and RECL (Table 8), with intervals."""
+    fractions = [float(r) for r in results["fractions"]]
     header = ["model", "within 1 %"]
-    rows = [[model["name"], str(model["within_1_percent"])] for model in results["models"]]
-    for kind, value, prefix in (("guarded", "guarded", "guarded_"), ("RECL", "value", "")):
-        for r in results["fractions"]:
-            header.append(f"{kind} r = {float(r)}")
-            for row, model in zip(rows, results["models"], strict=True):
-                length = model["recl"][str(float(r))]
+    header += [f"guarded r = {r}" for r in fractions]
+    header += [f"RECL r = {r}" for r in fractions]
+    rows = []
+    for model in results["models"]:
+        row = [model["name"], str(model["within_1_percent"])]
+        for value, prefix in (("guarded", "guarded_"), ("value", "")):
+            for length in model["recl"].values():
                 cell = _bounded(length[value], length[f"{prefix}at_least"])
                 if results["bootstrap"]:
                     high = _bounded(length[f"{prefix}high"], length[f"{prefix}high_at_least"])
                     cell += f" [{length[f'{prefix}low']}, {high}]"
                 row.append(cell)
+        rows.append(row)
     groups = "; ".join(", ".join(group["models"]) for group in results["groups"])
     title = f"How far does it look? Tokens of context; RECL in the group of {groups}"
-    return Table(title, header, rows)
+    return {"title": title, "header": header, "rows": rows}
 
 
 def _bounded(value: int, at_least: bool) -> str:
     return f"≥ {value}" if at_least else str(value)
 
 
-def _losses(results: Entries) -> Table:
+def _losses(results: Entries) -> Entries:
     """Return losses at both ends of the grid."""
     unit = results["unit"]
     contexts = results["contexts"]
     header = ["model", "kind", "sees at most"]
+    header += [f"{unit} at {context} tokens" for context in (contexts[0], contexts[-1])]
     rows = []
     for model in results["models"]:
-        limit = model["limit"] or "no limit"
-        rows.append([model["name"], model["kind"], str(limit)])
-    for c in (0, -1):
-        header.append(f"{unit} at {contexts[c]} tokens")
-        for row, model in zip(rows, results["models"], strict=True):
-            error = model[f"{unit}_standard_error"][c]
-            row.append(f"{model[unit][c]:.3f} ± {error:.3f}")
-    return Table("Loss by context", header, rows)
+        row = [model["name"], model["kind"], str(model["limit"] or "no limit")]
+        for c in (0, -1):
+            row.append(f"{model[unit][c]:.3f} ± {model[f'{unit}_standard_error'][c]:.3f}")
+        rows.append(row)
+    return {"title": "Loss by context", "header": header, "rows": rows}
 
 
-def _differences(results: Entries) -> Table:
+def _differences(results: Entries) -> Entries:
+    header = [
+        "difference, paired by position",
+        f"nats at {results['contexts'][-1]} tokens, 95 % interval",
+    ]
     rows = []
     for difference in results["differences"]:
+        nll, low, high = (difference[name][-1] for name in ("nll", "low", "high"))
         pair = f"{difference['model']} − {difference['minus']}"
-        nll = difference["nll"][-1]
-        low = difference["low"][-1]
-        high = difference["high"][-1]
-        interval = f"[{low:+.4f}, {high:+.4f}]"
-        rows.append([pair, f"{nll:+.4f} {interval}"])
-    longest = results["contexts"][-1]
-    header = ["difference, paired by position", f"nats at {longest} tokens, 95 % interval"]
-    return Table("Differences", header, rows)
+        rows.append([pair, f"{nll:+.4f} [{low:+.4f}, {high:+.4f}]"])
+    return {"title": "Differences", "header": header, "rows": rows}
 
 
 def notes(results: Entries) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,62 +13,65 @@ from txl_lightning.data.corpus import WHOLE, Corpus, split_bytes
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.trained import checkpoint_corpus
-from txl_lightning.recl.effective_context import Entries
+from txl_lightning.recl.effective_context import Entries, Integers
 from txl_lightning.recl.models import CHECKPOINTS, Member, TokenizedText, vocabulary_speller
 from txl_lightning.recl.options import ReclOptions
 
 BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))  # of no character, as Python decodes them
 
-Texts = dict[str, TokenizedText]
+
+@dataclass(frozen=True)
+class GroupText:
+    """A split of the text of a group.
+
+    Args:
+        corpus: entry `corpus` of `recl.json`: `name`, `sha256` and `level`, byte, char, word or token;
+            losses are per unit of it.
+        tokens: the tokens, by name of the model.
+        documents: first token of each document, ascending from 0; 0 alone if they are unknown.
+    """
+
+    corpus: Entries
+    tokens: dict[str, TokenizedText]
+    documents: Integers = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+
+    def document_begins(self, positions: Integers) -> Integers:
+        """Return the first token of the document of the token before each position."""
+        last_read = positions - 1
+        document_P = np.searchsorted(self.documents, last_read, side="right") - 1
+        return self.documents[document_P]
 
 
-def group_text(
-    members: Sequence[Member],
-    options: ReclOptions,
-    split: str,
-) -> tuple[Entries, Texts]:
+def group_text(members: Sequence[Member], options: ReclOptions, split: str) -> GroupText:
     """Load a split of the text of all members.
 
     Checkpoints bring their corpus. Without any, or with `data_path`, it is that file.
-
-    Returns:
-        Entry `corpus` of `recl.json`: `name`, `sha256` and `level`, byte, char, word or token;
-        losses are per unit of it. And the tokens, by name of the model.
 
     Raises:
         UserError: the text cannot be loaded, or the members have different corpora or tokens.
     """
     runs = [member for member in members if member.trained is not None]
     foreign = [member for member in members if member.trained is None]
-    if not runs:
-        name, checksum, content = _text_file(options.data_path, split)
-        texts = {member.name: member.tokenize(content) for member in members}
-        level = texts[members[0].name].level
-        facts = {
-            "name": name,
-            "sha256": checksum,
-            "level": level,
-        }
-    else:
+    content = b""
+    if runs:
         corpora = [_corpus(member, options.data_path, split) for member in runs]
-        texts = _text_of_runs(runs, corpora, split, options.documents == "respect")
-        facts = corpora[0].facts()
-        documents = texts[runs[0].name].documents
+        text = _text_of_runs(runs, corpora, split, options.documents == "respect")
         if foreign:
             content = _content(corpora[0], split)
-        for member in foreign:
-            text = member.tokenize(content)
-            texts[member.name] = replace(text, documents=documents)
+    else:
+        name, checksum, content = _text_file(options.data_path, split)
+        text = GroupText({"name": name, "sha256": checksum}, {})
     first = members[0]
-    first_text = texts[first.name]
     for member in foreign:
+        text.tokens[member.name] = member.tokenize(content)
         allowed = (
             f"has another tokenizer than {first.reference}: "
             "RECL compares models that read the same tokens; measure it alone"
         )
-        same_tokens = texts[member.name].has_tokens_of(first_text)
+        same_tokens = text.tokens[member.name].has_tokens_of(text.tokens[first.name])
         member.require(same_tokens, allowed)
-    return facts, texts
+    text.corpus.setdefault("level", text.tokens[first.name].level)
+    return text
 
 
 def _corpus(member: Member, data_path: Any, split: str) -> Corpus:
@@ -83,12 +86,11 @@ def _text_of_runs(
     corpora: Sequence[Corpus],
     split: str,
     respects_documents: bool,
-) -> Texts:
+) -> GroupText:
     """Return the tokens of every run, and where documents begin.
 
-    For a run with `memory.reset=document` the first token of every document is marked. The others
-    get the places where documents begin, from a marked text or from the corpus. If
-    documents are not respected, neither is so.
+    For a run with `memory.reset=document` the first token of every document is marked. If documents
+    are not respected, no token is marked and no document begins.
     """
     first = corpora[0]
     first_tokens = without_marks(first.splits[split])
@@ -109,10 +111,9 @@ def _text_of_runs(
         member.require(is_same_text, allowed)
         if not respects_documents:
             tokens = plain_tokens
-        level = corpus.vocabulary.level
         spell = vocabulary_speller(corpus.vocabulary, tokens)
-        texts[member.name] = TokenizedText(tokens, level, spell, documents)
-    return texts
+        texts[member.name] = TokenizedText(tokens, corpus.vocabulary.level, spell)
+    return GroupText(first.facts(), texts, documents)
 
 
 def _content(corpus: Corpus, split: str) -> bytes:

@@ -5,26 +5,26 @@ Shape letters: B windows, T tokens, C contexts, P positions, N targets, W window
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import require
-from txl_lightning.evaluation.losses import device_of, evaluating
+from txl_lightning.evaluation.losses import device_of, evaluating, with_progress
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
 from txl_lightning.model.positions import without_marks
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.recl.effective_context import Array, Integers
 
-WINDOW_TOKENS = {"cpu": 2_048, "cuda": 16_384}  # of a batch
+BATCH_TOKENS = 2_048  # on the CPU
 TRANSFORMER_XL_TOKENS = 4_096  # on the CPU: its softmax reads the scored tokens only
+GPU_TOKENS = 16_384
 LONG_WINDOW = 2_048  # tokens; a longer one is read in chunks where the model allows it
 CHUNK = 256
 
@@ -39,14 +39,12 @@ class WindowReader:
             read them whole.
         limit: only the last `limit` tokens of a longer window are read; None for no limit.
         one_pass: whether the loss of a window's c-th target is the loss of a window of c tokens.
-        batch_tokens: context tokens in a batch; None for the default of the model's device.
     """
 
     model: LanguageModel
     segment_len: int | None = None
     limit: int | None = None
     one_pass: bool = False
-    batch_tokens: int | None = None
 
     def visible(self, context: int) -> int:
         """Return how many of c tokens the model can see."""
@@ -56,11 +54,11 @@ class WindowReader:
 
     def windows_at_once(self, context: int) -> int:
         """Return the windows of c tokens in a batch: fewer tokens beyond long windows."""
-        device = device_of(self.model).type
-        tokens = WINDOW_TOKENS.get(device, WINDOW_TOKENS["cuda"])
-        if device == "cpu" and isinstance(self.model, TransformerXL):
+        tokens = BATCH_TOKENS
+        if isinstance(self.model, TransformerXL):
             tokens = TRANSFORMER_XL_TOKENS
-        tokens = self.batch_tokens or tokens
+        if device_of(self.model).type != "cpu":
+            tokens = GPU_TOKENS
         return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
 
     def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
@@ -182,7 +180,7 @@ def read_windows(
     tokens: np.ndarray,
     begins_N: Integers,
     targets_N: Integers,
-    progress: bool = False,
+    title: str = "",
 ) -> Array:
     """Return -log P(x_t | x_begin … x_{t-1}) of N targets t, [N], in nats.
 
@@ -196,96 +194,59 @@ def read_windows(
         tokens: the split, one-dimensional.
         begins_N: first token of each target's context.
         targets_N: t.
-        progress: show a progress bar on a terminal.
+        title: of the progress that the first rank shows; "" for none.
     """
     if reader.limit is not None:
         begins_N = np.maximum(begins_N, targets_N - reader.limit)
-    windows = _Windows.joined(
-        begins_N,
-        targets_N,
-        len(tokens),
-        reader.one_pass,
-    )
-    losses_N = np.zeros(len(targets_N))
+    contexts_N = targets_N - begins_N
+    keys_N = begins_N * len(tokens)
+    if not reader.one_pass:
+        keys_N = keys_N + targets_N
+    keys_W, window_N, sizes_W = np.unique(keys_N, return_inverse=True, return_counts=True)
+    begins_W = keys_W // len(tokens)
+    lengths_W = np.zeros_like(begins_W)
+    np.maximum.at(lengths_W, window_N, contexts_N)
+    targets_of = np.split(np.argsort(window_N, kind="stable"), np.cumsum(sizes_W))
+
     rank, world_size = rank_and_world_size()
-    n_windows = len(range(rank, len(windows.begins_W), world_size))
-    silent = None if progress and rank == 0 else True
-    bar = tqdm(
-        total=n_windows,
-        unit="window",
-        leave=False,
-        disable=silent,
-    )
-    with torch.no_grad(), evaluating(reader.model), bar:
-        for batch in _batches(reader, windows.lengths_W):
-            windows_BT = torch.from_numpy(windows.tokens(batch, tokens))
-            targets_of = [windows.targets_of[window] for window in batch]
-            targets = np.concatenate(targets_of)
-            rows = np.repeat(np.arange(len(batch)), list(map(len, targets_of)))
-            contexts_of = targets_N[targets] - begins_N[targets]
-            contexts = np.unique(contexts_of)
+    order_W = np.argsort(-lengths_W, kind="stable")[rank::world_size]
+    batches: Iterable[Integers] = _batches(reader, order_W, lengths_W)
+    if title and rank == 0:
+        batches = list(batches)
+        batches = with_progress(batches, len(batches), title, "part")
+    losses_N = np.zeros(len(targets_N))
+    with torch.no_grad(), evaluating(reader.model):
+        for batch in batches:
+            windows_BT = _padded_windows(tokens, begins_W[batch], lengths_W[batch].max())
+            targets = np.concatenate([targets_of[window] for window in batch])
+            contexts, columns = np.unique(contexts_N[targets], return_inverse=True)
+            rows = np.repeat(np.arange(len(batch)), sizes_W[batch])
             nll_BC = reader.losses(windows_BT.to(device_of(reader.model)), contexts)
-            columns = np.searchsorted(contexts, contexts_of)
             losses_N[targets] = nll_BC.cpu().double().numpy()[rows, columns]
-            bar.update(len(batch))
     total: Array = np.sum(all_gather(losses_N), axis=0)
     return total
 
 
-@dataclass(frozen=True)
-class _Windows:
-    """Windows that serve N targets.
-
-    Args:
-        begins_W: first token of each window.
-        lengths_W: tokens before the last target of each window.
-        targets_of: the targets of each window, as places among the N.
-    """
-
-    begins_W: Integers
-    lengths_W: Integers
-    targets_of: list[Integers]
-
-    @classmethod
-    def joined(
-        cls,
-        begins_N: Integers,
-        targets_N: Integers,
-        n_tokens: int,
-        one_pass: bool,
-    ) -> _Windows:
-        """Join targets with the same begin in one window if one pass serves all of them."""
-        keys_N = begins_N * n_tokens
-        if not one_pass:
-            keys_N = keys_N + targets_N
-        keys_W, window_N = np.unique(keys_N, return_inverse=True)
-        begins_W = keys_W // n_tokens
-        lengths_W = np.zeros_like(begins_W)
-        np.maximum.at(lengths_W, window_N, targets_N - begins_N)
-        ends_W = np.cumsum(np.bincount(window_N))
-        targets_of = np.split(np.argsort(window_N, kind="stable"), ends_W[:-1])
-        return cls(begins_W, lengths_W, targets_of)
-
-    def tokens(self, batch: Integers, tokens: np.ndarray) -> Integers:
-        """Return the tokens of windows, all as long as the longest of them."""
-        longest = self.lengths_W[batch].max()
-        places_BT = self.begins_W[batch, None] + np.arange(longest + 1)
-        places_BT = np.minimum(places_BT, len(tokens) - 1)
-        windows_BT: Integers = tokens[places_BT].astype(np.int64)
-        return windows_BT
+def _padded_windows(tokens: np.ndarray, begins_B: Integers, longest: int) -> Tensor:
+    """Return windows of one length, [B, T + 1]; beyond the split its last token is repeated."""
+    places_BT = begins_B[:, None] + np.arange(longest + 1)
+    places_BT = np.minimum(places_BT, len(tokens) - 1)
+    return torch.from_numpy(tokens[places_BT].astype(np.int64))
 
 
-def _batches(reader: WindowReader, lengths_W: Integers) -> Iterator[Integers]:
-    """Yield this rank's windows in batches, the longest first."""
-    rank, world_size = rank_and_world_size()
-    left = np.argsort(-lengths_W, kind="stable")[rank::world_size]
-    while len(left):
-        length = int(lengths_W[left[0]])
-        batch = left[: reader.windows_at_once(length)]
+def _batches(
+    reader: WindowReader,
+    order_W: Integers,
+    lengths_W: Integers,
+) -> Iterator[Integers]:
+    """Yield windows, the longest first, in batches; of one length where one pass is not exact."""
+    while len(order_W):
+        length = int(lengths_W[order_W[0]])
+        batch = order_W[: reader.windows_at_once(length)]
         if not reader.one_pass:
             batch = batch[lengths_W[batch] == length]
         yield batch
-        left = left[len(batch) :]
+        order_W = order_W[len(batch) :]
 
 
 def window_losses(
@@ -294,7 +255,7 @@ def window_losses(
     positions: Integers,
     contexts: Sequence[int],
     begins: Integers | int = 0,
-    progress: bool = False,
+    title: str = "",
 ) -> Array:
     """Return l(c, t) = -log P(x_t | x_{t-c} … x_{t-1}), [C, P], in nats, each window from a fresh state.
 
@@ -308,7 +269,7 @@ def window_losses(
         contexts: c.
         begins: first token that a window of each position may have, [P], below t: the context is
             shorter there.
-        progress: show a progress bar on a terminal.
+        title: of the progress to show; "" for none.
 
     Raises:
         ValueError: a position has too few tokens before it.
@@ -325,6 +286,6 @@ def window_losses(
         tokens,
         begins_CP.ravel(),
         targets_CP.ravel(),
-        progress,
+        title,
     )
     return losses_N.reshape(begins_CP.shape)
