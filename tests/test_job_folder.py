@@ -51,18 +51,18 @@ def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null"])
-def test_a_cut_off_file_is_none(tmp_path: Path, content: str) -> None:
+def test_a_cut_off_file_is_none_that_counts(tmp_path: Path, content: str) -> None:
     (tmp_path / "job.json").write_text(content)
     (tmp_path / "metrics.json").write_text(content)
     job = JobFolder(tmp_path)
-    assert (job.record, job.result, job.value("val/nll")) == ({}, None, None)
+    assert (job.record, job.result) == ({}, {})
 
 
 def test_clearing_keeps_the_lock(tmp_path: Path) -> None:
     (tmp_path / "figures").mkdir()
     (tmp_path / "metrics.json").write_text(json.dumps({"val/nll": 1.0}))
     job = JobFolder(tmp_path)
-    assert job.value("val/nll") == 1.0
+    assert job.result == {"val/nll": 1.0}
     with locked(tmp_path):
         job.clear()
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]

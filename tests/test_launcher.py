@@ -20,7 +20,12 @@ from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl, success
 from tests.small_multirun import results, words, written
-from txl_lightning.launcher import quoted
+from txl_lightning.application import composition, register
+from txl_lightning.commands import COMMANDS
+from txl_lightning.files import locked
+from txl_lightning.job_folder import JobFolder
+from txl_lightning.jobs import quoted
+from txl_lightning.launcher import run_in_process
 
 
 def start(directory: Path, *arguments: str, **variables: str) -> ForkedCommand:
@@ -175,34 +180,31 @@ def test_optuna_minimizes_the_validation_loss_and_continues_with_a_seed(tmp_path
 
 
 @pytest.mark.slow
-def test_optuna_with_a_storage_continues_the_study(tmp_path: Path) -> None:
-    storage = f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'"
-    arguments = (storage, "hydra.sweeper.study_name=lr", "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler.seed=null")
-    arguments += ("hydra/launcher=process", "hydra.launcher.max_parallel=2", "hydra.sweeper.n_jobs=2")
-    search(tmp_path, *arguments)
-    before = written(tmp_path)
-    best = search(tmp_path, *arguments)
-    assert written(tmp_path).items() >= before.items()
-    losses = losses_by_rate(tmp_path)
-    assert len(losses) == 4
-    assert best.best_value == min(losses.values())
-
-
-@pytest.mark.slow
-def test_optuna_trains_every_trial_with_two_ranks(tmp_path: Path) -> None:
-    arguments = ("hydra/launcher=process", "hydra.sweeper.n_trials=2", "trainer.devices=2")
-    search(tmp_path, *arguments, "hydra.launcher.max_parallel=2")
-    for path in tmp_path.glob("sweep/*/metrics.json"):
-        assert json.loads(path.read_text())["processes"] == 2
-    assert len(losses_by_rate(tmp_path)) == 2
-
-
-@pytest.mark.slow
 def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> None:
     arguments = ("seed=${hydra:job.num}", "memory=on,off", "hydra.sweep.subdir='a ${hydra:job.num}/b'")
     success(*words(tmp_path, *arguments), directory=tmp_path)
     found = {job["job"]: job["overrides"]["seed"] for job in results(tmp_path)["jobs"]}
     assert found == {"a 0/b": "0", "a 1/b": "1"}
+
+
+def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM starts the task once for each rank; the first one holds the lock and writes the record."""
+    register()
+    config = composition("config", ["data=file", "data.path=text.txt"])
+    overrides = {"task": ["seed=1"]}
+    settings = OmegaConf.create({"runtime": {"output_dir": f"{tmp_path}/0"}, "sweep": {"dir": str(tmp_path)}})
+    settings.overrides = overrides
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    folders: list[Path] = []
+
+    def run(config: Any, folder: Path) -> None:
+        folders.append(folder)
+        (folder / "metrics.json").write_text('{"val/nll": 1.0}')
+        JobFolder(folder).begin(["seed=1"], {"seed": 1})
+
+    with locked(tmp_path / "0"):
+        assert run_in_process(COMMANDS["train"], config, settings, run) == 1.0
+    assert folders == [tmp_path / "0"]
 
 
 def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from experiments.engine.plan import RESULTS, Plan, plan_table
 from experiments.engine.profiles import PROFILES, Setup
 from tests.fixtures import Patch
 from txl_lightning.errors import UserError
-from txl_lightning.jobs import Ended
+from txl_lightning.jobs import quoted
 
 A, B = (Job(name, "train", ("profile=smoke",), "x") for name in "ab")
 READ = Job("read", "evaluate", (f"checkpoint={A.checkpoint}",), "x", needs=("a",))
@@ -44,15 +44,19 @@ class Pretended:
     started: ClassVar[list[list[str]]] = []
     failing: ClassVar[dict[str, int]] = {}
 
-    def __init__(self, words: list[str], variables: dict[str, str], log: Path) -> None:
-        self.status = Pretended.failing.get(log.parent.name, 0)
-        Pretended.started.append(words)
-        log.write_text("first line\nlast line\n")
+    def __init__(
+        self, words: list[str], folder: Path, variables: dict[str, str], has_log: bool
+    ) -> None:
+        assert has_log
+        self.status = Pretended.failing.get(folder.name, 0)
+        self.seconds = 2.0
+        Pretended.started.append([*words, f"hydra.run.dir={quoted(str(folder))}"])
+        (folder / "log.txt").write_text("first line\nlast line\n")
         if self.status == 0:
-            (log.parent / RESULTS.get(words[0], f"{words[0]}.json")).write_text("{}")
+            (folder / RESULTS.get(words[0], f"{words[0]}.json")).write_text('{"steps": 6}')
 
-    def poll(self) -> Ended:
-        return Ended(self.status, seconds=2.0)
+    def poll(self) -> int:
+        return self.status
 
 
 @pytest.fixture
