@@ -76,6 +76,14 @@ def test_jobs_with_different_tokens_and_unknown_bytes_have_no_order(tmp_path: Pa
     assert (found["objective"], found["jobs"][0]["objective"]) == (None, None)
 
 
+def test_jobs_of_different_texts_have_no_order(tmp_path: Path) -> None:
+    for number, text in enumerate(("a", "b")):
+        metrics = {"val/nll": 2.0, "val/bpb": 2.9, "corpus": {"name": text}}
+        finished(tmp_path, number, {"data": text}, metrics)
+    assert "The jobs read different texts" in "\n".join(lines(tmp_path))
+    assert comparable_loss(tmp_path) is None
+
+
 def test_jobs_that_differ_in_the_seed_alone_have_a_mean_and_a_spread(tmp_path: Path) -> None:
     number = 0
     for lr, losses in ((0.1, (1.0, 3.0)), (0.2, (4.0, 4.0))):

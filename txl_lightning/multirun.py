@@ -35,8 +35,8 @@ LOSSES = tuple(
 OF_THE_SEED = ("seed", "data.seed")
 WITH_SEVERAL_RANKS = (".ProcessLauncher", ".SlurmLauncher")
 NO_ORDER = (
-    "The jobs have different tokens, and not all of them have bits per byte: their losses cannot be compared, and the "
-    "table has no order."
+    "The jobs read different texts, or have different tokens and not all of them bits per byte: their losses cannot be "
+    "compared, and the table has no order."
 )
 
 
@@ -106,6 +106,7 @@ class Row:
         metrics: losses by name.
         notes: error of a failed job, and what ended a training early.
         options: identity of the job.
+        text: name of the text of a finished job.
     """
 
     job: str
@@ -114,6 +115,7 @@ class Row:
     metrics: dict[str, float]
     notes: dict[str, str]
     options: dict[str, Any]
+    text: str = ""
 
 
 def write_results(root: Path) -> Path | None:
@@ -164,6 +166,8 @@ def read_row(job: JobFolder, root: Path) -> Row:
             row.metrics[name] = result[name]
     if result:
         row.state = "finished"
+        corpus = result.get("corpus", {}).get("name")
+        row.text = f"{corpus} {row.options.get('data.path')}"
         if "ended_by" in result:
             row.notes["ended_by"] = f"{result['ended_by']} at step {result['steps']}"
     elif "error" in record:
@@ -181,12 +185,14 @@ def drop_equal_overrides(rows: list[Row]) -> None:
 
 
 def ordering(rows: list[Row]) -> str | None:
-    """Return the loss that orders jobs: bits per byte, which no tokens change, or else the loss of equal tokens.
+    """Return the loss that orders jobs of one text: bits per byte, or else the loss of equal tokens.
 
     Returns:
         None if the losses of the jobs cannot be compared.
     """
     finished = [row for row in rows if row.state == "finished"]
+    if len({row.text for row in finished}) > 1:
+        return None
     if all(BITS_PER_BYTE in row.metrics for row in finished):
         return BITS_PER_BYTE
     if len({checksum(options_of_text(row.options)) for row in finished}) == 1:
