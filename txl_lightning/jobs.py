@@ -51,9 +51,13 @@ class Process:
         is_leader: bool = True,
         last_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
+        parent = os.getpid()
+
         def end_with_parent() -> None:
             if LIBC is not None:
                 LIBC.prctl(PR_SET_PDEATHSIG, last_signal)
+                if os.getppid() != parent:  # it was killed a moment ago
+                    os._exit(1)
 
         environment = dict(os.environ)
         environment.update(variables)
