@@ -163,7 +163,7 @@ def losses_by_rate(directory: Path) -> dict[float, float]:
     losses = {}
     for path in directory.glob("sweep/*/metrics.json"):
         rate = OmegaConf.load(path.with_name("config.yaml")).optimizer.lr
-        losses[rate] = json.loads(path.read_text())["val/nll"]
+        losses[rate] = json.loads(path.read_text())["val/bpb"]
     return losses
 
 
@@ -194,6 +194,7 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(tmp_path: Path, monkeyp
     overrides = {"task": ["seed=1"]}
     settings = OmegaConf.create({"runtime": {"output_dir": f"{tmp_path}/0"}, "sweep": {"dir": str(tmp_path)}})
     settings.overrides = overrides
+    settings.sweeper = {"_target_": "hydra._internal.BasicSweeper"}
     monkeypatch.setenv("SLURM_PROCID", "1")
     folders: list[Path] = []
 

@@ -244,6 +244,12 @@ def run_command(command: Command, words: list[str]) -> None:
             again = f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
         print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
+    except RuntimeError as error:
+        # Optuna's sweeper raises this in place of the error of a job, if it is the last one of a grid.
+        if "Study.stop" not in str(error):
+            raise
+        if not CALL.failures:
+            fail(command, error.__context__ or error)
     except (Refused, *EXPECTED) as error:
         cause = error.error if isinstance(error, Refused) else error
         if wants_traceback:
