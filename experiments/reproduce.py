@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.arms import check_overrides
 from experiments.engine.jobs import Job, Outcomes, composed, composed_options
-from experiments.engine.plan import JobsFailedError, Plan, make_plan, plan_table
+from experiments.engine.plan import Plan, make_plan, plan_table
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.report.pages import write_report
 from experiments.report.results import Effort, assemble, effort_before
@@ -54,7 +54,7 @@ SECONDS_BETWEEN_REPORTS = 30.0
 
 
 def main(words: list[str] | None = None, started: float | None = None) -> int:
-    """Run the command line and return its exit status: 2 with one message on bad input, 1 after a failed job.
+    """Run the command line and return its exit status: 2 with one message on bad input or a failed job.
 
     Args:
         words: the command line; None for the one of this process.
@@ -65,9 +65,6 @@ def main(words: list[str] | None = None, started: float | None = None) -> int:
     setup = parse(words)
     try:
         reproduce(setup, started)
-    except JobsFailedError as error:
-        print(f"reproduce: {error}", file=sys.stderr)
-        return 1
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
         print(f"reproduce: {one_line(error)}", file=sys.stderr)
         return 2

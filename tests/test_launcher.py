@@ -144,41 +144,6 @@ def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path, launcher: s
     assert list(written(tmp_path)) == ["0"]
 
 
-SEARCH = (
-    "hydra/sweeper=optuna",
-    "hydra/launcher=basic",
-    "hydra.sweeper.sampler.seed=1",
-    "optimizer.lr=tag(log, interval(1e-4, 1e-2))",
-)
-
-
-def search(directory: Path, *arguments: str) -> Any:
-    """Run a search and return its best trial."""
-    success(*words(directory, *SEARCH, *arguments), directory=directory)
-    return OmegaConf.load(directory / "sweep/optimization_results.yaml")
-
-
-def losses_by_rate(directory: Path) -> dict[float, float]:
-    """Return the validation loss of every finished job by its learning rate."""
-    losses = {}
-    for path in directory.glob("sweep/*/metrics.json"):
-        rate = OmegaConf.load(path.with_name("config.yaml")).optimizer.lr
-        losses[rate] = json.loads(path.read_text())["val/bpb"]
-    return losses
-
-
-@pytest.mark.slow
-def test_optuna_minimizes_the_validation_loss_and_continues_with_a_seed(tmp_path: Path) -> None:
-    search(tmp_path, "hydra.sweeper.n_trials=2")
-    before = written(tmp_path)
-    best = search(tmp_path, "hydra.sweeper.n_trials=4")
-    assert written(tmp_path).items() >= before.items()  # no trial ran twice
-    losses = losses_by_rate(tmp_path)
-    assert len(losses) == 4
-    assert best.best_value == min(losses.values())
-    assert losses[best.best_params["optimizer.lr"]] == best.best_value
-
-
 @pytest.mark.slow
 def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> None:
     arguments = ("seed=${hydra:job.num}", "memory=on,off", "hydra.sweep.subdir='a ${hydra:job.num}/b'")

@@ -138,17 +138,6 @@ def multirun(directory: Path, *arguments: str) -> list[dict[str, Any]]:
     return jobs
 
 
-BPE = ("data.level=bpe", "trainer.max_steps=30")
-
-
-@pytest.mark.slow
-def test_a_grid_over_vocabularies_has_the_fewest_bits_per_byte_first(tmp_path: Path) -> None:
-    jobs = multirun(tmp_path, *BPE, "data.vocab_size=258,300,330")
-    losses = [job["metrics"]["val/bpb"] for job in jobs]
-    assert losses == sorted(losses)
-    assert jobs[0]["metrics"]["val/nll"] > jobs[-1]["metrics"]["val/nll"]  # the other order
-
-
 def experiments(folder: Path) -> str:
     """Write two experiments of a user, which differ in their vocabulary, and return `--config-dir`."""
     for name, size in (("few", 258), ("many", 330)):

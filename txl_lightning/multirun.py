@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -252,7 +253,7 @@ def table_of_seeds(summaries: list[dict[str, Any]]) -> str:
     return _markdown(lines)
 
 
-def _markdown(lines: list[tuple[dict[str, str], ...]]) -> str:
+def _markdown(lines: Sequence[tuple[dict[str, str], ...]]) -> str:
     """Return a table of lines, each of several groups of cells by column; a group's columns stand together."""
     columns: dict[str, str] = {}
     for group in zip(*lines, strict=True):

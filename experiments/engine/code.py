@@ -15,7 +15,6 @@ PRESENTATION = (
     "txl_lightning/errors.py",
     "txl_lightning/training/loggers.py",
     "txl_lightning/evaluation/attention_figures.py",
-    "txl_lightning/evaluation/tables.py",
     "txl_lightning/recl/figures.py",
     "txl_lightning/recl/page.py",
     "txl_lightning/recl/report.py",
@@ -62,7 +61,6 @@ def statements(source: str) -> str:
     """Return the syntax tree of a source as text, without comments, layout and docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-        if has_body and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
     return ast.dump(tree)

@@ -25,10 +25,6 @@ MAX_DEFAULT_PARALLEL = 8
 RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json"}  # else COMMAND.json
 
 
-class JobsFailedError(UserError):
-    """Jobs of a plan failed; a line for each."""
-
-
 @dataclass
 class Plan:
     """Jobs of a reproduction.
@@ -80,7 +76,7 @@ class Plan:
             report: called several times a second while jobs run.
 
         Raises:
-            JobsFailedError: raised after all others ended. A second call runs only what is missing.
+            UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
             KeyboardInterrupt: raised after the running jobs have saved their state and stopped.
         """
         finished = self.finished()
@@ -107,7 +103,7 @@ class Plan:
         jobs.show = show
         jobs.run()
         if jobs.failed:
-            raise JobsFailedError("\n".join(jobs.failed.values()))
+            raise UserError("\n".join(jobs.failed.values()))
 
     def _start(self, job: Job) -> Process:
         folder = self.folder(job)

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from experiments import reproduce
-from experiments.engine.plan import JobsFailedError, Plan, estimated_seconds, tokens_read
+from experiments.engine.plan import Plan, estimated_seconds, tokens_read
 from experiments.engine.profiles import PROFILES
 from tests import wandb_files
 from tests.docs.pages import ROOT
@@ -114,17 +114,6 @@ def test_an_interrupted_reproduction_says_how_it_continues(
     assert f"continues from here: {command}" in capsys.readouterr().err
     assert not read(directory)["finished"]
     assert f"The same command continues: {command}" in (directory / "report.html").read_text()
-
-
-def test_failed_jobs_are_named_and_give_status_1(
-    tmp_path: Path, monkeypatch: Patch, capsys: Output
-) -> None:
-    failed = JobsFailedError("a was killed by SIGKILL\nb was not run: it needs a")
-    monkeypatch.setattr(Plan, "run", Mock(side_effect=failed))
-    assert (
-        reproduce.main([*SMALL, f"--directory={tmp_path / 'report'}", *small_corpus(tmp_path)]) == 1
-    )
-    assert f"reproduce: {failed}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,9 @@ def _wait(others: list[Process], seconds: float, cause: Exception | None = None)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for rank, process in enumerate(others, 1):
-            if process.poll():
-                how = problem(process.poll())
+            status = process.poll()
+            if status:
+                how = problem(status)
                 raise UserError(f"rank {rank} {how}; the other ranks were stopped") from cause
         if all(process.status == 0 for process in others):
             return
