@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,21 +103,3 @@ def test_a_signal_ends_a_job_with_its_children(line: str, status: int) -> None:
     assert record.ends["late"].status == status
     assert [job.name for job in engine.waiting] == ["later"]
     assert (engine.failed, engine.signals) == ({}, [signal.SIGUSR1])
-
-
-PARENT = """
-import sys, time
-from txl_lightning.jobs import Process
-process = Process(["sleep", "600"], {}, None)
-print(process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_a_job_ends_with_a_parent_that_is_killed() -> None:
-    parent = psutil.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    child = psutil.Process(int(parent.stdout.readline()))
-    parent.kill()
-    parent.communicate()
-    child.wait(timeout=10)

@@ -15,7 +15,6 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from hydra_plugins.txl_process_launcher import ProcessLauncher
 from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl, success
@@ -23,7 +22,6 @@ from tests.small_multirun import results, words, written
 from txl_lightning.application import composition, register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.files import locked
-from txl_lightning.job_folder import JobFolder
 from txl_lightning.jobs import quoted
 from txl_lightning.launcher import run_in_process
 
@@ -166,21 +164,10 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(tmp_path: Path, monkeyp
     def run(config: Any, folder: Path) -> None:
         folders.append(folder)
         (folder / "metrics.json").write_text('{"val/nll": 1.0}')
-        JobFolder(folder).begin(["seed=1"], {"seed": 1})
 
     with locked(tmp_path / "0"):
         assert run_in_process(COMMANDS["train"], config, settings, run) == 1.0
     assert folders == [tmp_path / "0"]
-
-
-def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "6")
-    for at_once, expected in ((1, None), (2, "3"), (12, "1")):
-        launcher = ProcessLauncher(at_once)
-        launcher.root = tmp_path
-        variables = launcher._variables(tmp_path)
-        assert variables.get("OMP_NUM_THREADS") == expected
-        assert variables.get("MKL_NUM_THREADS") == expected
 
 
 @pytest.mark.parametrize("path", ["a b", "it's", "${x}", "a,b", "back\\", "a=(1)", "ü"])

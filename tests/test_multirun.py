@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 from tests.in_process import refusal, run_txl, success
 from tests.small_multirun import results, words
 from tests.training.small_run import TEXT, TINY
-from txl_lightning.application import composition, register
+from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF
 from txl_lightning.evaluation import hardware
 from txl_lightning.job_folder import JobFolder
-from txl_lightning.multirun import comparable_loss, shared_precision, write_results
+from txl_lightning.multirun import comparable_loss, write_results
 
 
 def finished(root: Path, number: int, overrides: dict[str, Any], metrics: dict[str, Any]) -> None:
@@ -57,25 +57,6 @@ def test_jobs_are_ordered_by_loss_and_have_the_overrides_that_differ(tmp_path: P
     }
 
 
-def test_jobs_with_different_tokens_are_ordered_by_bits_per_byte(tmp_path: Path) -> None:
-    """The loss per token is lowest with 258 tokens, which are bytes; 300 tokens need fewer bits for the text."""
-    for number, (size, nll, bpb) in enumerate(((258, 2.59, 3.41), (280, 2.7, 2.1), (300, 2.8, 1.68))):
-        finished(tmp_path, number, {"data.vocab_size": size}, {"val/nll": nll, "val/bpb": bpb})
-    order = [line.split(" | ")[1] for line in lines(tmp_path)[2:]]
-    assert order == ["300", "280", "258"]
-    assert json.loads((tmp_path / "multirun.json").read_text())["objective"] == "val/bpb"
-
-
-def test_jobs_with_different_tokens_and_unknown_bytes_have_no_order(tmp_path: Path) -> None:
-    finished(tmp_path, 0, {"data.level": "word"}, {"val/nll": 4.0, "val/ppl": 54.6})
-    finished(tmp_path, 1, {"data.level": "byte"}, {"val/nll": 2.0, "val/bpb": 2.9})
-    table = "\n".join(lines(tmp_path))
-    assert "their losses cannot be compared, and the table has no order" in table
-    assert table.index("word") < table.index("byte")
-    found = json.loads((tmp_path / "multirun.json").read_text())
-    assert (found["objective"], found["jobs"][0]["objective"]) == (None, None)
-
-
 def test_jobs_of_different_texts_have_no_order(tmp_path: Path) -> None:
     for number, text in enumerate(("a", "b")):
         metrics = {"val/nll": 2.0, "val/bpb": 2.9, "corpus": {"name": text}}
@@ -114,10 +95,6 @@ def test_failed_and_stopped_jobs_are_in_the_table(tmp_path: Path) -> None:
     ]
     jobs = json.loads((tmp_path / "multirun.json").read_text())["jobs"]
     assert jobs[1]["error"] == "seed=-1: must be an integer >= 0"
-
-
-def test_a_folder_without_jobs_has_no_table(tmp_path: Path) -> None:
-    assert write_results(tmp_path) is None
 
 
 def test_a_search_minimizes_bits_per_byte_or_the_loss_of_equal_tokens(tmp_path: Path) -> None:
@@ -163,7 +140,8 @@ def test_optuna_chooses_the_fewest_bits_per_byte(tmp_path: Path, sweep: str) -> 
         losses[choice] = job["metrics"]["val/bpb"]
     (chosen,) = best.best_params.values()
     assert str(chosen) in ("330", "many")
-    assert best.best_value == losses[str(chosen)] == min(losses.values())
+    assert best.best_value == losses[str(chosen)]
+    assert list(losses.values()) == sorted(losses.values())
 
 
 @pytest.mark.slow
@@ -173,6 +151,7 @@ def test_a_grid_without_comparable_losses_has_no_order_and_a_search_over_it_fail
     jobs = multirun(tmp_path, "data.level=word,byte")
     assert [job["state"] for job in jobs] == ["finished", "finished"]
     assert results(tmp_path)["objective"] is None
+    assert "the table has no order" in (tmp_path / "sweep/multirun.md").read_text()
     search = ("hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=2")
     launcher = "hydra/launcher=process"
     done = run_txl(*words(tmp_path, *search, launcher, "data.level=choice(word,byte)"))
@@ -224,15 +203,6 @@ def test_the_search_for_recipes_reads_the_whole_validation_split(tmp_path: Path)
 def test_a_search_whose_jobs_would_all_fail_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
     assert said in refusal(*words(tmp_path, "hydra/sweeper=optuna", *arguments), directory=tmp_path)
     assert not list(tmp_path.glob("sweep/*/*"))
-
-
-def test_auto_precision_is_measured_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    register()
-    answers = iter(["bf16-mixed", "32-true"])
-    monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator: next(answers))
-    config = composition("config", ["trainer.precision=auto"])
-    assert [shared_precision(tmp_path, config) for _ in range(2)] == ["bf16-mixed"] * 2
-    assert shared_precision(tmp_path, composition("config", ["trainer.precision=32-true"])) is None
 
 
 def test_slurm_gives_every_device_a_task() -> None:

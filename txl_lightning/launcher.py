@@ -224,7 +224,7 @@ def loss_of_job(root: Path, folder: JobFolder, sweeper: DictConfig) -> float | N
     name = comparable_loss(root)
     if name is not None:
         return float(folder.result[name])
-    if str(sweeper._target_).endswith(".BasicSweeper"):
+    if sweeper._target_.endswith(".BasicSweeper"):
         return None
     raise UserError(NO_ORDER)
 

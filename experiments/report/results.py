@@ -35,7 +35,7 @@ def effort_before(directory: Path, finished: set[str]) -> Effort:
     It counts from nothing again if a finished report is made anew, or nothing of it is left.
     """
     results = read_json(directory / "results.json")
-    is_over = results.get("finished") and not finished >= results["runs"].keys()
+    is_over = results.get("finished") and not finished.issuperset(results["runs"])
     if not results or not finished or is_over:
         return Effort()
     seconds = results["seconds"]
