@@ -1,6 +1,6 @@
 """Compare the speed of two checkouts in alternating pairs, by CPU time of one thread.
 
-    python -m benchmarks.pairs OTHER_CHECKOUT [--cases small words …] [--pairs 200]
+    python -m benchmarks.pairs OTHER_CHECKOUT [--cases small words …] [--pairs 200] [--bf16]
 
 Each checkout has a worker process that keeps its model. A pair is a turn of both, in alternating order.
 The result is the median of the ratios of the pairs (other / this: above 1 this checkout is faster), with
@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[1]
 NAMES = ("laptop", "small", "medium", "words", "base", "evaluation", "evaluation-10", "token", "generation")
 
 
-def turn_of(name: str) -> Callable[[], Any]:
-    """Return a function that does one turn of a case."""
+def turn_of(name: str, bf16: bool) -> Callable[[], Any]:
+    """Return a function that does one turn of a case; bf16: of a training step under autocast, as bf16-mixed has it."""
     import torch
 
     from benchmarks.bench import CASES, LONG, Case, ours
@@ -62,7 +62,8 @@ def turn_of(name: str) -> Callable[[], Any]:
     def train() -> None:
         nonlocal memory
         optimizer.zero_grad()
-        loss, memory = step(window, memory)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss, memory = step(window, memory)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         optimizer.step()
@@ -82,9 +83,9 @@ def generation_turn() -> Callable[[], Any]:
     return lambda: list(generate(model, prompt_BT, 20))
 
 
-def work(name: str) -> None:
+def work(name: str, bf16: bool) -> None:
     """Do a turn for every line of the input and print its CPU seconds."""
-    turn = turn_of(name)
+    turn = turn_of(name, bf16)
     turn()
     for _ in sys.stdin:
         begun = time.process_time()
@@ -95,9 +96,12 @@ def work(name: str) -> None:
 class Worker:
     """Process that does turns of one case in one checkout."""
 
-    def __init__(self, checkout: Path, name: str) -> None:
+    def __init__(self, checkout: Path, name: str, bf16: bool) -> None:
         environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-        code = f"import runpy, sys; sys.argv = ['pairs', '--worker', {name!r}]; "
+        arguments = ["pairs", "--worker", name]
+        if bf16:
+            arguments.append("--bf16")
+        code = f"import runpy, sys; sys.argv = {arguments!r}; "
         code += f"runpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')"
         pipe = subprocess.PIPE
         command = [sys.executable, "-c", code]
@@ -116,9 +120,9 @@ class Worker:
         self.process.communicate()
 
 
-def compare(other: Path, name: str, n_pairs: int) -> dict[str, float]:
+def compare(other: Path, name: str, n_pairs: int, bf16: bool) -> dict[str, float]:
     """Return the median seconds of both checkouts, and of the pairs' ratios with its interval."""
-    workers = (Worker(ROOT, name), Worker(other, name))
+    workers = (Worker(ROOT, name, bf16), Worker(other, name, bf16))
     ours, theirs, ratios = [], [], []
     for number in range(n_pairs):
         order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -147,15 +151,16 @@ def main() -> None:
     parser.add_argument("other", type=Path, nargs="?", help="checkout to compare with")
     parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--bf16", action="store_true", help="training steps in bf16-mixed instead of float32")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.worker)
+        work(options.worker, options.bf16)
         return
     for name in options.cases:
-        result = compare(options.other.resolve(), name, options.pairs)
+        result = compare(options.other.resolve(), name, options.pairs, options.bf16)
         rounded = {key: round(value, 5) for key, value in result.items()}
-        print(json.dumps({"case": name, "pairs": options.pairs, **rounded}), flush=True)
+        print(json.dumps({"case": name, "bf16": options.bf16, "pairs": options.pairs, **rounded}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 from txl_lightning.config.schemas import from_plain
 from txl_lightning.distributed.ranks import leaving
 from txl_lightning.errors import Stopped, UserError
+from txl_lightning.freed_memory import keep_freed_memory
 from txl_lightning.training.run import train
 
 # The first rank may have failed in the same way, or was stopped: it speaks first, and ends this one.
@@ -16,6 +17,7 @@ SECONDS_TO_SPEAK = 2.0
 
 def main() -> None:
     """Train with the config in a file of rank 0."""
+    keep_freed_memory()
     config, directory = pickle.loads(Path(sys.argv[1]).read_bytes())
     try:
         with leaving():
