@@ -8,7 +8,6 @@ import signal
 import time
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
-from typing import Any
 
 import psutil
 import pytest
@@ -154,14 +153,17 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(tmp_path: Path, monkeyp
     """SLURM starts the task once for each rank; the first one holds the lock and writes the record."""
     register()
     config = composition("config", ["data=file", "data.path=text.txt"])
-    settings = {"runtime": {"output_dir": f"{tmp_path}/0"}, "sweep": {"dir": str(tmp_path)}, "sweeper": {}}
+    settings = {"runtime": {"output_dir": f"{tmp_path}/0"}, "sweep": {"dir": str(tmp_path)}}
     monkeypatch.setenv("SLURM_PROCID", "1")
-
-    def run(config: Any, folder: Path) -> None:
-        (folder / "metrics.json").write_text('{"val/nll": 1.0}')
-
+    folders: list[Path] = []
     with locked(tmp_path / "0"):
-        assert run_in_process(COMMANDS["train"], config, OmegaConf.create(settings), run) == 1.0
+        run_in_process(
+            COMMANDS["train"],
+            config,
+            OmegaConf.create(settings),
+            lambda config, folder: folders.append(folder),
+        )
+    assert folders == [tmp_path / "0"]
 
 
 @pytest.mark.parametrize("path", ["a b", "it's", "${x}", "a,b", "back\\", "a=(1)", "ü"])

@@ -284,6 +284,8 @@ def run_in_process(
             except UserError as error:
                 folder.fail(str(error))
                 raise
+    if not is_first_rank():  # which may not have written its result yet
+        return None
     return loss_of_job(root, folder, settings.sweeper)
 
 
