@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,7 @@ from threading import Timer
 import psutil
 import pytest
 
-from txl_lightning import jobs as module
-from txl_lightning.jobs import Ended, Jobs, Process
+from txl_lightning.jobs import Jobs, Process, problem
 
 
 @dataclass(frozen=True)
@@ -31,16 +29,16 @@ class Record:
     """Starts calls and keeps how they ended and when they ran."""
 
     log: Path | None = None
-    ends: dict[str, Ended] = field(default_factory=dict)
+    ends: dict[str, Process] = field(default_factory=dict)
     started: dict[str, float] = field(default_factory=dict)
 
     def start(self, job: Call) -> Process:
         self.started[job.name] = time.monotonic()
         return Process(["sh", "-c", job.line], {"TXL_JOB": job.name}, self.log)
 
-    def end(self, job: Call, ended: Ended) -> str | None:
-        self.ends[job.name] = ended
-        return None if ended.status == 0 else ended.problem
+    def end(self, job: Call, process: Process) -> str | None:
+        self.ends[job.name] = process
+        return problem(process.status) if process.status else None
 
 
 def run(*calls: Call, record: Record, at_once: int = 1) -> Jobs:
@@ -94,8 +92,7 @@ def test_processes_that_a_job_leaves_behind_end_with_it(tmp_path: Path) -> None:
     ("line", "status"),
     [("sleep 600", -signal.SIGTERM), ("trap '' TERM; while :; do sleep 600; done", -signal.SIGKILL)],
 )
-def test_a_signal_ends_a_job_with_its_children(line: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SECONDS_TO_KILL", 0.2)
+def test_a_signal_ends_a_job_with_its_children(line: str, status: int) -> None:
     record = Record()
     waiting = [Call("late", line), Call("later")]
     engine = Jobs(waiting, record.start, record.end, grace_seconds=0.2)
@@ -106,21 +103,3 @@ def test_a_signal_ends_a_job_with_its_children(line: str, status: int, monkeypat
     assert record.ends["late"].status == status
     assert [job.name for job in engine.waiting] == ["later"]
     assert (engine.failed, engine.signals) == ({}, [signal.SIGUSR1])
-
-
-PARENT = """
-import sys, time
-from txl_lightning.jobs import Process
-process = Process(["sleep", "600"], {}, None)
-print(process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_a_job_ends_with_a_parent_that_is_killed() -> None:
-    parent = psutil.Popen([sys.executable, "-c", PARENT], stdout=module.subprocess.PIPE, text=True)
-    child = psutil.Process(int(parent.stdout.readline()))
-    parent.kill()
-    parent.communicate()
-    child.wait(timeout=10)

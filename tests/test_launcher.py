@@ -8,19 +8,21 @@ import signal
 import time
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
-from typing import Any
 
 import psutil
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from hydra_plugins.txl_process_launcher import ProcessLauncher
 from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl, success
 from tests.small_multirun import results, words, written
-from txl_lightning.launcher import quoted
+from txl_lightning.application import composition, register
+from txl_lightning.commands import COMMANDS
+from txl_lightning.files import locked
+from txl_lightning.jobs import quoted
+from txl_lightning.launcher import run_in_process
 
 
 def start(directory: Path, *arguments: str, **variables: str) -> ForkedCommand:
@@ -139,64 +141,6 @@ def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path, launcher: s
     assert list(written(tmp_path)) == ["0"]
 
 
-SEARCH = (
-    "hydra/sweeper=optuna",
-    "hydra/launcher=basic",
-    "hydra.sweeper.sampler.seed=1",
-    "optimizer.lr=tag(log, interval(1e-4, 1e-2))",
-)
-
-
-def search(directory: Path, *arguments: str) -> Any:
-    """Run a search and return its best trial."""
-    success(*words(directory, *SEARCH, *arguments), directory=directory)
-    return OmegaConf.load(directory / "sweep/optimization_results.yaml")
-
-
-def losses_by_rate(directory: Path) -> dict[float, float]:
-    """Return the validation loss of every finished job by its learning rate."""
-    losses = {}
-    for path in directory.glob("sweep/*/metrics.json"):
-        rate = OmegaConf.load(path.with_name("config.yaml")).optimizer.lr
-        losses[rate] = json.loads(path.read_text())["val/nll"]
-    return losses
-
-
-@pytest.mark.slow
-def test_optuna_minimizes_the_validation_loss_and_continues_with_a_seed(tmp_path: Path) -> None:
-    search(tmp_path, "hydra.sweeper.n_trials=2")
-    before = written(tmp_path)
-    best = search(tmp_path, "hydra.sweeper.n_trials=4")
-    assert written(tmp_path).items() >= before.items()  # no trial ran twice
-    losses = losses_by_rate(tmp_path)
-    assert len(losses) == 4
-    assert best.best_value == min(losses.values())
-    assert losses[best.best_params["optimizer.lr"]] == best.best_value
-
-
-@pytest.mark.slow
-def test_optuna_with_a_storage_continues_the_study(tmp_path: Path) -> None:
-    storage = f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'"
-    arguments = (storage, "hydra.sweeper.study_name=lr", "hydra.sweeper.n_trials=2", "hydra.sweeper.sampler.seed=null")
-    arguments += ("hydra/launcher=process", "hydra.launcher.max_parallel=2", "hydra.sweeper.n_jobs=2")
-    search(tmp_path, *arguments)
-    before = written(tmp_path)
-    best = search(tmp_path, *arguments)
-    assert written(tmp_path).items() >= before.items()
-    losses = losses_by_rate(tmp_path)
-    assert len(losses) == 4
-    assert best.best_value == min(losses.values())
-
-
-@pytest.mark.slow
-def test_optuna_trains_every_trial_with_two_ranks(tmp_path: Path) -> None:
-    arguments = ("hydra/launcher=process", "hydra.sweeper.n_trials=2", "trainer.devices=2")
-    search(tmp_path, *arguments, "hydra.launcher.max_parallel=2")
-    for path in tmp_path.glob("sweep/*/metrics.json"):
-        assert json.loads(path.read_text())["processes"] == 2
-    assert len(losses_by_rate(tmp_path)) == 2
-
-
 @pytest.mark.slow
 def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> None:
     arguments = ("seed=${hydra:job.num}", "memory=on,off", "hydra.sweep.subdir='a ${hydra:job.num}/b'")
@@ -205,14 +149,21 @@ def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> 
     assert found == {"a 0/b": "0", "a 1/b": "1"}
 
 
-def test_jobs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "6")
-    for at_once, expected in ((1, None), (2, "3"), (12, "1")):
-        launcher = ProcessLauncher(at_once)
-        launcher.root = tmp_path
-        variables = launcher._variables(tmp_path)
-        assert variables.get("OMP_NUM_THREADS") == expected
-        assert variables.get("MKL_NUM_THREADS") == expected
+def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM starts the task once for each rank; the first one holds the lock and writes the record."""
+    register()
+    config = composition("config", ["data=file", "data.path=text.txt"])
+    settings = {"runtime": {"output_dir": f"{tmp_path}/0"}, "sweep": {"dir": str(tmp_path)}}
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    folders: list[Path] = []
+    with locked(tmp_path / "0"):
+        run_in_process(
+            COMMANDS["train"],
+            config,
+            OmegaConf.create(settings),
+            lambda config, folder: folders.append(folder),
+        )
+    assert folders == [tmp_path / "0"]
 
 
 @pytest.mark.parametrize("path", ["a b", "it's", "${x}", "a,b", "back\\", "a=(1)", "ü"])

@@ -1,4 +1,4 @@
-"""The results of a multirun, and what a search refuses before its first job."""
+"""The results of a multirun, what a search minimizes, and what it refuses before its first job."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from tests.in_process import refusal
-from tests.small_multirun import words
-from txl_lightning.application import composition, register
+from tests.in_process import refusal, run_txl, success
+from tests.small_multirun import results, words
+from tests.training.small_run import TEXT, TINY
+from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF
 from txl_lightning.evaluation import hardware
 from txl_lightning.job_folder import JobFolder
-from txl_lightning.multirun import objective, shared_precision, write_results
+from txl_lightning.multirun import comparable_loss, write_results
 
 
 def finished(root: Path, number: int, overrides: dict[str, Any], metrics: dict[str, Any]) -> None:
@@ -56,23 +57,12 @@ def test_jobs_are_ordered_by_loss_and_have_the_overrides_that_differ(tmp_path: P
     }
 
 
-def test_jobs_with_different_tokens_are_ordered_by_bits_per_byte(tmp_path: Path) -> None:
-    """The loss per token is lowest with 258 tokens, which are bytes; 300 tokens need fewer bits for the text."""
-    for number, (size, nll, bpb) in enumerate(((258, 2.59, 3.41), (280, 2.7, 2.1), (300, 2.8, 1.68))):
-        finished(tmp_path, number, {"data.vocab_size": size}, {"val/nll": nll, "val/bpb": bpb})
-    order = [line.split(" | ")[1] for line in lines(tmp_path)[2:]]
-    assert order == ["300", "280", "258"]
-    assert json.loads((tmp_path / "multirun.json").read_text())["objective"] == "val/bpb"
-
-
-def test_jobs_with_different_tokens_and_unknown_bytes_have_no_order(tmp_path: Path) -> None:
-    finished(tmp_path, 0, {"data.level": "word"}, {"val/nll": 4.0, "val/ppl": 54.6})
-    finished(tmp_path, 1, {"data.level": "byte"}, {"val/nll": 2.0, "val/bpb": 2.9})
-    table = "\n".join(lines(tmp_path))
-    assert "their losses cannot be compared, and the table has no order" in table
-    assert table.index("word") < table.index("byte")
-    found = json.loads((tmp_path / "multirun.json").read_text())
-    assert (found["objective"], found["jobs"][0]["objective"]) == (None, None)
+def test_jobs_of_different_texts_have_no_order(tmp_path: Path) -> None:
+    for number, text in enumerate(("a", "b")):
+        metrics = {"val/nll": 2.0, "val/bpb": 2.9, "corpus": {"name": text}}
+        finished(tmp_path, number, {"data": text}, metrics)
+    assert "The jobs read different texts" in "\n".join(lines(tmp_path))
+    assert comparable_loss(tmp_path) is None
 
 
 def test_jobs_that_differ_in_the_seed_alone_have_a_mean_and_a_spread(tmp_path: Path) -> None:
@@ -96,7 +86,7 @@ def test_failed_and_stopped_jobs_are_in_the_table(tmp_path: Path) -> None:
     finished(tmp_path, 0, {"seed": 1}, {"val/nll": 1.0, "val/bpb": 1.0, "steps": 3, "ended_by": "Timer"})
     failed = JobFolder(tmp_path / "1")
     failed.begin(["seed=-1"], {"seed": -1})
-    failed.add_error("seed=-1: must be an integer >= 0")
+    failed.fail("seed=-1: must be an integer >= 0")
     JobFolder(tmp_path / "2").begin(["seed=2"], {"seed": 2})
     assert lines(tmp_path)[2:] == [
         "| 0 | 1 | 1.0000 | finished by Timer at step 3 |",
@@ -107,8 +97,97 @@ def test_failed_and_stopped_jobs_are_in_the_table(tmp_path: Path) -> None:
     assert jobs[1]["error"] == "seed=-1: must be an integer >= 0"
 
 
-def test_a_folder_without_jobs_has_no_table(tmp_path: Path) -> None:
-    assert write_results(tmp_path) is None
+def test_a_search_minimizes_bits_per_byte_or_the_loss_of_equal_tokens(tmp_path: Path) -> None:
+    finished(tmp_path, 0, {"data.level": "word"}, {"val/nll": 4.0})
+    finished(tmp_path, 1, {"data.level": "word", "seed": 2}, {"val/nll": 5.0})
+    assert comparable_loss(tmp_path) == "val/nll"
+    finished(tmp_path, 2, {"data.level": "byte"}, {"val/nll": 2.0, "val/bpb": 2.9})
+    assert comparable_loss(tmp_path) is None
+    for number in (0, 1):
+        (tmp_path / str(number) / "metrics.json").write_text('{"val/nll": 4.0, "val/bpb": 1.0}')
+    assert comparable_loss(tmp_path) == "val/bpb"
+
+
+def multirun(directory: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Run a multirun in this process and return its jobs, the best one first."""
+    success(*words(directory, "hydra/launcher=basic", *arguments), directory=directory)
+    jobs: list[dict[str, Any]] = results(directory)["jobs"]
+    return jobs
+
+
+def experiments(folder: Path) -> str:
+    """Write two experiments of a user, which differ in their vocabulary, and return `--config-dir`."""
+    for name, size in (("few", 258), ("many", 330)):
+        path = folder / f"own/experiment/{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# @package _global_\ndata:\n  level: bpe\n  vocab_size: {size}\n")
+    return f"--config-dir={folder / 'own'}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", ["data.vocab_size=choice(258,330)", "experiment=choice(few,many)"])
+def test_optuna_chooses_the_fewest_bits_per_byte(tmp_path: Path, sweep: str) -> None:
+    grid = ("hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=2")
+    level = [] if "experiment" in sweep else ["data.level=bpe"]
+    given = ["train", "-m", experiments(tmp_path)]
+    given += [word for word in words(tmp_path)[2:] if word != "data.level=byte"]
+    given += [*grid, "hydra/launcher=basic", "trainer.max_steps=30"]
+    success(*given, *level, sweep, directory=tmp_path)
+    best = OmegaConf.load(tmp_path / "sweep/optimization_results.yaml")
+    losses = {}
+    for job in results(tmp_path)["jobs"]:
+        (choice,) = job["overrides"].values()
+        losses[choice] = job["metrics"]["val/bpb"]
+    (chosen,) = best.best_params.values()
+    assert str(chosen) in ("330", "many")
+    assert best.best_value == losses[str(chosen)]
+    assert list(losses.values()) == sorted(losses.values())
+
+
+@pytest.mark.slow
+def test_a_grid_without_comparable_losses_has_no_order_and_a_search_over_it_fails(
+    tmp_path: Path,
+) -> None:
+    jobs = multirun(tmp_path, "data.level=word,byte")
+    assert [job["state"] for job in jobs] == ["finished", "finished"]
+    assert results(tmp_path)["objective"] is None
+    assert "the table has no order" in (tmp_path / "sweep/multirun.md").read_text()
+    search = ("hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=2")
+    launcher = "hydra/launcher=process"
+    done = run_txl(*words(tmp_path, *search, launcher, "data.level=choice(word,byte)"))
+    assert done.status == 1
+    assert "their losses cannot be compared" in done.err
+
+
+@pytest.mark.slow
+def test_every_job_has_the_precision_of_the_first_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["bf16-mixed", "32-true"] * 2)
+    monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator: next(answers))
+    multirun(tmp_path, "trainer.precision=auto", "seed=1,2")
+    multirun(tmp_path, "trainer.precision=auto", "seed=1,2,3")
+    for number in range(3):
+        config = OmegaConf.load(tmp_path / f"sweep/{number}/config.yaml")
+        assert config.trainer.precision == "bf16-mixed"
+
+
+@pytest.mark.slow
+def test_the_search_for_recipes_reads_the_whole_validation_split(tmp_path: Path) -> None:
+    """A job of `laptop_search` validates on as many tokens as the split has."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    small = [word for word in TINY if not word.startswith(("profile", "evaluation", "trainer.val"))]
+    small += ["trainer=cpu", "trainer.precision=32-true", "trainer.max_steps=2", "optimizer.warmup_steps=0"]
+    small += [
+        "context_curve.every_n_steps=null",
+        "evaluation.batch_size=1",
+        "data.path=text.txt",
+        "data.cache_dir=cache",
+    ]
+    search = ("experiment=laptop_search", "optimizer.lr=1e-3,2e-3", "hydra.sweep.dir=sweep")
+    success("train", "-m", *search, *small, "hydra/launcher=basic", directory=tmp_path)
+    for number in range(2):
+        found = json.loads((tmp_path / f"sweep/{number}/metrics.json").read_text())
+        assert found["evaluation"]["max_segments"] is None
+        assert found["val/tokens"] == 98  # the split has 99
 
 
 @pytest.mark.parametrize(
@@ -124,40 +203,6 @@ def test_a_folder_without_jobs_has_no_table(tmp_path: Path) -> None:
 def test_a_search_whose_jobs_would_all_fail_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
     assert said in refusal(*words(tmp_path, "hydra/sweeper=optuna", *arguments), directory=tmp_path)
     assert not list(tmp_path.glob("sweep/*/*"))
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["optimizer.lr=1e-3,2e-3"], "val/nll"),
-        (["data.vocab_size=300", "data.batch_size=4,8"], "val/nll"),
-        (["data.vocab_size=258,300"], "val/bpb"),
-        (["data=enwik8,text8"], "val/bpb"),
-        (["hydra/sweeper=optuna", "+hydra.sweeper.params={data.vocab_size:'range(258,400)'}"], "val/bpb"),
-    ],
-)
-def test_a_search_over_tokens_minimizes_bits_per_byte(words: list[str], expected: str) -> None:
-    params = [word for word in words if "params" in word]
-    task = [word for word in words if "hydra" not in word]
-    sweeper = {"params": {"data.vocab_size": "range(258,400)"} if params else None}
-    config = OmegaConf.create({"hydra": {"overrides": {"task": task}, "sweeper": sweeper}})
-    assert objective(config, "val/nll") == expected
-
-
-def test_auto_precision_is_measured_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    register()
-    answers = iter(["bf16-mixed", "32-true"])
-    monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator: next(answers))
-    config = composition("config", ["trainer.precision=auto"])
-    assert [shared_precision(tmp_path, config) for _ in range(2)] == ["bf16-mixed"] * 2
-    assert shared_precision(tmp_path, composition("config", ["trainer.precision=32-true"])) is None
-
-
-def test_the_search_for_recipes_is_decided_by_the_whole_validation_split() -> None:
-    register()
-    config = composition("config", ["experiment=laptop_search"])
-    assert config.evaluation.max_segments is None
-    assert config.trainer.val_max_segments is None
 
 
 def test_slurm_gives_every_device_a_task() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from tests import wandb_files
 from tests.in_process import refusal, run_txl, success
 from tests.small_multirun import words as multirun_words
 from tests.training.small_run import TEXT, TINY, tiny_config
@@ -19,7 +20,11 @@ from txl_lightning.training.run import make_data
 EXPERIMENTS = []
 for file in sorted((CONF / "experiment").rglob("*.yaml")):
     EXPERIMENTS.append(file.relative_to(CONF / "experiment").with_suffix("").as_posix())
-CALLBACKS = [path.stem for path in sorted((CONF / "callbacks").glob("*.yaml"))]
+
+
+def choices(group: str) -> list[str]:
+    """Return the files of a group of `conf`."""
+    return [path.stem for path in sorted((CONF / group).glob("*.yaml"))]
 
 
 def words(directory: Path, *arguments: str) -> list[str]:
@@ -119,7 +124,7 @@ def test_an_argument_that_cannot_be_used_is_refused(tmp_path: Path, argument: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CALLBACKS)
+@pytest.mark.parametrize("name", choices("callbacks"))
 def test_every_choice_of_callbacks_runs(tmp_path: Path, name: str) -> None:
     assert train(tmp_path, f"callbacks={name}", "logger=csv", "trainer.max_steps=2")["steps"] == 2
 
@@ -197,7 +202,7 @@ def test_the_datamodule_has_loaders_of_its_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["default", "fdr", "limit", "overfit", "profiler"])
+@pytest.mark.parametrize("name", choices("debug"))
 def test_every_choice_of_debug_runs(tmp_path: Path, name: str) -> None:
     given = [word for word in words(tmp_path) if not word.startswith(("trainer.max", "trainer.val", "evaluation.max"))]
     success(*given, f"debug={name}", directory=tmp_path)
@@ -245,9 +250,59 @@ def test_a_grid_sweep(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("sweep/*/metrics.json"))) == 4
 
 
-@pytest.mark.slow
-def test_a_search_of_the_group_with_optuna(tmp_path: Path) -> None:
-    few = ("hparams_search=optuna", "hydra/launcher=basic", "hydra.sweeper.n_trials=2")
-    success(*multirun_words(tmp_path, *few), directory=tmp_path)
-    best = OmegaConf.load(tmp_path / "sweep/optimization_results.yaml")
+def search(directory: Path, *arguments: str) -> dict[str, float]:
+    """Run `hparams_search=optuna` for two trials, check its best one, and return the loss of every job by folder."""
+    given = ("hparams_search=optuna", "hydra.sweeper.n_trials=2", *arguments)
+    success(*multirun_words(directory, *given), directory=directory)
+    losses = {}
+    for path in directory.glob("sweep/*/metrics.json"):
+        losses[path.parent.name] = metrics(path.parent)["val/bpb"]
+    best = OmegaConf.load(directory / "sweep/optimization_results.yaml")
     assert set(best.best_params) == {"optimizer.lr", "model.dropout"}
+    assert best.best_value == min(losses.values())
+    return losses
+
+
+@pytest.mark.slow
+def test_a_search_with_optuna_and_a_seed_continues(tmp_path: Path) -> None:
+    before = search(tmp_path, "hydra/launcher=basic")
+    after = search(tmp_path, "hydra/launcher=basic", "hydra.sweeper.n_trials=3")
+    assert len(after) == 3
+    assert after.items() >= before.items()
+
+
+@pytest.mark.slow
+def test_a_search_with_optuna_and_two_processes_a_trial(tmp_path: Path) -> None:
+    losses = search(tmp_path, "trainer.devices=2", "trainer.strategy=ddp", "hydra.launcher.max_parallel=2")
+    for job in losses:
+        assert metrics(tmp_path / "sweep" / job)["processes"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["process", "basic"])
+def test_a_search_with_a_storage_continues_its_study(tmp_path: Path, launcher: str) -> None:
+    """The second call adds two trials; the first two do not run again."""
+    study = (f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'", "hydra.sweeper.study_name=lr")
+    given = (*study, "hydra.sweeper.sampler.seed=null", f"hydra/launcher={launcher}")
+    before = search(tmp_path, *given)
+    written = {}
+    for job in before:
+        written[job] = (tmp_path / "sweep" / job / "metrics.json").stat().st_mtime_ns
+    after = search(tmp_path, *given)
+    assert len(after) == 4
+    assert after.items() >= before.items()
+    for job, time in written.items():
+        assert (tmp_path / "sweep" / job / "metrics.json").stat().st_mtime_ns == time
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", choices("optimizer"))
+def test_every_choice_of_the_optimizer_trains(tmp_path: Path, name: str) -> None:
+    assert train(tmp_path, f"optimizer={name}", "trainer.max_steps=2")["steps"] == 2
+
+
+@pytest.mark.slow
+def test_tags_are_tags_of_the_run_in_wandb(tmp_path: Path) -> None:
+    train(tmp_path, "logger=wandb", "logger.mode=offline", "tags=[first,tiny]", "trainer.max_steps=2")
+    (run,) = wandb_files.run_files(tmp_path / "run")
+    assert {"first", "tiny"} <= set(wandb_files.summary(run)["tags"])

@@ -45,13 +45,13 @@ from txl_lightning.config.schemas import (
     typed,
     why_refused,
 )
-from txl_lightning.errors import Stopped, UserError, notice, require
+from txl_lightning.errors import Stopped, UserError, is_first_rank, notice, require
 from txl_lightning.files import locked, new_directory, write_text
 from txl_lightning.help import explained, option_meanings
 from txl_lightning.launcher import (
     CALL,
     ERROR_VARIABLE,
-    refuse_one_id_for_all,
+    prepare_wandb,
     report_failures,
     run_in_process,
 )
@@ -60,7 +60,6 @@ from txl_lightning.registry import CHOICES, load_guests
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 FULL_ERROR = "HYDRA_FULL_ERROR"
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
 LISTS = ("callbacks", "experiment", "logger")  # groups that take several choices
 # A further rank writes nothing: Hydra makes no folder and no log for it.
 OF_FURTHER_RANKS = (
@@ -145,11 +144,6 @@ def composition(name: str, overrides: Sequence[str]) -> DictConfig:
         return hydra.compose(name, list(overrides))
 
 
-def is_first_rank() -> bool:
-    """Return whether this process writes files and lines: the only one, or rank 0 of several."""
-    return all(os.environ.get(name, "0") == "0" for name in RANKS)
-
-
 class RunFolder(Callback):
     """Callback of Hydra's in `conf/common.yaml`: locks the folder before Hydra writes into it."""
 
@@ -167,8 +161,8 @@ class RunFolder(Callback):
         with _refusing():
             _refuse_hidden_files(config)
             check_search(config)
-            refuse_one_id_for_all()
             folder = Path(str(config.hydra.sweep.dir))
+            prepare_wandb(folder)
             CALL.locks.enter_context(locked(folder, wait=False))
             CALL.sweep_dir = folder
 
@@ -208,9 +202,7 @@ class Task:
         directory = Path(settings.runtime.output_dir)
         if settings.mode == RunMode.MULTIRUN:
             try:
-                return run_in_process(
-                    self.command, config, settings, lambda given: self._run(given, directory)
-                )
+                return run_in_process(self.command, config, settings, self._run)
             except (UserError, OmegaConfBaseException, OSError) as error:
                 raise CompactHydraException(one_line(error)) from None
         if settings.sweeper.get("params") and ERROR_VARIABLE not in os.environ:
@@ -276,6 +268,12 @@ def run_command(command: Command, words: list[str]) -> None:
             again = f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
         print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
+    except RuntimeError as error:
+        # Optuna's sweeper raises this in place of the error of a job, if it is the last one of a grid.
+        if "Study.stop" not in str(error):
+            raise
+        if not CALL.failures:
+            fail(command, error.__context__ or error)
     except (Refused, *EXPECTED) as error:
         cause = error.error if isinstance(error, Refused) else error
         if wants_traceback:

@@ -27,7 +27,7 @@ class Command:
         config: file in `conf/` without its suffix; empty for the command's name.
         directory: `prepared`: the application writes `config.yaml` into the run directory; `own`: the command does it,
             after its checks; `none`: the command leaves nothing there.
-        objective: key of `metrics.json` that a multirun minimizes; None if a job has no objective.
+        objective: loss that a multirun minimizes (see `multirun.ordering`); None if a job has no objective.
         resume: override that continues a stopped job; empty if a job starts anew.
         shared_by_ranks: whether the processes that torchrun or SLURM starts run the command together.
     """

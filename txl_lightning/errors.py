@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
+
 
 class UserError(Exception):
     """Error in an option, file or checkpoint, with a message of one line; not a bug of the program."""
@@ -120,8 +122,13 @@ def check(option: str, value: Any, *rules: Rule) -> None:
         require(allows(value), option, list(value) if isinstance(value, tuple) else value, allowed)
 
 
+def is_first_rank() -> bool:
+    """Return whether this process writes files and lines: the only one, or rank 0 of several."""
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)
+
+
 @cache
 def notice(line: str) -> None:
     """Print a line on stderr, once in a process, and of several ranks on the first one."""
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+    if is_first_rank():
         print(line, file=sys.stderr, flush=True)

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import LOCK, write_json
 
 RECORD = "job.json"
-RESULT = "metrics.json"
 STARTED = "config.yaml"  # a training writes it after all of its processes have met
 
 # Options that say how and where a job runs and what it leaves. They change no number.
@@ -50,33 +48,30 @@ class JobFolder:
 
     Args:
         path: the folder.
-        record_file: name of the record.
         result_file: name of the file that the job writes last.
     """
 
     path: Path
-    record_file: str = RECORD
-    result_file: str = RESULT
+    result_file: str = "metrics.json"
 
     @property
     def record(self) -> dict[str, Any]:
         """Content of the record; {} without one."""
-        return read_json(self.path / self.record_file) or {}
+        return read_json(self.path / RECORD)
 
     @property
-    def result(self) -> dict[str, Any] | None:
-        """Content of the result; None before the job has finished, or if a full disk has cut it off."""
+    def result(self) -> dict[str, Any]:
+        """Content of the result; {} before the job has finished, or if a full disk has cut it off."""
         return read_json(self.path / self.result_file)
 
     @property
     def options(self) -> dict[str, Any]:
         """Identity in the record; {} without one."""
-        options = self.record.get("options")
-        return options if isinstance(options, dict) else {}
+        return self.record.get("options", {})
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, **record: Any) -> None:
         """Write the record."""
-        write_json(self.path / self.record_file, dict(record))
+        write_json(self.path / RECORD, record)
 
     def clear(self) -> None:
         """Delete everything but the lock, which this process holds."""
@@ -85,11 +80,6 @@ class JobFolder:
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
-
-    def value(self, name: str) -> float | None:
-        """Return a number of the result; None if the job has not finished."""
-        value = (self.result or {}).get(name)
-        return value if isinstance(value, (float, int)) else None
 
     def begin(self, overrides: list[str], options: Mapping[str, Any]) -> None:
         """Write the record before the job starts. A job that starts again keeps its overrides.
@@ -106,21 +96,21 @@ class JobFolder:
         if problem is not None:
             raise UserError(f"{self.path} holds {problem}: choose another hydra.sweep.dir")
         self.path.mkdir(parents=True, exist_ok=True)
-        self.write({"overrides": known.get("overrides", overrides), "options": dict(options)})
+        self.write(overrides=known.get("overrides", overrides), options=options)
 
-    def add_error(self, error: str) -> None:
-        """Add the error that ended a job, in one line, to its record."""
+    def fail(self, error: str) -> None:
+        """Add the error that ended the job, in one line, to the record."""
         with suppress(OSError):  # a full disk
-            self.write({**self.record, "error": error})
+            self.write(**self.record, error=error)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the dict in a JSON file; None if there is none, or it is damaged."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the dict in a JSON file; {} if there is none, or it is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text())
         if isinstance(content, dict):
             return content
-    return None
+    return {}
 
 
 def checksum(record: Mapping[str, Any]) -> str:
@@ -177,8 +167,10 @@ def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: s
     is_free = wanted not in taken and not JobFolder(wanted).record
     if is_free or wanted.parent != root:  # `begin` refuses a folder named by hydra.sweep.subdir
         return wanted
-    numbered = (root / str(number) for number in count())
-    return next(path for path in numbered if path not in taken and not path.exists())
+    number = 0
+    while (root / str(number)) in taken or (root / str(number)).exists():
+        number += 1
+    return root / str(number)
 
 
 def refuse_another_text(root: Path, config: DictConfig) -> None:
@@ -192,10 +184,11 @@ def refuse_another_text(root: Path, config: DictConfig) -> None:
         UserError: a table would have losses of two texts.
     """
     text = options_of_text(identity(config))
-    same_options = [
-        job for job in job_folders(root) if job.result and options_of_text(job.options) == text
-    ]
-    if not same_options:
+    before = {}
+    for job in job_folders(root):
+        if options_of_text(job.options) == text and "corpus" in job.result:
+            before[job.path] = job.result["corpus"].get("sha256")
+    if not before:
         return
     from txl_lightning.data.corpus import corpus_source  # imports numpy
 
@@ -203,8 +196,7 @@ def refuse_another_text(root: Path, config: DictConfig) -> None:
         _, now = corpus_source(typed(config.data))
     except OptionError:  # a corpus that cannot be read: a job that needs it says so
         return
-    for job in same_options:
-        before = (job.result or {}).get("corpus", {}).get("sha256", now)
-        if before != now:
-            other = f"{job.path} is of another text than data={config.data.name} is now"
+    for path, checksum_before in before.items():
+        if checksum_before != now:
+            other = f"{path} is of another text than data={config.data.name} is now"
             raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")

@@ -18,38 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from txl_lightning.errors import UserError
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SLURM sends SIGUSR1
 POLL_SECONDS = 0.1
-SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-@dataclass(frozen=True)
-class Ended:
-    """End of a process.
-
-    Attributes:
-        status: exit status, negative for a signal.
-        seconds: wall-clock time.
-    """
-
-    status: int
-    seconds: float = 0.0
-
-    @property
-    def problem(self) -> str:
-        """How the process ended, such as `was killed by SIGKILL`."""
-        if self.status in (-signal.SIGINT, 128 + signal.SIGINT):
-            return "was interrupted"
-        if self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        return f"ended with exit status {self.status}"
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal ended the process: with the signal itself, or with 128 + its number after saving."""
-        return self.status < 0 or self.status > 128
+LOG = "log.txt"  # output of a job that does not write to the terminal
 
 
 class Process:
@@ -64,6 +39,8 @@ class Process:
 
     Attributes:
         started: time of `time.monotonic`.
+        status: exit status, negative for a signal; None while it runs, or before `poll` was called.
+        seconds: wall-clock time of a process that ended.
     """
 
     def __init__(
@@ -74,9 +51,13 @@ class Process:
         is_leader: bool = True,
         last_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
+        parent = os.getpid()
+
         def end_with_parent() -> None:
             if LIBC is not None:
                 LIBC.prctl(PR_SET_PDEATHSIG, last_signal)
+                if os.getppid() != parent:  # it was killed a moment ago
+                    os._exit(1)
 
         environment = dict(os.environ)
         environment.update(variables)
@@ -99,20 +80,17 @@ class Process:
         self.pid = self._process.pid
         self.is_leader = is_leader
         self.started = time.monotonic()
+        self.status: int | None = None
+        self.seconds = 0.0
 
-    def poll(self) -> Ended | None:
-        """Return the end of the process; None before. Processes that it left behind are killed."""
-        status = self._process.poll()
-        if status is None:
-            return None
-        if self.is_leader:
-            self.end(signal.SIGKILL)
-        return Ended(status, time.monotonic() - self.started)
-
-    def interrupt(self, number: int) -> None:
-        """Send a signal to the process alone, which saves and stops its children."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+    def poll(self) -> int | None:
+        """Return the exit status; None while it runs. Processes that it left behind are killed."""
+        if self.status is None:
+            self.status = self._process.poll()
+            self.seconds = time.monotonic() - self.started
+            if self.status is not None and self.is_leader:
+                self.end(signal.SIGKILL)
+        return self.status
 
     def end(self, number: int) -> None:
         """Send a signal to the whole group of a leader, else to the process."""
@@ -122,21 +100,55 @@ class Process:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
+    def kill(self) -> None:
+        """End it, and wait until it has ended."""
+        self.end(signal.SIGKILL)
+        self._process.wait()
+
+    def interrupt(self) -> None:
+        """Ask the process alone to end: it saves and stops its children."""
+        self._process.terminate()
+
+
+def is_stopped(status: int) -> bool:
+    """Return whether a signal ended a process: with the signal itself, or with 128 + its number after saving."""
+    return status < 0 or status > 128
+
+
+def problem(status: int) -> str:
+    """Return how a process ended, such as `was killed by SIGKILL`."""
+    if status in (-signal.SIGINT, 128 + signal.SIGINT):
+        return "was interrupted"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
 
 def start_job(
-    words: Sequence[str], variables: Mapping[str, str], log: Path | None = None
+    words: Sequence[str], folder: Path, variables: Mapping[str, str], has_log: bool
 ) -> Process:
-    """Start `txl WORDS` as a process of its own.
-
-    Whoever runs jobs decides about their folders: `words` end with `hydra.run.dir=FOLDER`, and for a training that may
-    have begun there with `resume=auto`.
+    """Start `txl WORDS hydra.run.dir=FOLDER` as a process of its own.
 
     Args:
-        words: command and overrides.
+        words: command and overrides; for a training that may have begun before with `resume=auto`.
+        folder: where the job writes; it exists.
         variables: environment variables in addition to this process's.
-        log: file to which the output is appended; None for the output of this process.
+        has_log: whether the output is appended to `log.txt` in the folder, or goes where this process's goes.
     """
-    return Process([sys.executable, "-m", "txl_lightning.cli", *words], variables, log)
+    where = f"hydra.run.dir={quoted(str(folder.resolve()))}"
+    command = [sys.executable, "-m", "txl_lightning.cli", *words, where]
+    log = None
+    if has_log:
+        log = folder / LOG
+    return Process(command, variables, log)
+
+
+def quoted(text: str) -> str:
+    """Return a text in the quotes and escapes of Hydra's grammar."""
+    escaped = text.replace("${", r"\${").replace("'", r"\'")
+    if escaped.endswith("\\"):
+        escaped += "\\"
+    return f"'{escaped}'"
 
 
 @contextmanager
@@ -169,14 +181,6 @@ def _detach_from_closed_terminal() -> None:
 
 
 @dataclass
-class Running:
-    """A job that runs."""
-
-    job: Any
-    process: Process
-
-
-@dataclass
 class Jobs:
     """Jobs that run, jobs that wait and jobs that have ended.
 
@@ -185,14 +189,14 @@ class Jobs:
 
     Args:
         waiting: jobs to run; those that run alone come last.
-        start: starts a job; an error of it ends all jobs.
-        end: called with each job that ended; returns its error, or None for success.
+        start: starts a job; an OSError or UserError fails this job alone.
+        end: called with each job that ended and its process; returns its error, or None for success.
         at_once: number of jobs that run at once.
         grace_seconds: time for jobs to save after a signal.
         show: called after every change and ten times a second.
 
     Attributes:
-        running: jobs that run now.
+        running: jobs that run now, with their processes.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
         seconds: time of each job that ended, by name.
@@ -201,11 +205,11 @@ class Jobs:
 
     waiting: list[Any]
     start: Callable[[Any], Process]
-    end: Callable[[Any, Ended], str | None]
+    end: Callable[[Any, Process], str | None]
     at_once: int = 1
     grace_seconds: float = 60.0
     show: Callable[[], object] = lambda: None
-    running: list[Running] = field(default_factory=list)
+    running: list[tuple[Any, Process]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -215,7 +219,7 @@ class Jobs:
         """Run all jobs and wait for them.
 
         At the first signal of `STOP_SIGNALS` the running jobs are asked to end and no further job starts. Jobs that
-        still run after `grace_seconds`, or at a second signal, are terminated, then killed.
+        still run after `grace_seconds`, or at a second signal, are killed.
 
         Raises:
             KeyboardInterrupt: after a signal, its argument, once all processes have ended.
@@ -227,31 +231,25 @@ class Jobs:
                 while not self.signals and (self.running or self.waiting):
                     self._start_ready()
                     self._collect()
-                if self.signals:
-                    self._stop()
+                self._stop()
             finally:
-                self._send(signal.SIGKILL)
+                self._kill()
         if self.signals:
             raise KeyboardInterrupt(self.signals[0])
 
     def _stop(self) -> None:
-        """End the running jobs: a request, then SIGTERM, then SIGKILL."""
-        for running in self.running:
-            running.process.interrupt(signal.SIGTERM)
+        for _, process in self.running:
+            process.interrupt()
         deadline = time.monotonic() + self.grace_seconds
         while self.running and time.monotonic() < deadline and len(self.signals) < 2:
             self._collect()
-        self._send(signal.SIGTERM)
-        deadline = time.monotonic() + SECONDS_TO_KILL
-        while self.running and time.monotonic() < deadline:
-            self._collect()
-        self._send(signal.SIGKILL)
+        self._kill()
         while self.running:
             self._collect()
 
-    def _send(self, number: int) -> None:
-        for running in self.running:
-            running.process.end(number)
+    def _kill(self) -> None:
+        for _, process in self.running:
+            process.end(signal.SIGKILL)
 
     def _start_ready(self) -> None:
         for job in list(self.waiting):
@@ -259,28 +257,29 @@ class Jobs:
                 self.waiting.remove(job)
                 self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
                 continue
-            is_alone = any(running.job.alone for running in self.running)
             n_running = len(self.running)
+            is_alone = any(running.alone for running, _ in self.running)
             if is_alone or n_running == self.at_once or (job.alone and n_running):
                 return
             if all(need in self.done for need in job.needs):
                 self.waiting.remove(job)
-                self.running.append(Running(job, self.start(job)))
+                try:
+                    self.running.append((job, self.start(job)))
+                except (OSError, UserError) as error:  # the other jobs can still run
+                    self.failed[job.name] = str(error)
 
     def _collect(self) -> None:
         """Take the jobs that ended out of `running`; wait a moment if others still run."""
-        for running in list(self.running):
-            ended = running.process.poll()
-            if ended is None:
+        for job, process in list(self.running):
+            if process.poll() is None:
                 continue
-            self.running.remove(running)
-            name = running.job.name
-            self.seconds[name] = ended.seconds
-            error = self.end(running.job, ended)
+            self.running.remove((job, process))
+            self.seconds[job.name] = process.seconds
+            error = self.end(job, process)
             if error is None:
-                self.done.add(name)
+                self.done.add(job.name)
             elif not self.signals:
-                self.failed[name] = error
+                self.failed[job.name] = error
         self.show()
         if self.running:
             time.sleep(POLL_SECONDS)

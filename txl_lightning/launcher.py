@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,25 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.commands import Command
-from txl_lightning.errors import COUNT, UserError, at_most, check, cores, notice
+from txl_lightning.errors import (
+    COUNT,
+    OptionError,
+    UserError,
+    at_most,
+    check,
+    cores,
+    is_first_rank,
+    notice,
+)
 from txl_lightning.files import locked
 from txl_lightning.job_folder import JobFolder, choose_folder, identity, refuse_another_text
-from txl_lightning.jobs import Ended, Jobs, Process, start_job
-from txl_lightning.multirun import multirun_name, objective, shared_precision, write_results
+from txl_lightning.jobs import LOG, Jobs, Process, is_stopped, problem, start_job
+from txl_lightning.multirun import NO_ORDER, comparable_loss, shared_precision, write_results
 
 log = logging.getLogger(__name__)
-LOG = "log.txt"
 ERROR_VARIABLE = "TXL_ERROR_FILE"  # names the file into which a job writes its error
 ERROR_NAME = "error.txt"
+MAX_GROUP_LENGTH = 128  # of W&B
 
 
 @dataclass
@@ -74,20 +83,12 @@ class MultirunJob:
     alone: bool = False
 
 
-@dataclass
-class ProcessLauncherConf:
-    """Options `hydra.launcher.…`.
+class ProcessLauncher(Launcher):
+    """Launcher that runs each job in a process group of its own.
 
-    Attributes:
+    Args:
         max_parallel: number of jobs that run at once; they share the cores, or OMP_NUM_THREADS.
     """
-
-    _target_: str = "hydra_plugins.txl_process_launcher.ProcessLauncher"
-    max_parallel: int = 1
-
-
-class ProcessLauncher(Launcher):
-    """Launcher that runs each job in a process group of its own."""
 
     def __init__(self, max_parallel: int) -> None:
         self.max_parallel = max_parallel
@@ -103,9 +104,6 @@ class ProcessLauncher(Launcher):
         self.command: Command = task_function.command
         self.config = config
         self.root = Path(str(config.hydra.sweep.dir))
-        self.objective = self.command.objective
-        if self.objective is not None:
-            self.objective = objective(config, self.objective)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -117,18 +115,18 @@ class ProcessLauncher(Launcher):
             UserError: the folder holds other jobs.
         """
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        self.root.mkdir(parents=True, exist_ok=True)
         jobs: list[MultirunJob] = []
+        to_run: list[MultirunJob] = []
         for number, overrides in enumerate(job_overrides, initial_job_idx):
             taken = {job.folder.path for job in jobs}
-            jobs.append(self._prepare(number, list(overrides), taken))
-        finished = [job for job in jobs if self._value(job) is not None]
-        for job in finished:
-            log.info(f"#{job.name} has finished before: {job.folder.path}")
-        to_run = [job for job in jobs if job not in finished]
-        log.info(
-            f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}, {self.max_parallel} at once"
-        )
+            job = self._prepare(number, list(overrides), taken)
+            jobs.append(job)
+            if self.command.resume and job.folder.result:
+                log.info(f"#{job.name} has finished before: {job.folder.path}")
+            else:
+                to_run.append(job)
+        n_jobs = f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}"
+        log.info(f"{n_jobs}, {self.max_parallel} at once")
         runner = Jobs(to_run, self._start, self._end, self.max_parallel)
         runner.run()
         return [self._return(job, runner.failed.get(job.name)) for job in jobs]
@@ -143,17 +141,15 @@ class ProcessLauncher(Launcher):
         own = list(filter_overrides(overrides))
         words = self._words(number, overrides)
         if self.command.resume:
-            precision = shared_precision(self.root, config)
-            if precision is not None:
-                words.append(f"trainer.precision={precision}")
-                config.trainer.precision = precision
-            with suppress(OmegaConfBaseException):  # the job itself says which option is wrong
-                options = identity(config)
-                refuse_another_text(self.root, config)
-                folder = JobFolder(choose_folder(self.root, folder.path, options, taken))
-                folder.begin(own, options)
             words.append(self.command.resume)
-        words.append(f"hydra.run.dir={quoted(str(folder.path))}")
+            try:
+                options = identity_in(self.root, config)
+                words.append(f"trainer.precision={config.trainer.precision}")
+            except (OmegaConfBaseException, OptionError):  # the job itself says which option
+                options = {"overrides": own}
+            folder = JobFolder(choose_folder(self.root, folder.path, options, taken))
+            folder.begin(own, options)
+        folder.path.mkdir(parents=True, exist_ok=True)
         return MultirunJob(str(number), own, words, folder)
 
     def _words(self, number: int, overrides: list[str]) -> list[str]:
@@ -168,72 +164,82 @@ class ProcessLauncher(Launcher):
         return words
 
     def _start(self, job: MultirunJob) -> Process:
-        path = job.folder.path
-        path.mkdir(parents=True, exist_ok=True)
-        (path / ERROR_NAME).unlink(missing_ok=True)
-        log_file = None
-        if self.max_parallel > 1:
-            log_file = path / LOG
-        log.info(f"#{job.name} starts: {' '.join(job.overrides)} ({path})")
-        return start_job(job.words, self._variables(path), log_file)
+        folder = job.folder.path
+        (folder / ERROR_NAME).unlink(missing_ok=True)
+        log.info(f"#{job.name} starts: {' '.join(job.overrides)} ({folder})")
+        has_log = self.max_parallel > 1
+        return start_job(job.words, folder, self._variables(folder), has_log)
 
-    def _variables(self, path: Path) -> dict[str, str]:
+    def _variables(self, folder: Path) -> dict[str, str]:
         """Return the environment variables of a job."""
-        group = os.environ.get("WANDB_RUN_GROUP", multirun_name(str(self.root)))
-        variables = {ERROR_VARIABLE: str(path / ERROR_NAME), "WANDB_RUN_GROUP": group}
+        variables = {ERROR_VARIABLE: str(folder / ERROR_NAME)}
         if self.max_parallel > 1:
             available = int(os.environ.get("OMP_NUM_THREADS") or cores())
-            variables["OMP_NUM_THREADS"] = str(max(1, available // self.max_parallel))
-            variables["MKL_NUM_THREADS"] = variables["OMP_NUM_THREADS"]
+            n_threads = str(max(1, available // self.max_parallel))
+            variables.update(OMP_NUM_THREADS=n_threads, MKL_NUM_THREADS=n_threads)
         return variables
 
-    def _value(self, job: MultirunJob) -> float | None:
-        """Return the objective of a finished job; None for a job that has to run."""
-        if self.objective is None:
-            return None
-        return job.folder.value(self.objective)
-
-    def _end(self, job: MultirunJob, ended: Ended) -> str | None:
+    def _end(self, job: MultirunJob, process: Process) -> str | None:
         """Record how a job ended and write the table; return the error of one that failed."""
         error = None
-        if ended.status != 0:
-            error = self._error(job, ended)
-        elif self.objective is not None and self._value(job) is None:
-            error = f"has no {self.objective}, which orders the jobs"
-        if error is not None:
-            CALL.failures.append(f"job {job.name} ({' '.join(job.overrides)}): {error}")
-            if self.command.resume and not ended.is_stopped:
-                job.folder.add_error(error)
+        if process.status:
+            error = self._error(job, process.status)
+            if self.command.resume and not is_stopped(process.status):
+                job.folder.fail(error)
         write_results(self.root)
-        log.info(f"#{job.name} {'failed' if error else 'ended'} after {ended.seconds:.0f} s")
+        log.info(f"#{job.name} {'failed' if error else 'ended'} after {process.seconds:.0f} s")
         return error
 
-    def _error(self, job: MultirunJob, ended: Ended) -> str:
+    def _error(self, job: MultirunJob, status: int) -> str:
         """Return the error of a job in one line: its own line, or how its process ended."""
         own = job.folder.path / ERROR_NAME
         if own.is_file():
             return own.read_text(errors="replace").strip()
         if self.max_parallel > 1:
-            return f"{ended.problem}: see {job.folder.path / LOG}"
-        return ended.problem
+            return f"{problem(status)}: see {job.folder.path / LOG}"
+        return problem(status)
 
     def _return(self, job: MultirunJob, error: str | None) -> JobReturn:
-        """Return what a sweeper reads."""
+        """Return what a sweeper reads: the loss of a job, or its error."""
+        value: Any = None
+        if error is None and self.command.objective is not None:
+            try:
+                value = loss_of_job(self.root, job.folder, self.config.hydra.sweeper)
+            except UserError as incomparable:
+                error = str(incomparable)
+        status = JobStatus.COMPLETED
         if error is not None:
-            return JobReturn(
-                overrides=job.overrides, status=JobStatus.FAILED, _return_value=UserError(error)
-            )
-        return JobReturn(
-            overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=self._value(job)
-        )
+            CALL.failures.append(f"job {job.name} ({' '.join(job.overrides)}): {error}")
+            status = JobStatus.FAILED
+            value = UserError(error)
+        return JobReturn(overrides=job.overrides, status=status, _return_value=value)
 
 
-def quoted(text: str) -> str:
-    """Return a text in the quotes and escapes of Hydra's grammar."""
-    escaped = text.replace("${", r"\${").replace("'", r"\'")
-    if escaped.endswith("\\"):
-        escaped += "\\"
-    return f"'{escaped}'"
+def loss_of_job(root: Path, folder: JobFolder, sweeper: DictConfig) -> float | None:
+    """Return the loss of a finished job that a search minimizes; None for a grid whose losses have no order.
+
+    Raises:
+        UserError: a search would minimize losses that cannot be compared.
+    """
+    name = comparable_loss(root)
+    if name is not None:
+        return float(folder.result[name])
+    if sweeper._target_.endswith(".BasicSweeper"):
+        return None
+    raise UserError(NO_ORDER)
+
+
+def identity_in(root: Path, config: DictConfig) -> dict[str, Any]:
+    """Return the identity of a training in a multirun's folder; `trainer.precision=auto` becomes the shared choice.
+
+    Raises:
+        UserError: the folder holds jobs of another text.
+    """
+    precision = shared_precision(root, config)
+    if precision is not None:
+        config.trainer.precision = precision
+    refuse_another_text(root, config)
+    return identity(config)
 
 
 def report_failures(command: str) -> None:
@@ -246,45 +252,49 @@ def report_failures(command: str) -> None:
 
 
 def run_in_process(
-    command: Command, config: DictConfig, settings: DictConfig, run: Any
+    command: Command,
+    config: DictConfig,
+    settings: DictConfig,
+    run: Callable[[DictConfig, Path], None],
 ) -> float | None:
     """Run a job of a launcher that calls the task itself (basic, joblib, submitit); skip or resume it as above.
 
     Args:
         command: the command.
-        config: of the job.
+        config: config of the job.
         settings: Hydra's node `hydra`.
-        run: runs the command with a config.
+        run: runs the command with a config in a folder.
     """
-    if not command.resume or command.objective is None:
-        run(config)
+    wanted = Path(str(settings.runtime.output_dir))
+    if not command.resume:
+        run(config, wanted)
         return None
     root = Path(str(settings.sweep.dir))
-    folder = JobFolder(Path(str(settings.runtime.output_dir)))
-    whole: Any = HydraConfig.instance().cfg
-    name = objective(whole, command.objective)
-    with locked(folder.path, wait=True):
-        precision = shared_precision(root, config)
-        if precision is not None:
-            config.trainer.precision = precision
-        refuse_another_text(root, config)
-        folder.begin(list(settings.overrides.task), identity(config))
-        if folder.value(name) is not None:
-            return folder.value(name)
-        option, _, value = command.resume.partition("=")
-        OmegaConf.update(config, option, value)
-        try:
-            run(config)
-        except UserError as error:
-            folder.add_error(str(error))
-            raise
-    return folder.value(name)
+    options = identity_in(root, config)
+    folder = JobFolder(choose_folder(root, wanted, options, set()))
+    with ExitStack() as lock:
+        if is_first_rank():  # SLURM starts this for each rank of a job
+            lock.enter_context(locked(folder.path, wait=True))
+            folder.begin(list(settings.overrides.task), options)
+        if not folder.result:
+            option, _, value = command.resume.partition("=")
+            OmegaConf.update(config, option, value)
+            try:
+                run(config, folder.path)
+            except UserError as error:
+                folder.fail(str(error))
+                raise
+    if not is_first_rank():  # which may not have written its result yet
+        return None
+    return loss_of_job(root, folder, settings.sweeper)
 
 
-def refuse_one_id_for_all() -> None:
-    """Drop WANDB_RUN_ID in a multirun, and say so."""
+def prepare_wandb(root: Path) -> None:
+    """Let the runs of a multirun be one group in W&B, each with an id of its own."""
     given = os.environ.pop("WANDB_RUN_ID", None)
     if given is not None:
         notice(
             f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own"
         )
+    group = str(root).strip("/").replace("/", "-")
+    os.environ.setdefault("WANDB_RUN_GROUP", group[-MAX_GROUP_LENGTH:])

@@ -19,6 +19,7 @@ from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import Config, plain, typed
 from txl_lightning.evaluation.units import loss_unit
 from txl_lightning.job_folder import checksum, identity
+from txl_lightning.jobs import quoted
 from txl_lightning.reporting import gpus, processor
 
 RUNS = "@runs"  # stands for the folder of all runs, which may be moved
@@ -55,17 +56,11 @@ class Job:
     def overrides_in(self, runs: Path) -> tuple[str, ...]:
         """Return the overrides with the folder of all runs in place of `@runs`."""
 
-        def path(match: re.Match[str]) -> str:
-            return quoted(runs / match[1].lstrip("/"))
+        def quoted_path(match: re.Match[str]) -> str:
+            path = (runs / match[1].lstrip("/")).resolve()
+            return quoted(str(path))
 
-        return tuple(PATH_IN_RUNS.sub(path, word) for word in self.overrides)
-
-
-def quoted(path: Path) -> str:
-    """Return a path as the value of an override: any sign of Hydra's grammar may be in it."""
-    escaped = str(path.resolve()).replace("'", r"\'")
-    escaped = escaped.replace("${", r"\${")
-    return f"'{escaped}'"
+        return tuple(PATH_IN_RUNS.sub(quoted_path, word) for word in self.overrides)
 
 
 def composed(overrides: tuple[str, ...]) -> Config:

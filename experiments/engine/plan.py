@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.engine.jobs import Job, composed, identities, quoted
+from experiments.engine.jobs import Job, composed, identities
 from experiments.engine.profiles import Profile, Setup
 from experiments.engine.progress import Progress, clock
 from txl_lightning.config.lengths import tokens_per_step
@@ -18,11 +18,10 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import locked
 from txl_lightning.job_folder import JobFolder
-from txl_lightning.jobs import Ended, Jobs, Process, start_job
+from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
 from txl_lightning.reporting import markdown_table
 
 MAX_DEFAULT_PARALLEL = 8
-LOG = "log.txt"
 RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json"}  # else COMMAND.json
 
 
@@ -47,7 +46,7 @@ class Plan:
         names = set()
         for job in self.jobs:
             folder = self.folder(job)
-            if folder.record.get("done") and self._is_same(job) and folder.result is not None:
+            if folder.record.get("done") and self._is_same(job) and folder.result:
                 names.add(job.name)
         return names
 
@@ -112,13 +111,8 @@ class Plan:
             if not self._is_same(job) or folder.record.get("done"):
                 folder.clear()
             self._write_record(job, 0.0, done=False)
-        words = [*job.overrides_in(self.setup.runs), *self._options(job)]
-        words.append(f"hydra.run.dir={quoted(folder.path)}")
-        return start_job(
-            [job.command, *words],
-            {},
-            folder.path / LOG,
-        )
+        words = [job.command, *job.overrides_in(self.setup.runs), *self._options(job)]
+        return start_job(words, folder.path, {}, has_log=True)
 
     def _options(self, job: Job) -> list[str]:
         """Return overrides that change no number: threads, the logger, resume."""
@@ -138,30 +132,23 @@ class Plan:
             words.append(f"logger={logger}")
         return words
 
-    def _end(self, job: Job, ended: Ended) -> str | None:
+    def _end(self, job: Job, process: Process) -> str | None:
         """Record the end of a job, and return its error."""
-        if ended.status is None:
-            return f"{job.name} {ended.problem}"
-        folder = self.folder(job)
-        self._write_record(
-            job,
-            ended.seconds,
-            done=ended.status == 0,
-        )
-        if ended.status == 0:
+        status = process.status or 0
+        self._write_record(job, process.seconds, done=status == 0)
+        if status == 0:
             return None
-        log = folder.path / LOG
+        log = self.folder(job).path / LOG
         lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-        return f"{job.name} {ended.problem}: {lines[-1]} ({log})"
+        return f"{job.name} {problem(status)}: {lines[-1]} ({log})"
 
     def _write_record(self, job: Job, seconds: float, done: bool) -> None:
         """Write `job.json`; `seconds` are added to those of the interrupted runs before."""
-        record = {
-            "options": self.identities[job.name],
-            "done": done,
-            "seconds": round(self.seconds(job) + seconds, 2),
-        }
-        self.folder(job).write(record)
+        self.folder(job).write(
+            options=self.identities[job.name],
+            done=done,
+            seconds=round(self.seconds(job) + seconds, 2),
+        )
 
 
 def make_plan(setup: Setup, jobs: list[Job]) -> Plan:

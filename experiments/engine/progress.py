@@ -27,8 +27,8 @@ class Progress:
     def show(self) -> None:
         """Report jobs that started or ended since the last call."""
         jobs = self.jobs
-        for running in jobs.running:
-            self._report(f"{running.job.name}: started")
+        for job, _ in jobs.running:
+            self._report(f"{job.name}: started")
         for name, seconds in jobs.seconds.items():
             done = f"{name}: done in {clock(seconds)}"
             self._report(jobs.failed.get(name, done))
@@ -52,9 +52,9 @@ class Progress:
             pace = sum(ended.values()) / estimated
         left = sum(self.estimates[job.name] for job in self.jobs.waiting)
         elapsed = 0.0
-        for running in self.jobs.running:
-            left += self.estimates[running.job.name]
-            elapsed += time.monotonic() - running.process.started
+        for job, process in self.jobs.running:
+            left += self.estimates[job.name]
+            elapsed += time.monotonic() - process.started
         return max(0.0, pace * left - elapsed) / self.slots
 
 

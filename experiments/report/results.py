@@ -14,7 +14,7 @@ from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
 from experiments.sections import Section
 from txl_lightning.errors import cores
-from txl_lightning.job_folder import JobFolder, checksum
+from txl_lightning.job_folder import checksum, read_json
 from txl_lightning.reporting import gpus, processor
 from txl_lightning.reporting.code import commit
 
@@ -34,8 +34,8 @@ def effort_before(directory: Path, finished: set[str]) -> Effort:
 
     It counts from nothing again if a finished report is made anew, or nothing of it is left.
     """
-    results = JobFolder(directory, "results.json").record
-    is_over = results.get("finished") and not finished >= results["runs"].keys()
+    results = read_json(directory / "results.json")
+    is_over = results.get("finished") and not finished.issuperset(results["runs"])
     if not results or not finished or is_over:
         return Effort()
     seconds = results["seconds"]

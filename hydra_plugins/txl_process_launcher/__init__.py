@@ -1,14 +1,7 @@
 """Launcher of multiruns, `hydra/launcher=process`, where Hydra looks for plugins: it takes no class from elsewhere."""
 
-from hydra.core.config_store import ConfigStore
-
 from txl_lightning import launcher
 
 
 class ProcessLauncher(launcher.ProcessLauncher):
     """Launcher that runs each job in a process group of its own."""
-
-
-ConfigStore.instance().store(
-    group="hydra/launcher", name="process", node=launcher.ProcessLauncherConf, provider="txl_lightning"
-)

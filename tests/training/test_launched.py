@@ -154,7 +154,7 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
     }
     ranks = [{**common, "TORCHELASTIC_RUN_ID": "by hand", "RANK": i, "LOCAL_RANK": i} for i in "01"]
     wrong = "trainer.devices=4: with trainer.num_nodes=1 the product must be 2, the number of started processes"
-    other_seed = "txl train: the ranks were started with different options"
+    other_seed = "the ranks were started with different options"
     for options, said in (
         (["trainer.devices=4", "evaluation.batch_size=4"], wrong),
         (["trainer.devices=2", "seed=RANK"], other_seed),

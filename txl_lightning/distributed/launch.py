@@ -1,4 +1,15 @@
-"""Further ranks of a run on this machine, each a process that ends with the first one."""
+"""Further ranks of a run on this machine, each a process that ends with the first one.
+
+Lightning's own launcher (2.6) is not used, for these reasons:
+
+- It leaves the other ranks running when the first one is killed. Another rank's death is seen within five seconds and
+  ends the first one with SIGKILL: no message, no exit code in W&B, and in a multirun the wrong error.
+- It runs `sys.argv` again in every rank, so `train` in a notebook, or in a program with a `-m` of its own, would start
+  that instead.
+- Its rendezvous listens on all addresses of the machine, and unpickles what it gets. These ranks meet in a file.
+
+With `torchrun` or SLURM this file is not used.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +28,7 @@ import torch
 
 from txl_lightning.distributed.ranks import MEETING, leaving
 from txl_lightning.errors import UserError
-from txl_lightning.jobs import POLL_SECONDS, Process
+from txl_lightning.jobs import POLL_SECONDS, Process, problem
 
 SECONDS_TO_END = 20.0  # from the end of rank 0 to the end of the others
 SECONDS_TO_FAIL = 3.0  # a rank that lost its connection fails because another one did: that one must be found first
@@ -48,18 +59,18 @@ def further_ranks(n_ranks: int, program: str, arguments: Any) -> Iterator[None]:
                 place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 others.append(Process(words, place, is_leader=False, last_signal=signal.SIGKILL))
             torch.set_num_threads(n_threads)
-            _wait_until_met(Path(folder), others)
+            # Rank 0 joins last: torch would wait half an hour for a rank that failed before.
+            while len(list(Path(folder).glob("rank*"))) < len(others):
+                _wait(others, POLL_SECONDS)
             with leaving():
                 yield
                 _wait(others, SECONDS_TO_END)
         except RuntimeError as error:  # of a lost connection
-            _wait(others, SECONDS_TO_FAIL)
-            raise_for(others, error)
+            _wait(others, SECONDS_TO_FAIL, error)
             raise
         finally:
             for process in others:
-                process.end(signal.SIGKILL)
-            _wait_for_all(others)
+                process.kill()
             os.environ.clear()
             os.environ.update(before)
 
@@ -79,35 +90,19 @@ def _variables(folder: str, n_ranks: int, n_threads: int) -> dict[str, str]:
     }
 
 
-def _wait_until_met(folder: Path, others: list[Process]) -> None:
-    """Wait until every rank is about to join: torch would wait half an hour for one that failed before."""
-    while len(list(folder.glob("rank*"))) < len(others):
-        raise_for(others, None)
-        time.sleep(POLL_SECONDS)
-
-
-def _wait(others: list[Process], seconds: float) -> None:
-    """Wait until all ranks have ended, or one of them has failed."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        ends = [process.poll() for process in others]
-        if all(ends) or any(ended is not None and ended.status for ended in ends):
-            return
-        time.sleep(POLL_SECONDS)
-
-
-def _wait_for_all(others: list[Process]) -> None:
-    while not all(process.poll() for process in others):
-        time.sleep(POLL_SECONDS)
-
-
-def raise_for(others: list[Process], cause: Exception | None) -> None:
-    """Raise the error of the first rank that failed.
+def _wait(others: list[Process], seconds: float, cause: Exception | None = None) -> None:
+    """Wait until all ranks have ended.
 
     Raises:
-        UserError: names it.
+        UserError: names the first rank that failed.
     """
-    for rank, process in enumerate(others, 1):
-        ended = process.poll()
-        if ended is not None and ended.status:
-            raise UserError(f"rank {rank} {ended.problem}; the other ranks were stopped") from cause
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for rank, process in enumerate(others, 1):
+            status = process.poll()
+            if status:
+                how = problem(status)
+                raise UserError(f"rank {rank} {how}; the other ranks were stopped") from cause
+        if all(process.status == 0 for process in others):
+            return
+        time.sleep(POLL_SECONDS)

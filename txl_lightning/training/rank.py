@@ -1,6 +1,5 @@
 """Program of a further rank of a training: `python -m txl_lightning.training.rank FILE`, started by rank 0."""
 
-import os
 import pickle
 import sys
 import time
@@ -12,8 +11,8 @@ from txl_lightning.errors import Stopped, UserError
 from txl_lightning.freed_memory import keep_freed_memory
 from txl_lightning.training.run import train
 
-# The first rank may have failed in the same way: it speaks first, and ends this one.
-SECONDS_TO_SPEAK = 1.0
+# The first rank may have failed in the same way, or was stopped: it speaks first, and ends this one.
+SECONDS_TO_SPEAK = 2.0
 
 
 def main() -> None:
@@ -25,9 +24,12 @@ def main() -> None:
             train(from_plain(config), directory)
     except Stopped as stopped:
         sys.exit(128 + stopped.signum)
+    except RuntimeError:  # of a lost connection
+        time.sleep(SECONDS_TO_SPEAK)
+        raise
     except (UserError, OSError) as error:
         time.sleep(SECONDS_TO_SPEAK)
-        sys.exit(f"txl train, rank {os.environ['RANK']}: {error}")
+        sys.exit(f"txl train, a further rank: {error}")
 
 
 if __name__ == "__main__":

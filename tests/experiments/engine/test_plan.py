@@ -15,7 +15,6 @@ from experiments.engine.plan import RESULTS, Plan, plan_table
 from experiments.engine.profiles import PROFILES, Setup
 from tests.fixtures import Patch
 from txl_lightning.errors import UserError
-from txl_lightning.jobs import Ended
 
 A, B = (Job(name, "train", ("profile=smoke",), "x") for name in "ab")
 READ = Job("read", "evaluate", (f"checkpoint={A.checkpoint}",), "x", needs=("a",))
@@ -44,15 +43,18 @@ class Pretended:
     started: ClassVar[list[list[str]]] = []
     failing: ClassVar[dict[str, int]] = {}
 
-    def __init__(self, words: list[str], variables: dict[str, str], log: Path) -> None:
-        self.status = Pretended.failing.get(log.parent.name, 0)
+    def __init__(
+        self, words: list[str], folder: Path, variables: dict[str, str], has_log: bool
+    ) -> None:
+        self.status = Pretended.failing.get(folder.name, 0)
+        self.seconds = 2.0
         Pretended.started.append(words)
-        log.write_text("first line\nlast line\n")
+        (folder / "log.txt").write_text("first line\nlast line\n")
         if self.status == 0:
-            (log.parent / RESULTS.get(words[0], f"{words[0]}.json")).write_text("{}")
+            (folder / RESULTS.get(words[0], f"{words[0]}.json")).write_text('{"steps": 6}')
 
-    def poll(self) -> Ended:
-        return Ended(self.status, seconds=2.0)
+    def poll(self) -> int:
+        return self.status
 
 
 @pytest.fixture
@@ -96,7 +98,6 @@ def test_a_job_with_a_damaged_file_runs_again(tmp_path: Path, file: str, content
     (tmp_path / "runs/a/checkpoint").write_text("of the first time")
     plan = plan_of(tmp_path, A)
     assert plan.finished() == set()
-    assert "0 of 1 jobs finished before" in plan.summary()
     run(plan)
     assert plan.finished() == {"a"}
     assert not (tmp_path / "runs/a/checkpoint").exists()
@@ -154,7 +155,6 @@ def test_a_folder_may_have_signs_of_hydras_grammar(tmp_path: Path) -> None:
         f"{runs}/a/best.ckpt",
         f"{runs}/b/best.ckpt",
     ]
-    assert str(values["hydra.run.dir"]) == f"{runs}/read"
 
 
 def test_a_plan_shows_every_job_and_the_sum_of_their_times(

@@ -13,7 +13,7 @@ from experiments.engine.code import PRESENTATION, code_of
 from experiments.engine.jobs import Job
 from experiments.engine.progress import Progress
 from tests.docs.pages import ROOT
-from txl_lightning.jobs import Jobs, Running
+from txl_lightning.jobs import Jobs
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sources = {
         "__init__": "A = 1\n",
         "command": "import wandb\nfrom txl_sample.used import f\nfrom txl_sample import kinds, reporting\n",
-        "used": "def f(x):\n    import txl_sample.late\n    return x + 1\n",
+        "used": "def f(x):\n    'Add one.'\n    import txl_sample.late\n    return x + 1\n",
         "late": "A = 1\n",
         "kinds/__init__": "from txl_sample.kinds import one\n",
         "kinds/one": "A = 1\n",
@@ -47,6 +47,7 @@ def code() -> str:
     ("file", "more", "changes"),
     [
         ("command.py", "X = 1\n", True),
+        ("command.py", "# a comment\n", False),
         ("late.py", "X = 1\n", True),  # imported in a function
         ("kinds/one.py", "X = 1\n", True),
         ("reporting.py", "X = 1\n", False),
@@ -90,7 +91,7 @@ def test_a_line_for_each_start_and_end_has_the_time_left_at_the_pace_so_far(
         slots=2,
     )
     jobs.waiting = [c]
-    jobs.running = [Running(job, Mock(started=time.monotonic())) for job in (a, b)]
+    jobs.running = [(job, Mock(started=time.monotonic())) for job in (a, b)]
     progress.show()
     progress.show()
     jobs.running.pop(0)
