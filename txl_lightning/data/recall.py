@@ -111,37 +111,14 @@ def recall(config: RecallData) -> Source:
     is_multiple = all(distance % K == 0 for distance in distances)
     allowed = f"must be multiples of {K}, their number"
     require(is_multiple, "data.distance", config.distance, allowed)
-    require(
-        0 < config.repeats < 1,
-        "data.repeats",
-        config.repeats,
-        "must be above 0 and below 1",
-    )
+    is_good = 0 < config.repeats < 1
+    require(is_good, "data.repeats", config.repeats, "must be above 0 and below 1")
     most = len(CHARACTERS) // K
     allowed = f"must be in 2 … {most} with {K} of data.distance"
-    require(
-        2 <= config.symbols <= most,
-        "data.symbols",
-        config.symbols,
-        allowed,
-    )
-    require(
-        config.n_tokens >= 1,
-        "data.n_tokens",
-        config.n_tokens,
-        "must be an integer >= 1",
-    )
+    require(2 <= config.symbols <= most, "data.symbols", config.symbols, allowed)
+    is_good = config.n_tokens >= 1
+    require(is_good, "data.n_tokens", config.n_tokens, "must be an integer >= 1")
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
-    text = Recall(
-        tuple(distances),
-        config.repeats,
-        config.symbols,
-    )
-    path = generated(
-        config,
-        Recall.text,
-        text,
-        config.n_tokens,
-        config.text_seed,
-    )
+    text = Recall(tuple(distances), config.repeats, config.symbols)
+    path = generated(config, Recall.text, text, config.n_tokens, config.text_seed)
     return Source("recall", cut_file(path), open_vocabulary(config))
