@@ -48,10 +48,11 @@ class Evaluation:
 
     def test(self, at: At) -> dict[str, Any]:
         """Return the test losses at an attention length."""
-        selected = self.content["test"]["selected"]
         if at == "longer":
-            return selected["best" if self.chose_longer else "init"]
-        return selected[at]
+            at = "best" if self.chose_longer else "init"
+        values = self.content["test"]
+        alone = {**values, "attention_length": None}  # a model without attention lengths
+        return values.get("selected", {}).get(at, alone)
 
     def losses(self, at: At) -> Path:
         """Return the file with the losses of the test tokens."""
@@ -76,8 +77,6 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
         f"checkpoint={run.checkpoint}",
         WHOLE_SPLITS,
         *in_precision_of_training(setup.profile.evaluate, setup),
-        "splits=[valid,test]",
-        "select_on=valid",
         "losses=true",
     ]
     if not arm.baseline:  # those have no number of keys

@@ -36,16 +36,3 @@ def curves(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
         for name, xy in lines.items()
         if name[:6] != "_child"
     }
-
-
-def bands(axes: Axes) -> list[tuple[list[float], list[float]]]:
-    """Return the lower and the upper edge of every filled band, at ascending x."""
-    found = []
-    for band in axes.collections:
-        points = np.asarray(band.get_paths()[0].vertices)
-        by_x: dict[float, list[float]] = {}
-        for x, y in points.tolist():
-            by_x.setdefault(x, []).append(y)
-        edges = [by_x[x] for x in sorted(by_x)]
-        found.append(([min(ys) for ys in edges], [max(ys) for ys in edges]))
-    return found

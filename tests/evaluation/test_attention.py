@@ -40,38 +40,27 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class DirectAverages:
-    """Attention of every counted query, [N·H, queries, distances], and on the memory, [N·H, queries]."""
-
-    def __init__(self, model: TransformerXL, streams: Streams, terms: str | None) -> None:
-        mem_len = model.config.mem_len
-        self.reach = model.config.attention_len or mem_len + 1
-        by_distance: list[list[np.ndarray]] = [[] for _ in range(model.config.n_layer)]
-        in_memory: list[list[np.ndarray]] = [[] for _ in range(model.config.n_layer)]
-        memory = None
-        n_read = 0
-        for index in range(len(streams)):
-            recorded, memory = attention_inputs(model, streams[index].tokens, memory)
-            for layer, (attention, inputs) in enumerate(recorded):
-                weights_HBTK = attention.logits(*inputs, terms).softmax(-1).numpy()
-                H, B, T, _ = weights_HBTK.shape
-                n_memory = inputs.memory_BMD.shape[1]
-                for stream, query in product(range(B), range(T)):
-                    if min(n_read, mem_len) + query + 1 < self.reach:
-                        continue
-                    n_keys = n_memory + query + 1
-                    weights_HK = weights_HBTK[:, stream, query, :n_keys]
-                    distances_HS = np.zeros((H, MOST_DISTANCES))
-                    distances_HS[:, :n_keys] = weights_HK[:, ::-1]
-                    by_distance[layer].append(distances_HS)
-                    in_memory[layer].append(weights_HK[:, :n_memory].sum(axis=1))
-            n_read += SEGMENT_LEN
-        self.by_distance = np.concatenate([np.stack(rows, axis=1) for rows in by_distance])
-        self.in_memory = np.concatenate([np.stack(rows, axis=1) for rows in in_memory])
-
-    def rows(self) -> np.ndarray:
-        near = self.by_distance.mean(axis=1)[:, : self.reach]
-        return near / near.sum(axis=1, keepdims=True)
+def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | None) -> np.ndarray:
+    """Return the attention of every counted query by distance, [N·H, queries, distances]."""
+    mem_len = model.config.mem_len
+    reach = model.config.attention_len or mem_len + 1
+    rows: list[list[np.ndarray]] = [[] for _ in range(model.config.n_layer)]
+    memory = None
+    n_read = 0
+    for index in range(len(streams)):
+        recorded, memory = attention_inputs(model, streams[index].tokens, memory)
+        for layer, (attention, inputs) in enumerate(recorded):
+            weights_HBTK = attention.logits(*inputs, terms).softmax(-1).numpy()
+            H, B, T, _ = weights_HBTK.shape
+            for stream, query in product(range(B), range(T)):
+                if min(n_read, mem_len) + query + 1 < reach:
+                    continue
+                n_keys = inputs.memory_BMD.shape[1] + query + 1
+                distances_HS = np.zeros((H, MOST_DISTANCES))
+                distances_HS[:, :n_keys] = weights_HBTK[:, stream, query, :n_keys][:, ::-1]
+                rows[layer].append(distances_HS)
+        n_read += SEGMENT_LEN
+    return np.concatenate([np.stack(of_layer, axis=1) for of_layer in rows])
 
 
 @torch.no_grad()
@@ -82,38 +71,17 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     maps = attention_maps(model, streams)
     terms = [term for term in "abd" if term in model.config.active_terms]
     assert list(maps.by_distance) == ["all", *terms]
-    for term in terms:
-        expected = DirectAverages(model, streams, term)
-        np.testing.assert_allclose(
-            maps.by_distance[term],
-            expected.rows(),
-            rtol=0,
-            atol=1e-12,
-        )
-    expected = DirectAverages(model, streams, None)
-    np.testing.assert_allclose(
-        maps.by_distance["all"],
-        expected.rows(),
-        rtol=0,
-        atol=1e-12,
-    )
-    queries = expected.by_distance
-    assert maps.queries == queries.shape[1]
-    entropies = -(queries * np.log2(np.where(queries > 0, queries, 1))).sum(axis=-1)
-    distances = queries @ np.arange(MOST_DISTANCES)
-    averages = {
-        "entropy_bits": entropies,
-        "mean_distance": distances,
-        "in_memory": expected.in_memory,
-    }
-    for name, of_queries in averages.items():
-        mean = of_queries.mean(axis=1)
-        np.testing.assert_allclose(
-            maps.averages[name],
-            mean,
-            rtol=0,
-            atol=1e-12,
-        )
+    reach = model.config.attention_len or model.config.mem_len + 1
+    for term in ("all", *terms):
+        queries = attention_of_queries(model, streams, None if term == "all" else term)
+        near = queries.mean(axis=1)[:, :reach]
+        expected = near / near.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(maps.by_distance[term], expected, rtol=0, atol=1e-12)
+        if term == "all":
+            assert maps.queries == queries.shape[1]
+            distances = (queries @ np.arange(MOST_DISTANCES)).mean(axis=1)
+            found = maps.mean_distance_NH.ravel()
+            np.testing.assert_allclose(found, distances, rtol=0, atol=1e-12)
 
 
 def test_queries_near_the_start_of_their_document_do_not_count() -> None:
@@ -195,11 +163,10 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
         for name, rows in maps.by_distance.items():
             np.testing.assert_allclose(file[name], rows, rtol=1e-6)
     assert (found["distances"], found["queries"]) == (7, maps.queries)
-    assert [head["mean_distance"] for head in found["heads"]] == pytest.approx(
-        maps.averages["mean_distance"]
-    )
+    distances = [head["mean_distance"] for head in found["heads"]]
+    assert distances == pytest.approx(maps.mean_distance_NH.ravel().tolist())
     assert found["heads"][-1]["head"] == model.config.n_head
-    assert found["corpus"] == {"name": "text.txt", "sha256": corpus.checksum}
+    assert found["corpus"] == corpus.facts()
     assert found["text"]["position"] == len(corpus.splits["valid"]) // 2
     heads = ", ".join(found["text"]["heads"])
     assert f"heads of text.svg: {heads}; protocol carried, mem_len 6" in " ".join(lines)

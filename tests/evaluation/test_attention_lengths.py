@@ -116,27 +116,8 @@ def test_a_length_is_chosen_on_one_split_for_the_others(
     assert values[-1] == sweep["lengths"][-1]["bpc"]
 
 
-@pytest.mark.parametrize("kind", ["lstm", "tokens"])
-def test_a_model_without_attention_lengths_has_none_to_choose_from(
-    runs: SmallRuns, tmp_path: Path, kind: str
-) -> None:
-    found = result(
-        runs,
-        kind,
-        tmp_path,
-        splits=BOTH,
-        select_on="valid",
-        losses=True,
-    )
-    assert found["valid"]["sweep"] is None
-    selected = found["test"]["selected"]
-    assert selected["attention_length"] is selected["init"]["attention_length"] is None
-    assert selected["init"] == selected["best"]
-    assert selected["init"]["nll"] == pytest.approx(metrics(runs, kind)["test/nll"], rel=1e-6)
-
-
 def test_a_shorter_sweep_leaves_the_other_splits_whole(runs: SmallRuns, tmp_path: Path) -> None:
-    options = {"splits": BOTH, "select_on": "valid", "attention_lengths": [4]}
+    options = {"splits": BOTH, "attention_lengths": [4]}
     found = result(runs, "characters", tmp_path, sweep_tokens=50, **options)
     assert found["valid"]["tokens"] == found["valid"]["sweep"]["lengths"][0]["tokens"] == 48
     tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["test"]
@@ -158,7 +139,7 @@ def test_sentences_stay_whole(n: int, n_tokens: int, n_sentences: int) -> None:
         (),
         {"valid": starts},
     )
-    shorter = first_tokens(corpus, "valid", n)
+    shorter = first_tokens(corpus, n)
     assert len(shorter.splits["valid"]) == n_tokens
     assert shorter.sentences["valid"].tolist() == starts[:n_sentences].tolist()
-    assert first_tokens(corpus, "valid", None) is corpus
+    assert first_tokens(corpus, None) is corpus

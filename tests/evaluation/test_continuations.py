@@ -101,29 +101,57 @@ def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict
     return rows
 
 
-def test_both_formats_of_a_table_give_the_same_rows(runs: SmallRuns, tmp_path: Path) -> None:
+def test_formats_of_a_table_give_the_same_rows(runs: SmallRuns, tmp_path: Path) -> None:
     tsv = "id\tcontext\tcontinuation\n1\tline 7:\t the\n2\tline 7:\t zzz\n3\tis \t49\n"
     rows = written(tmp_path, runs, "table.tsv", tsv)
-    added = ["tokens", "nats", "rank", "greedy"]
-    assert list(rows[0]) == ["id", "context", "continuation", *added]
+    added = ["tokens", "nats", "greedy", "rank"]
+    assert list(rows[0]) == ["context", "continuation", *added]
     assert [row["tokens"] for row in rows] == ["4", "4", "2"]
-    likeliest = min(rows[:2], key=lambda row: float(row["nats"]))
-    assert [row["rank"] for row in rows] == [
-        "1" if row in (likeliest, rows[2]) else "2" for row in rows
-    ]
     lines = []
     for row in rows:
-        given = {name: row[name] for name in ("id", "context", "continuation")}
+        given = {name: row[name] for name in ("context", "continuation")}
         lines.append(json.dumps(given))
-    again = written(tmp_path, runs, "table.jsonl", "\n".join(lines))
-    assert again == rows
+    assert written(tmp_path, runs, "table.jsonl", "\n".join(lines)) == rows
+    assert written(tmp_path, runs, "table.csv", tsv.replace("\t", ",")) == rows
+
+
+def test_ranks_are_of_rows_with_the_same_context_wherever_they_stand(
+    runs: SmallRuns, tmp_path: Path
+) -> None:
+    """Candidates of two contexts in turns, one of them twice: equal ones share a rank."""
+    contexts = ["line 7: the", "is "] * 4
+    continuations = [" square", "49", " squere", "xx", " square", "4", " zzzzzz", "94"]
+    lines = ["context\tcontinuation"]
+    for context, continuation in zip(contexts, continuations, strict=True):
+        lines.append(f"{context}\t{continuation}")
+    rows = written(tmp_path, runs, "table.tsv", "\n".join(lines))
+    for row in rows:
+        better = []
+        for other in rows:
+            if other["context"] == row["context"] and float(other["nats"]) < float(row["nats"]):
+                better.append(other)
+        assert int(row["rank"]) == 1 + len(better)
+    assert rows[0]["rank"] == rows[4]["rank"]
 
 
 BAD = [
-    ("table.txt", "a\n", "must be a file of .tsv or .jsonl"),
-    ("table.tsv", "context\ttext\na\tb\n", "row 1 must have a text in the column `continuation`"),
-    ("table.jsonl", '{"continuation": "line"}\n{"continuation": 7}\n', "row 2 must have a text"),
-    ("table.jsonl", '{"continuation": "line"\n', "cannot be read"),
+    ("table.txt", "a\n", "must be a table: .jsonl, .csv, .tsv"),
+    (
+        "table.tsv",
+        "context\ttext\na\tb\n",
+        "column=continuation: must be a column of .*: context, text",
+    ),
+    (
+        "table.tsv",
+        "context\tcontinuation\na\tb\na\n",
+        "row 2 must have a text in the column `context`",
+    ),
+    (
+        "table.jsonl",
+        '{"context": "a", "continuation": 7}\n',
+        "row 1 must have a text in the column `con",
+    ),
+    ("table.jsonl", '{"context": "line"\n', "row 1 must have a text"),
     ("table.tsv", "context\tcontinuation\n", "has no row"),
     ("table.tsv", "context\tcontinuation\n\ta\n", "row 1 must have a token to score; without"),
 ]

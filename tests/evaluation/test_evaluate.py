@@ -54,21 +54,31 @@ def test_shorter_segments_and_fewer_streams_score_as_many_tokens_of_a_run_with_a
     assert found[0] == found[1] == found[2] > found[3]
 
 
-def test_a_longer_memory_is_printed_beside_training_s(runs: SmallRuns, tmp_path: Path) -> None:
-    own = result(runs, "characters", tmp_path)["test"]
-    assert "init" not in own
-    options = {"splits": ["test"], "block_len": 20, "mem_len": 40}
-    lines = run(EvaluateOptions(runs.checkpoint("characters"), **options), tmp_path)
-    found = json.loads((tmp_path / "evaluation.json").read_text())["test"]
-    assert found["init"]["nll"] == pytest.approx(own["nll"], rel=1e-9)
-    assert found["init"]["evaluation"]["mem_len"] == 8
-    error = found["standard_error"]["bpc"]
-    value = f"{found['bpc']:.4f} ± {error:.4f} bits per character"
-    beside = f"(training's lengths: {found['init']['bpc']:.4f})"
-    assert lines[0] == f"test: {value} {beside}"
+LENGTHS = [
+    ("characters", {"mem_len": 40}),
+    ("relative", {"same_length": True}),
+    ("no_memory", {"ext_len": 0}),
+    ("lstm", {"segment_len": 16}),
+]
+
+
+@pytest.mark.parametrize(("kind", "given"), LENGTHS)
+def test_training_s_lengths_are_printed_beside_others(
+    runs: SmallRuns, tmp_path: Path, kind: str, given: dict[str, Any]
+) -> None:
+    own = result(runs, kind, tmp_path, splits=["valid", "test"])
+    assert "init" not in own["test"]
+    lines = run(EvaluateOptions(runs.checkpoint(kind), block_len=20, **given), tmp_path)
+    found = json.loads((tmp_path / "evaluation.json").read_text())
     assert max(len(line) for line in lines) <= LINE_WIDTH
-    settings = "protocol carried, mem_len 40, clamp_len 15, segment_len 8, batch_size 2, cached"
-    assert settings in " ".join(lines)
+    for line, split in zip(lines, ("valid", "test"), strict=False):
+        values = found[split]
+        assert values["init"]["nll"] == pytest.approx(own[split]["nll"], rel=1e-9)
+        unit, words = ("bpc", "character") if "bpc" in values else ("bpb", "byte")
+        error = values["standard_error"][unit]
+        beside = f"(training's lengths: {values['init'][unit]:.4f})"
+        value = f"{values[unit]:.4f} ± {error:.4f} bits per {words}"
+        assert line == f"{split}: {value} {beside}"
 
 
 class Stream(io.StringIO):

@@ -73,12 +73,18 @@ def test_units_are_blocks_or_sentences_and_a_single_one_has_no_error() -> None:
     assert (of_sentences.tolist(), name) == ([0, 0, 0, 1, 1, 2, 2, 2], "sentences")
 
 
-@pytest.mark.parametrize("target", [-1, -100])
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_target_that_is_no_token_is_refused_with_resets_too(target: int, cached: bool) -> None:
+READERS = ["hidden", "cached", "clusters"]
+
+
+@pytest.mark.parametrize("target", [-1, -3, -100])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_target_that_is_no_token_is_refused_with_resets_too(target: int, reader: str) -> None:
     """-1 - token begins a document among the tokens; among the targets it was the loss of another token."""
-    model: Any = tiny_model(vocab_size=256, memory_reset="document").eval()
-    model = CachedTransformerXL(model) if cached else model
+    cutoffs = (50, 150) if reader == "clusters" else ()
+    options = {"vocab_size": 256, "memory_reset": "document", "cutoffs": cutoffs}
+    model: Any = tiny_model(**options).eval()
+    if reader == "cached":
+        model = CachedTransformerXL(model)
     tokens = torch.tensor([[-4, 1, 2, -6]])
     with torch.no_grad(), pytest.raises(RuntimeError, match=f"index {target} is out of bounds"):
         model.score(tokens, torch.tensor([[1, 2, target, 3]]))

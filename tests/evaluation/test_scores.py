@@ -106,6 +106,9 @@ def test_words_have_no_bytes() -> None:
     assert "bpb" not in found
 
 
+SETTINGS = {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False}
+
+
 def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
     values: dict[str, Any] = {
         "ppl": 123.5678,
@@ -119,18 +122,30 @@ def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
     assert line == f"{expected} (training's lengths: 234.68)"
     values["tokens"] = 12345678
     values["left_out"] = {"first_of_streams": 10, "max_segments": 1234567}
+    values["evaluation"] = SETTINGS
     splits = {"test": np.zeros(20)}
     name = "a corpus with a long name"
-    corpus = Corpus(
-        name,
-        splits,
-        Vocabulary("byte"),
-        "",
-        unknown={"test": 0.5},
-    )
-    settings = {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False}
-    lines = notes({"test": values}, corpus, settings)
+    vocabulary = Vocabulary("byte")
+    corpus = Corpus(name, splits, vocabulary, "", unknown={"test": 0.5})
+    lines = notes({"test": values}, corpus)
     assert max(len(one) for one in [*lines, line]) <= LINE_WIDTH
     text = " ".join(lines)
     assert "12,345,678 tokens scored, 1,234,577 left out" in text
     assert "over blocks of 1,000 tokens; protocol carried, mem_len 640, cached" in text
+
+
+@pytest.mark.parametrize("title", ["whole", "valid, attention length 16384"])
+@pytest.mark.parametrize("perplexity", [9.9, 12345.678, 1e30])
+def test_a_line_of_any_values_fits_on_a_terminal(title: str, perplexity: float) -> None:
+    """Of a model that is not trained yet the perplexity per word has dozens of digits."""
+    values: dict[str, Any] = {
+        "ppl": perplexity,
+        "bpb": math.log2(perplexity) / 3,
+        "ppl_word": perplexity**2,
+        "init": {"ppl": 2 * perplexity},
+        "standard_error": {"ppl": perplexity / 7},
+    }
+    line = score_line(title, values)
+    assert len(line) <= LINE_WIDTH
+    assert line.startswith(f"{title}: perplexity ")
+    assert "(training's lengths: " in line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,20 +72,22 @@ def open_checkpoint(options: Any) -> TrainedModel:
     return trained
 
 
-def corpus_and_split(trained: TrainedModel, options: Any, default: str) -> tuple[Corpus, str]:
-    """Load the corpus of a checkpoint, or the text `data_path`; return it and the name of the split to read.
+def open_text(
+    trained: TrainedModel, options: Any, splits: Sequence[str], default: Sequence[str]
+) -> tuple[Corpus, list[str]]:
+    """Load the corpus of a checkpoint, or the text `data_path`; return it and the names of the splits to read.
 
     Args:
         trained: contents of the checkpoint.
-        options: `checkpoint`, `data_path` and `split`.
-        default: split of a corpus that is read if none is given; another text is read whole.
+        options: `checkpoint` and `data_path`.
+        splits: splits that are asked for, if any.
+        default: splits of the run's corpus that are read otherwise; another text is then read whole.
     """
-    split = options.split
-    if split is None:
-        split = WHOLE if is_other_text(options.data_path, [trained]) else default
-    return checkpoint_corpus(
-        trained, options.checkpoint, options.data_path, whole=split == WHOLE
-    ), split
+    if not splits:
+        splits = [WHOLE] if is_other_text(options.data_path, [trained]) else default
+    whole = WHOLE in splits
+    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=whole)
+    return corpus, list(splits)
 
 
 def log_results(command: str, results: dict[str, Any], options: Any, directory: Path) -> None:

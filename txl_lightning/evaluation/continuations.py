@@ -7,16 +7,15 @@ Every row is read from a fresh state, in segments of evaluation's length, with t
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from txl_lightning.config.schemas import FileData
+from txl_lightning.data.formats import format_of, read_column
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.commands import log_results
 from txl_lightning.evaluation.hardware import autocast
@@ -25,10 +24,11 @@ from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
 from txl_lightning.evaluation.tables import write_tsv
 from txl_lightning.evaluation.texts import encode_open
-from txl_lightning.evaluation.trained import TrainedModel
+from txl_lightning.evaluation.trained import TrainedModel, naming
 from txl_lightning.files import not_special, write_json
 
 OPTION = "continuations"
+COLUMNS = ("context", "continuation")
 GREEDY_POSITIONS = 256
 
 
@@ -49,18 +49,17 @@ class Continuation(NamedTuple):
         return len(self.tokens) - max(1, self.n_context)
 
 
-@dataclass(frozen=True)
-class Likelihood:
+class Likelihood(NamedTuple):
     """Result of one continuation.
 
     Args:
-        nats: -log P(continuation | context).
         tokens: number of scored tokens.
+        nats: -log P(continuation | context).
         greedy: whether every scored token is the likeliest one.
     """
 
-    nats: float
     tokens: int
+    nats: float
     greedy: bool
 
 
@@ -102,7 +101,8 @@ def score_continuations(
             for row, nats_L, misses_L in zip(rows, nats_BL, misses_BL, strict=True):
                 n_scored = continuations[row].n_scored
                 nats = float(nats_L[-n_scored:].sum())
-                likelihoods[row] = Likelihood(nats, n_scored, not misses_L[-n_scored:].any())
+                is_greedy = not misses_L[-n_scored:].any()
+                likelihoods[row] = Likelihood(n_scored, nats, is_greedy)
     return likelihoods
 
 
@@ -152,12 +152,12 @@ def _likeliest(model: Any, hidden_BTD: Tensor) -> Tensor:
 def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path) -> list[str]:
     """Score every row of a table with the columns `context` and `continuation`.
 
-    `continuations.tsv` has the columns of the table and
+    `continuations.tsv` has these columns and
 
         tokens      number of scored tokens
         nats        -log P(continuation | context)
-        rank        place among the rows with the same context, 1 for the likeliest
         greedy      whether every scored token is the likeliest one
+        rank        place among the rows with the same context, 1 for the likeliest
 
     `evaluation.json` has the sums over all rows and the settings.
 
@@ -168,21 +168,33 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
         OptionError: the table cannot be read, or a row has no token to score.
     """
     path = str(options.continuations)
-    rows = read_table(path)
+    pairs = read_pairs(path)
+    continuations = []
+    for number, pair in enumerate(pairs, 1):
+        try:
+            continuation = encode_pair(trained, *pair)
+        except UserError as error:
+            raise OptionError(
+                OPTION,
+                path,
+                f"row {number}: {error}",
+            ) from error
+        allowed = f"row {number} must have a token to score; without a context the first token is not scored"
+        require(continuation.n_scored > 0, OPTION, path, allowed)
+        continuations.append(continuation)
     protocol = protocol_from_options(trained, options, whole=True)
-    likelihoods = score_continuations(protocol, encode_rows(trained, rows, path))
+    likelihoods = score_continuations(protocol, continuations)
     nats_by_context: dict[str, list[float]] = {}
-    for row, likelihood in zip(rows, likelihoods, strict=True):
-        nats_by_context.setdefault(row["context"], []).append(likelihood.nats)
-    columns = list(rows[0])
-    cells = []
-    for row, likelihood in zip(rows, likelihoods, strict=True):
-        n_likelier = sum(nats < likelihood.nats for nats in nats_by_context[row["context"]])
+    for (context, _), likelihood in zip(pairs, likelihoods, strict=True):
+        nats_by_context.setdefault(context, []).append(likelihood.nats)
+    rows = []
+    for (context, text), likelihood in zip(pairs, likelihoods, strict=True):
+        rank = 1 + sum(nats < likelihood.nats for nats in nats_by_context[context])
         greedy = "yes" if likelihood.greedy else "no"
-        copied = [row.get(column, "") for column in columns]
-        cells.append([*copied, likelihood.tokens, likelihood.nats, n_likelier + 1, greedy])
+        rows.append([context, text, likelihood.tokens, likelihood.nats, greedy, rank])
     name = "continuations.tsv"
-    write_tsv(directory / name, [*columns, "tokens", "nats", "rank", "greedy"], cells)
+    header = [*COLUMNS, "tokens", "nats", "greedy", "rank"]
+    write_tsv(directory / name, header, rows)
     n_tokens = sum(likelihood.tokens for likelihood in likelihoods)
     nats = sum(likelihood.nats for likelihood in likelihoods)
     results: dict[str, Any] = {
@@ -197,58 +209,27 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    return [
-        f"{len(rows):,} continuations, {nats / n_tokens:.4f} nats per token on average, are in {name}"
-    ]
+    mean = f"{nats / n_tokens:.4f} nats per token on average"
+    return [f"{len(rows):,} continuations, {mean}, are in {name}"]
 
 
-def encode_rows(trained: TrainedModel, rows: list[dict[str, str]], path: str) -> list[Continuation]:
-    """Encode the rows of a table.
-
-    Raises:
-        OptionError: a row has a character that the vocabulary lacks, or no token to score.
-    """
-    continuations = []
-    for number, row in enumerate(rows, 1):
-        try:
-            continuation = encode_pair(trained, row["context"], row["continuation"])
-        except UserError as error:
-            raise OptionError(OPTION, path, f"row {number}: {error}") from error
-        allowed = f"row {number} must have a token to score; without a context the first token is not scored"
-        require(continuation.n_scored > 0, OPTION, path, allowed)
-        continuations.append(continuation)
-    return continuations
-
-
-def read_table(path: str) -> list[dict[str, str]]:
-    """Read a table (.tsv or .jsonl) with the columns `context`, which may be missing, and `continuation`.
+def read_pairs(path: str) -> list[tuple[str, str]]:
+    """Read the contexts and continuations of a table: JSON lines, CSV, TSV, Parquet or Arrow.
 
     Raises:
-        OptionError: it cannot be read, or has no such column or no row.
+        OptionError: it cannot be read, has no such columns, or a row has no text in one of them.
     """
-    suffix = Path(path).suffix
-    require(suffix in (".tsv", ".jsonl"), OPTION, path, "must be a file of .tsv or .jsonl")
-    try:
-        with not_special(path).open(newline="", encoding="utf-8-sig") as file:
-            if suffix == ".jsonl":
-                rows = [json.loads(line) for line in file]
-            else:
-                reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-                rows = list(reader)
-    except (OSError, ValueError, csv.Error) as error:
-        raise OptionError(OPTION, path, f"cannot be read ({error})") from error
-    require(bool(rows), OPTION, path, "has no row")
-    for number, row in enumerate(rows, 1):
-        require(
-            isinstance(row, dict), OPTION, path, f"row {number} must be an object with named texts"
-        )
-        row.setdefault("context", "")
-        for column in ("context", "continuation"):
+    columns = []
+    for column in COLUMNS:
+        config = FileData(column=column)
+        with naming(OPTION, path):
+            file = not_special(path)
+            name = format_of(file, config)
+            require(name not in ("", "text"), OPTION, path, "must be a table: .jsonl, .csv, .tsv")
+            texts = [text for _, text in read_column(file, name, config)]
+        for number, text in enumerate(texts, 1):
             allowed = f"row {number} must have a text in the column `{column}`"
-            require(
-                isinstance(row.get(column), str),
-                OPTION,
-                path,
-                allowed,
-            )
-    return rows
+            require(isinstance(text, str), OPTION, path, allowed)
+        columns.append(texts)
+    require(bool(columns[0]), OPTION, path, "has no row")
+    return list(zip(*columns, strict=True))

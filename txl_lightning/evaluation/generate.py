@@ -16,11 +16,11 @@ from txl_lightning.config.lengths import training_lengths
 from txl_lightning.config.schemas import check_values
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, without_marks
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.evaluation.commands import corpus_and_split, open_checkpoint, options_as_typed
+from txl_lightning.evaluation.commands import open_checkpoint, open_text, options_as_typed
 from txl_lightning.evaluation.hardware import autocast, chosen_precision
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.options import GenerateOptions
-from txl_lightning.evaluation.protocol import Protocol
+from txl_lightning.evaluation.protocol import with_lengths
 from txl_lightning.evaluation.texts import (
     begun_document,
     document_pattern,
@@ -34,10 +34,11 @@ from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 
+PROMPTS = ("prompt", "prompt_ids", "context")
 MOST_SHOWN = 40  # characters of a prompt in a message
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
-CONTROL = str.maketrans(dict.fromkeys((*range(9), *range(11, 32)), "\ufffd"))
-CONTROL.update(dict.fromkeys(range(127, 160), "\ufffd"))
+CODES = (*range(9), *range(11, 32), *range(127, 160))
+CONTROL = str.maketrans(dict.fromkeys(CODES, "\ufffd"))
 
 Write = Callable[[str], None]
 
@@ -45,11 +46,8 @@ Write = Callable[[str], None]
 def show(text: str) -> None:
     """Print text at once; characters that the terminal cannot encode become `?`."""
     encoding = sys.stdout.encoding or "utf-8"
-    print(
-        text.encode(encoding, errors="replace").decode(encoding),
-        end="",
-        flush=True,
-    )
+    shown = text.encode(encoding, errors="replace").decode(encoding)
+    print(shown, end="", flush=True)
 
 
 @options_as_typed()
@@ -76,20 +74,14 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     samples = []
     started = time.perf_counter()
     precision = chosen_precision(options.precision, options.accelerator)
-    with autocast(
-        precision, device_of(trained.model)
-    ):  # cached inference checks that autocast stays the same
+    # Cached inference checks that autocast stays the same.
+    with autocast(precision, device_of(trained.model)):
         model, context = with_context(trained, options)
         write(f"--- {prompt.title}\n{visible(text_of_prompt)}\n")
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
-            drawn = draw_tokens(
-                model,
-                trained,
-                options,
-                prompt.tokens,
-                options.seed + number,
-            )
+            seed = options.seed + number
+            drawn = draw_tokens(model, trained, options, prompt.tokens, seed)
             tokens = write_sample(drawn, prompt, vocabulary, stops, write)
             samples.append({"text": vocabulary.decode(tokens), "tokens": tokens})
     seconds = time.perf_counter() - started
@@ -115,10 +107,9 @@ def check_options(options: GenerateOptions) -> None:
     Raises:
         OptionError: naming one of them.
     """
-    names = ("prompt", "prompt_ids", "context")
-    given = [name for name in names if getattr(options, name) is not None]
+    given = [name for name in PROMPTS if getattr(options, name) is not None]
     name = given[-1] if given else "prompt"
-    allowed = f"one of {', '.join(names)} must be given"
+    allowed = f"one of {', '.join(PROMPTS)} must be given"
     require(
         len(given) == 1,
         name,
@@ -127,9 +118,8 @@ def check_options(options: GenerateOptions) -> None:
     )
     check_values(options)
     Sampling(options.top_k, options.top_p, options.temperature).check()
-    if options.position is not None:
-        fits = options.context is not None and options.position >= 0
-        require(fits, "position", options.position, "must be an integer >= 0, with context=N")
+    fits = options.position is None or options.context is not None
+    require(fits, "position", options.position, "must be an integer >= 0, with context=N")
 
 
 def checked_stops(stop: Any, vocabulary: Vocabulary) -> list[Any]:
@@ -168,10 +158,15 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         window = training_lengths(config).window
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
-    evaluation = replace(config.evaluation, ext_len=0)
-    if options.mem_len is not None:
-        evaluation.mem_len = options.mem_len
-    protocol = Protocol(trained, evaluation, clamped=True)
+    protocol = replace(
+        with_lengths(
+            trained,
+            options,
+            False,
+            ext_len=0,
+        ),
+        clamped=True,
+    )
     memory = protocol.lengths.memory
     require(bool(memory), "mem_len", memory, "must be given: the run was evaluated without memory")
     return protocol.model(), f"memory of {memory:,} tokens"
@@ -211,12 +206,7 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     ids = list(options.prompt_ids)
     vocab_size = len(trained.vocabulary)
     fits = bool(ids) and min(ids) >= 0 and max(ids) < vocab_size
-    require(
-        fits,
-        "prompt_ids",
-        ids,
-        f"must be a list of ids from 0 to {vocab_size - 1}",
-    )
+    require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {vocab_size - 1}")
     return Prompt(
         ids,
         ids,
@@ -233,31 +223,28 @@ def typed_prompt(text: str, trained: TrainedModel) -> Prompt:
     """
     vocabulary = replace(trained.vocabulary, lenient=False)
     shown = f"{text!r:.{MOST_SHOWN}}"
-    pattern = document_pattern(trained)
+    last = last_document(text, document_pattern(trained))
     try:
         numbers = encode_open(vocabulary, text, trained.closed_sentences)
-        tokens = numbers
-        if pattern is not None:
-            tokens = encode_open(vocabulary, last_document(text, pattern), trained.closed_sentences)
+        tokens = encode_open(vocabulary, last, trained.closed_sentences)
     except UserError as error:
         raise OptionError("prompt", shown, str(error)) from error
-    require(
-        bool(tokens), "prompt", shown, "must have at least one token of the checkpoint's vocabulary"
-    )
+    allowed = "must have at least one token of the checkpoint's vocabulary"
+    require(bool(tokens), "prompt", shown, allowed)
     title = "prompt"
     unknown: list[str] = []
     if vocabulary.level == "word":
         unknown = [word for word in dict.fromkeys(text.split()) if word not in vocabulary.numbers]
     if unknown:
-        title += (
-            f" ({', '.join(map(repr, unknown))} read as {vocabulary.symbols[vocabulary.unknown]})"
-        )
+        words = ", ".join(map(repr, unknown))
+        title = f"prompt ({words} read as {vocabulary.symbols[vocabulary.unknown]})"
     return Prompt(numbers, tokens, title, {"prompt": text, "unknown": unknown})
 
 
 def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: int) -> Prompt:
     """Return consecutive tokens of a split, and the text that follows."""
-    corpus, split = corpus_and_split(trained, options, "test")
+    asked_for = [options.split] if options.split else []
+    corpus, (split,) = open_text(trained, options, asked_for, ["test"])
     tokens = corpus.splits[split]
     last = len(tokens) - n_context
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
@@ -267,15 +254,15 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
         # Leave room for the whole continuation if the split is long enough.
         n_places = max(last - options.n_tokens, 0) + 1
         position = int(np.random.default_rng(options.seed).integers(n_places))
-    require(
-        position <= last, "position", position, f"must be in 0 … {last} with context={n_context}"
-    )
+    allowed = f"must be in 0 … {last} with context={n_context}"
+    require(position <= last, "position", position, allowed)
     end = position + n_context
     context = np.asarray(tokens[position:end])
+    numbers = without_marks(context).tolist()
+    read = numbers
     begins = np.flatnonzero(context < 0)  # marks of documents
-    read = context
     if document_pattern(trained) is not None and len(begins):
-        read = without_marks(context[begins[-1] :])
+        read = numbers[begins[-1] :]
     source = {
         "corpus": corpus.name,
         "sha256": corpus.checksum,
@@ -284,14 +271,8 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
         "context": n_context,
     }
     title = f"context: {n_context} tokens of {corpus.name} ({split}) from token {position:,} on"
-    following = trained.vocabulary.decode(without_marks(tokens[end : end + options.n_tokens]))
-    return Prompt(
-        without_marks(context).tolist(),
-        read.tolist(),
-        title,
-        source,
-        following,
-    )
+    following = without_marks(tokens[end : end + options.n_tokens])
+    return Prompt(numbers, read, title, source, trained.vocabulary.decode(following))
 
 
 def draw_tokens(
@@ -318,21 +299,16 @@ def draw_tokens(
     document = list(tokens)
     n_left = options.n_tokens
     while n_left > 0:
-        for token_1 in draw(
-            model,
-            torch.tensor([document], device=device),
-            n_left,
-            **reading,
-        ):
+        read_1T = torch.tensor([document], device=device)
+        for token_1 in draw(model, read_1T, n_left, **reading):
             token = int(token_1)
             yield token
             n_left -= 1
             document.append(token)
-            if pattern is not None:
-                begun = begun_document(document, vocabulary, pattern)
-                if begun is not None:
-                    document = begun
-                    break
+            begun = begun_document(document, vocabulary, pattern)
+            if begun is not None:
+                document = begun
+                break
 
 
 def write_sample(

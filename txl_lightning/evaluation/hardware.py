@@ -95,8 +95,21 @@ def cpu_bfloat16_speedup() -> float:
     """
 
     def seconds(dtype: torch.dtype) -> float:
-        factors = {"x": torch.ones(1024, 96, dtype=dtype), "W": torch.ones(96, 384, dtype=dtype)}
-        turns = timeit.repeat("x @ W", timer=time.thread_time, repeat=20, number=5, globals=factors)
+        factors = {
+            "x": torch.ones(
+                1024,
+                96,
+                dtype=dtype,
+            ),
+            "W": torch.ones(96, 384, dtype=dtype),
+        }
+        turns = timeit.repeat(
+            "x @ W",
+            timer=time.thread_time,
+            repeat=20,
+            number=5,
+            globals=factors,
+        )
         return min(turns)
 
     threads = torch.get_num_threads()

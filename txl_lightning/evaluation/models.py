@@ -87,8 +87,18 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     if is_recurrent:
         carries = f"{config.model.name} always carries its state"
         memory = config.memory
-        require(memory.mem_len > 0, "memory.mem_len", memory.mem_len, f"must be > 0: {carries}")
-        require(memory.reset == "never", "memory.reset", memory.reset, f"must be never: {carries}")
+        require(
+            memory.mem_len > 0,
+            "memory.mem_len",
+            memory.mem_len,
+            f"must be > 0: {carries}",
+        )
+        require(
+            memory.reset == "never",
+            "memory.reset",
+            memory.reset,
+            f"must be never: {carries}",
+        )
     try:
         if not is_recurrent:
             values["table_len"] = table_len(config)

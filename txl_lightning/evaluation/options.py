@@ -96,10 +96,9 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
         ext_len: extended context in tokens.
         same_length: whether all queries attend to equally many keys.
-        attention_lengths: attention lengths to choose from, for Table 6: swept on the split `select_on`; all splits are
-            scored at the lengths of training and at the best length.
-        select_on: split that chooses the attention length, valid or train; null for valid with `attention_lengths`.
-        sweep_tokens: tokens of that split to use, from its start; null for all.
+        attention_lengths: attention lengths to choose from, for Table 6: swept on validation; all splits are scored at
+            the lengths of training and at the best length.
+        sweep_tokens: tokens of validation to sweep on, from its start; null for all.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
         per: write a table with the loss of every line, document or token of each split; null for none.
@@ -117,11 +116,17 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         default=None,
         metadata={"rules": (LENGTHS,)},
     )
-    select_on: str | None = None
     sweep_tokens: int | None = option(None, COUNT)
     block_len: int = option(1000, COUNT)
     losses: bool = False
-    per: str | None = option(None, one_of("line", "document", "token"))
+    per: str | None = option(
+        None,
+        one_of(
+            "line",
+            "document",
+            "token",
+        ),
+    )
     continuations: str | None = None
     cached: bool = True
 

@@ -11,7 +11,7 @@ The attention length A is the number of keys a query attends to, the query's own
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from txl_lightning.config.lengths import (
@@ -40,12 +40,8 @@ from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 
-LENGTHS = ("segment_len", "mem_len", "ext_len", "same_length", "clamp_len")
-LONGER = {
-    "segment_len",
-    "mem_len",
-    "ext_len",
-}  # options that can bring attention beyond the trained distances
+# Options that can bring attention beyond the trained distances.
+LONGER = {"segment_len", "mem_len", "ext_len"}
 
 
 @dataclass(frozen=True)
@@ -108,9 +104,8 @@ class Protocol:
         config = self.trained.config
         lengths = self.lengths
         settings: dict[str, Any] = {"protocol": lengths.protocol_word(always_carries_state(config))}
-        variant = config.variant.get("name")
-        if variant:
-            settings["variant"] = variant
+        if config.variant.get("name"):
+            settings["variant"] = config.variant["name"]
         settings.update(lengths.keywords())
         for name in ("segment_len", "batch_size", "max_segments"):
             settings[name] = getattr(self.evaluation, name)
@@ -138,7 +133,8 @@ class Protocol:
         config = self.trained.config
         if not isinstance(config.model, TransformerXLModelConfig):
             return f"{config.model.name} has no attention"
-        reason: str | None = model_class(config).cannot.get("attention lengths")  # type: ignore[union-attr]
+        kind: Any = model_class(config)
+        reason: str | None = kind.cannot.get("attention lengths")
         return reason
 
     def at_attention_length(self, length: int) -> Protocol:
@@ -147,13 +143,13 @@ class Protocol:
         if self.length_option == "ext_len":
             evaluation = with_segment_len(evaluation, max(1, length // 4))
             ext_len = length - evaluation.segment_len
-            windows = replace(evaluation, mem_len=0, ext_len=ext_len, same_length=False)
-            return replace(self, evaluation=windows, clamped=True)
-        same_length = evaluation.same_length is None or evaluation.same_length
-        carried = replace(evaluation, mem_len=length, same_length=same_length)
-        if not self.trained.config.memory.mem_len:
-            carried.ext_len = 0
-        return replace(self, evaluation=carried, clamped=True)
+            evaluation = replace(evaluation, mem_len=0, ext_len=ext_len, same_length=False)
+        else:
+            same_length = evaluation.same_length is not False
+            evaluation = replace(evaluation, mem_len=length, same_length=same_length)
+            if not self.trained.config.memory.mem_len:
+                evaluation.ext_len = 0
+        return replace(self, evaluation=evaluation, clamped=True)
 
     def at_training_lengths(self) -> Protocol:
         """Return a copy with segment, memory, extended context, mask and clamp of training: "PPL init" in Table 6.
@@ -165,51 +161,47 @@ class Protocol:
             window = self.at_attention_length(trained.attention_length)
             return replace(window, evaluation=replace(window.evaluation, clamp_len=trained.clamp))
         evaluation = with_segment_len(self.evaluation, trained.segment)
-        return replace(
-            self,
-            evaluation=replace(evaluation, **trained.keywords()),
-            clamped=False,
-        )
+        evaluation = replace(evaluation, **trained.keywords())
+        return replace(self, evaluation=evaluation, clamped=False)
 
 
-def protocol_from_options(trained: TrainedModel, options: EvaluateOptions, whole: bool) -> Protocol:
-    """Return the protocol at the given lengths; the others are the run's.
+def given_lengths(options: Any) -> dict[str, Any]:
+    """Return the lengths and streams that the options of a command give."""
+    given = {}
+    for option in fields(EvaluationConfig):
+        value = getattr(options, option.name, None)
+        if value is not None:
+            given[option.name] = value
+    return given
+
+
+def with_lengths(trained: TrainedModel, options: Any, whole: bool, **fixed: Any) -> Protocol:
+    """Return the protocol at the lengths of a command; the others are the run's.
+
+    Where only the run limits the segments, other segments and streams cover as many tokens.
 
     Args:
         trained: the model.
-        options: options of the command.
+        options: options with some of the lengths.
         whole: read the whole of a text, also where the run's own evaluation stops after `max_segments`.
+        fixed: lengths of the command that are no options.
     """
-    chosen = chosen_lengths(options)
+    given = {**given_lengths(options), **fixed}
     evaluation = trained.config.evaluation
     if whole:
         evaluation = replace(evaluation, max_segments=None)
-    evaluation = _with_as_many_tokens(evaluation, chosen)
-    config = replace(trained.config, evaluation=replace(evaluation, **chosen))
-    return Protocol(
-        trained,
-        in_windows(config).evaluation,
-        clamped=not LONGER.isdisjoint(chosen),
-        cached=options.cached,
-        precision=chosen_precision(options.precision, options.accelerator),
-    )
+    evaluation = with_segment_len(evaluation, given.get("segment_len", evaluation.segment_len))
+    if evaluation.max_segments is not None:
+        n_streams = given.get("batch_size", evaluation.batch_size)
+        max_segments = -(-evaluation.max_segments * evaluation.batch_size // n_streams)
+        evaluation = replace(evaluation, max_segments=max_segments)
+    config = replace(trained.config, evaluation=replace(evaluation, **given))
+    clamped = not LONGER.isdisjoint(given)
+    return Protocol(trained, in_windows(config).evaluation, clamped)
 
 
-def chosen_lengths(options: EvaluateOptions) -> dict[str, Any]:
-    """Return the lengths and streams that are not null."""
-    chosen = {}
-    for name in (*LENGTHS, "batch_size", "max_segments"):
-        value = getattr(options, name)
-        if value is not None:
-            chosen[name] = value
-    return chosen
-
-
-def _with_as_many_tokens(evaluation: EvaluationConfig, chosen: dict[str, Any]) -> EvaluationConfig:
-    """Return the run's own evaluation, its limit covering as many tokens with other segments and streams."""
-    limited = with_segment_len(evaluation, chosen.get("segment_len", evaluation.segment_len))
-    if limited.max_segments is None:
-        return limited
-    n_streams = chosen.get("batch_size", evaluation.batch_size)
-    max_segments = -(-limited.max_segments * evaluation.batch_size // n_streams)
-    return replace(limited, max_segments=max_segments)
+def protocol_from_options(trained: TrainedModel, options: EvaluateOptions, whole: bool) -> Protocol:
+    """Return the protocol of `txl evaluate`: see `with_lengths`."""
+    protocol = with_lengths(trained, options, whole)
+    precision = chosen_precision(options.precision, options.accelerator)
+    return replace(protocol, cached=options.cached, precision=precision)

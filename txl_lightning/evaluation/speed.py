@@ -29,6 +29,7 @@ from txl_lightning.reporting import markdown_table, processor
 from txl_lightning.reporting.canvas import line_figure
 
 VOCABULARY = PUBLISHED["enwik8, newlines dropped"]["vocabulary"]  # the paper's
+SIZES = ("n_layer", "d_model", "n_head", "d_inner")
 SCHEMES = {
     "vanilla": "vanilla, sliding window",
     "hidden": "state reuse, hidden states (paper)",
@@ -56,45 +57,33 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     set_threads(options.num_threads)
     started = time.perf_counter()
     torch.manual_seed(options.seed)
-    config = TransformerXLConfig(
-        vocab_size=VOCABULARY,
-        n_layer=options.n_layer,
-        d_model=options.d_model,
-        n_head=options.n_head,
-        d_head=options.d_model // options.n_head,
-        d_inner=options.d_inner,
-    )
+    sizes = {name: getattr(options, name) for name in SIZES}
+    d_head = options.d_model // options.n_head
+    config = TransformerXLConfig(vocab_size=VOCABULARY, d_head=d_head, **sizes)
     require_room(config, without="model.")
     model = TransformerXL(config).to(device).eval()
     vanilla = vanilla_of(model)
     text_1n = torch.randint(VOCABULARY, (1, TEXT_LEN)).to(device)
     schemes_by_length = {}
     for length in sorted(options.attention_lengths):
-        schemes_by_length[length] = make_schemes(
-            model, vanilla, length, options.segment_len, text_1n
-        )
+        schemes = make_schemes(model, vanilla, length, options.segment_len, text_1n)
+        schemes_by_length[length] = schemes
     run_rounds(schemes_by_length, options.rounds)
-    accelerator = None
+    machine: dict[str, Any] = {
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "accelerator": None,
+    }
     if device.type == "cuda":
-        accelerator = torch.cuda.get_device_name()
+        machine["accelerator"] = torch.cuda.get_device_name()
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
     results: dict[str, Any] = {
-        "model": {
-            "n_layer": options.n_layer,
-            "d_model": options.d_model,
-            "n_head": options.n_head,
-            "d_inner": options.d_inner,
-            "vocab_size": VOCABULARY,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        },
+        "model": {**sizes, "vocab_size": VOCABULARY, "parameters": n_parameters},
         "segment_len": options.segment_len,
         "rounds": options.rounds,
         "results": [summary(length, schemes) for length, schemes in schemes_by_length.items()],
-        "machine": {
-            "processor": processor(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "accelerator": accelerator,
-        },
+        "machine": machine,
         "seconds": round(time.perf_counter() - started, 2),
     }
     write_json(directory / "speed.json", results, allow_nan=False)
@@ -120,12 +109,7 @@ def _check_options(options: SpeedOptions) -> None:
 
 def vanilla_of(model: TransformerXL) -> TransformerXL:
     """Return the vanilla counterpart of a Transformer-XL: its sizes, absolute sinusoids, no memory."""
-    config = replace(
-        model.config,
-        encoding="absolute",
-        terms="a",
-        mem_len=0,
-    )
+    config = replace(model.config, encoding="absolute", terms="a", mem_len=0)
     return TransformerXL(config).to(model.embedding.tables[0]).eval()
 
 
@@ -158,7 +142,11 @@ class TimedScheme:
         tokens_1T = self.text_1n[:, places % self.text_1n.shape[1]]
         self.position += self.segment_len
         targets_1T = tokens_1T[:, 1:]
-        nll_1T, self.state = self.model.score(tokens_1T[:, :-1], targets_1T, self.state)
+        nll_1T, self.state = self.model.score(
+            tokens_1T[:, :-1],
+            targets_1T,
+            self.state,
+        )
         return nll_1T
 
     def turn(self) -> float:
@@ -245,12 +233,6 @@ def spread(values: list[float]) -> dict[str, Any]:
     return {"median": middle, "min": min(values), "max": max(values), "rounds": values}
 
 
-def three_digits(value: float) -> str:
-    """Return a number with three digits: 0.123, 1,230."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
-
-
 def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     """Write `speed.md` and `speed.svg|png`.
 
@@ -261,41 +243,39 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     Returns:
         Lines to print: the table and its notes.
     """
-    table = []
     lengths = []
     curves: dict[str, list[float]] = {name: [] for name in SCHEMES}
+    ratios = [f"vanilla/{name} (min–max)" for name in ("hidden", "cached")]
+    header = ["attention length", *(f"{name}, ms per token" for name in SCHEMES), *ratios]
+    rows = []
     for result in results["results"]:
-        lengths.append(result["attention_len"])
-        row = {"attention length": f"{result['attention_len']:,}"}
+        length = result["attention_len"]
+        lengths.append(length)
+        row = [f"{length:,}"]
         for name, times in result["seconds_per_token"].items():
             milliseconds = 1000 * times["median"]
             curves[name].append(milliseconds)
-            row[f"{name}, ms per token"] = three_digits(milliseconds)
-        for name, ratio in result["ratios"].items():
-            row[f"{name} (min–max)"] = "{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**ratio)
-        table.append(row)
-    lines_of_figure = {SCHEMES[name]: (lengths, times) for name, times in curves.items()}
+            row.append(f"{milliseconds:,.3f}")
+        for ratio in result["ratios"].values():
+            row.append("{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**ratio))
+        rows.append(row)
+    named_curves = {SCHEMES[name]: (lengths, times) for name, times in curves.items()}
+    x_label = "attention length (tokens)"
+    y_label = "milliseconds per token"
     title = "Time per token by attention length"
-    axes = ("attention length (tokens)", "milliseconds per token")
-    line_figure(
-        directory / "speed",
-        lines_of_figure,
-        *axes,
-        title,
-        log_y=True,
-    )
+    line_figure(directory / "speed", named_curves, x_label, y_label, title, log_y=True)
     machine = results["machine"]
+    device = machine["accelerator"] or machine["processor"]
     sizes = ", ".join(f"{name} {value}" for name, value in results["model"].items())
-    rows = [list(row.values()) for row in table]
-    lines = markdown_table(list(table[0]), rows).splitlines()
-    lines += [
+    lines = [
+        *markdown_table(header, rows).splitlines(),
         "",
         "vanilla: a forward pass over the attention length for every token, softmax of its last position only. "
         f"hidden, cached: segments of {results['segment_len']} tokens with a memory of hidden states (the paper's) or "
         "of keys and values, as long as the attention. Every query attends to exactly the attention length.",
         f"Random weights: {sizes}; the vanilla model has equal sizes and absolute positions.",
         f"Medians of {results['rounds']} rounds, ratios within a round; {results['seconds']:,.0f} s in all. "
-        f"{machine['accelerator'] or machine['processor']}, threads: {machine['threads']}, torch {machine['torch']}.",
+        f"{device}, threads: {machine['threads']}, torch {machine['torch']}.",
     ]
     write_text(directory / "speed.md", "\n".join(lines) + "\n")
     return lines

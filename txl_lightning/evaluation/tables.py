@@ -56,7 +56,11 @@ def write_units(per: str, corpus: Corpus, split: str, losses: TokenLosses, direc
         text = vocabulary.decode(tokens).replace("\r\n", "\n").removesuffix("\n")
         texts = text.split("\n")
     counts = np.bincount(units, minlength=len(texts)).tolist()
-    sums = np.bincount(units, losses.nll, len(texts)).tolist()
+    sums = np.bincount(
+        units,
+        losses.nll,
+        len(texts),
+    ).tolist()
     rows = []
     for place, text in enumerate(texts):
         nats = sums[place] if counts[place] else ""

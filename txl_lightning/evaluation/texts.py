@@ -40,8 +40,10 @@ def document_pattern(trained: TrainedModel) -> Pattern | None:
     return re.compile(start.encode(), re.MULTILINE)
 
 
-def last_document(text: str, pattern: Pattern) -> str:
+def last_document(text: str, pattern: Pattern | None) -> str:
     """Return the text from the start of the last line on in which a match of the pattern begins."""
+    if pattern is None:
+        return text
     content = text.encode()
     start = 0
     for match in pattern.finditer(content):
@@ -50,24 +52,24 @@ def last_document(text: str, pattern: Pattern) -> str:
 
 
 def begun_document(
-    document: list[int], vocabulary: Vocabulary, pattern: Pattern
+    document: list[int], vocabulary: Vocabulary, pattern: Pattern | None
 ) -> list[int] | None:
     """Return the tokens of the document that begins at the end of a document; None if it goes on.
 
     A line that matches `data.document_start` begins a document once it is complete; an id that matches, at once.
     """
-    last = document[-1:]
+    if pattern is None:
+        return None
+    last = vocabulary.decode(document[-1:])
     if vocabulary.level == "ids":
-        names = (str(document[-1]), vocabulary.decode(last))
+        names = (last, str(document[-1]))
         if any(pattern.fullmatch(name.encode()) for name in names):
-            return last
-        return None
-    if not vocabulary.decode(last).endswith("\n"):
-        return None
-    for start in range(len(document) - 1, 0, -1):
-        if vocabulary.decode(document[start - 1 : start]).endswith("\n"):
-            line = document[start:]
-            if pattern.search(vocabulary.decode(line).encode()):
-                return line
-            return None
+            return document[-1:]
+    elif last.endswith("\n"):
+        start = len(document) - 1
+        while start > 0 and not vocabulary.decode(document[start - 1 : start]).endswith("\n"):
+            start -= 1
+        line = document[start:]
+        if start > 0 and pattern.search(vocabulary.decode(line).encode()):
+            return line
     return None

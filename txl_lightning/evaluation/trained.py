@@ -54,6 +54,11 @@ class TrainedModel:
     corpus: str | None = None
 
     @property
+    def marks_documents(self) -> bool:
+        """Whether the first token of every document is marked, for `memory.reset=document`."""
+        return self.config.memory.reset == "document"
+
+    @property
     def closed_sentences(self) -> bool:
         """Whether `<S>` stands at both ends of a sentence (lm1b as the TensorFlow code reads it)."""
         marks = getattr(self.config.data, "sentence_marks", "")
@@ -237,7 +242,11 @@ def naming(option: str, path: str | Path) -> Iterator[None]:
         raise OptionError(option, path, str(error)) from error
     except Exception as error:  # of any library that reads a file which somebody else wrote
         words = f"cannot be used ({type(error).__name__}: {error})".split()
-        raise OptionError(option, path, " ".join(words)[:300]) from error
+        raise OptionError(
+            option,
+            path,
+            " ".join(words)[:300],
+        ) from error
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
@@ -300,7 +309,7 @@ def checkpoint_corpus(
     if trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS:
         vocabulary = trained.vocabulary
     try:
-        corpus = load_corpus(trained.config.data, vocabulary, _marks_documents(trained))
+        corpus = load_corpus(trained.config.data, vocabulary, trained.marks_documents)
     except UserError as error:
         advice = ""
         if isinstance(error, OptionError) and error.option == "data.path":
@@ -308,36 +317,20 @@ def checkpoint_corpus(
         raise UserError(f"corpus of {checkpoint}: {error}{advice}") from error
     allowed = f"was trained with another vocabulary than {corpus.name} has"
     require(corpus.vocabulary == trained.vocabulary, option, checkpoint, allowed)
-    report_if_changed(trained, f"{option}={checkpoint}", corpus.name, corpus.checksum)
+    change = (trained.corpus, corpus.checksum)
+    if trained.corpus not in (None, corpus.checksum) and change not in REPORTED:
+        REPORTED.add(change)
+        changed = f"{option}={checkpoint} was trained on another text than {corpus.name} has now"
+        reason = "parts of its validation and test split may have been in the training text"
+        print(
+            f"{changed}: {reason}",
+            file=sys.stderr,
+            flush=True,
+        )
     return corpus
 
 
-def _marks_documents(trained: TrainedModel) -> bool:
-    return trained.config.memory.reset == "document"
-
-
-REPORTED: set[tuple[str, str]] = set()  # checksums of texts at training and now, in this process
-
-
-def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) -> None:
-    """Report a text that has changed since training, once for all checkpoints of runs on it.
-
-    Args:
-        trained: contents of a checkpoint.
-        given: the option that named it, with its value.
-        name: name of the corpus.
-        now: its checksum.
-    """
-    before = trained.corpus
-    if before is None or before == now or (before, now) in REPORTED:
-        return
-    REPORTED.add((before, now))
-    reason = "parts of its validation and test split may have been in the training text"
-    print(
-        f"{given} was trained on another text than {name} has now: {reason}",
-        file=sys.stderr,
-        flush=True,
-    )
+REPORTED: set[tuple[str | None, str]] = set()  # checksums at training and now, in this process
 
 
 def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
@@ -347,40 +340,40 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
     """
     if data_path is None or (isinstance(data_path, Mapping) and "path" not in data_path):
         return False
-    is_other = True
-    with (
-        suppress(UserError),
-        redirect_stderr(io.StringIO()),
-    ):  # errors and notices come when the text is loaded
-        for trained in models:
-            source = corpus_source(text_options(trained, data_path))
-            if source[1] == trained.corpus:
-                is_other = False
-                break
-    notice.cache_clear()
-    return is_other
+    is_own = [_text_options(trained, data_path)[1] for trained in models]
+    return not any(is_own)
 
 
-def text_options(trained: TrainedModel, data_path: Any) -> FileData:
-    """Return the options that read `data_path`; of the run's own files the type and column are the run's."""
+def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool]:
+    """Return the options that read `data_path`, and whether this is the text of the training.
+
+    Type and column of the run's own files are the run's.
+    """
     run = trained.config.data
     text = file_data(run, data_path, trained.vocabulary.level)
-    if text.dtype is not None or text.column is not None:
-        return text
-    as_in_run = replace(
-        text, dtype=getattr(run, "dtype", None), column=getattr(run, "column", None)
-    )
-    if as_in_run != text:
+    choices = [text]
+    if text.dtype is None and text.column is None:
+        dtype = getattr(run, "dtype", None)
+        choices.append(
+            replace(
+                text,
+                dtype=dtype,
+                column=getattr(run, "column", None),
+            )
+        )
+    for choice in choices:
+        # Errors and notices come when the text is loaded.
         with suppress(UserError), redirect_stderr(io.StringIO()):
-            if corpus_source(as_in_run)[1] == trained.corpus:
-                return as_in_run
-    return text
+            if corpus_source(choice)[1] == trained.corpus:
+                return choice, True
+    notice.cache_clear()
+    return text, False
 
 
 def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
-    data = text_options(trained, data_path)
+    data, _ = _text_options(trained, data_path)
     try:
-        return load_corpus(data, trained.vocabulary, _marks_documents(trained), whole)
+        return load_corpus(data, trained.vocabulary, trained.marks_documents, whole)
     except OptionError as error:
         option = error.option
         allowed = error.allowed
@@ -391,4 +384,8 @@ def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
         raise OptionError(option, error.value, allowed) from error
     except UserError as error:
         name = Path(str(data_path)).name
-        raise OptionError("data_path", data_path, str(error).removeprefix(f"{name}: ")) from error
+        raise OptionError(
+            "data_path",
+            data_path,
+            str(error).removeprefix(f"{name}: "),
+        ) from error

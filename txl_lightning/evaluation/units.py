@@ -6,11 +6,43 @@ import math
 import resource
 import sys
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
-UNITS = {"char": ("bpc", "bits per character"), "byte": ("bpb", "bits per byte")}
-PERPLEXITY = ("ppl", "perplexity")
+LARGE = 1e6
+
+
+class Unit(NamedTuple):
+    """Unit of a loss.
+
+    Args:
+        name: name in words.
+        words: a value in words, `{}` for its number.
+        digits: digits after the point.
+        tolerance: half of the last digit of Table 6.
+    """
+
+    name: str
+    words: str
+    digits: int
+    tolerance: float = 0.0005
+
+    def number(self, value: float) -> str:
+        """Return a value with its digits; a very large one with three."""
+        if value >= LARGE:
+            return f"{value:.3g}"
+        return f"{value:.{self.digits}f}"
+
+
+UNITS = {  # in the order in which they are shown
+    "bpc": Unit("bits per character", "{} bits per character", 4),
+    "ppl": Unit("perplexity", "perplexity {}", 2, tolerance=0.005),
+    "bpt": Unit("bits per token", "{} bits per token", 4),
+    "bpb": Unit("bits per byte", "{} bits per byte", 4),
+    "ppl_word": Unit("perplexity per word", "{} per word", 1),
+}
+UNITS_OF_LEVELS = {"char": "bpc", "byte": "bpb"}
 
 
 def loss_unit(level: str) -> str:
@@ -19,12 +51,12 @@ def loss_unit(level: str) -> str:
     Args:
         level: level of the tokens: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
     """
-    return UNITS.get(level, PERPLEXITY)[0]
+    return UNITS_OF_LEVELS.get(level, "ppl")
 
 
 def unit_name(level: str) -> str:
     """Return the unit of losses in words: see `loss_unit`."""
-    return UNITS.get(level, PERPLEXITY)[1]
+    return UNITS[loss_unit(level)].name
 
 
 def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -> dict[str, float]:
@@ -70,9 +102,7 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
         values: metrics by name.
         prefix: of their names, such as `val/`.
     """
-    units = [
-        unit for unit in ("bpc", "ppl", "bpt", "bpb", "ppl_word") if f"{prefix}{unit}" in values
-    ]
+    units = [unit for unit in UNITS if f"{prefix}{unit}" in values]
     if units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]:
         return ["bpc"]
     return units

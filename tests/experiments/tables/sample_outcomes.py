@@ -47,7 +47,7 @@ def _train(job: Job, random: np.random.Generator) -> dict[str, Any]:
 
 
 def _evaluate(job: Job, random: np.random.Generator) -> dict[str, Any]:
-    """Return an evaluation as `txl evaluate splits=[valid,test] select_on=valid losses=true` writes it."""
+    """Return an evaluation as `txl evaluate attention_lengths=[…] losses=true` writes it."""
     has_lengths = any(word.startswith("attention_lengths") for word in job.overrides)
     lengths = {"init": None, "best": None}  # recurrent networks have no attention length
     if has_lengths:
