@@ -81,17 +81,8 @@ def _write_records(
     counts = {LACK: 0, BAD: 0}
     size = 0
     number = 0
-    column = ""
-    columns: list[str] = []
     try:
-        for number, record in READERS[name](path, config):
-            value = record
-            if isinstance(record, dict):
-                columns = columns or list(record)
-                column = column or _find_column(record, config)
-                value = record.get(column)
-            elif not isinstance(record, Exception):
-                value = TypeError("it is no object")
+        for number, value in read_column(path, name, config):
             if value is None:
                 counts[LACK] += 1
                 continue
@@ -114,9 +105,35 @@ def _write_records(
             raise
         place = f"the file after {unit} {number}" if number else "the file"
         raise _unreadable(path, place, error) from error
+    return starts, counts
+
+
+def read_column(path: Path, name: str, config: FileData) -> Records:
+    """Yield the number of every record of a file, and its value in `data.column` or the usual column.
+
+    The value of a record that cannot be read is the error, and None of a record without the column.
+
+    Args:
+        path: a file.
+        name: its format.
+        config: group `data`.
+
+    Raises:
+        OptionError: no record has the column.
+    """
+    column = ""
+    columns: list[str] = []
+    for number, record in READERS[name](path, config):
+        value = record
+        if isinstance(record, dict):
+            columns = columns or list(record)
+            column = column or _find_column(record, config)
+            value = record.get(column)
+        elif not isinstance(record, Exception):
+            value = TypeError("it is no object")
+        yield number, value
     if columns and not column:
         _demand_column(path, columns, config)
-    return starts, counts
 
 
 def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> OptionError:
