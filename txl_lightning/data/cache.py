@@ -114,7 +114,12 @@ def mapped(path: Path, dtype: str, offset: int = 0) -> np.ndarray:
     """Return a file as an array, memory-mapped, without its first `offset` bytes."""
     if path.stat().st_size <= offset:
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, mode="r", offset=offset)
+    return np.memmap(
+        path,
+        dtype,
+        mode="r",
+        offset=offset,
+    )
 
 
 def _opened(folder: Path) -> Prepared | None:

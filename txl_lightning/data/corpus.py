@@ -129,18 +129,39 @@ def load_corpus(
     for name, levels in LEVELS_OF_OPTIONS.items():
         value = getattr(config, name, None)
         allowed = f"is for data.level={' or '.join(levels)}, not {config.level}"
-        require(value is None or config.level in levels, f"data.{name}", value, allowed)
+        require(
+            value is None or config.level in levels,
+            f"data.{name}",
+            value,
+            allowed,
+        )
     source, checksum = corpus_source(config, whole)
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
     is_free = config.min_count in (None, 1) or not source.published
-    require(is_free, "data.min_count", config.min_count, allowed)
+    require(
+        is_free,
+        "data.min_count",
+        config.min_count,
+        allowed,
+    )
     try:
         if config.level == "ids":
             of_file = cast("FileData", config)
-            vocabulary = vocabulary_of_ids(of_file, source, checksum, vocabulary)
+            vocabulary = vocabulary_of_ids(
+                of_file,
+                source,
+                checksum,
+                vocabulary,
+            )
         elif config.level == "bpe" and vocabulary is None:
             vocabulary = _tokenizer(config, source, checksum)
-        return _encoded_corpus(config, source, checksum, vocabulary, marked)
+        return _encoded_corpus(
+            config,
+            source,
+            checksum,
+            vocabulary,
+            marked,
+        )
     except OptionError:
         raise
     except UserError as error:
@@ -165,7 +186,13 @@ def _encoded_corpus(
     inputs = (checksum, vocabulary or made_by, way)
 
     def prepare(folder: Path) -> Description:
-        return _prepare(config, source, vocabulary, marked, folder)
+        return _prepare(
+            config,
+            source,
+            vocabulary,
+            marked,
+            folder,
+        )
 
     _, arrays, description = cached(config.cache_dir, inputs, prepare)
     used = Vocabulary.from_state_dict(description["vocabulary"])
@@ -202,7 +229,12 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     source_of = CORPORA.named(config.name)
     levels = LEVELS_OF[config.name]
     allowed = f"must be {' or '.join(levels)} for data={config.name}"
-    require(config.level in levels, "data.level", config.level, allowed)
+    require(
+        config.level in levels,
+        "data.level",
+        config.level,
+        allowed,
+    )
     source = files.file(cast("FileData", config), whole) if whole else source_of(config)
     checksum = _checksum(source, config.cache_dir)
     if source.checksum not in (None, checksum):
@@ -237,10 +269,20 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
     size = config.vocab_size
     if config.tokenizer is not None:
         allowed = "must not be given together with data.tokenizer"
-        require(size is None, "data.vocab_size", size, allowed)
+        require(
+            size is None,
+            "data.vocab_size",
+            size,
+            allowed,
+        )
         return _read_tokenizer(config.tokenizer)
     allowed = f"must be an integer >= {N_BYTES}, the bytes"
-    require(size is None or size >= N_BYTES, "data.vocab_size", size, allowed)
+    require(
+        size is None or size >= N_BYTES,
+        "data.vocab_size",
+        size,
+        allowed,
+    )
     most = source.subwords if size is None else size
 
     def train(_: Path) -> Description:
@@ -255,7 +297,12 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
 def _read_tokenizer(file: str) -> Vocabulary:
     conversion = CONVERSIONS.get(Path(file).suffix)
     allowed = f"must be a tokenizer.json: {conversion}"
-    require(conversion is None, "data.tokenizer", file, allowed)
+    require(
+        conversion is None,
+        "data.tokenizer",
+        file,
+        allowed,
+    )
     try:
         return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, UserError) as error:
@@ -354,7 +401,12 @@ def _prepare(
     unknown: dict[str, float] = {}
     for split, parts in source.parts.items():
         documents = read_documents(parts, ALIGNMENT[encoder.level], find_starts)
-        n_tokens, n_unknown = _write_split(encoder, documents, folder / split, marked)
+        n_tokens, n_unknown = _write_split(
+            encoder,
+            documents,
+            folder / split,
+            marked,
+        )
         counts[split] = n_tokens
         if encoder.unknown >= 0:
             unknown[split] = n_unknown / n_tokens

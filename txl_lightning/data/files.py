@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.formats import check_text, format_of, formats_of
+from txl_lightning.data.formats import READERS, check_text, format_of, formats_of, read_records
 from txl_lightning.data.ids import open_ids
-from txl_lightning.data.records import READERS, read_records
 from txl_lightning.data.sources import (
     BOM,
     SPLITS,
@@ -79,7 +78,12 @@ def file(config: FileData, whole: bool = False) -> Source:
     fractions = config.fractions
     is_good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
     allowed = "must be three positive numbers (train, valid, test) with sum 1"
-    require(is_good, "data.fractions", list(fractions), allowed)
+    require(
+        is_good,
+        "data.fractions",
+        list(fractions),
+        allowed,
+    )
     path: Any = config.path
     if config.level == "ids" and isinstance(path, list) and len(path) == 3:
         path = dict(zip(SPLITS, path, strict=True))
@@ -96,7 +100,12 @@ def file(config: FileData, whole: bool = False) -> Source:
     if whole:
         every = [part for parts_of_split in parts.values() for part in parts_of_split]
         return Source(name, {WHOLE: every}, vocabulary)
-    return Source(name, _cut_missing(config, name, parts), vocabulary, subwords=2048)
+    return Source(
+        name,
+        _cut_missing(config, name, parts),
+        vocabulary,
+        subwords=2048,
+    )
 
 
 def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
@@ -106,12 +115,22 @@ def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
         OptionError: it names other splits, or a file of train is in another split too.
     """
     is_good = "train" in paths and set(paths) <= set(SPLITS)
-    require(is_good, "data.path", dict(paths), ALLOWED)
+    require(
+        is_good,
+        "data.path",
+        dict(paths),
+        ALLOWED,
+    )
     files = {split: find_files(config, given) for split, given in paths.items()}
     for split in set(files) - {"train"}:
         shared = set(files["train"]) & set(files[split])
         allowed = f"has {_few(shared)} in train and in {split}"
-        require(not shared, "data.path", dict(paths), allowed)
+        require(
+            not shared,
+            "data.path",
+            dict(paths),
+            allowed,
+        )
     return files
 
 
@@ -169,7 +188,12 @@ def _by_name(files: Files, given: Any) -> dict[str, Files]:
     for path in splits.get(JOINED, {}):
         reason = f"has files that are splits and {path.name}, which is none; {HINT}"
         raise OptionError("data.path", given, reason)
-    require("train" in splits, "data.path", given, f"has no file that is train; {HINT}")
+    require(
+        "train" in splits,
+        "data.path",
+        given,
+        f"has no file that is train; {HINT}",
+    )
     return splits
 
 
@@ -183,7 +207,12 @@ def _split_of(path: Path, given: Any) -> str:
         words = WORD_IN_NAME.sub("-", part).lower()
         splits = sorted({str(match.lastgroup) for match in SPLIT_WORD.finditer(words)})
         allowed = f"has {path}, which says {' and '.join(splits)}; {HINT}"
-        require(len(splits) < 2, "data.path", given, allowed)
+        require(
+            len(splits) < 2,
+            "data.path",
+            given,
+            allowed,
+        )
         if splits:
             return splits[0]
     return JOINED
@@ -206,7 +235,12 @@ def find_files(config: FileData, given: Any) -> Files:
         else:
             left_out.append(path)
     if not files:
-        require(len(left_out) > 0, "data.path", given, NO_FILE)
+        require(
+            len(left_out) > 0,
+            "data.path",
+            given,
+            NO_FILE,
+        )
         allowed = f"has no suffix that names a format; data.format={' or '.join(formats_of(config.level))} if it is one"
         raise OptionError("data.path", left_out[0], allowed)
     if left_out:
@@ -214,10 +248,20 @@ def find_files(config: FileData, given: Any) -> Files:
     examples = {name: path.name for path, name in files.items()}
     several = " and ".join(f"{path} ({name})" for name, path in sorted(examples.items()))
     allowed = f"has several formats, {several}: {PATTERN}"
-    require(len(examples) == 1, "data.path", given, allowed)
+    require(
+        len(examples) == 1,
+        "data.path",
+        given,
+        allowed,
+    )
     for path in files:
         is_twice = path.suffix.lower() in UNPACK and path.with_suffix("") in files
-        require(not is_twice, "data.path", given, f"has {path.name}, packed and unpacked")
+        require(
+            not is_twice,
+            "data.path",
+            given,
+            f"has {path.name}, packed and unpacked",
+        )
     return files
 
 
@@ -229,7 +273,12 @@ def _list_files(given: Any) -> list[Path]:
     """
     listed = [given] if isinstance(given, str) else given
     is_good = isinstance(listed, list) and all(isinstance(path, str) and path for path in listed)
-    require(is_good, "data.path", given, ALLOWED)
+    require(
+        is_good,
+        "data.path",
+        given,
+        ALLOWED,
+    )
     paths: dict[Path, Path] = {}  # by the files that links lead to
     try:
         for text in listed:
@@ -302,5 +351,10 @@ def _open_files(config: FileData, files: Files) -> list[Part]:
         if len(part.open()[0]) > 0:
             parts.append(part)
     allowed = f"must have text or ids: {_few(files)} is empty"
-    require(len(parts) > 0, "data.path", config.path, allowed)
+    require(
+        len(parts) > 0,
+        "data.path",
+        config.path,
+        allowed,
+    )
     return parts

@@ -58,7 +58,12 @@ def open_ids(path: Path, name: str, config: FileData) -> Part:
         OptionError: it has no ids, or not as its header says.
     """
     is_packed = path.suffix.lower() in UNPACK
-    require(not is_packed, "data.path", path, "must be ids that can be mapped: unpack it")
+    require(
+        not is_packed,
+        "data.path",
+        path,
+        "must be ids that can be mapped: unpack it",
+    )
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if name != "raw" and head.startswith(NUMPY):
@@ -68,7 +73,12 @@ def open_ids(path: Path, name: str, config: FileData) -> Part:
     magic = int.from_bytes(head[:4], "little")
     if name == "bin" and magic in TYPES_OF_LLM_C:
         n_ids = int.from_bytes(head[8:12], "little")
-        return _part(path, TYPES_OF_LLM_C[magic], n_ids, offset=LLM_C_HEADER)
+        return _part(
+            path,
+            TYPES_OF_LLM_C[magic],
+            n_ids,
+            offset=LLM_C_HEADER,
+        )
     return _raw(path, config, head)
 
 
@@ -79,9 +89,19 @@ def _numpy(path: Path) -> Part:
         raise OptionError("data.path", path, f"cannot be read ({error})") from error
     is_row = ids.ndim == 1 and ids.dtype.kind in "iu"
     allowed = f"must be integers in one dimension, not {ids.dtype} {ids.shape}: save ids.ravel()"
-    require(is_row, "data.path", path, allowed)
+    require(
+        is_row,
+        "data.path",
+        path,
+        allowed,
+    )
     dtype = ids.dtype.name if ids.dtype.isnative else ids.dtype.str
-    return _part(path, dtype, len(ids), offset=ids.offset)
+    return _part(
+        path,
+        dtype,
+        len(ids),
+        offset=ids.offset,
+    )
 
 
 def _indexed(path: Path) -> Part:
@@ -89,18 +109,38 @@ def _indexed(path: Path) -> Part:
     index = path.with_suffix(".idx").read_bytes()
     is_index = index.startswith(INDEX) and len(index) >= 26
     allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap)"
-    require(is_index, "data.path", path, allowed)
+    require(
+        is_index,
+        "data.path",
+        path,
+        allowed,
+    )
     code, n_sequences = struct.unpack_from("<BQ", index, 17)
     is_fairseq = len(index) == 26 + 12 * n_sequences  # Megatron's has the number of documents
     at = 26 if is_fairseq else 34
     is_whole = code in TYPES_OF_INDEX and len(index) >= at + 12 * n_sequences
-    require(is_whole, "data.path", path, allowed)
-    lengths = np.frombuffer(index, "<i4", n_sequences, at)
+    require(
+        is_whole,
+        "data.path",
+        path,
+        allowed,
+    )
+    lengths = np.frombuffer(
+        index,
+        "<i4",
+        n_sequences,
+        at,
+    )
     starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
     n_ids = int(starts[-1])
     if not is_fairseq:
         starts = starts[np.frombuffer(index, "<i8", -1, at + 12 * n_sequences)]
-    return _part(path, TYPES_OF_INDEX[code], n_ids, starts=starts)
+    return _part(
+        path,
+        TYPES_OF_INDEX[code],
+        n_ids,
+        starts=starts,
+    )
 
 
 def _part(
@@ -112,13 +152,30 @@ def _part(
 ) -> Part:
     is_whole = path.stat().st_size == offset + n_ids * np.dtype(dtype).itemsize
     allowed = f"must have the {n_ids:,} ids of its header or index, and no more"
-    require(is_whole, "data.path", path, allowed)
-    return Part(path, 0, n_ids, format=dtype, offset=offset, starts=starts)
+    require(
+        is_whole,
+        "data.path",
+        path,
+        allowed,
+    )
+    return Part(
+        path,
+        0,
+        n_ids,
+        format=dtype,
+        offset=offset,
+        starts=starts,
+    )
 
 
 def _raw(path: Path, config: FileData, head: bytes) -> Part:
     types = f"must be {', '.join(RAW_DTYPES)} for {path.name}: a raw file does not state the type of its ids"
-    require(config.dtype in RAW_DTYPES, "data.dtype", config.dtype, types)
+    require(
+        config.dtype in RAW_DTYPES,
+        "data.dtype",
+        config.dtype,
+        types,
+    )
     dtype = np.dtype(str(config.dtype))
     size = path.stat().st_size
     pattern = HEADERS if dtype.itemsize == 1 else LETTERS
@@ -130,9 +187,19 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
         is_foreign = is_foreign or index.is_file()  # of chunks of another library
     sure = "save them with numpy.save, or data.format=raw if they are plain numbers"
     allowed = f"begins with {head[:16]!r} or has an index beside it, unlike plain ids: {sure}"
-    require(config.format == "raw" or not is_foreign, "data.path", path, allowed)
+    require(
+        config.format == "raw" or not is_foreign,
+        "data.path",
+        path,
+        allowed,
+    )
     whole = f"must have a whole number of {dtype.name}, not {size:,} bytes"
-    require(size % dtype.itemsize == 0, "data.path", path, whole)
+    require(
+        size % dtype.itemsize == 0,
+        "data.path",
+        path,
+        whole,
+    )
     return Part(path, format=dtype.name)
 
 
@@ -165,12 +232,22 @@ def vocabulary_of_ids(
     inputs = (checksum, "range of ids")
     counts = cached(config.cache_dir, inputs, lambda _: _count_ids(source)).description
     is_good = counts["number"] > 0 and counts["smallest"] >= 0
-    require(is_good, "data.path", config.path, "must have ids, none of them negative")
+    require(
+        is_good,
+        "data.path",
+        config.path,
+        "must have ids, none of them negative",
+    )
     if given is None:
         given = _new_vocabulary(config, counts)
     largest = counts["largest"]
     allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}"
-    require(largest < len(given), "data.path", config.path, allowed)
+    require(
+        largest < len(given),
+        "data.path",
+        config.path,
+        allowed,
+    )
     return given
 
 
@@ -205,7 +282,12 @@ def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
         _require_plausible(counts)
         size = least if names else counts["largest"] + 1
     allowed = f"must be an integer >= {least}, for all data.names, and below 2^31"
-    require(least <= size < 2**31, "data.vocab_size", size, allowed)
+    require(
+        least <= size < 2**31,
+        "data.vocab_size",
+        size,
+        allowed,
+    )
     require_memory(BYTES_OF_ID * size, "data.vocab_size", size)
     symbols = [names.get(number, str(number)) for number in range(size)]
     return Vocabulary("ids", tuple(symbols))
@@ -218,7 +300,12 @@ def _require_plausible(counts: dict[str, int]) -> None:
     is_far = largest >= max(number, FEW_IDS) or FEW_DISTINCT * counts["distinct"] < largest
     is_half_zero = number > counts["zeros"] >= number / 2
     allowed = f"must be given, or the type of the ids is wrong: {counts}"
-    require(not is_far and not is_half_zero, "data.vocab_size", None, allowed)
+    require(
+        not is_far and not is_half_zero,
+        "data.vocab_size",
+        None,
+        allowed,
+    )
 
 
 def names_of_ids(file: str) -> dict[int, str]:

@@ -80,7 +80,12 @@ def enwik8(config: Enwik8Data) -> Source:
     """
     ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
     allowed = "must be dropped (as in the paper) or kept"
-    require(config.newlines in ways, "data.newlines", config.newlines, allowed)
+    require(
+        config.newlines in ways,
+        "data.newlines",
+        config.newlines,
+        allowed,
+    )
     return _source(config, ways[config.newlines], f", newlines {config.newlines}")
 
 
@@ -114,9 +119,19 @@ def lm1b(config: Lm1bData) -> Source:
     ways = {"start": "", "both": ", <S> at both ends"}
     marks = config.sentence_marks
     allowed = "must be start or both (as in the TensorFlow code)"
-    require(marks in ways, "data.sentence_marks", marks, allowed)
+    require(
+        marks in ways,
+        "data.sentence_marks",
+        marks,
+        allowed,
+    )
     cutoffs = (60_000, 100_000, 640_000)
-    return _source(config, vocabulary.words_of_sentences, ways[marks], cutoffs)
+    return _source(
+        config,
+        vocabulary.words_of_sentences,
+        ways[marks],
+        cutoffs,
+    )
 
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
@@ -138,7 +153,12 @@ def _folder(config: DataConfig) -> Path:
     root_of_user = config.root or os.environ.get("TXL_DATA")
     root = expand(root_of_user or f"{config.cache_dir}/downloads")
     is_good = not root_of_user or root.is_dir()
-    require(is_good, option, root_of_user, "must be a folder")
+    require(
+        is_good,
+        option,
+        root_of_user,
+        "must be a folder",
+    )
     folder = root / config.name
     other = root / FOLDERS.get(config.name, config.name)
     return other if other.is_dir() else folder
@@ -166,7 +186,13 @@ def _source(
     if not parts:
         raise UserError(f"data={config.name}: the download in {folder} is not complete")
     name = f"{config.name}{way}"
-    return Source(name, parts, make, PUBLISHED.get(name, {}), cutoffs)
+    return Source(
+        name,
+        parts,
+        make,
+        PUBLISHED.get(name, {}),
+        cutoffs,
+    )
 
 
 def _find_parts(config: DataConfig, folder: Path) -> Parts:

@@ -192,7 +192,12 @@ def open_vocabulary(config: DataConfig) -> MakeVocabulary:
     least = config.min_count
     if least is None:
         least = 2 if config.level == "word" else 1
-    require(least >= 1, "data.min_count", least, "must be an integer >= 1")
+    require(
+        least >= 1,
+        "data.min_count",
+        least,
+        "must be an integer >= 1",
+    )
     make = vocabulary.words if config.level == "word" else vocabulary.characters_and_unknown
     return partial(make, min_count=least)
 

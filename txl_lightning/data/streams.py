@@ -145,7 +145,12 @@ class Streams:
         stream_len = self.text_len // self.batch_size
         most = f"must be at most {self.text_len // 2}"
         allowed = f"{most}: the text has {self.text_len} tokens, and a stream needs 2"
-        require(stream_len >= 2, "batch_size", self.batch_size, allowed)
+        require(
+            stream_len >= 2,
+            "batch_size",
+            self.batch_size,
+            allowed,
+        )
         start = 0
         if self.seed is not None:
             start = int(np.random.default_rng(self.seed).integers(self.text_len))
@@ -265,7 +270,12 @@ class ShuffledStreams(Streams):
         sentences = f"{len(self.starts):,} sentences ({n_tokens:,} tokens)"
         segment = f"for one segment of {self.segment_len}"
         allowed = f"gives too few of {sentences} to each stream {segment}"
-        require(n_targets >= 1, "batch_size", self.batch_size, allowed)
+        require(
+            n_targets >= 1,
+            "batch_size",
+            self.batch_size,
+            allowed,
+        )
         return n_targets
 
     def state_dict(self) -> dict[str, int]:

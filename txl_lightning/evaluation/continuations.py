@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.formats import format_of
-from txl_lightning.data.records import read_column
+from txl_lightning.data.formats import format_of, read_column
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.commands import log_results
 from txl_lightning.evaluation.hardware import autocast
