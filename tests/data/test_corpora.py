@@ -1,6 +1,9 @@
 """Corpora of installed packages and of files, and the cache of encoded tokens."""
 
+import fcntl
+import gzip
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -65,20 +68,6 @@ def test_other_packages_are_named_and_their_files_are_in_the_order_of_a_hash(
     assert corpus.documents["train"].tolist() == starts[: len(corpus.documents["train"])]
 
 
-def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
-    text = "äöü€𝄞" * 30
-    (path,) = files(tmp_path, {"t.txt": text})
-    for share in np.arange(0.02, 0.4, 0.03).tolist():
-        corpus = corpus_of(
-            path,
-            tmp_path,
-            level="char",
-            fractions=[1 - 2 * share, share, share],
-        )
-        assert text_of(corpus) == text
-        assert len(corpus.splits["valid"]) == pytest.approx(share * len(text), abs=2)
-
-
 def test_tokens_are_prepared_again_for_a_changed_file_or_level(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,24 +85,6 @@ def test_tokens_are_prepared_again_for_a_changed_file_or_level(
     )
     files(tmp_path, {"t.txt": b"first text " * 20})
     assert corpus_of(path, tmp_path).splits["train"].tobytes() == b"first text " * 18
-
-
-def test_a_large_file_is_hashed_once_until_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (path,) = files(tmp_path, {"t.txt": b"first text " * 20})
-    small = corpus_of(path, tmp_path).checksum
-    monkeypatch.setattr(cache, "LARGE_FILE_BYTES", 200)
-    assert corpus_of(path, tmp_path).checksum == small
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            cache,
-            "file_checksum",
-            lambda path: pytest.fail("hashed again"),
-        )
-        assert corpus_of(path, tmp_path).checksum == small
-    files(tmp_path, {"t.txt": b"second text" * 20})
-    assert corpus_of(path, tmp_path).checksum != small
 
 
 def test_a_failure_while_writing_leaves_nothing(
@@ -151,6 +122,61 @@ def test_a_damaged_cache_is_made_again_and_that_is_said(
         ] * said
         assert capsys.readouterr().err.splitlines() == lines
     assert list((tmp_path / "cache").iterdir()) == [folder]
+
+
+# Checksums of corpora by version 0.5.0: of the files that the test writes, by path and level.
+OF_0_5_0 = {
+    ("joined", "char"): "4db4b162d74456bf38832dc4afc198bfe767c6c89d978b837531907b6a98fc14",
+    ("splits", "char"): "ea181a8242df8c58ea7107e7186fac90edb48e4f2ac351813cce18cc6db19303",
+    ("packed", "char"): "3becc77e6cb263e66e6c6d157024ecd4760f689e8846697a1716a987b03fe1e4",
+    ("records", "char"): "bd36180f7dce228d6230b0ead3513d54cc45e0f44ed9dd5673f5c67674d7d10f",
+    ("arrays", "ids"): "c5a37a3ecf643f83bec47fdde1e55d4d7366d0835063c97f8a803ed373130fe8",
+}
+
+
+@pytest.mark.parametrize(("path", "level"), OF_0_5_0)
+def test_runs_of_0_5_0_find_their_corpus(tmp_path: Path, path: str, level: str) -> None:
+    """A resumed run compares the checksum."""
+    text = "größer als a\n" * 30
+    records = [json.dumps({"text": f"record {n} é"}) + "\n" for n in range(40)]
+    contents: dict[str, str | bytes] = {
+        "joined/a.txt": text,
+        "joined/b.txt": "b é line\n" * 40,
+        "splits/train.txt": "train é\n" * 90,
+        "splits/test.txt": "test\n" * 9,
+        "packed/a.txt.gz": gzip.compress(text.encode(), mtime=0),
+        "records/a.jsonl": "".join(records),
+    }
+    files(tmp_path, contents)
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays/0.npy", np.arange(400, dtype="<i8") % 37)
+    np.save(tmp_path / "arrays/1.npy", (np.arange(600) % 37).astype("<u2"))
+    corpus = corpus_of(str(tmp_path / path), tmp_path, level=level)
+    assert corpus.checksum == OF_0_5_0[path, level]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from txl_lightning.data.cache import cached
+cached(sys.argv[1], "inputs", lambda folder: os.kill(os.getpid(), 9))
+"""
+
+
+def test_what_a_killed_preparation_left_is_removed_unless_another_process_prepares(
+    tmp_path: Path,
+) -> None:
+    (path,) = files(tmp_path, {"t.txt": "text " * 50})
+    folder = tmp_path / "cache"
+    assert subprocess.run([sys.executable, "-c", KILLED, folder]).returncode == -9
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)  # as a process that prepares
+    corpus_of(path, tmp_path)
+    assert len(list(folder.glob(".part-*"))) == 1
+    os.close(lock)
+    corpus_of(path, tmp_path, level="char")
+    assert len(list(folder.glob(".part-*"))) == 0
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Token ids in files of several libraries: splits, documents, names, and input that is refused."""
 
+import gzip
 import json
+import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from tests.data.writers import (
     write_packed,
 )
 from txl_lightning.config.schemas import FileData, file_data
-from txl_lightning.data import ids as ids_module
+from txl_lightning.data import sources
 from txl_lightning.data.corpus import SPLITS, Corpus
 from txl_lightning.data.ids import RAW_DTYPES, names_of_ids
 from txl_lightning.data.vocabulary import without_marks
@@ -155,7 +158,7 @@ def test_every_split_may_have_its_own_file(tmp_path: Path) -> None:
 def test_the_arrays_of_a_folder_are_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
-    monkeypatch.setattr(ids_module, "IDS_AT_ONCE", 64)  # several chunks in a document
+    monkeypatch.setattr(sources, "CHUNK", 64)  # several chunks in a document
     for number, part in enumerate(
         np.split(
             FEW,
@@ -249,7 +252,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (FEW / 2, {}, f"notes.npy: {ROW} float64"),
     (np.array([{}]), {}, "notes.npy: cannot be read"),
     (FEW.reshape(10, 100), {}, rf"{ROW} int64 \(10, 100\): save ids.ravel\(\)"),
-    (FEW[:0], {}, "must have ids, none of them negative"),
+    (FEW[:0], {}, "must have text or ids: notes.npy is empty"),
     (FEW[:4], {}, "the valid split is empty: it is too short"),
     (FEW - 3, {}, "must have ids, none of them negative"),
     (FEW, {"vocab_size": 36}, "has the id 36, the vocabulary .* only ids from 0 to 35"),
@@ -262,7 +265,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (np.append(FEW % 9, 60_000), {}, "must be given, .*largest.: 60000, .*distinct.: 10"),
     (FEW, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1"),
     (FEW, {"vocab_size": 2**31 - 1}, "needs at least 1,074 GB of memory"),
-    (FEW, {"level": "byte"}, "notes.npy: has no suffix that names a format of text"),
+    (FEW, {"level": "byte"}, "notes.npy: has no suffix that names a format"),
     (FEW, {"names": "/nowhere.txt"}, "data.names=/nowhere.txt: must have a name in each line"),
 ]
 
@@ -303,6 +306,12 @@ UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     ({"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF}, UINT16, "or has an index beside it"),
     ({"a.bin.index": b"x", "a.bin": HALF}, UINT16, "or has an index beside it"),
     ({"a.bin": b"\x89HDF\r\n\x1a\n" + bytes(98)}, UINT16, UNLIKE),
+    ({"a.bin": b"\x2a" + bytes(7) + b'{"weight"' + bytes(49)}, UINT16, UNLIKE),
+    ({"a.bin": pickle.dumps(["a list of words"] * 5, 4)}, {"dtype": "uint8"}, UNLIKE),
+    ({"a.bin": gzip.compress(HALF)}, {"dtype": "uint8"}, UNLIKE),
+    ({"a.bin": struct.pack("<Q", 500) + HALF[:1000]}, UINT16, UNLIKE),
+    ({"a.bin": struct.pack("<I", 1000) + HALF[:1000]}, UINT16, UNLIKE),
+    ({"shard.00000.mds": HALF}, UINT16, "no suffix that names a format"),
     (
         {"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(16)},
         UINT16,
@@ -314,7 +323,7 @@ UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     (
         {"00000_tokens.ds": HALF},
         UINT16,
-        "no suffix that names a format of ids; data.format=npy or bin",
+        "no suffix that names a format; data.format=npy or bin",
     ),
     ({"ids.bin.gz": b"\x1f\x8b"}, UINT16, "must be ids that can be mapped: unpack it"),
 ]
@@ -339,12 +348,6 @@ def test_a_header_of_another_library_is_no_ids(tmp_path: Path) -> None:
         )
 
 
-def test_a_raw_file_of_any_name_is_read_if_the_format_says_so(tmp_path: Path) -> None:
-    (path, _) = files(tmp_path, {"00000_tokens.ds": IDS.tobytes(), "00000_tokens.ds.index": b"x"})
-    corpus = ids_of(path, tmp_path, dtype="uint16", format="raw")
-    assert joined(corpus).tolist() == IDS.tolist()
-
-
 NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]"]
 
 
@@ -358,8 +361,9 @@ def test_a_record_without_a_list_of_ids_is_refused(tmp_path: Path, value: str) -
 
 
 MISFITS: list[tuple[Callable[[Path], Path], str]] = [
-    (write_llm_c, "must have the 1,000 ids of its header, and no more"),
-    (write_megatron, r"must have an index of Megatron or fairseq .* and its ids alone"),
+    (write_llm_c, "must have the 1,000 ids of its header or index, and no more"),
+    (write_megatron, "must have the 1,000 ids of its header or index, and no more"),
+    (lambda folder: Path(saved(folder, FEW)), "must have the 1,000 ids of its header or index"),
 ]
 
 
@@ -370,13 +374,6 @@ def test_files_that_do_not_fit_their_header_are_refused(
     path = write(tmp_path)
     path.write_bytes(path.read_bytes() + b"xxxx")
     with pytest.raises(OptionError, match=words):
-        ids_of(str(path), tmp_path)
-
-
-def test_two_arrays_in_a_file_are_refused(tmp_path: Path) -> None:
-    path = Path(saved(tmp_path, FEW))
-    path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(OptionError, match="must have one array, and no more"):
         ids_of(str(path), tmp_path)
 
 

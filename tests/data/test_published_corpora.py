@@ -137,7 +137,7 @@ def test_every_layout_is_the_same(
     options: dict[str, Any],
     chunk_bytes: int,
 ) -> None:
-    monkeypatch.setattr(sources, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(sources, "CHUNK", chunk_bytes)
     files(root, layout)
     level = LEVELS.get(name, "word")
     config = config_of(root, name, level, **options)

@@ -171,6 +171,8 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output
 BAD = [
     ("no JSON", "line 2 .*JSONDecodeError"),
     ('{"text": 7}', "line 2 .*must be a text, not 7"),
+    ('{"text": ["a", "b"]}', "line 2 .*must be a text, not .'a', 'b'"),
+    ('{"text": {"raw": "a"}}', "line 2 .*must be a text, not .'raw': 'a'"),
     ('{"text": "\\ud800"}', "line 2 .*surrogates not allowed"),
     ("[" * 100_000, "line 2 .*RecursionError"),
     (b'{"text": "\xff"}', "line 2 .*UnicodeDecodeError"),
@@ -194,6 +196,13 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
     assert "1 records cannot be read; left out" in capsys.readouterr().err
 
 
+def test_a_broken_list_of_json_always_ends(tmp_path: Path) -> None:
+    """Nothing says where its next record begins."""
+    (path,) = files(tmp_path, {"a.json": '[{"text": "a"}, {"text": "b}, {"text": "c"}]'})
+    with pytest.raises(OptionError, match=r"the file after record 1 cannot be read .*no JSON"):
+        records_of(tmp_path, path, skip_bad=True)
+
+
 def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
     rows = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
     (path,) = files(tmp_path, {"a.csv": rows})
@@ -209,6 +218,24 @@ DAMAGED = [
     ("a.jsonl", b'{"text": null}\n' * 9, "must have text or ids: a.jsonl is empty"),
     ("a.json", b'[{"text": "a"}, {"text": ', "no JSON"),
     ("a.json", b'{"text": "a"} and more', "no JSON"),
+    (
+        "a.json",
+        b'[{"text": "a"}, {"text": "b"}',
+        "the file after record 2 cannot be read .*no JSON",
+    ),
+    ("a.json", b'{"text": "a"}]', "no JSON"),
+    ("a.csv", b"text,text\na,b\n", "must be a column of .*a.csv: text, text"),
+    ("a.csv", "text\nword\n".encode("utf-16"), "the file cannot be read .UnicodeDecodeError"),
+    (
+        "a.jsonl",
+        JSON_LINES.replace(b"\n", b"\r"),
+        "line 1 cannot be read .JSONDecodeError: Extra data",
+    ),
+    (
+        "a.parquet",
+        parquet_of(pyarrow.int32(), ["0", "1"]),
+        "record 1 cannot be read .TypeError: must be a text, not 0",
+    ),
     ("a.json", b'["a", "b"]', "it is no object"),
     ("a.csv", b"# made by x\nid,text\n1,abc\n", "must be a column of .*a.csv: # made by x"),
     ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not the 2 fields of the header"),
@@ -252,13 +279,6 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None
         strict=True,
     ):
         assert text_of(corpus, split) == "".join(row.removesuffix("\n") + "\n" for row in rows)
-    (tmp_path / "saved/train/data-00001-of-00002.arrow").unlink()
-    with pytest.raises(OptionError, match=r"data-00001-of-00002\.arrow cannot be read \(No such"):
-        corpus_of(
-            str(tmp_path / "saved"),
-            tmp_path,
-            level="byte",
-        )
 
 
 SENTENCES = [f"日本語のテキスト {n % 9} です。 größer {'x ' * (n % 7)}" for n in range(400)]

@@ -20,6 +20,13 @@ def lines(text: str) -> list[bytes]:
     return [line.encode() for line in re.findall("[^\n]*\n|[^\n]+", text)]
 
 
+def tokens_of(vocabulary: Vocabulary, lines: list[bytes]) -> list[int]:
+    tokens: list[int] = []
+    for chunk, _ in vocabulary.encode_documents([line] for line in lines):
+        tokens += chunk.tolist()
+    return tokens
+
+
 def words_of_the_original(text: str) -> list[list[str]]:
     """Read words as the paper's code does: open in text mode, strip every line, split it at white space."""
     lines = re.split("\r\n|\r|\n", text)
@@ -39,8 +46,7 @@ def test_words_are_those_of_the_original(train: str, valid: str) -> None:
         known += [word if word in expected else "<unk>" for word in [*line, "<eos>"]]
     tokens = vocabulary.encode(valid.encode())
     assert [vocabulary.symbols[token] for token in tokens] == known
-    in_lines = [token for chunk in vocabulary.encode_chunks(lines(valid)) for token in chunk]
-    assert in_lines == tokens.tolist()
+    assert tokens_of(vocabulary, lines(valid)) == tokens.tolist()
     assert tokens.dtype == np.int32
 
 
@@ -51,7 +57,7 @@ def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(text: st
     for line in words_of_the_original(text):
         if line:
             expected += ["<S>", *(word if word in ("a", "b") else "<UNK>" for word in line)]
-    tokens = [token for chunk in vocabulary.encode_chunks(lines(text)) for token in chunk]
+    tokens = tokens_of(vocabulary, lines(text))
     assert [vocabulary.symbols[token] for token in tokens] == expected
 
 

@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_lightning.errors import UserError, notice
-from txl_lightning.files import file_checksum, new_folder, sync_folder, write_json
+from txl_lightning.files import PART, expand, file_checksum, new_folder, sync_folder, write_json
 
-PREPARATION_VERSION = 12
+PREPARATION_VERSION = 13
 DESCRIPTION = "description.json"
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
 
 Description = dict[str, Any]
-Prepared = tuple[dict[str, np.ndarray], Description]
 
 
-def cache_key(*parts: object) -> str:
-    """Return a folder name that changes with the inputs of a preparation and with `PREPARATION_VERSION`."""
-    inputs = json.dumps([PREPARATION_VERSION, *map(str, parts)])
-    return hashlib.sha256(inputs.encode()).hexdigest()[:32]
+class Prepared(NamedTuple):
+    """Folder of a preparation: its arrays by name, memory-mapped, and its description."""
+
+    folder: Path
+    arrays: dict[str, np.ndarray]
+    description: Description
 
 
-def cached(directory: Path, key: str, prepare: Callable[[Path], Description]) -> Prepared:
-    """Return the memory-mapped arrays and the description in `directory/key`; prepare them first if missing.
+def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description]) -> Prepared:
+    """Open the folder of a preparation, whose name is a hash of its inputs; prepare it first if it is missing.
 
     The folder gets its name only when it is complete and on disk. If two processes prepare it at the same time, the
     first to finish wins and the other one uses its result. A damaged folder is prepared again, which is said.
 
     Args:
-        directory: folder of all preparations.
-        key: see `cache_key`.
+        cache_dir: folder of all preparations.
+        inputs: all that the result depends on, besides `PREPARATION_VERSION`.
         prepare: writes arrays into the folder that it is given, as files NAME.DTYPE, and returns the description.
 
     Raises:
         UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
     """
-    folder = directory / key
+    directory = expand(cache_dir)
+    key = repr((PREPARATION_VERSION, inputs))
+    folder = directory / hashlib.sha256(key.encode()).hexdigest()[:32]
     prepared = _opened(folder)
     if prepared is not None:
         return prepared
@@ -52,13 +57,14 @@ def cached(directory: Path, key: str, prepare: Callable[[Path], Description]) ->
         if os.path.lexists(folder):
             notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")
             shutil.rmtree(folder)
-        directory.mkdir(parents=True, exist_ok=True)
-        with new_folder(folder) as unfinished:
+        with prepared_folder(folder) as unfinished:
             description = prepare(unfinished)
+            sizes = {}
             for path in unfinished.iterdir():
+                sizes[path.name] = path.stat().st_size
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-            state = {"description": description, "sizes": _sizes(unfinished)}
+            state = {"description": description, "sizes": sizes}
             write_json(unfinished / DESCRIPTION, state)
         sync_folder(directory)
     except OSError as error:  # another process may have been faster
@@ -69,49 +75,63 @@ def cached(directory: Path, key: str, prepare: Callable[[Path], Description]) ->
     return prepared
 
 
-def checksum_once(directory: Path, path: Path) -> str:
+@contextmanager
+def prepared_folder(path: Path) -> Iterator[Path]:
+    """Give the block a temporary folder, which becomes `path`: all of it, or nothing after an error.
+
+    Folders beside it that killed processes have left are removed, unless another process prepares one there. Every
+    process shares a lock of the parent folder while it writes, and ends it when it is killed.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # others hold it, or the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in path.parent.glob(f"{PART}*"):
+                shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        with new_folder(path) as folder:
+            yield folder
+    finally:
+        os.close(lock)
+
+
+def checksum_once(cache_dir: str, path: Path) -> str:
     """Return the SHA-256 of a file; cache the checksum of a large file in a folder, by path, size and time."""
     status = path.stat()
     if status.st_size < LARGE_FILE_BYTES:
         return file_checksum(path)
-    key = cache_key(
-        "checksum",
-        path.resolve(),
-        status.st_size,
-        status.st_mtime_ns,
+    inputs = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+    prepared = cached(cache_dir, inputs, lambda _: {"sha256": file_checksum(path)})
+    return str(prepared.description["sha256"])
+
+
+def mapped(path: Path, dtype: str, offset: int = 0) -> np.ndarray:
+    """Return a file as an array, memory-mapped, without its first `offset` bytes."""
+    if path.stat().st_size <= offset:
+        return np.zeros(0, dtype)
+    return np.memmap(
+        path,
+        dtype,
+        mode="r",
+        offset=offset,
     )
-    _, description = cached(
-        directory,
-        key,
-        lambda _: {"sha256": file_checksum(path)},
-    )
-    return str(description["sha256"])
 
 
 def _opened(folder: Path) -> Prepared | None:
-    """Return arrays and description of a folder; None if it is missing or damaged."""
+    """Open a folder; return None if it is missing or damaged."""
     try:
         state = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         arrays = {}
-        for path in _array_files(folder):
-            arrays[path.stem] = _mapped_array(path)
-        if state["sizes"] != _sizes(folder):
-            return None
-        return arrays, state["description"]
-    except (OSError, ValueError, TypeError, LookupError):
+        for name, size in state["sizes"].items():
+            path = folder / name
+            if path.stat().st_size != size:
+                return None
+            arrays[path.stem] = mapped(path, path.suffix[1:])
+        return Prepared(folder, arrays, state["description"])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None
-
-
-def _array_files(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.name != DESCRIPTION]
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in _array_files(folder)}
-
-
-def _mapped_array(path: Path) -> np.ndarray:
-    dtype = path.suffix[1:]
-    if path.stat().st_size == 0:
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, mode="r")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import DataConfig, FileData
 from txl_lightning.data import files, installed, published_corpora, recall  # noqa: F401 - register their corpora
-from txl_lightning.data.cache import Description, cache_key, cached, checksum_once
-from txl_lightning.data.ids import chunks_of_ids, vocabulary_of_ids
+from txl_lightning.data.cache import Description, cached, checksum_once
+from txl_lightning.data.ids import vocabulary_of_ids
 from txl_lightning.data.sources import (
     ALIGNMENT,
     CORPORA,
@@ -26,18 +26,14 @@ from txl_lightning.data.sources import (
     Alignment,
     Part,
     Source,
+    chunks,
     place_of_bad_byte,
     read,
 )
-from txl_lightning.data.subwords import N_BYTES, Tokens, train_byte_pairs
-from txl_lightning.data.vocabulary import (
-    SENTENCE,
-    Vocabulary,
-    close_sentences,
-    decoded,
-)
+from txl_lightning.data.subwords import N_BYTES, Positions, train_byte_pairs
+from txl_lightning.data.vocabulary import Vocabulary, decoded
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import expand, not_special
+from txl_lightning.files import not_special
 
 LEVELS_OF_OPTIONS = {
     "vocab_size": ("bpe", "ids"),
@@ -52,7 +48,10 @@ CONVERSIONS = {
     ".tiktoken": "TikTokenConverter(FILE).converted().save('tokenizer.json') of transformers.convert_slow_tokenizer",
 }
 
+NEWLINE = ord("\n")
+
 Pattern = re.Pattern[bytes]
+FindStarts = Callable[[np.ndarray], Positions]
 
 
 @dataclass(frozen=True)
@@ -139,18 +138,30 @@ def load_corpus(
     source, checksum = corpus_source(config, whole)
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
     is_free = config.min_count in (None, 1) or not source.published
-    require(is_free, "data.min_count", config.min_count, allowed)
+    require(
+        is_free,
+        "data.min_count",
+        config.min_count,
+        allowed,
+    )
     try:
         if config.level == "ids":
+            of_file = cast("FileData", config)
             vocabulary = vocabulary_of_ids(
-                cast("FileData", config),
+                of_file,
                 source,
                 checksum,
                 vocabulary,
             )
         elif config.level == "bpe" and vocabulary is None:
             vocabulary = _tokenizer(config, source, checksum)
-        return _encoded_corpus(config, source, checksum, vocabulary, marked)
+        return _encoded_corpus(
+            config,
+            source,
+            checksum,
+            vocabulary,
+            marked,
+        )
     except OptionError:
         raise
     except UserError as error:
@@ -170,30 +181,28 @@ def _encoded_corpus(
     marked: bool,
 ) -> Corpus:
     """Encode a corpus with a vocabulary, or one that is made from its text, and cache the tokens."""
-    pattern = start_pattern(config.document_start) if marked else None
     made_by = (source.name, config.level, config.min_count, source.published)
-    way = (is_closed(config), marked, pattern and pattern.pattern)
-    key = cache_key(checksum, vocabulary or made_by, way)
+    way = (is_closed(config), marked and [config.document_start])
+    inputs = (checksum, vocabulary or made_by, way)
 
     def prepare(folder: Path) -> Description:
-        return _prepare(config, source, vocabulary, marked, folder)
+        return _prepare(
+            config,
+            source,
+            vocabulary,
+            marked,
+            folder,
+        )
 
-    arrays, description = cached(
-        expand(config.cache_dir),
-        key,
-        prepare,
-    )
+    _, arrays, description = cached(config.cache_dir, inputs, prepare)
     used = Vocabulary.from_state_dict(description["vocabulary"])
-    splits = {split: arrays[split] for split in source.parts}
-    documents = {split: arrays[f"{split}.starts"] for split in source.parts}
-    cutoffs = source.cutoffs if len(used) > max(source.cutoffs, default=0) else ()
     return Corpus(
         source.name,
-        splits,
+        {split: arrays[split] for split in source.parts},
         used,
         checksum,
-        cutoffs,
-        documents,
+        source.cutoffs if len(used) > max(source.cutoffs, default=0) else (),
+        {split: arrays[f"{split}.starts"] for split in source.parts},
         description["unknown"],
     )
 
@@ -227,7 +236,7 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
         allowed,
     )
     source = files.file(cast("FileData", config), whole) if whole else source_of(config)
-    checksum = _checksum(source, expand(config.cache_dir))
+    checksum = _checksum(source, config.cache_dir)
     if source.checksum not in (None, checksum):
         reason = f"files of {source.name} differ from the published ones; it is another text"
         notice(f"data={config.name}: {reason}")
@@ -235,15 +244,17 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     return source, checksum
 
 
-def _checksum(source: Source, directory: Path) -> str:
+def _checksum(source: Source, cache_dir: str) -> str:
     digest = hashlib.sha256()
     try:
         for name, parts in source.parts.items():
             for part in parts:
-                checksum = checksum_once(directory, part.path)
+                checksum = checksum_once(cache_dir, part.origin or part.path)
                 place = (part.start, part.stop, part.alignment, part.format)
-                digest.update(repr((name, checksum, *place)).encode())
-                digest.update(part.starts.tobytes())
+                starts: tuple[Any, ...] = ()
+                if len(part.starts) > 0:
+                    starts = (part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest())
+                digest.update(repr((name, checksum, *place, *starts)).encode())
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     return digest.hexdigest()
@@ -258,7 +269,12 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
     size = config.vocab_size
     if config.tokenizer is not None:
         allowed = "must not be given together with data.tokenizer"
-        require(size is None, "data.vocab_size", size, allowed)
+        require(
+            size is None,
+            "data.vocab_size",
+            size,
+            allowed,
+        )
         return _read_tokenizer(config.tokenizer)
     allowed = f"must be an integer >= {N_BYTES}, the bytes"
     require(
@@ -271,30 +287,21 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
 
     def train(_: Path) -> Description:
         texts = map(decoded, read(source.parts["train"], "char"))
-        return {
-            "tokenizer": train_byte_pairs(
-                texts,
-                most,
-                least=size or N_BYTES,
-            )
-        }
+        return {"tokenizer": train_byte_pairs(texts, most, least=size or N_BYTES)}
 
-    key = cache_key(checksum, "byte pairs", most, size)
-    _, description = cached(
-        expand(config.cache_dir),
-        key,
-        train,
-    )
-    return Vocabulary.of_tokenizer(description["tokenizer"])
+    inputs = (checksum, "byte pairs", most, size)
+    prepared = cached(config.cache_dir, inputs, train)
+    return Vocabulary.of_tokenizer(prepared.description["tokenizer"])
 
 
 def _read_tokenizer(file: str) -> Vocabulary:
     conversion = CONVERSIONS.get(Path(file).suffix)
+    allowed = f"must be a tokenizer.json: {conversion}"
     require(
         conversion is None,
         "data.tokenizer",
         file,
-        f"must be a tokenizer.json: {conversion}",
+        allowed,
     )
     try:
         return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
@@ -302,14 +309,12 @@ def _read_tokenizer(file: str) -> Vocabulary:
         raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
 
 
-def start_pattern(document_start: str | None) -> Pattern | None:
+def start_pattern(document_start: str) -> Pattern:
     """Compile the regular expression `data.document_start`; `^` and `$` are the ends of lines.
 
     Raises:
         OptionError: it is not a regular expression.
     """
-    if document_start is None:
-        return None
     try:
         return re.compile(document_start.encode(), re.MULTILINE)
     except re.error as error:
@@ -318,70 +323,64 @@ def start_pattern(document_start: str | None) -> Pattern | None:
 
 
 def read_documents(
-    parts: Iterable[Part], unit: Alignment, pattern: Pattern | None
-) -> Iterator[list[bytes]]:
-    """Yield text in chunks, divided where documents begin (see `Vocabulary.encode_documents`).
+    parts: Iterable[Part], unit: Alignment, find_starts: FindStarts | None = None
+) -> Iterator[list[Any]]:
+    """Yield text or ids in chunks, divided where documents begin (see `Vocabulary.encode_documents`).
 
-    A document begins with every part, with every record, and with every line in which a match of the pattern begins.
-    With a pattern each file is held in memory at once.
+    A document begins with every part, where a part says so, and where `find_starts` finds one.
 
     Raises:
         UserError: a file cannot be read.
     """
     for number, part in enumerate(parts):
-        starts = part.inner_starts()
-        if pattern is not None:
-            starts = np.union1d(starts, _matches(b"".join(read([part])), pattern))
+        content, starts = part.open()
+        if find_starts is not None:
+            starts = np.union1d(starts, find_starts(content))
         if number > 0:
             starts = np.append(0, starts)  # the first piece continues the part before
         at = 0
-        for chunk in read([part], unit):
+        for array in chunks(content, unit):
+            chunk: Any = array
+            if part.format == "plain":
+                chunk = array.tobytes()
             first, last = np.searchsorted(starts, [at, at + len(chunk)])
-            cuts = [
-                0,
-                *(starts[first:last] - at).tolist(),
-                len(chunk),
-            ]
+            cuts = [0, *(starts[first:last] - at).tolist(), len(chunk)]
             yield [chunk[start:stop] for start, stop in pairwise(cuts)]
             at += len(chunk)
 
 
-def _matches(text: bytes, pattern: Pattern) -> NDArray[np.int64]:
-    """Return where the lines begin in which a match of the pattern begins."""
-    starts = [
-        text.rfind(
-            b"\n",
-            0,
-            match.start(),
-        )
-        + 1
-        for match in pattern.finditer(text)
-    ]
-    return np.array(starts, np.int64)
+def _finder(pattern: Pattern, encoder: Vocabulary) -> FindStarts:
+    """Return what finds the documents of a pattern in a part.
 
-
-def id_documents(
-    parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None
-) -> Iterator[Tokens]:
-    """Yield ids in chunks, and the positions in them where documents begin.
-
-    A document begins with every part, where the file says so, and with every id whose number or name is a match of the
-    pattern.
+    They begin with every line in which a match begins, and at level ids with every id whose number or name is a match.
     """
-    first_ids = []
-    if pattern is not None:
-        for number, name in enumerate(vocabulary.symbols):
-            if pattern.fullmatch(name.encode()) or pattern.fullmatch(str(number).encode()):
-                first_ids.append(number)
-    for part in parts:
-        at = 0
-        starts = np.append(0, part.inner_starts())
-        for ids in chunks_of_ids(part.ids()):
-            begins = starts[(starts >= at) & (starts < at + len(ids))] - at
-            if first_ids:
-                begins = np.union1d(begins, np.flatnonzero(np.isin(ids, first_ids)))
-            yield ids, begins
-            at += len(ids)
+    if encoder.level != "ids":
+        return partial(_lines_with_match, pattern)
+    ids = []
+    for number, name in enumerate(encoder.symbols):
+        if pattern.fullmatch(name.encode()) or pattern.fullmatch(str(number).encode()):
+            ids.append(number)
+    return partial(_places_of, ids)
+
+
+def _lines_with_match(pattern: Pattern, content: np.ndarray) -> Positions:
+    lines = np.append(0, 1 + np.flatnonzero(content == NEWLINE))
+    matches = [match.start() for match in pattern.finditer(content)]  # type: ignore[call-overload]
+    return lines[np.searchsorted(lines, matches, side="right") - 1]
+
+
+def _places_of(ids: list[int], content: np.ndarray) -> Positions:
+    places = [np.zeros(0, np.int64)]
+    at = 0
+    for chunk in chunks(content):
+        places.append(at + np.flatnonzero(np.isin(chunk, ids)))
+        at += len(chunk)
+    return np.concatenate(places)
+
+
+def is_closed(config: DataConfig) -> bool:
+    """Return whether sentences have `<S>` at both ends."""
+    return getattr(config, "sentence_marks", "start") == "both"
 
 
 def _prepare(
@@ -390,26 +389,25 @@ def _prepare(
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description."""
     if given is None:
         vocabulary = source.vocabulary(read(source.parts["train"], ALIGNMENT[config.level]))
-        encoder = replace(vocabulary, lenient=vocabulary.unknown >= 0)
+        lenient = vocabulary.unknown >= 0
     else:
         vocabulary = given
-        encoder = given
+        lenient = given.lenient
+    encoder = replace(vocabulary, lenient=lenient, closed=is_closed(config))
+    find_starts = None
+    if marked and config.document_start is not None:
+        find_starts = _finder(start_pattern(config.document_start), encoder)
     counts = {"vocabulary": len(vocabulary)}
     unknown: dict[str, float] = {}
     for split, parts in source.parts.items():
-        chunks = _chunks_of_tokens(config, encoder, parts, marked)
+        documents = read_documents(parts, ALIGNMENT[encoder.level], find_starts)
         n_tokens, n_unknown = _write_split(
             encoder,
-            chunks,
+            documents,
             folder / split,
             marked,
         )
         counts[split] = n_tokens
-        reason = "it is too short"
-        if encoder.level == "word":
-            reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
-        if n_tokens == 0:
-            raise UserError(f"the {split} split is empty: {reason}")
         if encoder.unknown >= 0:
             unknown[split] = n_unknown / n_tokens
     for name, published in source.published.items():
@@ -419,52 +417,30 @@ def _prepare(
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 
-def is_closed(config: DataConfig) -> bool:
-    """Return whether sentences have `<S>` at both ends."""
-    return getattr(config, "sentence_marks", "start") == "both"
-
-
-def _chunks_of_tokens(
-    config: DataConfig, encoder: Vocabulary, parts: list[Part], marked: bool
-) -> Iterator[Tokens]:
-    """Yield tokens in chunks, and the positions in them where sentences or documents begin."""
-    pattern = start_pattern(config.document_start) if marked else None
-    if encoder.level == "ids":
-        yield from id_documents(parts, encoder, pattern)
-        return
-    unit = ALIGNMENT[encoder.level]
-    if not encoder.starts_sentences:
-        yield from encoder.encode_documents(read_documents(parts, unit, pattern))
-        return
-    sentence = encoder.numbers[SENTENCE]
-    for tokens in encoder.encode_chunks(read(parts, unit)):
-        if is_closed(config):
-            yield close_sentences(tokens, sentence)
-        else:
-            yield tokens, np.flatnonzero(tokens == sentence)
-
-
 def _write_split(
-    vocabulary: Vocabulary, chunks: Iterable[Tokens], path: Path, marked: bool
+    encoder: Vocabulary, documents: Iterable[list[Any]], path: Path, marked: bool
 ) -> tuple[int, int]:
-    """Write chunks of tokens and the positions where sentences or documents begin; count tokens and `<unk>`."""
+    """Write the tokens of a split and the positions where documents begin; count tokens and `<unk>`."""
+    dtype = np.dtype(np.int32) if marked else encoder.dtype
+    file = path.with_name(f"{path.name}.{dtype.name}")
+    starts = [np.zeros(1, np.int64)]
     n_tokens = 0
     n_unknown = 0
-    starts = [np.zeros(1, np.int64)]
-    dtype = np.dtype(np.int32) if marked else vocabulary.dtype
-    file = path.with_name(f"{path.name}.{dtype.name}")
     with file.open("xb") as stored:
-        for tokens, begins in chunks:
+        for tokens, begins in encoder.encode_documents(documents):
             starts.append(n_tokens + begins)
             stored.write(tokens.astype(dtype).tobytes())
             n_tokens += len(tokens)
-            n_unknown += int(np.count_nonzero(tokens == vocabulary.unknown))  # -1 never occurs
-    positions = np.concatenate(starts)
+            n_unknown += int(np.count_nonzero(tokens == encoder.unknown))  # -1 never occurs
+    reason = "it is too short"
+    if encoder.level == "word":
+        reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
+    if n_tokens == 0:
+        raise UserError(f"the {path.name} split is empty: {reason}")
+    positions = np.unique(np.concatenate(starts))  # empty documents begin with the next one
     positions = positions[positions < n_tokens]
-    # Empty documents begin with the next one.
-    positions = positions[np.diff(positions, prepend=-1) > 0]
     positions.tofile(path.with_name(f"{path.name}.starts.int64"))
-    if marked and n_tokens:
+    if marked:
         written = np.memmap(file, dtype, mode="r+")
         written[positions] = ~written[positions]
         written.flush()

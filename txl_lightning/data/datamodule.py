@@ -46,7 +46,12 @@ class StreamsDataModule(L.LightningDataModule):
         n_documents = len(self.corpus.documents["train"])
         allowed = "must match the first lines of documents: the training split needs two at least"
         is_good = n_documents > 1 or not marked
-        require(is_good, "data.document_start", data.document_start, allowed)
+        require(
+            is_good,
+            "data.document_start",
+            data.document_start,
+            allowed,
+        )
         n_tokens = len(self.corpus.splits["train"])
         needed = data.batch_size * (data.segment_len + 1)
         if n_tokens < needed:

@@ -1,47 +1,36 @@
-"""Files of the user (`data=file`): which files are read, which of them are splits, and what they hold."""
+"""Files of the user (`data=file`): which files are read, and which of them are splits."""
 
 from __future__ import annotations
 
-import csv
 import glob
 import json
 import os
 import re
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.cache import Description, cache_key, cached, checksum_once
-from txl_lightning.data.formats import (
-    BAD_RECORD,
-    READERS,
-    check_text,
-    format_of,
-    read_column,
-    refuse_format,
-)
-from txl_lightning.data.ids import encode_ids, open_ids
+from txl_lightning.data.formats import READERS, check_text, format_of, formats_of, read_records
+from txl_lightning.data.ids import open_ids
 from txl_lightning.data.sources import (
-    ALIGNMENT,
     BOM,
     SPLITS,
+    UNPACK,
     WHOLE,
     Part,
     Parts,
     Source,
-    cut_file,
     cut_parts,
-    first_bytes,
+    cut_text,
     open_vocabulary,
     register_corpus,
+    text_file,
 )
 from txl_lightning.data.vocabulary import LEVELS
-from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import expand, not_special
+from txl_lightning.errors import OptionError, notice, require
+from txl_lightning.files import not_special
 
 JOINED = ""  # the name of files that are no splits: joined and cut
 SPLIT_WORD = re.compile(
@@ -51,6 +40,9 @@ SPLIT_WORD = re.compile(
 WORD_IN_NAME = re.compile(r"(?<=[a-z])(?=[A-Z])")
 HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}'; without valid and test they are cut from train"
 ALLOWED = "must be a file, a folder, a list of these, a pattern, or a mapping of train, valid and test to them"
+NO_FILE = (
+    "has no file that is not empty; several patterns are a list, as in data.path='[a/*.tex,a/*.md]'"
+)
 PATTERN = "choose files by a pattern, as in data.path='FOLDER/**/*.txt', or read all as text by data.format=text"
 # Files beside the data that describe it, and indices that Megatron and GPT-NeoX make of it.
 DESCRIPTIONS = re.compile(
@@ -58,8 +50,6 @@ DESCRIPTIONS = re.compile(
     r"|cache-\w+\.arrow|.*(document|sample|shuffle|doc)_(index|idx)\.npy"
 )
 ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog)\b.*|.*\.md", re.IGNORECASE)
-# Errors of libraries for a damaged file.
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, csv.Error)
 
 Files = dict[Path, str]  # files and their formats
 
@@ -88,33 +78,68 @@ def file(config: FileData, whole: bool = False) -> Source:
     fractions = config.fractions
     is_good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
     allowed = "must be three positive numbers (train, valid, test) with sum 1"
-    require(is_good, "data.fractions", list(fractions), allowed)
+    require(
+        is_good,
+        "data.fractions",
+        list(fractions),
+        allowed,
+    )
     path: Any = config.path
     if config.level == "ids" and isinstance(path, list) and len(path) == 3:
         path = dict(zip(SPLITS, path, strict=True))
     if isinstance(path, Mapping):
-        is_good = "train" in path and set(path) <= set(SPLITS)
-        require(is_good, "data.path", dict(path), ALLOWED)
-        splits = {split: find_files(config, paths) for split, paths in path.items()}
+        files = _by_mapping(path, config)
         path = path["train"]
     elif whole:
-        splits = {JOINED: find_files(config, path)}
+        files = {JOINED: find_files(config, path)}
     else:
-        splits = _by_name(find_files(config, path), path)
-    parts = {split: _read_files(config, files) for split, files in splits.items()}
+        files = _by_name(find_files(config, path), path)
+    parts = {split: _open_files(config, files_of_split) for split, files_of_split in files.items()}
     name = _name_of(path)
+    vocabulary = open_vocabulary(config)
     if whole:
-        every = [part for of_split in parts.values() for part in of_split]
-        return Source(name, {WHOLE: every}, open_vocabulary(config))
-    parts = _cut_missing(config, name, parts)
-    return Source(name, parts, open_vocabulary(config), subwords=2048)
+        every = [part for parts_of_split in parts.values() for part in parts_of_split]
+        return Source(name, {WHOLE: every}, vocabulary)
+    return Source(
+        name,
+        _cut_missing(config, name, parts),
+        vocabulary,
+        subwords=2048,
+    )
+
+
+def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
+    """Return the files of every split that a mapping names.
+
+    Raises:
+        OptionError: it names other splits, or a file of train is in another split too.
+    """
+    is_good = "train" in paths and set(paths) <= set(SPLITS)
+    require(
+        is_good,
+        "data.path",
+        dict(paths),
+        ALLOWED,
+    )
+    files = {split: find_files(config, given) for split, given in paths.items()}
+    for split in set(files) - {"train"}:
+        shared = set(files["train"]) & set(files[split])
+        allowed = f"has {_few(shared)} in train and in {split}"
+        require(
+            not shared,
+            "data.path",
+            dict(paths),
+            allowed,
+        )
+    return files
 
 
 def _name_of(path: Any) -> str:
     """Return the name of a corpus: its file or folder, or the first one."""
-    first = path if isinstance(path, str) else path[0]
-    name = Path(first).expanduser().resolve().name
-    if first is not path and len(path) > 1:
+    if isinstance(path, str):
+        return Path(path).expanduser().resolve().name
+    name = _name_of(path[0])
+    if len(path) > 1:
         name += f" and {len(path) - 1} more"
     return name
 
@@ -124,21 +149,18 @@ def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
     missing = [split for split in SPLITS if split not in parts]
     if not missing:
         return {split: parts[split] for split in SPLITS}
-    whole_files = parts.get(JOINED) or parts["train"]
-    if "train" in parts:
+    if JOINED not in parts:
+        whole_files = parts["train"]
         notice(f"data.path={name}: {' and '.join(missing)} cut from the end of train")
-    elif len(whole_files) > 1:
-        notice(f"data.path={name}: {_few(part.path for part in whole_files)} joined and cut")
-    first = whole_files[0]
-    is_one_text = len(whole_files) == 1 and first.format == "plain" and len(first.starts) == 0
-    if is_one_text and JOINED in parts and not first.start:
-        return cut_file(first.path, config.fractions, first.alignment)
+    else:
+        whole_files = parts[JOINED]
+        if len(whole_files) > 1:
+            names = _few(part.origin or part.path for part in whole_files)
+            notice(f"data.path={name}: {names} joined and cut")
+        elif whole_files[0].is_plain_text:
+            return cut_text(whole_files[0], config.fractions)
     shares = []
-    for split, fraction in zip(
-        SPLITS,
-        config.fractions,
-        strict=True,
-    ):
+    for split, fraction in zip(SPLITS, config.fractions, strict=True):
         is_cut = split in missing or split == "train"
         shares.append(fraction if is_cut else 0.0)
     cut = cut_parts(whole_files, [share / sum(shares) for share in shares])
@@ -202,9 +224,61 @@ def find_files(config: FileData, given: Any) -> Files:
     Raises:
         OptionError: there are none, one cannot be read, or they have several formats.
     """
+    formats = {path: format_of(path, config) for path in _list_files(given)}
+    is_table = bool(set(formats.values()) - {"text", ""})
+    files: Files = {}
+    left_out = []
+    for path, name in formats.items():
+        is_about = is_table and name == "text" and ABOUT.fullmatch(path.name)
+        if name and not is_about:
+            files[path] = name
+        else:
+            left_out.append(path)
+    if not files:
+        require(
+            len(left_out) > 0,
+            "data.path",
+            given,
+            NO_FILE,
+        )
+        allowed = f"has no suffix that names a format; data.format={' or '.join(formats_of(config.level))} if it is one"
+        raise OptionError("data.path", left_out[0], allowed)
+    if left_out:
+        notice(f"data.path={given}: {_few(left_out)} left out: no format that is read")
+    examples = {name: path.name for path, name in files.items()}
+    several = " and ".join(f"{path} ({name})" for name, path in sorted(examples.items()))
+    allowed = f"has several formats, {several}: {PATTERN}"
+    require(
+        len(examples) == 1,
+        "data.path",
+        given,
+        allowed,
+    )
+    for path in files:
+        is_twice = path.suffix.lower() in UNPACK and path.with_suffix("") in files
+        require(
+            not is_twice,
+            "data.path",
+            given,
+            f"has {path.name}, packed and unpacked",
+        )
+    return files
+
+
+def _list_files(given: Any) -> list[Path]:
+    """Return the files of a path or of a list of paths that are not empty, each once, in the order of paths.
+
+    Raises:
+        OptionError: a path is none, or cannot be read.
+    """
     listed = [given] if isinstance(given, str) else given
     is_good = isinstance(listed, list) and all(isinstance(path, str) and path for path in listed)
-    require(is_good, "data.path", given, ALLOWED)
+    require(
+        is_good,
+        "data.path",
+        given,
+        ALLOWED,
+    )
     paths: dict[Path, Path] = {}  # by the files that links lead to
     try:
         for text in listed:
@@ -215,38 +289,7 @@ def find_files(config: FileData, given: Any) -> Files:
         which = "" if str(error.filename) == given else f"{error.filename} "
         reason = f"{which}cannot be read ({error.strerror})"
         raise OptionError("data.path", given, reason) from error
-    files: Files = {}
-    left_out = []
-    for path in sorted(paths.values()):
-        name = format_of(path, config)
-        if name:
-            files[path] = name
-        else:
-            left_out.append(path)
-    if set(files.values()) - {"text"}:  # a page about the tables
-        about = [path for path in files if files[path] == "text" and ABOUT.fullmatch(path.name)]
-        for path in about:
-            left_out.append(path)
-            del files[path]
-    if left_out and not files:
-        raise refuse_format(left_out[0], config)
-    require(
-        len(files) > 0,
-        "data.path",
-        given,
-        "must not be empty",
-    )
-    if left_out:
-        notice(f"data.path={given}: {_few(left_out)} left out: no format that is read")
-    examples = {name: path.name for path, name in files.items()}
-    several = " and ".join(f"{file_name} ({name})" for name, file_name in sorted(examples.items()))
-    require(
-        len(examples) == 1,
-        "data.path",
-        given,
-        f"has several formats, {several}: {PATTERN}",
-    )
-    return files
+    return sorted(paths.values())
 
 
 def _expanded(given: str) -> Iterator[Path]:
@@ -288,8 +331,8 @@ def _few(paths: Iterable[Path]) -> str:
     return text
 
 
-def _read_files(config: FileData, files: Files) -> list[Part]:
-    """Return the parts that files hold.
+def _open_files(config: FileData, files: Files) -> list[Part]:
+    """Return the parts that files hold, without empty ones.
 
     Raises:
         OptionError: one cannot be read as its format says, or all are empty.
@@ -297,21 +340,16 @@ def _read_files(config: FileData, files: Files) -> list[Part]:
     parts = []
     for path, name in files.items():
         if name in READERS:
-            part = _read_records(config, path, name)
-            if len(part.starts) > 0:
-                parts.append(part)
+            part = read_records(path, name, config)
         elif config.level == "ids":
-            parts.append(open_ids(path, config, name))
+            part = open_ids(path, name, config)
         else:
-            check_text(path, config)
-            start = len(BOM) if first_bytes(path).startswith(BOM) else 0
-            parts.append(
-                Part(
-                    path,
-                    start,
-                    alignment=ALIGNMENT[config.level],
-                )
-            )
+            head = check_text(path, config)
+            part = text_file(path, config)
+            if head.startswith(BOM):
+                part = replace(part, start=len(BOM))
+        if len(part.open()[0]) > 0:
+            parts.append(part)
     allowed = f"must have text or ids: {_few(files)} is empty"
     require(
         len(parts) > 0,
@@ -320,112 +358,3 @@ def _read_files(config: FileData, files: Files) -> list[Part]:
         allowed,
     )
     return parts
-
-
-def _read_records(config: FileData, path: Path, name: str) -> Part:
-    """Write the records of a file into the cache, once, and return the part that holds them.
-
-    Raises:
-        OptionError: a record cannot be read, and `data.skip_bad` is off.
-    """
-    is_ids = config.level == "ids"
-    directory = expand(config.cache_dir)
-    file_name = "ids.int32" if is_ids else "text.uint8"
-    checksum = checksum_once(directory, path)
-    key = cache_key(
-        checksum,
-        "records",
-        name,
-        config.column,
-        is_ids,
-        config.skip_bad,
-    )
-
-    def write(folder: Path) -> Description:
-        with (folder / file_name).open("wb") as stored:
-            starts, counts = _write_records(config, path, name, stored)
-        np.array(starts, np.int64).tofile(folder / "starts.int64")
-        return counts
-
-    arrays, counts = cached(directory, key, write)
-    for what, n in counts.items():
-        if n:
-            notice(f"{path}: {n:,} records {what}; left out")
-    stored = directory / key / file_name
-    if is_ids:
-        return Part(
-            stored,
-            format="int32",
-            starts=arrays["starts"] // 4,
-        )
-    return Part(
-        stored,
-        alignment=ALIGNMENT[config.level],
-        starts=arrays["starts"],
-    )
-
-
-def _write_records(
-    config: FileData, path: Path, name: str, stored: Any
-) -> tuple[array[int], dict[str, int]]:
-    """Write the records of a file; return the bytes where each begins, and how many are left out."""
-    unit = "line" if name == "jsonl" else "record"
-    starts = array("q")
-    counts = {"lack the column": 0, "cannot be read": 0}
-    size = 0
-    number = 0
-    try:
-        for number, value in read_column(path, name, config):
-            if value is None:
-                counts["lack the column"] += 1
-                continue
-            try:
-                contents = _encoded(value, config.level == "ids")
-            except BAD_RECORD as error:
-                if not config.skip_bad:
-                    way_on = "; data.skip_bad=true leaves such records out"
-                    raise _unreadable(
-                        path,
-                        f"{unit} {number}",
-                        error,
-                        way_on,
-                    ) from error
-                counts["cannot be read"] += 1
-                continue
-            for content in contents:
-                starts.append(size)
-                size += stored.write(content)
-    except UNREADABLE as error:
-        if isinstance(error, UserError) or getattr(
-            error,
-            "errno",
-            None,
-        ):  # a full disk
-            raise
-        place = f"the file after {unit} {number}" if number else "the file"
-        raise _unreadable(path, place, error) from error
-    return starts, counts
-
-
-def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> OptionError:
-    reason = " ".join(str(error).split())[:200]
-    text = f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}"
-    return OptionError("data.path", path, text)
-
-
-def _encoded(value: Any, is_ids: bool) -> list[bytes]:
-    """Return the bytes of a record's value: text that ends with a line break, or ids.
-
-    Raises:
-        ValueError, TypeError: it is neither, or the reader could not read it.
-    """
-    if isinstance(value, Exception):
-        raise value
-    if is_ids:
-        return encode_ids(value)
-    text = value.decode() if isinstance(value, bytes) else value
-    if not isinstance(text, str):
-        raise TypeError(f"must be a text, not {str(value)[:40]}")
-    if not text.endswith("\n"):
-        text += "\n"
-    return [text.encode()]

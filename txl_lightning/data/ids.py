@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.cache import cache_key, cached
-from txl_lightning.data.sources import UNPACK, Part, Source
+from txl_lightning.data.cache import cached
+from txl_lightning.data.sources import UNPACK, Part, Source, chunks
+from txl_lightning.data.subwords import Positions
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require, require_memory
-from txl_lightning.files import expand, not_special
+from txl_lightning.files import not_special
 
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 NUMPY = b"\x93NUMPY"
@@ -32,36 +32,53 @@ TYPES_OF_INDEX = {
 }
 TYPES_OF_LLM_C = {20240520: "uint16", 20240801: "uint32"}
 LLM_C_HEADER = 256 * 4
-# First bytes of files that are no raw numbers: PackedDataset of lit-gpt, HDF5, archives; numbers in a text, and words.
-HEADERS = re.compile(rb"LITPKDS|\x89HDF|PK\x03\x04|[\d\s,;\[\]-]{16}")
+HEAD_BYTES = 512
+# First bytes of files that are no raw numbers: of other libraries and archives; numbers in a text, and words.
+HEADERS = re.compile(
+    rb"LITPKDS|\x89HDF|PK\x03\x04|\x80[\x02-\x05](\x95.{4}\0{4}|\x8a\n)|.{4}\0{4}\{\"|PAR1|ARROW1"
+    rb"|\x1f\x8b\x08|BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd|.{257}ustar|[\d\s,;\[\]-]{16}",
+    re.DOTALL,
+)
 LETTERS = re.compile(HEADERS.pattern + rb"|[\w\s,;\[\]-]{16}")
-IDS_AT_ONCE = 1 << 22
+NO_STARTS = np.zeros(0, np.int64)
 BYTES_OF_ID = 500  # at least: its name, its row of the embedding with gradient and moments
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 FEW_DISTINCT = 20  # times as many ids as occur
 
 
-def open_ids(path: Path, config: FileData, name: str) -> Part:
-    """Return the part of a file that has ids, memory-mapped, and where its documents begin if it says so.
+def open_ids(path: Path, name: str, config: FileData) -> Part:
+    """Return the part of a file that has ids, and where its documents begin if it says so.
 
     Args:
         path: a file.
-        config: group `data`.
         name: its format: npy, bin (with an index, llm.c's or raw) or raw.
+        config: group `data`.
 
     Raises:
         OptionError: it has no ids, or not as its header says.
     """
     is_packed = path.suffix.lower() in UNPACK
-    require(not is_packed, "data.path", path, "must be ids that can be mapped: unpack it")
+    require(
+        not is_packed,
+        "data.path",
+        path,
+        "must be ids that can be mapped: unpack it",
+    )
     with path.open("rb") as file:
-        head = file.read(64)
+        head = file.read(HEAD_BYTES)
     if name != "raw" and head.startswith(NUMPY):
         return _numpy(path)
     if name == "bin" and path.with_suffix(".idx").is_file():
         return _indexed(path)
-    if name == "bin" and int.from_bytes(head[:4], "little") in TYPES_OF_LLM_C:
-        return _llm_c(path)
+    magic = int.from_bytes(head[:4], "little")
+    if name == "bin" and magic in TYPES_OF_LLM_C:
+        n_ids = int.from_bytes(head[8:12], "little")
+        return _part(
+            path,
+            TYPES_OF_LLM_C[magic],
+            n_ids,
+            offset=LLM_C_HEADER,
+        )
     return _raw(path, config, head)
 
 
@@ -69,76 +86,84 @@ def _numpy(path: Path) -> Part:
     try:
         ids = np.load(path, mmap_mode="r")
     except ValueError as error:
-        raise OptionError(
-            "data.path",
-            path,
-            f"cannot be read ({error})",
-        ) from error
+        raise OptionError("data.path", path, f"cannot be read ({error})") from error
     is_row = ids.ndim == 1 and ids.dtype.kind in "iu"
     allowed = f"must be integers in one dimension, not {ids.dtype} {ids.shape}: save ids.ravel()"
-    require(is_row, "data.path", path, allowed)
-    is_whole = ids.offset + ids.nbytes == path.stat().st_size
-    require(is_whole, "data.path", path, "must have one array, and no more")
-    return Part(
+    require(
+        is_row,
+        "data.path",
         path,
-        0,
+        allowed,
+    )
+    dtype = ids.dtype.name if ids.dtype.isnative else ids.dtype.str
+    return _part(
+        path,
+        dtype,
         len(ids),
-        format=ids.dtype.str,
         offset=ids.offset,
     )
 
 
-def _llm_c(path: Path) -> Part:
-    magic, _, n_ids = np.fromfile(
-        path,
-        "<i4",
-        3,
-    ).tolist()
-    dtype = np.dtype(TYPES_OF_LLM_C[magic])
-    is_whole = path.stat().st_size == LLM_C_HEADER + n_ids * dtype.itemsize
-    require(
-        is_whole,
-        "data.path",
-        path,
-        f"must have the {n_ids:,} ids of its header, and no more",
-    )
-    return Part(
-        path,
-        0,
-        n_ids,
-        format=dtype.name,
-        offset=LLM_C_HEADER,
-    )
-
-
 def _indexed(path: Path) -> Part:
-    """Map the ids of Megatron or fairseq: `.bin` without a header, beside an index of type, sequences and documents."""
+    """Open the ids of Megatron or fairseq: `.bin` without a header, its `.idx` has type, sequences and documents."""
     index = path.with_suffix(".idx").read_bytes()
-    allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap), and its ids alone"
+    is_index = index.startswith(INDEX) and len(index) >= 26
+    allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap)"
     require(
-        index.startswith(INDEX) and len(index) >= 26,
+        is_index,
         "data.path",
         path,
         allowed,
     )
     code, n_sequences = struct.unpack_from("<BQ", index, 17)
-    dtype = np.dtype(TYPES_OF_INDEX.get(code, "float64"))
     is_fairseq = len(index) == 26 + 12 * n_sequences  # Megatron's has the number of documents
     at = 26 if is_fairseq else 34
-    is_whole = dtype.kind in "iu" and len(index) >= at + 12 * n_sequences
-    require(is_whole, "data.path", path, allowed)
-    lengths = np.frombuffer(index, "<i4", n_sequences, at)
+    is_whole = code in TYPES_OF_INDEX and len(index) >= at + 12 * n_sequences
+    require(
+        is_whole,
+        "data.path",
+        path,
+        allowed,
+    )
+    lengths = np.frombuffer(
+        index,
+        "<i4",
+        n_sequences,
+        at,
+    )
     starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
     n_ids = int(starts[-1])
-    is_whole = path.stat().st_size == n_ids * dtype.itemsize
-    require(is_whole, "data.path", path, allowed)
     if not is_fairseq:
         starts = starts[np.frombuffer(index, "<i8", -1, at + 12 * n_sequences)]
+    return _part(
+        path,
+        TYPES_OF_INDEX[code],
+        n_ids,
+        starts=starts,
+    )
+
+
+def _part(
+    path: Path,
+    dtype: str,
+    n_ids: int,
+    offset: int = 0,
+    starts: Positions = NO_STARTS,
+) -> Part:
+    is_whole = path.stat().st_size == offset + n_ids * np.dtype(dtype).itemsize
+    allowed = f"must have the {n_ids:,} ids of its header or index, and no more"
+    require(
+        is_whole,
+        "data.path",
+        path,
+        allowed,
+    )
     return Part(
         path,
         0,
         n_ids,
-        format=dtype.name,
+        format=dtype,
+        offset=offset,
         starts=starts,
     )
 
@@ -152,8 +177,12 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
         types,
     )
     dtype = np.dtype(str(config.dtype))
+    size = path.stat().st_size
     pattern = HEADERS if dtype.itemsize == 1 else LETTERS
     is_foreign = pattern.match(head) is not None
+    for width in (4, 8):  # a header with the number of ids or bytes
+        number = int.from_bytes(head[:width], "little")
+        is_foreign = is_foreign or size - width in (number, number * dtype.itemsize)
     for index in (path.with_name("index.json"), path.with_name(f"{path.name}.index")):
         is_foreign = is_foreign or index.is_file()  # of chunks of another library
     sure = "save them with numpy.save, or data.format=raw if they are plain numbers"
@@ -164,7 +193,6 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
         path,
         allowed,
     )
-    size = path.stat().st_size
     whole = f"must have a whole number of {dtype.name}, not {size:,} bytes"
     require(
         size % dtype.itemsize == 0,
@@ -172,15 +200,10 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
         path,
         whole,
     )
-    return Part(
-        path,
-        0,
-        size // dtype.itemsize,
-        format=dtype.name,
-    )
+    return Part(path, format=dtype.name)
 
 
-def encode_ids(value: Any) -> list[bytes]:
+def encode_ids(value: Any) -> list[np.ndarray]:
     """Return the sequences of ids of a record as int32: one, or several if its members are lists, as MidiTok writes.
 
     Raises:
@@ -193,14 +216,8 @@ def encode_ids(value: Any) -> list[bytes]:
         is_row = ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size)
         if not is_row or ids.min(initial=0) < 0 or ids.max(initial=0) >= 2**31:
             raise TypeError(f"must be a list of ids below 2^31, not {str(sequence)[:40]}")
-        encoded.append(ids.astype(np.int32).tobytes())
+        encoded.append(ids.astype(np.int32))
     return encoded
-
-
-def chunks_of_ids(ids: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield an array in pieces that fit into memory."""
-    for start in range(0, len(ids), IDS_AT_ONCE):
-        yield np.asarray(ids[start : start + IDS_AT_ONCE])
 
 
 def vocabulary_of_ids(
@@ -212,14 +229,15 @@ def vocabulary_of_ids(
         OptionError: an id is negative or too large, `data.names` cannot be read, `data.vocab_size` is not possible, or
             is not given and the ids are not plausible.
     """
-    key = cache_key(checksum, "range of ids")
-    _, counts = cached(
-        expand(config.cache_dir),
-        key,
-        lambda _: _count_ids(source),
-    )
+    inputs = (checksum, "range of ids")
+    counts = cached(config.cache_dir, inputs, lambda _: _count_ids(source)).description
     is_good = counts["number"] > 0 and counts["smallest"] >= 0
-    require(is_good, "data.path", config.path, "must have ids, none of them negative")
+    require(
+        is_good,
+        "data.path",
+        config.path,
+        "must have ids, none of them negative",
+    )
     if given is None:
         given = _new_vocabulary(config, counts)
     largest = counts["largest"]
@@ -244,7 +262,7 @@ def _count_ids(source: Source) -> dict[str, int]:
     occurs = np.zeros(1 << 24, bool)
     for parts in source.parts.values():
         for part in parts:
-            for ids in chunks_of_ids(part.ids()):
+            for ids in chunks(part.open()[0]):
                 counts["number"] += len(ids)
                 counts["smallest"] = min(counts["smallest"], int(ids.min()))
                 counts["largest"] = max(counts["largest"], int(ids.max()))

@@ -11,25 +11,26 @@ from pathlib import Path
 
 from txl_lightning.config.schemas import DataConfig, Enwik8Data, Lm1bData
 from txl_lightning.data import vocabulary
+from txl_lightning.data.cache import prepared_folder
 from txl_lightning.data.sources import (
-    ALIGNMENT,
-    CHUNK_BYTES,
+    CHUNK,
     SPLITS,
     MakeVocabulary,
     Part,
     Parts,
     Source,
-    by_split,
-    cut_file,
+    cut_text,
     open_vocabulary,
     register_corpus,
+    text_file,
 )
 from txl_lightning.errors import UserError, first_line, require
-from txl_lightning.files import expand, new_folder
+from txl_lightning.files import expand
 
 SECONDS_TO_ANSWER = 15
 N_SHARDS_OF_LM1B = 99
 WIKITEXT = "Salesforce/wikitext"
+SPLITS_OF_HUB = ("train", "validation", "test")
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 # Archives, and the names of the needed files in any of their folders.
@@ -60,7 +61,7 @@ PUBLISHED: dict[str, dict[str, int]] = {
     "lm1b, <S> at both ends": {"vocabulary": 793_471},
 }
 # Names of folders in `data.root` other than the corpus', the files of a split, and in words what to put there.
-FOLDERS = {"ptb": ("penn", "ptb"), "lm1b": ("one-billion-words", "lm1b")}
+FOLDERS = {"ptb": "penn", "lm1b": "one-billion-words"}
 LAYOUTS = ("{}.txt.raw", "wiki.{}.tokens", "ptb.{}.txt", "{}.txt")
 NEEDED = {
     "enwik8": "the file enwik8 (100,000,000 bytes)",
@@ -85,11 +86,7 @@ def enwik8(config: Enwik8Data) -> Source:
         config.newlines,
         allowed,
     )
-    return _source(
-        config,
-        ways[config.newlines],
-        f", newlines {config.newlines}",
-    )
+    return _source(config, ways[config.newlines], f", newlines {config.newlines}")
 
 
 @register_corpus("text8", "char")
@@ -102,11 +99,7 @@ def text8(config: DataConfig) -> Source:
 @register_corpus("wikitext-2", "word")
 def wikitext(config: DataConfig) -> Source:
     """WikiText-103 and WikiText-2: words and `<eos>`, the vocabulary from the training split."""
-    return _source(
-        config,
-        vocabulary.words,
-        cutoffs=(20_000, 40_000, 200_000),
-    )
+    return _source(config, vocabulary.words, cutoffs=(20_000, 40_000, 200_000))
 
 
 @register_corpus("ptb", "word")
@@ -123,20 +116,21 @@ def lm1b(config: Lm1bData) -> Source:
     the ends of sentences too, as the TensorFlow code: the end of a sentence and the start of the next one are then two
     tokens.
     """
+    ways = {"start": "", "both": ", <S> at both ends"}
     marks = config.sentence_marks
     allowed = "must be start or both (as in the TensorFlow code)"
     require(
-        marks in ("start", "both"),
+        marks in ways,
         "data.sentence_marks",
         marks,
         allowed,
     )
-    way = ", <S> at both ends" if marks == "both" else ""
+    cutoffs = (60_000, 100_000, 640_000)
     return _source(
         config,
         vocabulary.words_of_sentences,
-        way,
-        cutoffs=(60_000, 100_000, 640_000),
+        ways[marks],
+        cutoffs,
     )
 
 
@@ -147,7 +141,7 @@ def wikipedia_2015(config: DataConfig) -> Source:
 
 
 def _folder(config: DataConfig) -> Path:
-    """Return the folder of a corpus: the first of its names that exists, otherwise the last, for a download.
+    """Return the folder of a corpus, which has its name, or else the name that the original's download script gives it.
 
     They are folders in `data.root`, or else in the folder that the variable TXL_DATA names, or else in a folder for
     downloads in `data.cache_dir`.
@@ -158,14 +152,16 @@ def _folder(config: DataConfig) -> Path:
     option = "data.root" if config.root else "TXL_DATA"
     root_of_user = config.root or os.environ.get("TXL_DATA")
     root = expand(root_of_user or f"{config.cache_dir}/downloads")
+    is_good = not root_of_user or root.is_dir()
     require(
-        not root_of_user or root.is_dir(),
+        is_good,
         option,
         root_of_user,
         "must be a folder",
     )
-    folders = [root / name for name in FOLDERS.get(config.name, (config.name,))]
-    return folders[0] if folders[0].is_dir() else folders[-1]
+    folder = root / config.name
+    other = root / FOLDERS.get(config.name, config.name)
+    return other if other.is_dir() else folder
 
 
 def _source(
@@ -194,8 +190,8 @@ def _source(
         name,
         parts,
         make,
-        published=PUBLISHED.get(name, {}),
-        cutoffs=cutoffs,
+        PUBLISHED.get(name, {}),
+        cutoffs,
     )
 
 
@@ -206,19 +202,15 @@ def _find_parts(config: DataConfig, folder: Path) -> Parts:
         return _cut_published(joined)
     for name in ("wikipedia-2015.txt", "wikipedia-2015.txt.xz"):
         if (folder / name).is_file():
-            return cut_file(folder / name, alignment=ALIGNMENT[config.level])
+            return cut_text(text_file(folder / name, config))
     shards = sorted(folder.glob("**/news.en-?????-of-00100"))
     held_out = [Part(path) for path in folder.glob("**/news.en.heldout-00000-of-00050")]
     if held_out and len(shards) == N_SHARDS_OF_LM1B:
-        return {
-            "train": [Part(path) for path in shards],
-            "valid": held_out,
-            "test": held_out,
-        }
+        return {"train": [*map(Part, shards)], "valid": held_out, "test": held_out}
     for layout in LAYOUTS:
-        paths = [folder / layout.format(split) for split in SPLITS]
-        if all(path.is_file() for path in paths):
-            return by_split(map(Part, paths))
+        parts = {split: [Part(folder / layout.format(split))] for split in SPLITS}
+        if all(part.path.is_file() for (part,) in parts.values()):
+            return parts
     return {}
 
 
@@ -231,13 +223,7 @@ def _cut_published(path: Path) -> Parts:
     parts: Parts = {}
     start = 0
     for split, length in CHARACTERS.items():
-        parts[split] = [
-            Part(
-                path,
-                start,
-                start + length,
-            )
-        ]
+        parts[split] = [Part(path, start, start + length)]
         start += length
     return parts
 
@@ -249,8 +235,7 @@ def fetch(corpus: str, folder: Path) -> None:
         UserError: it cannot be downloaded; the message says why, and which files to put where.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(folder) as unfinished:
+        with prepared_folder(folder) as unfinished:
             if corpus in ADDRESSES:
                 _from_archive(*ADDRESSES[corpus], unfinished)
             elif corpus.startswith("wikitext"):
@@ -294,7 +279,7 @@ def _compare_checksum(path: Path) -> None:
     algorithm, _, expected = CHECKSUMS.get(path.name, "md5:").partition(":")
     digest = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
+        while chunk := file.read(CHUNK):
             digest.update(chunk)
     if expected not in ("", digest.hexdigest()):
         has = f"has the {algorithm} {digest.hexdigest()}, expected is {expected}"
@@ -305,16 +290,8 @@ def _from_hub(corpus: str, folder: Path) -> None:
     """Download WikiText through `datasets` into a folder; every row is a line."""
     import datasets  # takes a second, and few runs need it
 
-    splits = datasets.load_dataset(
-        WIKITEXT,
-        f"{corpus}-v1",
-        revision=REVISION,
-    )
-    for split, split_of_hub in zip(
-        SPLITS,
-        ("train", "validation", "test"),
-        strict=True,
-    ):
+    splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1", revision=REVISION)
+    for split, split_of_hub in zip(SPLITS, SPLITS_OF_HUB, strict=True):
         path = folder / f"wiki.{split}.tokens"
         with path.open("w", encoding="utf-8", newline="\n") as file:
             for row in splits[split_of_hub]:

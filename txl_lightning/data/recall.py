@@ -107,12 +107,23 @@ def recall(config: RecallData) -> Source:
     distances = config.distance if isinstance(config.distance, list) else [config.distance]
     K = len(distances)
     is_good = K > 0 and all(isinstance(distance, int) and distance >= 1 for distance in distances)
-    require(is_good, "data.distance", config.distance, "must be an integer >= 1, or a list of such")
+    require(
+        is_good,
+        "data.distance",
+        config.distance,
+        "must be an integer >= 1, or a list of such",
+    )
     is_multiple = all(distance % K == 0 for distance in distances)
     allowed = f"must be multiples of {K}, their number"
-    require(is_multiple, "data.distance", config.distance, allowed)
     require(
-        0 < config.repeats < 1,
+        is_multiple,
+        "data.distance",
+        config.distance,
+        allowed,
+    )
+    is_good = 0 < config.repeats < 1
+    require(
+        is_good,
         "data.repeats",
         config.repeats,
         "must be above 0 and below 1",
@@ -125,18 +136,15 @@ def recall(config: RecallData) -> Source:
         config.symbols,
         allowed,
     )
+    is_good = config.n_tokens >= 1
     require(
-        config.n_tokens >= 1,
+        is_good,
         "data.n_tokens",
         config.n_tokens,
         "must be an integer >= 1",
     )
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
-    text = Recall(
-        tuple(distances),
-        config.repeats,
-        config.symbols,
-    )
+    text = Recall(tuple(distances), config.repeats, config.symbols)
     path = generated(
         config,
         Recall.text,

@@ -8,10 +8,7 @@ import gzip
 import inspect
 import io
 import lzma
-import mmap
-import os
-import shutil
-import tempfile
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,20 +18,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import OWN_OPTIONS, DataConfig
 from txl_lightning.data import vocabulary
-from txl_lightning.data.cache import cache_key, cached
+from txl_lightning.data.cache import cached, checksum_once, mapped
+from txl_lightning.data.subwords import Positions
 from txl_lightning.data.vocabulary import Level, Vocabulary
 from txl_lightning.errors import UserError, require
-from txl_lightning.files import expand
 from txl_lightning.registry import Guests
 
 SPLITS = ("train", "valid", "test")
 FRACTIONS = (0.9, 0.05, 0.05)
 WHOLE = "whole"  # the only split of a text that is not cut
-CHUNK_BYTES = 1 << 18
+CHUNK = 1 << 18  # bytes or ids that are read at once
 HEAD_BYTES = 1 << 16
 BOM = codecs.BOM_UTF8
 
@@ -44,7 +40,13 @@ ALIGNMENT: dict[str, Alignment] = {
     "char": "char",
     "word": "line",
     "bpe": "char",
+    "ids": "byte",
 }
+STARTS_OF_UNITS = {
+    "char": re.compile(rb"(?![\x80-\xbf])"),
+    "line": re.compile(rb"\A|(?<=\n)|(?<=\A\xef\xbb\xbf)|\Z"),
+}
+TEXT = "text.uint8"  # name of a text in a folder of the cache
 MakeVocabulary = Callable[..., Vocabulary]  # from chunks of bytes
 
 
@@ -64,16 +66,17 @@ UNPACK: dict[str, Callable[[Path, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive part of one file.
+    """Consecutive part of one file: text as an array of its bytes, or ids.
 
     Args:
-        path: path of the file; a compressed file is unpacked while it is read.
+        path: path of the file.
         start: first byte, or id; a float is a fraction of the file.
-        stop: byte or id after the last; a float is a fraction of the file, None is the end of the text.
+        stop: byte or id after the last; a float is a fraction of the file, None is the end of the file.
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line.
         format: `plain` text, or the type of ids.
         offset: bytes before the first id.
         starts: positions in this file where documents begin, if it says so.
+        origin: the user's file, if this one is a copy that was unpacked.
     """
 
     path: Path
@@ -82,36 +85,36 @@ class Part:
     alignment: Alignment = "byte"
     format: str = "plain"
     offset: int = 0
-    starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
+    starts: Positions = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
+    origin: Path | None = None
 
-    def ids(self) -> np.ndarray:
-        """Return the ids of the part, memory-mapped."""
-        ids = np.memmap(
-            self.path,
-            self.format,
-            mode="r",
-            offset=self.offset,
-        )
-        return ids[self.start : self.stop]
+    def open(self) -> tuple[np.ndarray, Positions]:
+        """Return the bytes or ids, memory-mapped, and the positions in them where further documents begin.
 
-    def bounds(self) -> tuple[int, int]:
-        """Return the first byte or id of the part, and the end, where cuts have moved forward."""
-        if self.format != "plain":
-            first = int(self.start)
-            return first, first + len(self.ids())
-        with mapped(self.path) as text:
-            return _cut(
-                text,
-                self.start,
-                self.alignment,
-            ), _cut(text, self.stop, self.alignment)
+        Raises:
+            UserError: the file cannot be read.
+        """
+        dtype = "uint8" if self.format == "plain" else self.format
+        try:
+            whole = mapped(self.path, dtype, self.offset)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read ({error.strerror})") from error
+        start = self._place(whole, self.start)
+        stop = len(whole)
+        if self.stop is not None:
+            stop = self._place(whole, self.stop)
+        inside = (self.starts > start) & (self.starts < stop)
+        return whole[start:stop], self.starts[inside] - start
 
-    def inner_starts(self) -> NDArray[np.int64]:
-        """Return where its further documents begin, from its first byte or id on, ascending."""
-        if len(self.starts) == 0:
-            return self.starts
-        start, stop = self.bounds()
-        return self.starts[(self.starts > start) & (self.starts < stop)] - start
+    @property
+    def is_plain_text(self) -> bool:
+        """True for a whole text of one document, without a mark of its encoding."""
+        return self.format == "plain" and self.start == 0 and len(self.starts) == 0
+
+    def _place(self, whole: np.ndarray, position: int | float) -> int:
+        if isinstance(position, float):
+            position = int(position * len(whole))
+        return end_of_unit(whole, position, self.alignment)
 
 
 Parts = dict[str, list[Part]]  # by split
@@ -189,7 +192,12 @@ def open_vocabulary(config: DataConfig) -> MakeVocabulary:
     least = config.min_count
     if least is None:
         least = 2 if config.level == "word" else 1
-    require(least >= 1, "data.min_count", least, "must be an integer >= 1")
+    require(
+        least >= 1,
+        "data.min_count",
+        least,
+        "must be an integer >= 1",
+    )
     make = vocabulary.words if config.level == "word" else vocabulary.characters_and_unknown
     return partial(make, min_count=least)
 
@@ -202,70 +210,53 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
     """
     # Another text may follow from each change of the code.
     code = Path(inspect.getfile(text)).read_text(encoding="utf-8")
-    directory = expand(config.cache_dir)
-    key = cache_key(code, text.__qualname__, *arguments)
+    inputs = (code, text.__qualname__, arguments)
 
     def write(folder: Path) -> dict[str, Any]:
-        length = (folder / "text.uint8").write_text(text(*arguments), "utf-8")
+        length = (folder / TEXT).write_text(text(*arguments), "utf-8")
         return {"length": length}
 
-    cached(directory, key, write)
-    return directory / key / "text.uint8"
+    return cached(config.cache_dir, inputs, write).folder / TEXT
 
 
-def by_split(parts: Iterable[Part]) -> Parts:
-    """Assign one part to each split, in the order train, valid, test."""
-    return {
-        split: [part]
-        for split, part in zip(
-            SPLITS,
-            parts,
-            strict=True,
-        )
-    }
+def cut_file(path: Path) -> Parts:
+    """Cut a text file into consecutive splits of 90 %, 5 % and 5 %."""
+    return cut_text(Part(path))
 
 
-def cut_file(
-    path: Path, fractions: Sequence[float] = FRACTIONS, alignment: Alignment = "byte"
-) -> Parts:
-    """Cut a file into consecutive splits by fractions with sum 1; it is not unpacked to know its size."""
+def cut_text(text: Part, fractions: Sequence[float] = FRACTIONS) -> Parts:
+    """Cut a whole text into consecutive splits by fractions with sum 1."""
     first = float(fractions[0])
     second = first + fractions[1]
     return {
-        "train": [Part(path, 0, first, alignment)],
-        "valid": [Part(path, first, second, alignment)],
-        "test": [Part(path, second, None, alignment)],
+        "train": [replace(text, stop=first)],
+        "valid": [replace(text, start=first, stop=second)],
+        "test": [replace(text, start=second)],
     }
 
 
 def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
     """Cut whole files, one after the other, into splits by fractions; a cut part continues in the next one."""
-    ranges = [part.bounds() for part in parts]
-    size = sum(stop - start for start, stop in ranges)
-    end = 0
+    lengths = [len(part.open()[0]) for part in parts]
+    size = sum(lengths)
     share = 0.0
+    end = 0
     splits: Parts = {}
     for split, fraction in zip(SPLITS, fractions, strict=True):
         begin = end
         share += fraction
-        end = size if split == SPLITS[-1] else int(share * size)
+        end = int(share * size)
+        if split == SPLITS[-1]:
+            end = size
         splits[split] = []
         at = 0  # where the part begins in the joined files
-        for part, (start, stop) in zip(
-            parts,
-            ranges,
-            strict=True,
-        ):
-            first = max(begin, at)
-            last = min(end, at + stop - start)
+        for part, length in zip(parts, lengths, strict=True):
+            first = max(begin - at, 0)
+            last = min(end - at, length)
             if first < last:
-                cut = replace(
-                    part,
-                    start=start + first - at,
-                    stop=start + last - at,
-                )
-                splits[split].append(cut)
-            at += stop - start
+                stop = part.stop if last == length else part.start + last
+                splits[split].append(replace(part, start=part.start + first, stop=stop))
+            at += length
     return splits
 
 
@@ -285,27 +276,6 @@ def unpacked(path: Path) -> Iterator[Any]:
         raise UserError(f"{path}: cannot be read ({reason})") from error
 
 
-@contextmanager
-def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
-    """Yield the bytes of a file, memory-mapped; a compressed file is unpacked into a temporary one."""
-    with unpacked(path) as content, tempfile.TemporaryFile() as scratch:
-        file = content
-        if path.suffix.lower() in UNPACK:
-            shutil.copyfileobj(content, scratch, CHUNK_BYTES)
-            scratch.flush()
-            file = scratch
-        size = file.seek(0, os.SEEK_END)
-        yield (
-            mmap.mmap(
-                file.fileno(),
-                size,
-                access=mmap.ACCESS_READ,
-            )
-            if size
-            else b""
-        )
-
-
 def first_bytes(path: Path) -> bytes:
     """Return the first bytes of a file, unpacked.
 
@@ -316,6 +286,51 @@ def first_bytes(path: Path) -> bytes:
         return bytes(file.read(HEAD_BYTES))
 
 
+def _unpacked_chunks(path: Path) -> Iterator[bytes]:
+    with unpacked(path) as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def text_file(path: Path, config: DataConfig) -> Part:
+    """Return the text of a file; a compressed one is unpacked once into `data.cache_dir`.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    alignment = ALIGNMENT[config.level]
+    if path.suffix.lower() not in UNPACK:
+        return Part(path, alignment=alignment)
+    inputs = (checksum_once(config.cache_dir, path), path.suffix)
+
+    def write(folder: Path) -> dict[str, Any]:
+        with (folder / TEXT).open("wb") as stored:
+            for chunk in _unpacked_chunks(path):
+                stored.write(chunk)
+        return {}
+
+    folder = cached(config.cache_dir, inputs, write).folder
+    return Part(folder / TEXT, alignment=alignment, origin=path)
+
+
+def end_of_unit(content: np.ndarray, position: int, unit: Alignment) -> int:
+    """Return a position in a text, moved forward to the start of a character or line, or the end of the text."""
+    position = min(position, len(content))
+    if unit == "byte":
+        return position
+    match = STARTS_OF_UNITS[unit].search(content, position)  # type: ignore[call-overload]
+    return int(match.start())
+
+
+def chunks(content: np.ndarray, unit: Alignment = "byte") -> Iterator[np.ndarray]:
+    """Yield an array in pieces that fit into memory and end with whole units."""
+    start = 0
+    while start < len(content):
+        stop = end_of_unit(content, start + CHUNK, unit)
+        yield content[start:stop]
+        start = stop
+
+
 def read(parts: Iterable[Part], unit: Alignment = "byte") -> Iterator[bytes]:
     """Yield the bytes of all parts in order, in chunks that end with whole units.
 
@@ -323,42 +338,18 @@ def read(parts: Iterable[Part], unit: Alignment = "byte") -> Iterator[bytes]:
         UserError: a file cannot be read.
     """
     for part in parts:
-        with mapped(part.path) as text:
-            start = _cut(text, part.start, part.alignment)
-            stop = _cut(text, part.stop, part.alignment)
-            while start < stop:
-                end = min(
-                    stop,
-                    _cut(
-                        text,
-                        start + CHUNK_BYTES,
-                        unit,
-                    ),
-                )
-                yield text[start:end]
-                start = end
+        content, _ = part.open()
+        for chunk in chunks(content, unit):
+            yield chunk.tobytes()
 
 
 def place_of_bad_byte(parts: Iterable[Part]) -> str:
     """Return the file and the place of the first byte that is not UTF-8."""
     for part in parts:
-        with mapped(part.path) as text:
-            content = bytes(text)
+        content = mapped(part.path, "uint8").tobytes()
         try:
             content.decode()
         except UnicodeDecodeError as error:
-            return f"{part.path}, byte {error.start:,} is 0x{content[error.start]:02x}"
+            place = part.origin or part.path
+            return f"{place}, byte {error.start:,} is 0x{content[error.start]:02x}"
     return "a character is cut"
-
-
-def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Alignment) -> int:
-    """Return the byte position of a cut, moved forward to the start of a character or line."""
-    size = len(text)
-    if position is None:
-        return size
-    start = int(position * size) if isinstance(position, float) else min(position, size)
-    if alignment == "line" and start > len(BOM):
-        return text.find(b"\n", start - 1) + 1 or size
-    while alignment == "char" and start < size and text[start] & 0xC0 == 0x80:
-        start += 1
-    return start

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from txl_lightning.data.subwords import Positions
 from txl_lightning.errors import OptionError, require
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Streams:
     rank: int = 0
     world_size: int = 1
     seed: int | None = field(default=None, kw_only=True)
-    stream_starts: NDArray[np.int64] = field(init=False, repr=False)
+    stream_starts: Positions = field(init=False, repr=False)
     text_len: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -145,7 +145,12 @@ class Streams:
         stream_len = self.text_len // self.batch_size
         most = f"must be at most {self.text_len // 2}"
         allowed = f"{most}: the text has {self.text_len} tokens, and a stream needs 2"
-        require(stream_len >= 2, "batch_size", self.batch_size, allowed)
+        require(
+            stream_len >= 2,
+            "batch_size",
+            self.batch_size,
+            allowed,
+        )
         start = 0
         if self.seed is not None:
             start = int(np.random.default_rng(self.seed).integers(self.text_len))
@@ -170,18 +175,18 @@ class Streams:
         trimmed = self.text_len - self.batch_size * n_targets - firsts
         return {"first_of_streams": firsts, "trimmed": trimmed}
 
-    def positions(self, index: int) -> NDArray[np.int64]:
+    def positions(self, index: int) -> Positions:
         """Return the positions in the split of a segment's targets, [B, T]."""
         return self._positions(index, 0)[:, 1:]
 
-    def _positions(self, index: int, ext_len: int) -> NDArray[np.int64]:
+    def _positions(self, index: int, ext_len: int) -> Positions:
         """Return the positions in the split of a segment's tokens and of its last target, [B, E + T + 1]."""
         start = index * self.segment_len
         stop = min(start + self.segment_len, self.targets_per_stream)
         places = np.arange(max(0, start - ext_len), stop + 1)
         return self._in_split(self.stream_starts[self.own][:, None] + places)
 
-    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _in_split(self, places: Positions) -> Positions:
         """Return the positions in the split of places in the order of reading."""
         return places % self.text_len
 
@@ -265,7 +270,12 @@ class ShuffledStreams(Streams):
         sentences = f"{len(self.starts):,} sentences ({n_tokens:,} tokens)"
         segment = f"for one segment of {self.segment_len}"
         allowed = f"gives too few of {sentences} to each stream {segment}"
-        require(n_targets >= 1, "batch_size", self.batch_size, allowed)
+        require(
+            n_targets >= 1,
+            "batch_size",
+            self.batch_size,
+            allowed,
+        )
         return n_targets
 
     def state_dict(self) -> dict[str, int]:
@@ -292,7 +302,7 @@ class ShuffledStreams(Streams):
         even = np.arange(self.batch_size) * len(self.tokens) // self.batch_size
         self.stream_starts = begins[np.searchsorted(begins, even)]
 
-    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _in_split(self, places: Positions) -> Positions:
         """Return the positions in the split; the `<S>` after the epoch's last sentence is after the last token."""
         found = np.searchsorted(self._ends, places, side="right")
         sentence = np.minimum(found, len(self._ends) - 1)

@@ -27,8 +27,8 @@ WORD_START = "▁"  # stands for a space in SentencePiece's tokenizers
 # White space before other characters: GPT-2's expression always divides a text before a run of it. Python's white space
 # is the expression's, except for the separators 1c to 1f.
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
-SPACE = re.compile(r"[^\S\x1c-\x1f]")
 BEFORE_WORD = re.compile(r"(?<=[^\s\x1c-\x1f])(?=[ \n])")
+ID_BYTES = 4
 MOST_WORDS = 1 << 18  # words whose tokens are remembered
 # Long documents are encoded in parts. A place to cut is before a space between letters, or after a line break.
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=\S)")
@@ -37,7 +37,8 @@ CONTEXT_CHARACTERS = 256
 PLACES_CHARACTERS = 1 << 12  # before its end, in which a text is cut
 
 Texts = list[str]  # the first continues the document before it, every further one begins a document
-Tokens = tuple[NDArray[Any], NDArray[np.int64]]  # and the positions in them where documents begin
+Positions = NDArray[np.int64]
+Tokens = tuple[NDArray[Any], Positions]  # and the positions in them where documents begin
 
 
 class Subwords:
@@ -61,14 +62,11 @@ class Subwords:
         try:
             self._tokenizer = Tokenizer.from_str(tokenizer)
             state = json.loads(tokenizer)
-            added = self._tokenizer.get_added_tokens_decoder()
-            contents = _contents(self._tokenizer, state, set(added))
+            contents = _contents(self._tokenizer, state)
         except Exception as error:  # the library raises a plain one for a file that it cannot read
             reason = str(error) if isinstance(error, UserError) else repr(error)
             kind = "is not a tokenizer.json of tokens that are bytes, like GPT-2's"
             raise UserError(f"{kind} ({reason})") from error
-        for number, token in added.items():
-            contents.setdefault(number, token.content.encode())
         self.contents = tuple(contents.get(number, b"") for number in range(1 + max(contents)))
         if getattr(self._tokenizer.model, "dropout", None):
             self._tokenizer.model.dropout = None
@@ -76,7 +74,6 @@ class Subwords:
         self._tokenizer.no_padding()
         self._has_words = _divides_words(state)
         self._ids_of_word: dict[str, bytes] = {}
-        self._lengths = np.array([len(content) for content in self.contents])
 
     def encode(self, chunks: Iterable[Texts]) -> Iterator[Tokens]:
         """Yield the tokens of documents in chunks, which may end anywhere, and the positions where documents begin.
@@ -104,16 +101,8 @@ class Subwords:
         if len(text) < PART_CHARACTERS:
             return 0
         end = len(text) - CONTEXT_CHARACTERS
-        for match in reversed(
-            list(
-                CUT.finditer(
-                    text,
-                    end - PLACES_CHARACTERS,
-                    end,
-                )
-            )
-        ):
-            place = match.start()
+        places = [match.start() for match in CUT.finditer(text, end - PLACES_CHARACTERS, end)]
+        for place in reversed(places):
             before = text[place - CONTEXT_CHARACTERS : place]
             after = text[place : place + CONTEXT_CHARACTERS]
             ids, ids_of_both = self._ids([before, before + after])
@@ -130,75 +119,59 @@ class Subwords:
             raise UserError(f"the tokenizer {reason}")
         encoded[0] = encoded[0][len(ids_of_context) :]
         tokens = np.frombuffer(b"".join(encoded), np.int32)
-        text = "".join(texts)
-        if b"".join(map(self.contents.__getitem__, tokens.tolist())) != text.encode():
-            raise UserError(self._loss(text))
-        ends = np.cumsum([len(ids) for ids in encoded], dtype=np.int64) // tokens.itemsize
+        ends = np.cumsum([len(ids) for ids in encoded], dtype=np.int64) // ID_BYTES
         return tokens, ends[:-1]
 
-    def _ids(self, texts: list[str]) -> list[bytes]:
-        """Return the ids of each text as bytes of int32."""
+    def _ids(self, texts: Texts) -> list[bytes]:
+        """Return the ids of each text as bytes of int32; a word of GPT-2's expression is encoded once."""
         if not self._has_words:
             return self._encode(texts)
         words_of_texts = [WORD.findall(text) for text in texts]
         if len(self._ids_of_word) > MOST_WORDS:
             self._ids_of_word = {}
         new = set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word)
-        self._remember([word for word in new if not word[-1].isspace()])
-        spaces = [word for word in new if word[-1].isspace()]
-        self._ids_of_word.update(
-            zip(
-                spaces,
-                self._encode(spaces),
-                strict=True,
-            )
-        )
+        spaced = [word for word in new if word[0].isspace() and not word[-1].isspace()]
+        self._remember(spaced)
+        others = [*new.difference(spaced)]
+        self._ids_of_word.update(zip(others, self._encode(others), strict=True))
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
 
-    def _remember(self, words: list[str]) -> None:
-        """Encode words as one text, which is quicker; the tokenizer divides it before each."""
-        spaced = [SPACE.match(word) is not None for word in words]
-        texts = [
-            word if has_space else f"\n{word}"
-            for word, has_space in zip(words, spaced, strict=True)
-        ]
-        line_break, ids = self._encode(["\n", "".join(texts)])
-        lengths = self._lengths[np.frombuffer(ids, np.int32)]
-        ends = np.cumsum([len(text.encode()) for text in texts])
-        ends = 4 * np.searchsorted(
-            np.cumsum(lengths),
-            ends,
-            side="right",
-        )
+    def _remember(self, words: Texts) -> None:
+        """Encode words after white space as one text, which is quicker; the tokenizer divides it before each."""
+        (ids,) = self._encode(["".join(words)])
+        lengths = [len(self.contents[token]) for token in array("i", ids)]
+        ends = np.cumsum([len(word.encode()) for word in words])
+        n_tokens = np.searchsorted(np.cumsum(lengths), ends, side="right")
         start = 0
-        for word, has_space, stop in zip(
-            words,
-            spaced,
-            ends.tolist(),
-            strict=True,
-        ):
-            if not has_space:
-                start += len(line_break)
+        for word, stop in zip(words, (ID_BYTES * n_tokens).tolist(), strict=True):
             self._ids_of_word[word] = ids[start:stop]
             start = stop
 
-    def _encode(self, texts: list[str]) -> list[bytes]:
+    def _encode(self, texts: Texts) -> list[bytes]:
+        """Return the ids of each text as bytes of int32, and compare their bytes with the texts.
+
+        Raises:
+            UserError: the tokens do not give back the texts.
+        """
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [array("i", encoding.ids).tobytes() for encoding in encodings]
+        encoded = [array("i", encoding.ids).tobytes() for encoding in encodings]
+        contents = map(self.contents.__getitem__, array("i", b"".join(encoded)))
+        text = "".join(texts)
+        if b"".join(contents) != text.encode():
+            raise UserError(self._loss(text))
+        return encoded
 
     def _loss(self, text: str) -> str:
         """Return why the tokens of a text do not give it back."""
         lost = []
-        n_bytes = 0
         for character in sorted(set(text)):
             content = character.encode()
-            (ids,) = self._ids([character])
-            decoded = b"".join(self.contents[number] for number in array("i", ids))
+            ids = self._tokenizer.encode(character, add_special_tokens=False).ids
+            decoded = b"".join(self.contents[number] for number in ids)
             if content not in decoded:
-                lost.append(repr(character))
-                n_bytes += text.count(character) * len(content)
+                lost.append(f"{character!r} ({len(content)} bytes)")
         if lost:
-            return f"the tokenizer has no token for {n_bytes:,} bytes of the text: {', '.join(lost[:8])}"
+            return f"the tokenizer has no token for {', '.join(lost[:8])} of the text"
         return "the tokenizer changes the text: it must have no normalizer and add no spaces"
 
 
@@ -214,8 +187,8 @@ def _divides_words(state: dict[str, Any]) -> bool:
     return all(WORD.fullmatch(token["content"]) and not token["rstrip"] for token in added)
 
 
-def _contents(tokenizer: Tokenizer, state: dict[str, Any], added: set[int]) -> dict[int, bytes]:
-    """Return the bytes of every token by number, without those that are added to a text as they are."""
+def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> dict[int, bytes]:
+    """Return the bytes of every token by number."""
     layout = json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
     is_byte_level = '"ByteLevel"' in layout
     is_like_sentencepiece = re.search('"(Metaspace|ByteFallback|Replace)"', layout)
@@ -224,15 +197,16 @@ def _contents(tokenizer: Tokenizer, state: dict[str, Any], added: set[int]) -> d
     if not is_byte_level and not is_known:
         raise UserError("it is neither byte-level nor of SentencePiece's kind")
     contents: dict[int, bytes] = {}
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        contents[number] = token.content.encode()
     for text, number in tokenizer.get_vocab(with_added_tokens=False).items():
         byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
-        if is_byte_level and number not in added:
+        is_added = number in contents
+        if is_byte_level and not is_added:
             contents[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
-        elif is_byte_level:
-            continue
         elif byte and model.get("byte_fallback"):
             contents[number] = bytes.fromhex(byte[1])
-        elif number not in added or not text.strip(WORD_START):  # Gemma adds runs of spaces too
+        elif not is_added or not text.strip(WORD_START):  # Gemma adds runs of spaces too
             contents[number] = text.replace(WORD_START, " ").encode()
     return contents
 

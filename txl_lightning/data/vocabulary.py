@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import codecs
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, repeat
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from txl_lightning.data.subwords import N_BYTES, Subwords, Tokens
+from txl_lightning.data.subwords import N_BYTES, Positions, Subwords, Tokens
 from txl_lightning.errors import UserError
 
 Level = Literal["byte", "char", "word", "bpe", "ids"]
@@ -45,12 +44,14 @@ class Vocabulary:
         symbols: in the order of their numbers; empty for all bytes.
         tokenizer: contents of the `tokenizer.json` of level bpe.
         lenient: an unknown character or byte is `<unk>`, or left out if there is none, instead of an error.
+        closed: sentences have `<S>` at their ends too, if they begin with it.
     """
 
     level: Level
     symbols: tuple[str, ...] = ()
     tokenizer: str = ""
     lenient: bool = field(default=False, compare=False)
+    closed: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.symbols) or N_BYTES
@@ -157,71 +158,62 @@ class Vocabulary:
         Raises:
             UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
         """
-        return np.concatenate([np.empty(0, self.dtype), *self.encode_chunks([content])])
+        tokens = [np.empty(0, self.dtype)]
+        for chunk, _ in self.encode_documents([[content]]):
+            tokens.append(chunk)
+        return np.concatenate(tokens)
 
-    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the token numbers of text in chunks of whole characters or, for words, lines (see `encode`)."""
-        for tokens, _ in self.encode_documents([chunk] for chunk in chunks):
-            yield tokens
-
-    def encode_documents(self, chunks: Iterable[list[bytes]]) -> Iterator[Tokens]:
+    def encode_documents(self, chunks: Iterable[list[Any]]) -> Iterator[Tokens]:
         """Yield the token numbers of documents in chunks, and the positions in them where documents begin.
 
         Args:
-            chunks: lists of text in whole characters or, for words, lines. The first of a list continues the document
-                before it, or begins the first one; every further one begins a document.
+            chunks: lists of text in whole characters or, for words, lines; or of arrays of ids. The first of a list
+                continues the document before it, or begins the first one; every further one begins a document.
 
         Raises:
             UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
         """
-        if self.level == "byte":
-            return self._encode_bytes(chunks)
-        texts = ([decoded(content) for content in contents] for contents in chunks)
-        if self.level == "char":
-            return self._encode_characters(texts)
         if self.level == "bpe":
-            return self._encode_subwords(texts)
-        return self._encode_words(texts)
-
-    def _encode_bytes(self, chunks: Iterable[list[bytes]]) -> Iterator[Tokens]:
+            texts = ([decoded(content) for content in contents] for contents in chunks)
+            for tokens, begins in self._subwords.encode(texts):
+                yield tokens.astype(self.dtype), begins
+            return
         for contents in chunks:
-            if "\n" not in self.numbers:
-                contents = [content.replace(b"\n", b"") for content in contents]
-            values = np.frombuffer(b"".join(contents), np.uint8)
-            yield self._look_up(values, _begins(contents))
-
-    def _encode_characters(self, chunks: Iterable[list[str]]) -> Iterator[Tokens]:
-        for texts in chunks:
-            content = "".join(texts).encode("utf-32-le", errors="surrogatepass")
-            yield self._look_up(np.frombuffer(content, np.uint32), _begins(texts))
-
-    def _encode_subwords(self, chunks: Iterable[list[str]]) -> Iterator[Tokens]:
-        for tokens, begins in self._subwords.encode(chunks):
-            yield tokens.astype(self.dtype), begins
-
-    def _encode_words(self, chunks: Iterable[list[str]]) -> Iterator[Tokens]:
-        mark = SENTENCE if self.starts_sentences else END_OF_LINE
-        for texts in chunks:
-            if self.level == "ids":
-                documents = [text.split() for text in texts]
+            if self.level == "byte":
+                yield self._encode_bytes(contents)
+            elif self.level == "char":
+                yield self._encode_characters([decoded(content) for content in contents])
+            elif isinstance(contents[0], np.ndarray):
+                yield np.concatenate(contents), _begins(contents)
             else:
-                documents = [words_of_lines(text, mark) for text in texts]
-            symbols = list(chain.from_iterable(documents))
-            numbers = map(
-                self.numbers.get,
-                symbols,
-                repeat(self.unknown),
-            )
-            tokens = np.fromiter(
-                numbers,
-                np.int32,
-                len(symbols),
-            )
-            yield self._known(
-                tokens,
-                _begins(documents),
-                symbols.__getitem__,
-            )
+                yield self._encode_words([decoded(content) for content in contents])
+
+    def _encode_bytes(self, contents: list[bytes]) -> Tokens:
+        if "\n" not in self.numbers:
+            contents = [content.replace(b"\n", b"") for content in contents]
+        values = np.frombuffer(b"".join(contents), np.uint8)
+        return self._look_up(values, _begins(contents))
+
+    def _encode_characters(self, texts: list[str]) -> Tokens:
+        content = "".join(texts).encode("utf-32-le", errors="surrogatepass")
+        return self._look_up(np.frombuffer(content, np.uint32), _begins(texts))
+
+    def _encode_words(self, texts: list[str]) -> Tokens:
+        mark = SENTENCE if self.starts_sentences else END_OF_LINE
+        if self.level == "ids":
+            documents = [text.split() for text in texts]
+        else:
+            documents = [words_of_lines(text, mark) for text in texts]
+        symbols = list(chain.from_iterable(documents))
+        numbers = map(self.numbers.get, symbols, repeat(self.unknown))
+        tokens = np.fromiter(numbers, np.int32, len(symbols))
+        tokens, begins = self._known(tokens, _begins(documents), symbols)
+        if not self.starts_sentences:
+            return tokens, begins
+        sentence = self.numbers[SENTENCE]
+        if self.closed:
+            return close_sentences(tokens, sentence)
+        return tokens, np.flatnonzero(tokens == sentence)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
@@ -276,23 +268,21 @@ class Vocabulary:
                 table[ord(symbol)] = number
         return table
 
-    def _look_up(self, values: np.ndarray, begins: NDArray[np.int64]) -> Tokens:
+    def _look_up(self, values: np.ndarray, begins: Positions) -> Tokens:
         # In int64, since the index of the last entry may not fit into a byte.
         tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
-        return self._known(
-            tokens,
-            begins,
-            lambda place: chr(int(values[place])),
-        )
+        return self._known(tokens, begins, values)
 
     def _known(
-        self, tokens: np.ndarray, begins: NDArray[np.int64], symbol_at: Callable[[int], str]
+        self, tokens: np.ndarray, begins: Positions, symbols: Sequence[Any] | np.ndarray
     ) -> Tokens:
         """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is left out, or an error."""
         is_known = tokens >= 0
         if not is_known.all():
             if not self.lenient:
-                symbol = symbol_at(int(tokens.argmin()))
+                symbol = symbols[int(tokens.argmin())]
+                if not isinstance(symbol, str):
+                    symbol = chr(int(symbol))
                 reason = f"is not among the {len(self)} symbols of the training split"
                 raise UserError(f"{symbol!r} {reason}")
             begins = np.append(0, np.cumsum(is_known))[begins]
@@ -355,18 +345,18 @@ def words_of_lines(text: str, mark: str) -> list[str]:
     return [word for line in lines if line.strip() for word in (mark, *line.split())]
 
 
-def _begins(documents: Sequence[Sequence[Any]]) -> NDArray[np.int64]:
+def _begins(documents: Sequence[Sequence[Any]]) -> Positions:
     """Return the position where each further document begins, of these one after the other."""
     return np.array([*accumulate(map(len, documents[:-1]))], np.int64)
 
 
-def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
+def without_marks(tokens: np.ndarray) -> Positions:
     """Return the token numbers of tokens, whether marked or not."""
     plain = tokens.astype(np.int64)
     return np.maximum(plain, ~plain)
 
 
-def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, NDArray[np.int64]]:
+def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, Positions]:
     """Return tokens of whole sentences with `<S>` at their ends too, and the position of each sentence's first token.
 
     Args:
