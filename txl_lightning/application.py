@@ -221,6 +221,11 @@ class Task:
             apply_extras(options.extras, options.tags)
             if options.extras.print_config and is_first_rank():
                 print(OmegaConf.to_yaml(config, resolve=True), end="", flush=True)
+        from txl_lightning.distributed.ranks import (
+            keep_freed_memory,
+        )  # imports torch, as all commands do
+
+        keep_freed_memory()
         lines = self.command.run(options, directory)
         if self.command.directory != "none":
             lines.append(str(directory))
