@@ -11,7 +11,6 @@ from importlib.metadata import distribution
 from txl_lightning import __version__
 from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import UserError, cores
-from txl_lightning.freed_memory import keep_freed_memory
 from txl_lightning.registry import load_guests
 
 INDENT = 35
@@ -114,7 +113,6 @@ def run(name: str, words: list[str]) -> None:
     except KeyboardInterrupt:
         print("txl: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    keep_freed_memory()
     run_command(COMMANDS[name], words)
 
 

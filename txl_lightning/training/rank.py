@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 from txl_lightning.config.schemas import from_plain
-from txl_lightning.distributed.ranks import leaving
+from txl_lightning.distributed.ranks import keep_freed_memory, leaving
 from txl_lightning.errors import Stopped, UserError
-from txl_lightning.freed_memory import keep_freed_memory
 from txl_lightning.training.run import train
 
 # The first rank may have failed in the same way: it speaks first, and ends this one.
