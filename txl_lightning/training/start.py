@@ -43,6 +43,10 @@ NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model tha
     "vocab_size",
 }
 ANOTHER = "choose another hydra.run.dir=FOLDER"
+OTHER_TEXT = (
+    "was trained on another text than this corpus has now: "
+    "give the old files, or initial_weights= to train on this text"
+)
 CURVES = ("validation.jsonl", "context_curve.jsonl", "context_curve.png", "metrics.json")
 
 
@@ -186,7 +190,7 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
             option = name.removesuffix(".name") if name.count(".") == 1 else name
             raise OptionError(option, value, f"must be {before[name]}, as in resume={resumed.path}")
     is_same_text = resumed.record.get("corpus") in (None, corpus)
-    resumed.require(is_same_text, "was trained on another text than this corpus has now")
+    resumed.require(is_same_text, OTHER_TEXT)
 
 
 def load_weights(model: Model, checkpoint: Checkpoint, vocabulary: Vocabulary) -> None:
