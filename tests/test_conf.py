@@ -99,7 +99,7 @@ def test_every_choice_of_logger_makes_its_class(name: str, tmp_path: Path) -> No
         return
     made = lightning_loggers(config, tmp_path)  # tests/training/test_wandb_run.py starts W&B
     targets = [given["_target_"] for given in config.logger.each.values() if given]
-    assert [f"{PL}.loggers.{type(logger).__name__}" for logger in made.values()] == targets
+    assert [f"{PL}.loggers.{type(logger).__name__}" for logger in made] == targets
 
 
 @pytest.mark.parametrize("name", choices("optimizer"))

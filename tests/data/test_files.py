@@ -99,13 +99,13 @@ UNCLEAR: list[tuple[Any, str]] = [
         ["train.txt", "train_test.txt"],
         "has train_test.txt, which says test and train; name the splits",
     ),
-    ({"train": "train.txt", "test": "empty.txt"}, "has no file that is not empty"),
+    ({"train": "train.txt", "test": "empty.txt"}, "must not be empty"),
     ({"train": "*.txt", "valid": "valid.txt"}, "has valid.txt in train and in valid"),
     ({"valid": "valid.txt"}, "must be a file, a folder, a list of these, a pattern"),
-    ("no*.txt", "has no file that is not empty"),
+    ("no*.txt", "must not be empty"),
     (
         "*.{txt,md}",
-        r"has no file that is not empty; several patterns are a list, as in data\.path='\[",
+        r"must not be empty: it has no file with text; several patterns are a list, as in data\.path='\[",
     ),
     ("packed", r"has packed\.txt\.gz, packed and unpacked"),
 ]

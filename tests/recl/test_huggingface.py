@@ -308,7 +308,7 @@ FILES = [
     ("", "model.safetensors", "has no config.json; model.safetensors is weights alone"),
     ("", "pytorch_model.bin", "has no config.json; pytorch_model.bin is weights alone"),
     ("", "adapter_config.json", "is an adapter alone: merge it into its base model"),
-    ("best.ckpt", "best.ckpt", "is a checkpoint: give those of txl train in checkpoints="),
+    ("best.ckpt", "best.ckpt", "is a checkpoint: a checkpoint of txl train goes into checkpoints="),
 ]
 
 

@@ -40,9 +40,7 @@ SPLIT_WORD = re.compile(
 WORD_IN_NAME = re.compile(r"(?<=[a-z])(?=[A-Z])")
 HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}'; without valid and test they are cut from train"
 ALLOWED = "must be a file, a folder, a list of these, a pattern, or a mapping of train, valid and test to them"
-NO_FILE = (
-    "has no file that is not empty; several patterns are a list, as in data.path='[a/*.tex,a/*.md]'"
-)
+NO_FILE = "must not be empty: it has no file with text; several patterns are a list, as in data.path='[a/*.tex,a/*.md]'"
 PATTERN = "choose files by a pattern, as in data.path='FOLDER/**/*.txt', or read all as text by data.format=text"
 # Files beside the data that describe it, and indices that Megatron and GPT-NeoX make of it.
 DESCRIPTIONS = re.compile(

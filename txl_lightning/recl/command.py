@@ -111,7 +111,7 @@ def checked_contexts(options: ReclOptions) -> list[int]:
         grid = range(options.first_context, options.max_context + 1, options.step)
         smallest = grid.start + grid.step
         largest = grid.start + MOST["contexts"] * grid.step
-        allowed = f"must be in {smallest} … {largest}: first_context + step, and 100,000 steps"
+        allowed = f"must be between {smallest} (first_context + step) and {largest} (100,000 steps)"
         is_grid = smallest <= options.max_context <= largest
         require(is_grid, "max_context", options.max_context, allowed)
         contexts = list(grid)

@@ -26,7 +26,7 @@ WEIGHTS_ALONE = "is weights alone: give the folder, with config.json and a token
 WEIGHTS = {
     **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth"), WEIGHTS_ALONE),
     ".gguf": "is a file for llama.cpp: give the folder of the original weights, with config.json",
-    ".ckpt": "is a checkpoint: give those of txl train in checkpoints=",
+    ".ckpt": "is a checkpoint: a checkpoint of txl train goes into checkpoints=",
 }
 ADAPTER = "is an adapter alone: merge it into its base model (PEFT's merge_and_unload), and save the result"
 NO_TOKENIZER_LOADED = "has no tokenizer that can be loaded"
