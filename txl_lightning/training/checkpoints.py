@@ -1,27 +1,25 @@
-"""Checkpoints that a run writes: durably, after every n steps and validations, and the best ones."""
+"""Checkpoints that a run writes: durably, after every n steps and validations, and the best one."""
 
 from __future__ import annotations
 
-import os
+import math
 import pickle
-import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from txl_lightning.config.schemas import CheckpointConfig
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.trained import read_checkpoint, read_file, write_checkpoint
-from txl_lightning.files import PART, write_atomically
+from txl_lightning.evaluation.trained import read_file, write_checkpoint
+from txl_lightning.files import PART
 
 LAST = "last.ckpt"
-PREVIOUS = "previous.ckpt"
 BEST = "best.ckpt"
+NO_STATE = "holds weights only, or a state of training of version 0.5, which resumes it"
 
 
 class UnwrittenCheckpointError(UserError):
@@ -50,10 +48,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 f"could not write the checkpoint of step {step}: {error}"
             ) from error
         except pickle.UnpicklingError as error:
-            kept = "a checkpoint holds numbers, text, tensors, lists and dictionaries"
-            states = ", ".join(checkpoint.get("callbacks", {}))
             raise UserError(
-                f"trainer.callbacks: {kept}, not all of the states of {states}"
+                "trainer.callbacks: the state of one holds more than numbers, text, tensors, lists "
+                "and dictionaries, so that a checkpoint could not be read again"
             ) from error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,48 +82,66 @@ def validation_follows(trainer: L.Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._should_check_val_fx(data_fetcher)
 
 
-class LastCheckpoint(Checkpoint):
-    """Saves `last.ckpt` every n steps and after every validation; the one before is `previous.ckpt`.
+class RunCheckpoint(Checkpoint):
+    """Saves `last.ckpt` every n steps and after every validation, `best.ckpt` after one with the lowest loss so far.
 
     If a validation follows a step, the checkpoint follows the validation; otherwise a resumed run would skip it. Stands
-    after the other checkpoint callbacks, whose states it saves.
+    after the other checkpoint callbacks, whose states it saves. `step{N}.ckpt` has the weights of every
+    `checkpoint.keep_every_n_steps`.
 
     Args:
         directory: folder of the checkpoints.
-        every_n_steps: n.
+        options: node `checkpoint`.
 
     Attributes:
         saved_step: step of the last checkpoint; -1 if there is none.
+        best_nll: validation loss of `best.ckpt`.
     """
 
-    def __init__(self, directory: Path, every_n_steps: int) -> None:
+    def __init__(self, directory: Path, options: CheckpointConfig) -> None:
         self.directory = directory
-        self.every_n_steps = every_n_steps
+        self.options = options
         self.saved_step = -1
-        self._is_good = False  # whether last.ckpt is of this run and whole
+        self.best_nll = math.inf
 
     @property
     def to_continue(self) -> str:
         """How to continue the run, wherever it was stopped: after its last step no `resume=PATH` is allowed."""
         return f"to continue, repeat the command with hydra.run.dir={self.directory.parent} resume=auto"
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_nll": self.best_nll}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the lowest loss, unless the run goes on in another folder, without its `best.ckpt`."""
+        if (self.directory / BEST).exists():
+            self.best_nll = state_dict["best_nll"]
+
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.ckpt_path:
             self.saved_step = trainer.global_step
-            self._is_good = Path(trainer.ckpt_path).resolve() == (self.directory / LAST).resolve()
         if trainer.is_global_zero:
             for path in self.directory.glob(f"{PART}*"):  # of a kill in the middle of a write
                 path.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        if trainer.fit_loop._should_accumulate():
+            return
         step = trainer.global_step
-        is_due = step > 0 and step % self.every_n_steps == 0 and step != self.saved_step
-        if is_due and not validation_follows(trainer):
+        kept_every = self.options.keep_every_n_steps
+        if kept_every and step % kept_every == 0:
+            trainer.save_checkpoint(self.directory / f"step{step}.ckpt", weights_only=True)
+        if step % self.options.every_n_steps == 0 and not validation_follows(trainer):
             self.save(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self.save(trainer)
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        nll = pl_module.metrics["val/nll"]
+        if nll < self.best_nll:
+            self.best_nll = nll
+            trainer.save_checkpoint(self.directory / BEST)
+        self.save(trainer)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
@@ -138,123 +153,10 @@ class LastCheckpoint(Checkpoint):
 
     def save(self, trainer: L.Trainer) -> None:
         """Save the state after the last step; all ranks must call this."""
-        last = self.directory / LAST
-        if trainer.is_global_zero and self._is_good and self.saved_step != trainer.global_step:
-            _copy(last, self.directory / PREVIOUS)
-        trainer.save_checkpoint(last)
-        self._is_good = True
+        trainer.save_checkpoint(self.directory / LAST)
         self.saved_step = trainer.global_step
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a checkpoint within its folder atomically, by a hard link where the file system has them."""
-    with suppress(OSError):
-        write_atomically(target, lambda temporary: os.link(source, temporary))
-        return
-    write_atomically(target, lambda temporary: shutil.copyfile(source, temporary))
-
-
-class RunCheckpoint(ModelCheckpoint):
-    """Lightning's ModelCheckpoint for the folder of a run: fixed file names, no warning about those that are there.
-
-    Args:
-        directory: folder of the checkpoints.
-        filename: name without suffix; `{step}` is the step.
-        options: arguments of ModelCheckpoint.
-    """
-
-    def __init__(self, directory: Path, filename: str, **options: Any) -> None:
-        super().__init__(
-            dirpath=str(directory.absolute()),
-            filename=filename,
-            auto_insert_metric_name=False,
-            enable_version_counter=False,
-            **options,
-        )
-
-    @property
-    def state_key(self) -> str:
-        return f"{super().state_key}{self.filename}"
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best values if their files are in this folder, which may have moved; else they begin anew."""
-        moved = dict(state_dict)
-        moved["dirpath"] = self.dirpath
-        for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
-            moved[name] = self._in_folder(state_dict[name])
-        moved["best_k_models"] = {}
-        for path, score in state_dict["best_k_models"].items():
-            moved["best_k_models"][self._in_folder(path)] = score
-        if Path(moved["best_model_path"]).exists():
-            super().load_state_dict(moved)
-
-    def _in_folder(self, path: str) -> str:
-        return str(Path(str(self.dirpath), Path(path).name)) if path else ""
-
-
-def best_checkpoints(directory: Path, options: CheckpointConfig) -> list[ModelCheckpoint]:
-    """Return the callbacks that keep the best checkpoints by validation loss, and the weights of every n steps.
-
-    `best.ckpt` is the best one, `best-{N}.ckpt` are the `checkpoint.keep_best` best ones, of step N each, and
-    `step{N}.ckpt` has the weights of every `checkpoint.keep_every_n_steps`.
-
-    Args:
-        directory: folder of the checkpoints.
-        options: node `checkpoint`.
-    """
-    on_validation: dict[str, Any] = {
-        "monitor": "val/nll",
-        "mode": "min",
-        "save_on_train_epoch_end": False,
-    }
-    callbacks: list[ModelCheckpoint] = [
-        RunCheckpoint(directory, "best", save_top_k=1, **on_validation)
-    ]
-    if options.keep_best:
-        callbacks.append(
-            RunCheckpoint(directory, "best-{step}", save_top_k=options.keep_best, **on_validation)
-        )
-    if options.keep_every_n_steps:
-        weights: dict[str, Any] = {"save_weights_only": True, "save_top_k": -1}
-        every = options.keep_every_n_steps
-        callbacks.append(
-            RunCheckpoint(directory, "step{step}", every_n_train_steps=every, **weights)
-        )
-    return callbacks
-
-
-def last_good(directory: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest intact checkpoint of a run, and a message for each damaged one.
-
-    Prefers `last.ckpt`; if it is missing or damaged, the later of `previous.ckpt` and `best.ckpt`.
-    """
-    newest: Path | None = None
-    newest_step = -1
-    messages: list[str] = []
-    for name in (LAST, PREVIOUS, BEST):
-        path = directory / name
-        if not path.exists() or newest == directory / LAST:
-            continue
-        try:
-            step = read_checkpoint(path).step
-        except UserError as error:
-            messages.append(str(error).replace("checkpoint=", "", 1))
-            continue
-        if step > newest_step:
-            newest = path
-            newest_step = step
-    return newest, messages
 
 
 def is_in_run(directory: Path, checkpoint: Path) -> bool:
     """Return whether a checkpoint is in the directory of a run, whose curves go on there if it resumes from it."""
     return checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
-
-
-def remove_later_steps(directory: Path, step: int) -> None:
-    """Remove `step{N}.ckpt` and `best-{N}.ckpt` of steps that a run has yet to do."""
-    for pattern in ("step", "best-"):
-        for path in directory.glob(f"{pattern}*.ckpt"):
-            number = path.stem.removeprefix(pattern)
-            if number.isdecimal() and int(number) > step:
-                path.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.reporting.code import code_version
+from txl_lightning.training.checkpoints import NO_STATE
 from txl_lightning.training.loaders import (
     as_batch,
     check_loader,
@@ -37,7 +38,6 @@ from txl_lightning.training.loaders import (
 from txl_lightning.training.memory import CarriedMemory, random_state, restore_random_state
 from txl_lightning.training.optimizers import check_moments, follow_schedule, make_optimizer
 from txl_lightning.training.scoring import compiled, scored_positions
-from txl_lightning.training.version_0_5 import convert
 
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
@@ -590,12 +590,10 @@ class LanguageModelModule(L.LightningModule):
         """
         if self.trainer.state.fn != TrainerFn.FITTING:
             return
-        if "training_memory" in checkpoint:
-            convert(checkpoint, self.trainer.checkpoint_callbacks)
         state = checkpoint.get("txl_lightning", {}).get("training")
         if state is None:
             raise UserError(
-                "the checkpoint has no state of training: open its weights with load_from_checkpoint"
+                f"the checkpoint {NO_STATE}: open its weights with load_from_checkpoint"
             )
         self.training_memory.load_state_dict(state["memory"], self.model)
         self._random_states = state["random"]

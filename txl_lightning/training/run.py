@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,23 +39,19 @@ from txl_lightning.evaluation.models import (
     make_model,
     require_room,
 )
-from txl_lightning.evaluation.trained import naming, read_checkpoint
+from txl_lightning.evaluation.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.evaluation.units import peak_memory, shown_units
 from txl_lightning.files import write_json
 from txl_lightning.reporting.code import code_version
 from txl_lightning.training.callbacks import ContextCurves, Progress, StopSignals, ValidationCurve
 from txl_lightning.training.checkpoints import (
+    BEST,
     DurableCheckpointIO,
-    LastCheckpoint,
+    RunCheckpoint,
     UnwrittenCheckpointError,
-    best_checkpoints,
     who_stopped,
 )
-from txl_lightning.training.checks import (
-    check_config,
-    check_same_on_all_ranks,
-    options_without_effect,
-)
+from txl_lightning.training.checks import check_config, check_same_on_all_ranks
 from txl_lightning.training.loaders import GroupedStreamsDataModule
 from txl_lightning.training.loggers import (
     arm,
@@ -79,13 +74,9 @@ from txl_lightning.training.start import (
 def run(options: Config, directory: Path) -> list[str]:
     """Train one model and return its metrics on one line, how to upload an offline W&B run, and what to do next.
 
-    Options without effect are printed at once.
-
     Raises:
         UserError: as `train` does.
     """
-    for sentence in options_without_effect(options):
-        print(sentence, flush=True)
     with leaving():
         metrics = train(options, directory)
     return closing_lines(metrics, options, directory)
@@ -94,8 +85,8 @@ def run(options: Config, directory: Path) -> list[str]:
 def train(config: Config, directory: Path | str) -> dict[str, Any]:
     """Train one model and evaluate its best weights on the validation and the test split.
 
-    Writes `config.yaml`, `validation.jsonl`, `metrics.json`, `checkpoints/last.ckpt`, `previous.ckpt` and
-    `best.ckpt`, and the logger's files into `directory`. With several `trainer.devices` the processes are
+    Writes `config.yaml`, `validation.jsonl`, `metrics.json`, `checkpoints/last.ckpt` and `best.ckpt`, and the
+    logger's files into `directory`. With several `trainer.devices` the processes are
     started here, unless torchrun or SLURM started them.
 
     Returns:
@@ -270,28 +261,21 @@ def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> M
     if start.resumed is not None:
         check_same_run(config, start.resumed, corpus.checksum)
         if config.train:
-            _check_steps(config, start, ranks)
+            _check_steps(config, start, start.resumed, ranks)
     if config.trainer.precision == "64-true":
         # Lightning converts the model after it has restored the weights, which float32 would round.
         return model.double()
     return model
 
 
-def _check_steps(config: Config, start: Start, ranks: Ranks) -> None:
-    """Refuse a run without steps left, unless `resume=auto` evaluates it again; report another schedule."""
-    resumed = start.resumed
-    assert resumed is not None
+def _check_steps(config: Config, start: Start, resumed: Checkpoint, ranks: Ranks) -> None:
+    """Refuse a run without steps left, unless `resume=auto` evaluates it again."""
     max_steps = config.trainer.max_steps
-    allowed = f"must be greater than the {resumed.step} steps of resume={resumed.path}"
-    require(resumed.step < max_steps or start.continues, "trainer.max_steps", max_steps, allowed)
     if resumed.step >= max_steps:
+        allowed = f"must be greater than the {resumed.step} steps of resume={resumed.path}"
+        require(start.continues, "trainer.max_steps", max_steps, allowed)
         done = f"{resumed.step} of {max_steps} steps are done"
         ranks.report(f"resume=auto: {done}, the run is evaluated again")
-        return
-    is_other = max_steps != resumed.config.trainer.max_steps
-    if is_other and config.optimizer.schedule != "constant":
-        jumps = f"the learning rate jumps to the schedule of {max_steps} steps"
-        ranks.report(f"trainer.max_steps={max_steps}: {jumps}")
 
 
 # Trainer
@@ -320,9 +304,7 @@ def make_callbacks(
     if config.trainer.progress_bar:
         callbacks.append(Progress())
     if config.checkpoint.enabled:
-        folder = directory / "checkpoints"
-        callbacks += best_checkpoints(folder, config.checkpoint)
-        signals.checkpoint = LastCheckpoint(folder, config.checkpoint.every_n_steps)
+        signals.checkpoint = RunCheckpoint(directory / "checkpoints", config.checkpoint)
         callbacks.append(signals.checkpoint)
     callbacks.append(signals)
     return callbacks
@@ -393,7 +375,7 @@ def fit(training: TrainingRun) -> None:
     """Train up to `trainer.max_steps`, with the last state saved.
 
     Raises:
-        UserError: the loss is not finite, a checkpoint cannot be written, or a callback does not fit.
+        UserError: the loss is not finite, or a checkpoint cannot be written.
     """
     resumed = training.start.resumed
     folder = training.directory / "checkpoints"
@@ -413,25 +395,11 @@ def fit(training: TrainingRun) -> None:
         raise
     except MisconfigurationException as error:
         raise UserError(f"trainer: Lightning refuses it: {first_line(error)}") from error
-    except Exception as error:
-        if is_of_lightnings_callback(error):
-            raise UserError(f"trainer.callbacks: one does not fit: {first_line(error)}") from error
+    except Exception:
         if resumed is None or training.trainer.global_step > resumed.step:
             raise
         with naming(resumed.option, resumed.path):  # before the first step, blame the checkpoint
             raise
-
-
-def is_of_lightnings_callback(error: Exception) -> bool:
-    """Return whether a callback of Lightning asked the module for an attribute, as BackboneFinetuning does.
-
-    Whoever else does has a bug, which its traceback shows.
-    """
-    if not isinstance(error, AttributeError) or not isinstance(error.obj, LanguageModelModule):
-        return False
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    asking = frames[-2].f_globals["__name__"]  # the last one is torch's __getattr__
-    return asking.startswith("lightning.pytorch.callbacks.")
 
 
 # Test
@@ -453,16 +421,18 @@ def test(training: TrainingRun) -> dict[str, Any]:
     n_steps = trainer.global_step
     if given is not None and not training.config.train:
         n_steps = given.step
-    metrics: dict[str, Any] = {"steps": n_steps}
+    metrics: dict[str, Any] = {
+        "steps": n_steps,
+        "tokens": module.tokens,
+        "seconds": round(training.curve.seconds, 2),
+        "peak_memory_bytes": module.ranks.largest(peak_memory(trainer.strategy.root_device)),
+        "weights": "last",
+        "weights_step": n_steps,
+    }
     ended_by = start.ended_by or who_stopped(trainer)
     if ended_by:
         metrics["ended_by"] = ended_by
-    metrics["tokens"] = module.tokens
-    metrics["seconds"] = round(training.curve.seconds, 2)
-    metrics["peak_memory_bytes"] = module.ranks.largest(peak_memory(trainer.strategy.root_device))
-    metrics["weights"] = "last"
-    metrics["weights_step"] = n_steps
-    best = training.directory / "checkpoints" / "best.ckpt"
+    best = training.directory / "checkpoints" / BEST
     if training.config.train and training.config.checkpoint.enabled and best.exists():
         checkpoint = read_checkpoint(best)
         module.load_state_dict(checkpoint.contents["state_dict"])
