@@ -38,6 +38,7 @@ from txl_lightning.evaluation.models import Model, State, model_class
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run as evaluate
 from txl_lightning.evaluation.trained import read_file
+from txl_lightning.training.checkpoints import RunCheckpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -177,6 +178,19 @@ def patch_module(
         return result
 
     monkeypatch.setattr(LanguageModelModule, method, patched)
+
+
+def with_losses(monkeypatch: Patch, losses: dict[int, float]) -> None:
+    """Let validations after these steps have other losses for the checkpoint that keeps the best."""
+    original = RunCheckpoint.on_validation_end
+
+    def patched(checkpoint: RunCheckpoint, trainer: Any, module: LanguageModelModule) -> None:
+        measured = module.metrics["val/nll"]
+        module.metrics["val/nll"] = losses.get(trainer.global_step, measured)
+        original(checkpoint, trainer, module)
+        module.metrics["val/nll"] = measured
+
+    monkeypatch.setattr(RunCheckpoint, "on_validation_end", patched)
 
 
 def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> None:

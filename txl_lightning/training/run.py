@@ -261,19 +261,19 @@ def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> M
     if start.resumed is not None:
         check_same_run(config, start.resumed, corpus.checksum)
         if config.train:
-            _check_steps(config, start, start.resumed, ranks)
+            _check_steps(config, start.resumed, ranks)
     if config.trainer.precision == "64-true":
         # Lightning converts the model after it has restored the weights, which float32 would round.
         return model.double()
     return model
 
 
-def _check_steps(config: Config, start: Start, resumed: Checkpoint, ranks: Ranks) -> None:
+def _check_steps(config: Config, resumed: Checkpoint, ranks: Ranks) -> None:
     """Refuse a run without steps left, unless `resume=auto` evaluates it again."""
     max_steps = config.trainer.max_steps
     if resumed.step >= max_steps:
         allowed = f"must be greater than the {resumed.step} steps of resume={resumed.path}"
-        require(start.continues, "trainer.max_steps", max_steps, allowed)
+        require(config.resume == "auto", "trainer.max_steps", max_steps, allowed)
         done = f"{resumed.step} of {max_steps} steps are done"
         ranks.report(f"resume=auto: {done}, the run is evaluated again")
 

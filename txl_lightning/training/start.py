@@ -50,12 +50,12 @@ class Start:
     Args:
         resumed: checkpoint of the run that goes on.
         weights: checkpoint of `initial_weights`.
-        continues: whether the resumed run is the directory's own, found by `resume=auto`.
+        ended_by: callback that ended the run which `resume=auto` finds; another `resume` trains on.
     """
 
     resumed: Checkpoint | None = None
     weights: Checkpoint | None = None
-    continues: bool = False
+    ended_by: str | None = None
 
     @classmethod
     def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
@@ -72,17 +72,13 @@ class Start:
                 path = _find_last(directory, ranks)
             path = ranks.first(path)
         if path is not None:
-            return cls(read_checkpoint(path, option="resume"), continues=config.resume == "auto")
+            resumed = read_checkpoint(path, option="resume")
+            if config.resume == "auto":
+                return cls(resumed, ended_by=resumed.record.get("ended_by"))
+            return cls(resumed)
         if config.initial_weights is not None:
             return cls(weights=read_checkpoint(config.initial_weights, option="initial_weights"))
         return cls()
-
-    @property
-    def ended_by(self) -> str | None:
-        """Callback that ended the run which `resume=auto` finds; another `resume` trains on."""
-        if self.resumed is None or not self.continues:
-            return None
-        return self.resumed.record.get("ended_by")
 
 
 def resumed_path(config: Config) -> Path | None:
