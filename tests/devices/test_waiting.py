@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
         (*STEPS, "trainer.log_every_n_steps=50", f"{option}={NOTICED[option]}"),
     )
     with pytest.raises(
-        UserError, match=f"not finite in or before step {step}; no checkpoint was written yet"
+        UserError, match=f"not finite in or before step {step}; try a lower optimizer.lr"
     ):
         train(tiny_config(tmp_path, *options), tmp_path / "run")
     assert not list((tmp_path / "run").rglob("*.ckpt"))

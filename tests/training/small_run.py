@@ -134,9 +134,8 @@ def bare_module(
         "loss": loss,
     }
     config = Config(data=data, memory=memory, **options)
-    module = LanguageModelModule(
-        model, config, Vocabulary("byte"), lengths or Lengths(1, mem_len=None)
-    )
+    module = LanguageModelModule(model, config, Vocabulary("byte"))
+    module.evaluation_lengths = lengths or Lengths(1, mem_len=None)
     module.trainer = SimpleNamespace(  # type: ignore[assignment]
         precision="32-true",
         precision_plugin=None,

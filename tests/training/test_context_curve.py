@@ -16,7 +16,6 @@ from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.evaluation.trained import load_trained, read_file
 from txl_lightning.recl.loss_by_context import context_curve
 from txl_lightning.recl.positions import position_blocks
-from txl_lightning.training.callbacks import CurveFile
 from txl_lightning.training.run import train
 
 CONTEXTS = list(range(3, 25, 3))
@@ -55,14 +54,6 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -
     (axes,) = figures["context_curve.png"].axes
     for i, c in enumerate(CONTEXTS):
         assert curves(axes)[f"{c} tokens"][1] == [row["bpb"][i] for row in rows]
-
-
-def test_a_line_that_was_cut_short_and_later_rows_are_removed(tmp_path: Path) -> None:
-    curve = CurveFile(tmp_path / "curve.jsonl")
-    lines = [json.dumps({"steps": step}) + "\n" for step in (2, 4, 6)]
-    curve.path.write_text("".join(lines) + '{"steps": 6')
-    curve.keep_until(4)
-    assert curve.path.read_text() == lines[0] + lines[1]
 
 
 @pytest.mark.full

@@ -8,7 +8,6 @@ import pytest
 from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.trained import load_trained
-from txl_lightning.training.checks import options_without_effect
 from txl_lightning.training.run import make_data, train
 
 
@@ -40,22 +39,6 @@ def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(
         firsts[start, seed] = int(data.streams("train").positions(0)[0, 0])
     assert firsts["false", 1] == firsts["false", 2] == 1
     assert len(set(firsts.values())) == 3
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentences"),
-    [
-        (
-            "memory=off memory.start=zeros",
-            ["memory.start=zeros has no effect: there is no memory of states"],
-        ),
-        ("model=lstm encoding=rope", ["encoding=rope has no effect: lstm has no attention"]),
-    ],
-)
-def test_options_without_effect_are_named(
-    tmp_path: Path, overrides: str, sentences: list[str]
-) -> None:
-    assert options_without_effect(tiny_config(tmp_path, *overrides.split())) == sentences
 
 
 def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:

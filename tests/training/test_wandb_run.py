@@ -20,7 +20,7 @@ from txl_lightning.evaluation.trained import Checkpoint, load_trained
 from txl_lightning.evaluation.trained import read_checkpoint as load_checkpoint
 from txl_lightning.reporting import wandb_panels
 from txl_lightning.reporting.code import code_version
-from txl_lightning.training.loggers import start_wandb, upload_line
+from txl_lightning.training.loggers import start_wandb, upload_lines
 from txl_lightning.training.run import train
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
@@ -44,7 +44,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wandb")
     train(tiny_config(directory, *GIVEN, *CONTEXTS), directory / "run")
     line = rf"{TO_UPLOAD} {directory}/run/wandb/offline-run-\d+_\d+-\w+"
-    assert re.fullmatch(line, upload_line(directory / "run") or "")
+    (upload,) = upload_lines(directory / "run")
+    assert re.fullmatch(line, upload)
     (run,) = run_files(directory / "run")
     return run
 

@@ -297,8 +297,7 @@ class ContextCurves(Curve):
         steps = [row["steps"] for row in rows]
         curves = {}
         for i, c in enumerate(self.contexts):
-            losses = [row[unit][i] for row in rows]
-            curves[f"{c} tokens"] = (steps, losses)
+            curves[f"{c} tokens"] = (steps, [row[unit][i] for row in rows])
         path = self.path.with_suffix(".png")
         line_figure(
             path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training"
@@ -328,10 +327,16 @@ class Progress(Callback):
         self._show(trainer, line)
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        self._show_segment(trainer, "validation", batch[2] + 1, trainer.num_val_batches)
+        split = "validation"
+        numbers = trainer.num_val_batches
+        if trainer.testing:
+            split = "test"
+            numbers = trainer.num_test_batches
+        if self._is_due():
+            number = batch[2] + 1
+            self._show(trainer, f"{split}: segment {number:,} of {numbers[0]:,}")
 
-    def on_test_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        self._show_segment(trainer, "test", batch[2] + 1, trainer.num_test_batches)
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         when = f"step {trainer.global_step:,}"
@@ -339,12 +344,6 @@ class Progress(Callback):
             when = "best weights, validation split"
         if not trainer.sanity_checking:
             self._show(trainer, f"{when}: {_losses(pl_module.metrics, 'val/')}")
-
-    def _show_segment(
-        self, trainer: L.Trainer, split: str, number: int, numbers: list[Any]
-    ) -> None:
-        if self._is_due():
-            self._show(trainer, f"{split}: segment {number:,} of {numbers[0]:,}")
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._shown >= self._interval

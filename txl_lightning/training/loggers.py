@@ -91,13 +91,14 @@ def finish_wandb(loggers: list[Logger], exit_code: int) -> None:
             logger.experiment.finish(exit_code=exit_code)
 
 
-def upload_line(directory: Path) -> str | None:
-    """Return a line with the command that uploads offline runs; None without any."""
-    files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
-    if not files:
-        return None
-    folders = " ".join(shlex.quote(str(file.parent)) for file in files)
-    return f"offline run of Weights & Biases, to upload it: wandb sync {folders}"
+def upload_lines(directory: Path) -> list[str]:
+    """Return a line with the command that uploads offline runs, if there are any."""
+    folders = []
+    for file in sorted(directory.glob("wandb/offline-run-*/run-*.wandb")):
+        folders.append(shlex.quote(str(file.parent)))
+    if not folders:
+        return []
+    return [f"offline run of Weights & Biases, to upload it: wandb sync {' '.join(folders)}"]
 
 
 def arm(config: Config) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from tempfile import NamedTemporaryFile
 from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -76,10 +78,10 @@ class LanguageModelModule(L.LightningModule):
         model: scores tokens, see `LanguageModel`.
         config: config of the run.
         vocabulary: its level decides between bits per character and perplexity.
-        evaluation_lengths: lengths of validation and test; None for the config's.
         ranks: the processes of the run; None for the Trainer's.
 
     Attributes:
+        evaluation_lengths: lengths of validation and test.
         metrics: latest val/… and test/… values in float64.
         latest: latest train/… values.
         loss: mean training loss of the last batch, in nats.
@@ -95,7 +97,6 @@ class LanguageModelModule(L.LightningModule):
         model: Model,
         config: Config,
         vocabulary: Vocabulary,
-        evaluation_lengths: Lengths | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class LanguageModelModule(L.LightningModule):
         self.config = config
         self.vocabulary = vocabulary
         self.level = vocabulary.level
-        self.evaluation_lengths = evaluation_lengths or lengths_of(config)
+        self.evaluation_lengths = lengths_of(config)
         self.ranks = ranks or Ranks()
         self.training_memory = CarriedMemory()
         self.evaluation_memory = CarriedMemory()
@@ -144,7 +145,7 @@ class LanguageModelModule(L.LightningModule):
         """Open a checkpoint as a module in training mode, which Lightning's Trainer does not set.
 
         Args:
-            checkpoint_path: path of a checkpoint of this module, whoever wrote it.
+            checkpoint_path: path or open file of a checkpoint of this module, whoever wrote it.
             map_location: device of the module; None, a mapping or a function for the CPU.
             hparams_file: not used, as the checkpoint has its config.
             strict: False leaves out weights that the checkpoint lacks or has too many.
@@ -154,7 +155,12 @@ class LanguageModelModule(L.LightningModule):
         Raises:
             OptionError: the file cannot be used.
         """
-        checkpoint = read_checkpoint(checkpoint_path)
+        with NamedTemporaryFile(suffix=".ckpt") as file:
+            if hasattr(checkpoint_path, "read"):
+                file.write(checkpoint_path.read())
+                file.flush()
+                checkpoint_path = file.name
+            checkpoint = read_checkpoint(checkpoint_path)
         trained = model_of(checkpoint, strict=strict is not False)
         module = cls(trained.model.train(), trained.config, trained.vocabulary, **kwargs)
         for name in ("vocabulary_given", "corpus"):
@@ -210,6 +216,8 @@ class LanguageModelModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Check the loader; restore its position, and the random state after all that draws before the first step."""
         trainer = self.trainer
+        if isinstance(trainer.optimizers[0], _MockOptimizer):
+            raise UserError("configure_optimizers returned no optimizer: nothing would be trained")
         loader = trainer.train_dataloader
         check_loader(loader, trainer.world_size, carries_state(self.config))
         self._n_groups = groups_of(loader)
@@ -302,12 +310,10 @@ class LanguageModelModule(L.LightningModule):
         problem = self.training_memory.distribute(
             first, n_rows, self._n_streams, first_batch, self._n_groups
         )
-        is_recurrent = getattr(self.model.config, "is_recurrent", True)
-        if problem and is_recurrent and first_batch.number:
-            n_tokens = self.config.memory.mem_len or self.config.data.segment_len
+        if problem and carries_state(self.config) and first_batch.number:
             self.ranks.report(
-                f"resume={self.trainer.ckpt_path} holds no training memory ({problem}): it fills again over the "
-                f"next {n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
+                f"resume={self.trainer.ckpt_path} holds no training memory ({problem}): it fills again, "
+                "and the run will differ from an uninterrupted one"
             )
 
     def _memory_before(self, batch: Batch) -> Any:
@@ -435,8 +441,7 @@ class LanguageModelModule(L.LightningModule):
         for name, value in loss_metrics(nll_sum / n_tokens, self.level).items():
             self.latest[f"train/{name}"] = value
         self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
-        for group in self.trainer.optimizers[0].param_groups[:1]:
-            self.latest["train/learning_rate"] = group["lr"]
+        self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.latest["train/gradient_norm"] = float(self.gradient_norm)
         self.latest["train/memory_length"] = float(getattr(self.training_memory.value, "filled", 0))
         self.latest["train/peak_memory_bytes"] = self.ranks.largest(peak_memory(self.device))
@@ -462,14 +467,10 @@ class LanguageModelModule(L.LightningModule):
             UserError: there are several, or one that joins batches.
         """
         trainer = self.trainer
-        n_loaders = len(trainer.num_val_batches)
-        loaders: Any = trainer.val_dataloaders
-        if trainer.testing:
-            n_loaders = len(trainer.num_test_batches)
-            loaders = trainer.test_dataloaders
-        if n_loaders > 1:
+        loaders: Any = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        if isinstance(loaders, (list, tuple, dict)) and len(loaders) > 1:
             raise UserError(
-                f"{n_loaders} loaders of validation: give one, and call validate for each other"
+                f"{len(loaders)} loaders of validation: give one, and call validate for each other"
             )
         check_loader(loaders, trainer.world_size, carries_state(self.config))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -63,13 +63,13 @@ def make_optimizer(
         given = {"_target_": config._target_, "lr": lr, **config.arguments}
         if config.weight_decay > 0:
             given["weight_decay"] = config.weight_decay
-        groups = _decayed(list(model.parameters()), model, config)
+        groups = parameter_groups(model, config)
         betas = tuple(config.betas)
         optimizer = make(given, "optimizer._target_", torch.optim.Optimizer, groups, betas=betas)
     elif config.name == "muon":
         optimizer = MuonWithAdam(model, config, fused)
     else:
-        groups = _decayed(list(model.parameters()), model, config)
+        groups = parameter_groups(model, config)
         optimizer = ADAM[config.name](groups, **_adam_options(config, fused))
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / lr)
 
@@ -92,21 +92,14 @@ def check_moments(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def _decayed(
-    parameters: Sequence[Tensor], model: nn.Module, config: OptimizerConfig
-) -> list[dict[str, Any]]:
-    """Return parameters as groups of an optimizer, so that weight decay is of matrices of the layers alone."""
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Return the parameters as groups of an optimizer, so that weight decay is of matrices of the layers alone."""
+    parameters = list(model.parameters())
     if config.weight_decay == 0 or config.weight_decay_on == "all":
         return [{"params": parameters}]
     matrices = dict(matrices_of_layers(model))
-    with_decay = [parameter for parameter in parameters if parameter in matrices]
-    without = [parameter for parameter in parameters if parameter not in matrices]
-    groups: list[dict[str, Any]] = []
-    if with_decay:
-        groups.append({"params": with_decay})
-    if without:
-        groups.append({"params": without, "weight_decay": 0.0})
-    return groups
+    others = [parameter for parameter in parameters if parameter not in matrices]
+    return [{"params": list(matrices)}, {"params": others, "weight_decay": 0.0}]
 
 
 def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
@@ -145,9 +138,10 @@ class MuonWithAdam(torch.optim.Optimizer):
         self._ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
         self.n_matrices: dict[Tensor, int] = dict(matrices_of_layers(model))
         others = [parameter for parameter in model.parameters() if parameter not in self.n_matrices]
-        self._adam = torch.optim.AdamW(
-            _decayed(others, model, config), **_adam_options(config, fused)
-        )
+        options = _adam_options(config, fused)
+        if config.weight_decay_on == "matrices":
+            options["weight_decay"] = 0.0
+        self._adam = torch.optim.AdamW(others, **options)
         muon = {
             "params": list(self.n_matrices),
             "lr": config.lr,

@@ -58,7 +58,7 @@ from txl_lightning.training.loggers import (
     finish_wandb,
     lightning_loggers,
     start_wandb,
-    upload_line,
+    upload_lines,
 )
 from txl_lightning.training.module import LanguageModelModule, NotFiniteError, lengths_of
 from txl_lightning.training.objects import make, new_trainer, trainer_arguments
@@ -101,10 +101,11 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
     config = resolve_accelerator(config)
     check_config(config)
     trainer_arguments(config.trainer)  # before the corpus, whose preparation may take long
-    refuse_to_replace(config if config.train else replace(config, resume=None), directory)
-    copies = 4  # weights, gradients and two moments
-    on_cpu = config.trainer.devices if config.trainer.accelerator == "cpu" else 0
-    require_room(architecture(config, 2**31), 4 * max(1, copies * on_cpu))
+    refuse_to_replace(config, directory)
+    n_copies = 1
+    if config.trainer.accelerator == "cpu":
+        n_copies = 4 * config.trainer.devices  # weights, gradients and two moments
+    require_room(architecture(config, 2**31), 4 * n_copies)
     threads = torch.get_num_threads()
     try:
         if n_processes(config.trainer) == 1 or environment() is not None:
@@ -179,7 +180,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
 
-    module = LanguageModelModule(model, config, corpus.vocabulary, lengths_of(config), ranks)
+    module = LanguageModelModule(model, config, corpus.vocabulary, ranks)
     module.record["vocabulary_given"] = vocabulary is not None
     module.record["corpus"] = corpus.checksum
     curve = ValidationCurve(directory)
@@ -378,16 +379,13 @@ def fit(training: TrainingRun) -> None:
         UserError: the loss is not finite, or a checkpoint cannot be written.
     """
     resumed = training.start.resumed
-    folder = training.directory / "checkpoints"
     try:
         training.trainer.fit(
             training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None
         )
     except NotFiniteError as error:
-        advice = "no checkpoint was written yet; try a lower optimizer.lr"
-        if any(folder.glob("*.ckpt")):
-            advice = f"try a lower optimizer.lr with initial_weights= the last good checkpoint in {folder}"
-        raise UserError(f"{error}; {advice}") from error
+        advice = "try a lower optimizer.lr, with initial_weights= a checkpoint in"
+        raise UserError(f"{error}; {advice} {training.directory}/checkpoints") from error
     except UnwrittenCheckpointError as error:
         advice = f"with space again repeat the command with hydra.run.dir={training.directory} resume=auto"
         raise UserError(f"{error}; {advice}") from error
@@ -518,27 +516,23 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
 
 def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> list[str]:
     """Return the lines that a run ends with: losses, the test split first, files, and the next two commands."""
-    shown = []
+    losses = []
     for split in ("test", "val"):
-        if f"{split}/nll" not in metrics:
-            continue
-        for unit in ("nll", *shown_units(metrics, f"{split}/")):
-            name = f"{split}/{unit}"
-            shown.append(f"{name} {metrics[name]:.4f}")
-    line = f"{', '.join(shown)} after {metrics['steps']} steps"
+        if f"{split}/nll" in metrics:
+            for unit in ("nll", *shown_units(metrics, f"{split}/")):
+                name = f"{split}/{unit}"
+                losses.append(f"{name} {metrics[name]:.4f}")
+    line = f"{', '.join(losses)} after {metrics['steps']} steps"
     if "ended_by" in metrics:
         line += f", ended by {metrics['ended_by']}"
     if metrics["weights_step"] != metrics["steps"]:
         line += f", with the weights of step {metrics['weights_step']}, the best on validation"
-    lines = [line]
-    upload = upload_line(directory)
-    if "wandb" in options.logger.each and upload is not None:
-        lines.append(upload)
+    lines = [line, *upload_lines(directory)]
     lines.append(
         f"lower is better; metrics.json, config.yaml, validation.jsonl and checkpoints are in {directory}"
     )
     if options.checkpoint.enabled and options.train:
-        best = directory / "checkpoints" / "best.ckpt"
+        best = directory / "checkpoints" / BEST
         lines.append(f"next: txl evaluate checkpoint={best} or txl generate checkpoint={best}")
     return lines
 

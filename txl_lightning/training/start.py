@@ -116,11 +116,11 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
         OptionError: `hydra.run.dir` is such a folder.
     """
     path = resumed_path(config)
-    if path is not None and is_in_run(directory, path):
+    if config.train and path is not None and is_in_run(directory, path):
         return
     folder = directory / "checkpoints"
     is_saved = (folder / LAST).exists() or (folder / BEST).exists()
-    if is_saved and config.resume == "auto":
+    if config.train and is_saved and config.resume == "auto":
         return
     is_finished = (directory / "metrics.json").exists()
     finished = f"holds a finished run: {ANOTHER}, or delete this one"
