@@ -13,7 +13,6 @@ from tests.training.small_run import poison, tiny_config
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
 from txl_lightning.training.callbacks import StopSignals
-from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import build, fit, quiet_libraries, train
 
 STEPS = ("trainer.max_steps=12", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=12")
@@ -30,11 +29,6 @@ class Watch(L.Callback):
             self.reads.__enter__()
         if trainer.global_step + 1 == 9:
             self.reads.__exit__(None, None, None)
-
-
-@pytest.fixture(autouse=True)
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LanguageModelModule, "reads_are_free", False)
 
 
 def reads_of_steps(directory: Path, *overrides: str) -> list[str]:

@@ -198,20 +198,15 @@ def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> Non
     def spoil(module: LanguageModelModule) -> None:
         if module.trainer.global_step + 1 not in steps:
             return
+        factor = torch.nan if what == "loss" else torch.inf
         for parameter in module.parameters():
             if parameter.grad is not None:
-                parameter.grad.mul_(torch.nan if what == "loss" else torch.inf)
+                parameter.grad.mul_(factor)
         if what == "loss":
             module.training_memory.value.states.fill_(torch.nan)
             module.loss = module.loss * torch.nan
 
-    original = LanguageModelModule.configure_gradient_clipping
-
-    def patched(module: LanguageModelModule, *args: Any, **options: Any) -> None:
-        spoil(module)
-        original(module, *args, **options)
-
-    monkeypatch.setattr(LanguageModelModule, "configure_gradient_clipping", patched)
+    patch_module(monkeypatch, "configure_gradient_clipping", before=spoil)
 
 
 @cache

@@ -1,6 +1,5 @@
 """A whole run: its files, its logs, resuming it, and that it learns."""
 
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,13 @@ def test_a_seed_repeats_a_run_however_often_validated(
 def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(
     tmp_path: Path,
 ) -> None:
-    firsts = {}
-    for start, seed in product(("false", "true"), (1, 2)):
-        data = make_data(tiny_config(tmp_path, f"data.random_start={start}", f"seed={seed}"))
-        assert [data.streams(split).positions(0)[0, 0] for split in ("valid", "test")] == [1, 1]
-        firsts[start, seed] = int(data.streams("train").positions(0)[0, 0])
-    assert firsts["false", 1] == firsts["false", 2] == 1
-    assert len(set(firsts.values())) == 3
+    firsts = []
+    for words in ("seed=1", "data.random_start=true seed=1", "data.random_start=true seed=2"):
+        data = make_data(tiny_config(tmp_path, *words.split()))
+        assert data.streams("valid").positions(0)[0, 0] == 1
+        firsts.append(int(data.streams("train").positions(0)[0, 0]))
+    assert firsts[0] == 1
+    assert len(set(firsts)) == 3
 
 
 def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:

@@ -411,24 +411,16 @@ class LanguageModelModule(L.LightningModule):
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True  # Lightning validates before it stops early
         is_step = not trainer.fit_loop._should_accumulate()
-        logs = is_step and trainer._logger_connector.should_update_logs
-        if logs or self.reads_are_free:
+        if is_step and trainer._logger_connector.should_update_logs:
             self.check_finite()
-        if logs:
             self._log_training()
 
-    @property
-    def reads_are_free(self) -> bool:
-        """Whether the CPU reads a tensor of the model without waiting for a device."""
-        return self.device.type == "cpu"
-
     def check_finite(self) -> None:
-        """Raise `NotFiniteError` if the loss or the gradient of a step was not finite."""
+        """Raise `NotFiniteError` if the loss or the gradient of a step was not finite; a GPU is waited for."""
         if not bool(self.finite):
-            step = f"in or before step {self.global_step}"
-            if self.reads_are_free:
-                step = f"in step {self.global_step}"
-            raise NotFiniteError(f"the loss or its gradient was not finite {step}")
+            raise NotFiniteError(
+                f"the loss or its gradient was not finite in or before step {self.global_step}"
+            )
 
     def _log_training(self) -> None:
         """Log loss, its units, learning rate, gradient norm, memory length, tokens/s and peak memory.
