@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
+from lightning import Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
@@ -28,6 +28,7 @@ from txl_lightning.files import write_text
 from txl_lightning.jobs import handled_signals
 from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.recl.positions import position_blocks
+from txl_lightning.training import Values
 from txl_lightning.training.checkpoints import RunCheckpoint, validation_follows
 
 
@@ -94,17 +95,17 @@ class StopSignals(Checkpoint):
                 f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode(),
             )
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.training = True
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.training = False
 
     def on_before_optimizer_step(self, *step: Any) -> None:
         # Fails at once if a rank died; on a GPU, waiting for its gradients would not end.
         self.agreed = self.ranks.largest(self.signum)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
         if (
             self.agreed
             and not trainer.fit_loop._should_accumulate()
@@ -112,13 +113,13 @@ class StopSignals(Checkpoint):
         ):
             self._stop(trainer)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.agreed = self.ranks.largest(self.agreed or self.signum)
             if self.agreed:
                 self._stop(trainer)
 
-    def _stop(self, trainer: L.Trainer) -> None:
+    def _stop(self, trainer: Trainer) -> None:
         if self.checkpoint is not None and self.checkpoint.saved_step != trainer.global_step:
             self.checkpoint.save(trainer)
         name = signal.Signals(self.agreed).name
@@ -144,18 +145,18 @@ class Curve(Callback):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Values] = []
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: Values) -> None:
         """Add a row to the file."""
         self.rows.append(row)
         lines = [f"{json.dumps(row)}\n" for row in self.rows]
         write_text(self.path, "".join(lines))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Values:
         return {"rows": self.rows}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
         self.rows = state_dict["rows"]
 
 
@@ -176,10 +177,10 @@ class ValidationCurve(Curve):
         """Wall-clock time of this run, including earlier sessions up to their last checkpoint."""
         return self._seconds_before + time.perf_counter() - self._started
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._started = time.perf_counter()
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if not trainer.is_global_zero:
@@ -194,10 +195,10 @@ class ValidationCurve(Curve):
                 row[name] = value
         self.append(row)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Values:
         return {**super().state_dict(), "seconds": self.seconds}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
         super().load_state_dict(state_dict)
         self._seconds_before = state_dict["seconds"]
 
@@ -238,7 +239,7 @@ class ContextCurves(Curve):
             self.positions, blocks = position_blocks(len(tokens), n_positions, self.contexts)
         except OptionError as error:
             raise OptionError("context_curve.max_context", longest, error.allowed) from error
-        self.definition: dict[str, Any] = {
+        self.definition: Values = {
             "blocks": blocks,
             # Absolute positions reach as far as in training; larger distances share one.
             "trained_len": training_lengths(config).window,
@@ -248,7 +249,7 @@ class ContextCurves(Curve):
             "bootstrap": 0,
         }
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
         if trainer.fit_loop._should_accumulate() or trainer.global_step % self.every_n_steps:
             return
         curve = context_curve(
@@ -258,9 +259,9 @@ class ContextCurves(Curve):
             self._log(trainer, pl_module, curve)
         pl_module.restart_clock()
 
-    def _log(self, trainer: L.Trainer, module: Any, curve: ContextCurve) -> None:
+    def _log(self, trainer: Trainer, module: Any, curve: ContextCurve) -> None:
         unit = loss_unit(module.level)
-        row: dict[str, Any] = {
+        row: Values = {
             "steps": trainer.global_step,
             "contexts": self.contexts,
             "nll": curve.nll,
@@ -284,7 +285,7 @@ class ContextCurves(Curve):
             logger.save()
         self.append(row)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
         rows = [row for row in self.rows if row["contexts"] == self.contexts]
@@ -314,7 +315,7 @@ class Progress(Callback):
         self._shown = time.monotonic()
         self._interval = 10.0
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
         if not self._is_due():
             return
         step = trainer.global_step
@@ -326,7 +327,7 @@ class Progress(Callback):
             line += f", {_losses(pl_module.latest, 'train/')}, {per_second:,.0f} tokens/s"
         self._show(trainer, line)
 
-    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
         split = "validation"
         numbers = trainer.num_val_batches
         if trainer.testing:
@@ -338,7 +339,7 @@ class Progress(Callback):
 
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         when = f"step {trainer.global_step:,}"
         if trainer.state.fn != TrainerFn.FITTING:
             when = "best weights, validation split"
@@ -348,7 +349,7 @@ class Progress(Callback):
     def _is_due(self) -> bool:
         return time.monotonic() - self._shown >= self._interval
 
-    def _show(self, trainer: L.Trainer, line: str) -> None:
+    def _show(self, trainer: Trainer, line: str) -> None:
         self._shown = time.monotonic()
         self._interval *= 1.01
         if trainer.is_global_zero:

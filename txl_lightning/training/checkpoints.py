@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lightning import Trainer
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
@@ -16,6 +16,7 @@ from txl_lightning.config.schemas import CheckpointConfig
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.trained import read_file, write_checkpoint
 from txl_lightning.files import PART
+from txl_lightning.training import Values
 
 LAST = "last.ckpt"
 BEST = "best.ckpt"
@@ -30,7 +31,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
     """Lightning's checkpoint plugin, with files that are whole or not there, and that can be opened."""
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+        self, checkpoint: Values, path: Any, storage_options: Any | None = None
     ) -> None:
         """Write a checkpoint on the first rank; after an error the files that were there are whole.
 
@@ -62,7 +63,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         return read_file(path, "resume")
 
 
-def who_stopped(trainer: L.Trainer) -> str | None:
+def who_stopped(trainer: Trainer) -> str | None:
     """Return which callback ended a training before its last step, with its reason if it has one; None if none did."""
     if not trainer.should_stop or trainer.global_step >= trainer.max_steps > 0:
         return None
@@ -73,7 +74,7 @@ def who_stopped(trainer: L.Trainer) -> str | None:
     return "a callback"
 
 
-def validation_follows(trainer: L.Trainer) -> bool:
+def validation_follows(trainer: Trainer) -> bool:
     """Return whether Lightning validates after the batch that has just ended (private methods of it)."""
     is_last_step = 0 < trainer.max_steps <= trainer.global_step
     if trainer.should_stop or is_last_step:
@@ -109,22 +110,22 @@ class RunCheckpoint(Checkpoint):
         """How to continue the run, wherever it was stopped: after its last step no `resume=PATH` is allowed."""
         return f"to continue, repeat the command with hydra.run.dir={self.directory.parent} resume=auto"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Values:
         return {"best_nll": self.best_nll}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
         """Restore the lowest loss, unless the run goes on in another folder, without its `best.ckpt`."""
         if (self.directory / BEST).exists():
             self.best_nll = state_dict["best_nll"]
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.ckpt_path:
             self.saved_step = trainer.global_step
         if trainer.is_global_zero:
             for path in self.directory.glob(f"{PART}*"):  # of a kill in the middle of a write
                 path.unlink(missing_ok=True)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
         if trainer.fit_loop._should_accumulate():
             return
         step = trainer.global_step
@@ -134,7 +135,7 @@ class RunCheckpoint(Checkpoint):
         if step % self.options.every_n_steps == 0 and not validation_follows(trainer):
             self.save(trainer)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         nll = pl_module.metrics["val/nll"]
@@ -143,15 +144,13 @@ class RunCheckpoint(Checkpoint):
             trainer.save_checkpoint(self.directory / BEST)
         self.save(trainer)
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: Values) -> None:
         """Record which callback ended the training."""
         ended_by = who_stopped(trainer)
         if ended_by is not None:
             pl_module.record["ended_by"] = ended_by
 
-    def save(self, trainer: L.Trainer) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Save the state after the last step; all ranks must call this."""
         trainer.save_checkpoint(self.directory / LAST)
         self.saved_step = trainer.global_step

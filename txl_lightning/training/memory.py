@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
+from lightning import seed_everything
 
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.models import State
+from txl_lightning.training import Values
 
 
 class CarriedMemory:
@@ -82,7 +83,7 @@ class CarriedMemory:
             self._states[group] = state
             self._undo = None
 
-    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
+    def state_dict(self, ranks: Ranks) -> Values:
         """Return plain containers with the memory of all streams; all ranks must call this, the first one gets it."""
         joined = self.restored
         next_number = self._next_number
@@ -102,7 +103,7 @@ class CarriedMemory:
             "memory": None if joined is None else joined.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], model: Any) -> None:
+    def load_state_dict(self, state: Values, model: Any) -> None:
         """Restore the memory of all streams; `distribute` then gives each rank its own."""
         self._states = {}
         self._next_number = state["next_number"]
@@ -162,7 +163,7 @@ def join_in_order(memories: Sequence[State]) -> State | None:
     return type(placed[0]).join(placed)  # type: ignore[arg-type]
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> Values:
     """Return the states of torch's generators: of the CPU and of this process's GPU."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
@@ -170,7 +171,7 @@ def random_state() -> dict[str, Any]:
     return states
 
 
-def restore_random_state(states: list[dict[str, Any]], ranks: Ranks, *seeds: int) -> None:
+def restore_random_state(states: list[Values], ranks: Ranks, *seeds: int) -> None:
     """Restore this rank's random state, so that a resumed run draws the same dropout masks.
 
     If more ranks resume than wrote the checkpoint, the additional ones get a new seed.
@@ -181,7 +182,7 @@ def restore_random_state(states: list[dict[str, Any]], ranks: Ranks, *seeds: int
         seeds: seed and step of the run.
     """
     if ranks.rank >= len(states):
-        L.seed_everything(ranks.seed(*seeds), verbose=False)
+        seed_everything(ranks.seed(*seeds), verbose=False)
         return
     state = states[ranks.rank]
     torch.set_rng_state(state["cpu"])

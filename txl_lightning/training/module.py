@@ -8,8 +8,8 @@ from dataclasses import replace
 from tempfile import NamedTemporaryFile
 from typing import Any, cast
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
@@ -29,6 +29,7 @@ from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.reporting.code import code_version
+from txl_lightning.training import Values
 from txl_lightning.training.checkpoints import NO_STATE
 from txl_lightning.training.loaders import (
     as_batch,
@@ -57,14 +58,14 @@ class EndOfBatch(Callback):
     """
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Logged for the loggers alone: ModelCheckpoint would name its files by the step of the last validation.
         trainer._logger_connector._callback_metrics.pop("step", None)
         pl_module.finish_batch(batch, batch_idx)
 
 
-class LanguageModelModule(L.LightningModule):
+class LanguageModelModule(LightningModule):
     """Trains and evaluates a language model on ordered streams, with any Trainer.
 
     Row b of a batch continues row b of the batch before. Training and evaluation have a memory each; neither is a
@@ -115,7 +116,7 @@ class LanguageModelModule(L.LightningModule):
         self.finite = torch.tensor(True)
         self.metrics: dict[str, float] = {}
         self.latest: dict[str, float] = {}
-        self.record: dict[str, Any] = {}
+        self.record: Values = {}
         self.tokens = 0
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V: Tensor | None = None
@@ -126,7 +127,7 @@ class LanguageModelModule(L.LightningModule):
         self._n_streams = 0  # of all ranks; 0 before the first batch
         self._longest_segment = 0
         self._missing_batches = 0  # of the epoch, where a resumed run reads a loader from its start
-        self._random_states: list[dict[str, Any]] | None = None
+        self._random_states: list[Values] | None = None
         self._nll_sum: Tensor | float = 0.0
         self._nll_tokens = 0
         self.restart_clock()
@@ -339,15 +340,12 @@ class LanguageModelModule(L.LightningModule):
         for i, segment in enumerate(segments):
             if several:
                 memory = replace(memory, keeps_gradient=i + 1 < len(segments))
-            known: dict[str, Any] = {}
+            known: Values = {}
             if model.config.cutoffs and segment.known_targets is not None:
                 known["known_targets_BT"] = torch.from_numpy(segment.known_targets)
             score = self._scorer_for(segment, memory)
             nll_BT, memory = score(segment.tokens, segment.targets, memory, **known)
-            positions = self._counted_positions(nll_BT.shape[1], i, len(segments))
-            counted.append(nll_BT[:, positions])
-        if len(counted) == 1:
-            return counted[0], memory
+            counted.append(nll_BT[:, self._counted_positions(nll_BT.shape[1], i, len(segments))])
         return torch.cat(counted, dim=1), memory
 
     def _scorer_for(self, batch: Batch, memory: Any) -> Any:
@@ -429,9 +427,7 @@ class LanguageModelModule(L.LightningModule):
         """
         recent = self.tokens - self._tokens_before
         nll_sum, n_tokens = self.ranks.total(float(self._nll_sum), self._nll_tokens)
-        self.latest = {}
-        for name, value in loss_metrics(nll_sum / n_tokens, self.level).items():
-            self.latest[f"train/{name}"] = value
+        self.latest = with_prefix("train", loss_metrics(nll_sum / n_tokens, self.level))
         self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
         self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.latest["train/gradient_norm"] = float(self.gradient_norm)
@@ -519,10 +515,8 @@ class LanguageModelModule(L.LightningModule):
         stage = "test" if self.trainer.testing else "val"
         nll_sum, n_bytes, n_tokens = self.ranks.total(*self.evaluation_sums.tolist())
         n_scored = n_tokens or math.nan  # of an empty loader
-        values: dict[str, float] = {}
-        for name, value in loss_metrics(nll_sum / n_scored, self.level, n_bytes / n_scored).items():
-            values[f"{stage}/{name}"] = value
-        values[f"{stage}/tokens"] = int(n_tokens)
+        losses = loss_metrics(nll_sum / n_scored, self.level, n_bytes / n_scored)
+        values = with_prefix(stage, {**losses, "tokens": int(n_tokens)})
         self.metrics.update(values)
         self._log(values)
         self.on_validation_epoch_start()
@@ -540,7 +534,7 @@ class LanguageModelModule(L.LightningModule):
 
     # Checkpoints
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: Values) -> None:
         """Add the config and the vocabulary, and unless it is of weights alone the state of training.
 
         Raises:
@@ -557,7 +551,7 @@ class LanguageModelModule(L.LightningModule):
         if "optimizer_states" in checkpoint:
             checkpoint["txl_lightning"]["training"] = self._training_state()
 
-    def _training_state(self) -> dict[str, Any]:
+    def _training_state(self) -> Values:
         trainer = self.trainer
         progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         if progress.ready > progress.processed:  # an error in the middle of a step
@@ -575,7 +569,7 @@ class LanguageModelModule(L.LightningModule):
             "since": self.ranks.gather((float(self._nll_sum), self._nll_tokens)),
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: Values) -> None:
         """Restore the state of training.
 
         Raises:
@@ -603,3 +597,8 @@ class LanguageModelModule(L.LightningModule):
 def lengths_of(config: Config) -> Lengths:
     """Return the lengths of validation and test."""
     return evaluation_lengths(in_windows(config))
+
+
+def with_prefix(prefix: str, values: dict[str, float]) -> dict[str, float]:
+    """Return values under the names of a group of metrics."""
+    return {f"{prefix}/{name}": value for name, value in values.items()}

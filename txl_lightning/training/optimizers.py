@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
+from txl_lightning.training import Values
 from txl_lightning.training.objects import make
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {
@@ -92,7 +93,7 @@ def check_moments(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Values]:
     """Return the parameters as groups of an optimizer, so that weight decay is of matrices of the layers alone."""
     parameters = list(model.parameters())
     if config.weight_decay == 0 or config.weight_decay_on == "all":
@@ -102,7 +103,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     return [{"params": list(matrices)}, {"params": others, "weight_decay": 0.0}]
 
 
-def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
+def _adam_options(config: OptimizerConfig, fused: bool) -> Values:
     return {
         "lr": config.lr,
         "betas": tuple(config.betas),

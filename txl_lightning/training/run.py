@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Trainer, seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ProgressBar
@@ -43,6 +43,7 @@ from txl_lightning.evaluation.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.evaluation.units import peak_memory, shown_units
 from txl_lightning.files import write_json
 from txl_lightning.reporting.code import code_version
+from txl_lightning.training import Values
 from txl_lightning.training.callbacks import ContextCurves, Progress, StopSignals, ValidationCurve
 from txl_lightning.training.checkpoints import (
     BEST,
@@ -82,7 +83,7 @@ def run(options: Config, directory: Path) -> list[str]:
     return closing_lines(metrics, options, directory)
 
 
-def train(config: Config, directory: Path | str) -> dict[str, Any]:
+def train(config: Config, directory: Path | str) -> Values:
     """Train one model and evaluate its best weights on the validation and the test split.
 
     Writes `config.yaml`, `validation.jsonl`, `metrics.json`, `checkpoints/last.ckpt` and `best.ckpt`, and the
@@ -119,7 +120,7 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
         torch.set_num_threads(threads)  # the next run in this process chooses among as many
 
 
-def train_rank(config: Config, directory: Path) -> dict[str, Any]:
+def train_rank(config: Config, directory: Path) -> Values:
     """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)
@@ -150,7 +151,7 @@ class TrainingRun:
     directory: Path
     data: GroupedStreamsDataModule
     module: LanguageModelModule
-    trainer: L.Trainer
+    trainer: Trainer
     curve: ValidationCurve
     start: Start
 
@@ -170,7 +171,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     loggers: list[Logger] = [DummyLogger()]  # of ranks that write nothing
     if ranks.rank == 0:
         loggers = lightning_loggers(config, directory)
-    L.seed_everything(config.seed, verbose=False)
+    seed_everything(config.seed, verbose=False)
 
     vocabulary = kept_vocabulary(config, start, ranks)
     data = ranks.in_turn(lambda: make_data(config, vocabulary))
@@ -313,7 +314,7 @@ def make_callbacks(
 
 def make_trainer(
     config: Config, directory: Path, callbacks: list[Callback], start: Start
-) -> L.Trainer:
+) -> Trainer:
     """Return the Trainer; a run that a callback had ended trains no further steps."""
     options = config.trainer
     n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
@@ -323,7 +324,7 @@ def make_trainer(
     interval = None
     if options.val_every_n_steps is not None and "val_check_interval" not in options.lightning:
         interval = options.val_every_n_steps * options.stream_groups
-    arguments: dict[str, Any] = {
+    arguments: Values = {
         "accelerator": options.accelerator,
         "devices": min(options.devices, n_visible),
         "num_nodes": options.num_nodes,
@@ -359,7 +360,7 @@ def _strategy(config: Config, n_visible: int) -> Any:
     return DDPStrategy(parallel_devices=devices)
 
 
-def disable_signal_handlers(trainer: L.Trainer) -> None:
+def disable_signal_handlers(trainer: Trainer) -> None:
     """Keep Lightning from installing signal handlers, and from asking the other ranks for signals in every step.
 
     Both are private methods. The second, new in 2.6, makes the CPU wait for the GPU; it catches the error of a rank
@@ -403,7 +404,7 @@ def fit(training: TrainingRun) -> None:
 # Test
 
 
-def test(training: TrainingRun) -> dict[str, Any]:
+def test(training: TrainingRun) -> Values:
     """Score the best weights (the last without checkpoints) on the validation and the test split.
 
     Returns:
@@ -419,7 +420,7 @@ def test(training: TrainingRun) -> dict[str, Any]:
     n_steps = trainer.global_step
     if given is not None and not training.config.train:
         n_steps = given.step
-    metrics: dict[str, Any] = {
+    metrics: Values = {
         "steps": n_steps,
         "tokens": module.tokens,
         "seconds": round(training.curve.seconds, 2),
@@ -466,7 +467,7 @@ def score_splits(training: TrainingRun) -> None:
         trainer.test(training.module, datamodule=training.data, verbose=False)
 
 
-def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
+def evaluation_settings(training: TrainingRun) -> Values:
     """Return protocol and lengths of the final evaluation."""
     options = training.data.evaluation
     lengths = training.module.evaluation_lengths
@@ -480,7 +481,7 @@ def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
     }
 
 
-def count_parameters(module: L.LightningModule) -> int:
+def count_parameters(module: LanguageModelModule) -> int:
     """Return the number of parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
@@ -488,7 +489,7 @@ def count_parameters(module: L.LightningModule) -> int:
 # Results
 
 
-def write_results(training: TrainingRun, metrics: dict[str, Any]) -> None:
+def write_results(training: TrainingRun, metrics: Values) -> None:
     """Write `metrics.json`, and the same values of the best weights on whole splits into W&B's summary."""
     write_json(training.directory / "metrics.json", metrics, allow_nan=False)
     for logger in training.trainer.loggers:
@@ -514,7 +515,7 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
     ]
 
 
-def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> list[str]:
+def closing_lines(metrics: Values, options: Config, directory: Path) -> list[str]:
     """Return the lines that a run ends with: losses, the test split first, files, and the next two commands."""
     losses = []
     for split in ("test", "val"):
