@@ -75,12 +75,17 @@ def tiny_config(directory: Path, *overrides: str) -> Config:
     return config
 
 
+def train_tiny(directory: Path, *overrides: str, name: str = "run") -> dict[str, Any]:
+    """Train on a small text in `directory`, whose folder `name` is the run directory; return the metrics."""
+    return train(tiny_config(directory, *overrides), directory / name)
+
+
 @cache
 def trained(*overrides: str) -> Path:
     """Train once in this process, and return the folder of text and run directory, `run`; tests only read it."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    train(tiny_config(folder, *overrides), folder / "run")
+    train_tiny(folder, *overrides)
     return folder
 
 

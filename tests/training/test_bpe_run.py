@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.test_byte_pairs import TEXT
-from tests.training.small_run import evaluated, tiny_config
+from tests.training.small_run import evaluated, tiny_config, train_tiny
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.evaluation.trained import load_trained
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text(TEXT)
     (folder / "tokenizer.json").write_text(train_byte_pairs([TEXT], 300))
     options = ("data.level=bpe", f"data.tokenizer={folder / 'tokenizer.json'}")
-    train(tiny_config(folder, *SHORT, *options), folder / "run")
+    train_tiny(folder, *SHORT, *options)
     (folder / "tokenizer.json").unlink()
     shutil.rmtree(folder / "cache")
     return folder

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.evaluation.kept_figures import curves, kept_figures
-from tests.training.small_run import logged_rows, tiny_config, trained
+from tests.training.small_run import logged_rows, tiny_config, train_tiny, trained
 from txl_lightning.config.lengths import trained_clamp
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.datamodule import StreamsDataModule
@@ -76,7 +76,7 @@ def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
 
 
 def test_the_training_does_not_notice(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, *OPTIONS, "context_curve.every_n_steps=3"), tmp_path / "with")
+    train_tiny(tmp_path, *OPTIONS, "context_curve.every_n_steps=3", name="with")
     runs = (tmp_path / "with", trained(*OPTIONS) / "run")
     ours, theirs = (read_file(run / "checkpoints/last.ckpt")["state_dict"] for run in runs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from tests.training.small_run import logged_rows, stored_memory, tiny_config, trained
+from tests.training.small_run import logged_rows, stored_memory, tiny_config, train_tiny, trained
 from tests.training.test_saving import VARYING
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.evaluation.trained import read_file
@@ -170,11 +170,11 @@ def test_a_logger_that_cannot_be_made_leaves_no_run(
     monkeypatch.setattr(f"{module}._TENSORBOARDX_AVAILABLE", False)
     words = r"^logger\.tensorboard=.*TensorBoardLogger: cannot be made: ModuleNotFoundError"
     with pytest.raises(UserError, match=words):
-        train(tiny_config(tmp_path, "logger=tensorboard"), tmp_path / "run")
+        train_tiny(tmp_path, "logger=tensorboard")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, "logger=wandb", "logger.mode=disabled"), tmp_path / "run")
+    train_tiny(tmp_path, "logger=wandb", "logger.mode=disabled")
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 12
     assert not (tmp_path / "run/wandb").exists()

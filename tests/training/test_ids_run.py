@@ -9,12 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.training.recorded_run import recorded_losses, recorded_run
-from tests.training.small_run import evaluated, tiny_config
+from tests.training.small_run import evaluated, tiny_config, train_tiny
 from txl_lightning.config.schemas import plain
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation import generate
 from txl_lightning.evaluation.options import GenerateOptions
-from txl_lightning.training.run import train
 
 IDS = np.arange(4000) ** 2 % 53
 BEST = "run/checkpoints/best.ckpt"
@@ -30,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ("data.path=notes.bin", "data.dtype=uint16", "data.names=names.txt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        train(tiny_config(folder, *SHORT, *options), folder / "run")
+        train_tiny(folder, *SHORT, *options)
     (folder / "names.txt").unlink()
     return folder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.small_run import patch_module, tiny_config, trained
+from tests.training.small_run import patch_module, tiny_config, train_tiny, trained
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.training.run import make_data, train
@@ -67,11 +67,9 @@ ARMS = [
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> None:
     options = (*arm.split(), "trainer.val_every_n_steps=30", "trainer.max_steps=10")
-    first = train(tiny_config(tmp_path, *options), tmp_path / "first")
+    first = train_tiny(tmp_path, *options, name="first")
     resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
-    second = train(
-        tiny_config(tmp_path, *options[:-1], "trainer.max_steps=30", resume), tmp_path / "second"
-    )
+    second = train_tiny(tmp_path, *options[:-1], "trainer.max_steps=30", resume, name="second")
     assert second["val/bpb"] < first["val/bpb"] < 8.5
     trained = load_trained(tmp_path / "second/checkpoints/best.ckpt")
     assert (
@@ -85,5 +83,5 @@ DIVERGED = r"val/(ppl|nll)=(inf|nan) after 2 steps: training diverged; lower opt
 def test_a_run_that_diverged_ends_with_one_clear_line(tmp_path: Path) -> None:
     steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", "data.level=word")
     with pytest.raises(UserError, match=f"^{DIVERGED}"):
-        train(tiny_config(tmp_path, "optimizer.lr=1e4", *steps), tmp_path / "run")
+        train_tiny(tmp_path, "optimizer.lr=1e4", *steps)
     assert not (tmp_path / "run/metrics.json").exists()

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.fixtures import Output, Patch
-from tests.training.small_run import patch_module, tiny_config, trained, with_losses
+from tests.training.small_run import patch_module, tiny_config, train_tiny, trained, with_losses
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.trained import load_trained, read_file
 from txl_lightning.training.checkpoints import DurableCheckpointIO, RunCheckpoint
@@ -39,7 +39,7 @@ def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path) -> Non
     name = "save_checkpoint"
     save = DurableCheckpointIO.save_checkpoint
     with patch.object(DurableCheckpointIO, name, autospec=True, side_effect=save) as saved:
-        train(tiny_config(tmp_path, *OPTIONS, "trainer.max_steps=13"), tmp_path / "run")
+        train_tiny(tmp_path, *OPTIONS, "trainer.max_steps=13")
     written: dict[str, list[int]] = {"last.ckpt": [], "best.ckpt": []}
     for call in saved.call_args_list:
         written[Path(call.args[2]).name].append(call.args[1]["global_step"])
@@ -49,14 +49,14 @@ def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path) -> Non
 def test_weights_are_kept_every_n_steps_and_open_everything_but_a_resume(tmp_path: Path) -> None:
     keep = (*OPTIONS, "checkpoint.keep_every_n_steps=5", "trainer.max_steps=10")
     folder = tmp_path / "run/checkpoints"
-    train(tiny_config(tmp_path, *keep), tmp_path / "run")
+    train_tiny(tmp_path, *keep)
     assert steps(folder) == {"step5.ckpt": 5, "step10.ckpt": 10, "last.ckpt": 10, "best.ckpt": 10}
     assert load_trained(folder / "step5.ckpt").step == 5
     size_of_last = (folder / "last.ckpt").stat().st_size
     assert (folder / "step5.ckpt").stat().st_size < size_of_last / 2
     resume = f"resume={folder / 'step5.ckpt'}"
     with pytest.raises(OptionError, match=r"resume=.*step5.ckpt: holds weights only"):
-        train(tiny_config(tmp_path, *keep, resume), tmp_path / "other")
+        train_tiny(tmp_path, *keep, resume, name="other")
 
 
 def test_auto_resumes_from_the_best_checkpoint_if_the_last_is_damaged(
@@ -125,7 +125,7 @@ def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: O
 
 def test_a_run_in_a_folder_that_moved_knows_its_best(tmp_path: Path, monkeypatch: Patch) -> None:
     with_losses(monkeypatch, {12: 99.0, 13: 99.0})
-    train(tiny_config(tmp_path, *OPTIONS), tmp_path / "a")
+    train_tiny(tmp_path, *OPTIONS, name="a")
     (tmp_path / "a").rename(tmp_path / "b")
     more = tiny_config(tmp_path, *OPTIONS, "resume=auto", "trainer.max_steps=13")
     assert train(more, tmp_path / "b")["weights_step"] == 10
@@ -135,7 +135,7 @@ def test_a_kill_between_the_best_and_the_last_loses_nothing(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     with_losses(monkeypatch, {10: 99.0, 12: 99.0})
-    whole = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "whole")
+    whole = train_tiny(tmp_path, *OPTIONS, name="whole")
 
     def killed(self: RunCheckpoint, trainer: Any) -> None:
         raise RuntimeError("killed")
@@ -143,9 +143,9 @@ def test_a_kill_between_the_best_and_the_last_loses_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(RunCheckpoint, "save", killed)
         with pytest.raises(RuntimeError, match="killed"):
-            train(tiny_config(tmp_path, *OPTIONS, "checkpoint.every_n_steps=99"), tmp_path / "run")
+            train_tiny(tmp_path, *OPTIONS, "checkpoint.every_n_steps=99")
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5}
-    again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
+    again = train_tiny(tmp_path, *OPTIONS, "resume=auto")
     assert again["weights_step"] == 5
     assert {**again, **VARYING} == {**whole, **VARYING}
 

@@ -14,11 +14,10 @@ import torch
 from tests.fixtures import Patch
 from tests.in_process import run_txl
 from tests.training.recorded_run import start
-from tests.training.small_run import TINY, patch_module, poison, tiny_config
+from tests.training.small_run import TINY, patch_module, poison, tiny_config, train_tiny
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.run import train
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -33,7 +32,7 @@ def test_what_is_not_finite_ends_a_run(tmp_path: Path, monkeypatch: Patch, what:
     last = tmp_path / "run/checkpoints/last.ckpt"
     words = rf"not finite in or before step 1\d; try a lower optimizer.lr, .* a checkpoint in {last.parent}$"
     with pytest.raises(UserError, match=words):
-        train(tiny_config(tmp_path, *options), tmp_path / "run")
+        train_tiny(tmp_path, *options)
     saved = read_file(last)
     assert saved["global_step"] == 8
     assert all(torch.isfinite(tensor).all() for tensor in saved["state_dict"].values())
@@ -64,12 +63,12 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(
     send(monkeypatch, signal.SIGTERM)
     words = rf"stopped by SIGTERM after step 7{to_continue(tmp_path)}$"
     with pytest.raises(Stopped, match=words) as stopped:
-        train(tiny_config(tmp_path), tmp_path / "run")
+        train_tiny(tmp_path)
     assert stopped.value.signum == signal.SIGTERM
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 7
     assert {number: signal.getsignal(number) for number in before} == before
     with pytest.raises(Stopped, match=r"stopped by SIGTERM after step 7$"):
-        train(tiny_config(tmp_path, "checkpoint.enabled=false"), tmp_path / "b")
+        train_tiny(tmp_path, "checkpoint.enabled=false", name="b")
 
 
 @pytest.mark.slow
@@ -96,9 +95,9 @@ def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite itself may run under nohup
     try:
         with pytest.raises(Stopped, match="stopped by SIGHUP after step 7; to continue"):
-            train(tiny_config(tmp_path), tmp_path / "run")
+            train_tiny(tmp_path)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")["steps"] == 12
+        assert train_tiny(tmp_path, "resume=auto")["steps"] == 12
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -107,15 +106,15 @@ def test_the_final_test_stops_at_once(tmp_path: Path, monkeypatch: Patch) -> Non
     with monkeypatch.context() as patch:
         patch_module(patch, "test_step", before=lambda module: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(Stopped, match=f"stopped by SIGTERM{to_continue(tmp_path)}$"):
-            train(tiny_config(tmp_path), tmp_path / "run")
+            train_tiny(tmp_path)
     assert not (tmp_path / "run/metrics.json").exists()
-    assert train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")["steps"] == 12
+    assert train_tiny(tmp_path, "resume=auto")["steps"] == 12
 
 
 def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: Patch) -> None:
     send(monkeypatch, signal.SIGINT, 0.0, 1.2)  # within a second it counts as the same Ctrl-C
     with pytest.raises(Stopped, match=rf"stopped by SIGINT{to_continue(tmp_path)}$"):
-        train(tiny_config(tmp_path), tmp_path / "run")
+        train_tiny(tmp_path)
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 5
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.fixtures import Output
-from tests.training.small_run import evaluated, tiny_config
+from tests.training.small_run import evaluated, tiny_config, train_tiny
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.trained import checkpoint_corpus, load_trained, write_checkpoint
 from txl_lightning.training.run import train
@@ -63,12 +63,12 @@ def test_a_character_without_unk_and_another_level_are_refused(tmp_path: Path) -
         ((level, tuning[0], f"resume={path}"), r"^resume=.*: was trained on another vocabulary"),
     ):
         with pytest.raises(UserError, match=said):
-            train(tiny_config(tmp_path, *words, "trainer.max_steps=2"), tmp_path / "tuned")
+            train_tiny(tmp_path, *words, "trainer.max_steps=2", name="tuned")
 
 
 def first_run(folder: Path, *words: str) -> tuple[Path, tuple[str, str]]:
     """Train, and return the best checkpoint and the options that tune it on another text."""
-    train(tiny_config(folder, *words), folder / "run")
+    train_tiny(folder, *words)
     path = folder / "run/checkpoints/best.ckpt"
     (folder / "new.txt").write_text(NEW_TEXT)
     return path, (f"data.path={folder / 'new.txt'}", f"initial_weights={path}")

@@ -11,7 +11,7 @@ import wandb
 
 from tests.fixtures import Patch
 from tests.training.recorded_run import start
-from tests.training.small_run import tiny_config
+from tests.training.small_run import tiny_config, train_tiny
 from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import flat, plain
 from txl_lightning.data.vocabulary import Vocabulary
@@ -20,7 +20,6 @@ from txl_lightning.evaluation.trained import Checkpoint, read_checkpoint
 from txl_lightning.reporting import wandb_panels
 from txl_lightning.reporting.code import code_version
 from txl_lightning.training.loggers import start_wandb, upload_lines
-from txl_lightning.training.run import train
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
 LOGGED = [128, 256, 384]
@@ -56,7 +55,7 @@ TO_UPLOAD = "offline run of Weights & Biases, to upload it: wandb sync"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """File of a run of twelve steps, in `run/wandb/…`."""
     directory = tmp_path_factory.mktemp("wandb")
-    train(tiny_config(directory, *GIVEN, *CONTEXTS), directory / "run")
+    train_tiny(directory, *GIVEN, *CONTEXTS)
     line = rf"{TO_UPLOAD} {directory}/run/wandb/offline-run-\d+_\d+-\w+"
     (upload,) = upload_lines(directory / "run")
     assert re.fullmatch(line, upload)
@@ -136,7 +135,7 @@ def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))  # no netrc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with pytest.raises(OptionError, match=r"^logger.mode=online: Weights & Biases says: .*key.*$"):
-        train(tiny_config(tmp_path, "logger=wandb", "logger.mode=online"), tmp_path / "run")
+        train_tiny(tmp_path, "logger=wandb", "logger.mode=online")
 
 
 @pytest.mark.parametrize(("devices", "number", "exit_code"), [(2, signal.SIGTERM, 143), (1, 0, 1)])
