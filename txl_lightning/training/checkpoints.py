@@ -55,7 +55,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             ) from error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the contents of a checkpoint, without running code stored in it.
+        """Return a checkpoint's contents, without running code stored in it.
 
         Raises:
             OptionError: it is damaged.
@@ -122,7 +122,7 @@ class RunCheckpoint(Checkpoint):
         if trainer.ckpt_path:
             self.saved_step = trainer.global_step
         if trainer.is_global_zero:
-            for path in self.directory.glob(f"{PART}*"):  # of a kill in the middle of a write
+            for path in self.directory.glob(f"{PART}*"):  # from a kill in the middle of a write
                 path.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
@@ -157,5 +157,5 @@ class RunCheckpoint(Checkpoint):
 
 
 def is_in_run(directory: Path, checkpoint: Path) -> bool:
-    """Return whether a checkpoint is in the directory of a run, whose curves go on there if it resumes from it."""
+    """Return whether a checkpoint is in a run's directory, whose curves go on there if it resumes from it."""
     return checkpoint.parent.resolve() == (directory / "checkpoints").resolve()

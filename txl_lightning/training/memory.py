@@ -1,4 +1,4 @@
-"""State of a run beside its weights: the memory carried from batch to batch, and random states."""
+"""A run's state besides its weights: the memory carried from batch to batch, and random states."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from txl_lightning.training import Values
 
 
 class CarriedMemory:
-    """Memory between the segments of one pass over ordered streams; one value for each group of streams.
+    """Memory between the segments in one pass over ordered streams; one value for each group of streams.
 
     It is empty at segment 0. A segment that does not follow the last one is an error: with a shuffling loader the
-    memory would hold states of unrelated text.
+    memory would hold states from unrelated text.
 
     Attributes:
         restored: memory of all streams, from a checkpoint, until the first batch says which are of this rank.
@@ -73,7 +73,7 @@ class CarriedMemory:
         self._states[batch.group] = (memory, batch.number + 1)
 
     def confirm(self) -> None:
-        """Note that the step of the last batch was completed."""
+        """Note that the last batch's step was completed."""
         self._undo = None
 
     def undo(self) -> None:
@@ -117,10 +117,10 @@ class CarriedMemory:
         """Give this rank its part of the restored memory; return why it cannot be used, None if it can.
 
         Args:
-            first: index of this rank's first stream.
-            n_rows: number of this rank's streams.
-            n_streams: number of streams of all ranks.
-            batch: first batch of the run.
+            first: this rank's first stream.
+            n_rows: streams on this rank.
+            n_streams: streams on all ranks.
+            batch: the run's first batch.
             n_groups: number of groups.
         """
         memory, self.restored = self.restored, None
@@ -141,7 +141,7 @@ class CarriedMemory:
 
 
 def _to_first_rank(parts: list[Any], ranks: Ranks) -> list[Any]:
-    """Return the parts of all ranks, in their order, on the first rank; elsewhere an empty list."""
+    """Return the parts from all ranks, in their order, on the first rank; elsewhere an empty list."""
     if ranks.world_size == 1:
         return parts
     of_ranks: list[Any] | None = None
@@ -152,7 +152,7 @@ def _to_first_rank(parts: list[Any], ranks: Ranks) -> list[Any]:
 
 
 def join_in_order(memories: Sequence[State]) -> State | None:
-    """Join the memories of neighbouring streams, given in their order; None without any."""
+    """Join neighbouring streams' memories, given in order; None without any."""
     if not memories:
         return None
     placed = []
@@ -177,9 +177,9 @@ def restore_random_state(states: list[Values], ranks: Ranks, *seeds: int) -> Non
     If more ranks resume than wrote the checkpoint, the additional ones get a new seed.
 
     Args:
-        states: of the ranks that wrote the checkpoint.
-        ranks: the processes of the run.
-        seeds: seed and step of the run.
+        states: from the ranks that wrote the checkpoint.
+        ranks: the run's processes.
+        seeds: the run's seed and step.
     """
     if ranks.rank >= len(states):
         seed_everything(ranks.seed(*seeds), verbose=False)

@@ -1,4 +1,4 @@
-"""`txl train`: data, model, module and Trainer made of a config; fit, test, results."""
+"""`txl train`: data, model, module and Trainer made from a config; fit, test, results."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     resumed_config = start.resumed.config if start.resumed else None
     config = ranks.first(resolve_precision(config, resumed_config))
     own = own_callbacks(config)
-    loggers: list[Logger] = [DummyLogger()]  # of ranks that write nothing
+    loggers: list[Logger] = [DummyLogger()]  # on ranks that write nothing
     if ranks.rank == 0:
         loggers = lightning_loggers(config, directory)
     seed_everything(config.seed, verbose=False)
@@ -207,7 +207,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
 
 
 def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | None:
-    """Return the vocabulary of a run's checkpoint, which encodes the text; None where the text makes its own."""
+    """Return the vocabulary in a run's checkpoint, which encodes the text; None where the text makes one."""
     resumed = start.resumed
     if resumed is not None:  # without the tokenizer's file and training
         is_kept = config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")
@@ -226,11 +226,11 @@ def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | 
 
 
 def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedStreamsDataModule:
-    """Return the data of a run, the corpus prepared; a training batch has all segments of a step.
+    """Return a run's data, with the corpus prepared; a training batch has all segments in a step.
 
     Args:
-        config: config of the run.
-        vocabulary: encode the corpus with this one instead of its own.
+        config: the run's config.
+        vocabulary: encode the corpus with this one instead of the one it makes.
 
     Raises:
         UserError: the corpus cannot be loaded, or does not fit the options.
@@ -251,7 +251,7 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedSt
 
 
 def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> Model:
-    """Return the model, with the weights of its start."""
+    """Return the model with its starting weights."""
     model = make_model(config, len(corpus.vocabulary))
     try:
         model.with_lengths(**lengths_of(config).keywords())
@@ -363,8 +363,8 @@ def _strategy(config: Config, n_visible: int) -> Any:
 def disable_signal_handlers(trainer: Trainer) -> None:
     """Keep Lightning from installing signal handlers, and from asking the other ranks for signals in every step.
 
-    Both are private methods. The second, new in 2.6, makes the CPU wait for the GPU; it catches the error of a rank
-    that died, after which the others wait for its gradients.
+    Both are private methods. The second, new in 2.6, makes the CPU wait for the GPU; it catches the error of a dead
+    rank, after which the other ranks wait for its gradients.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -460,7 +460,7 @@ def score_splits(training: TrainingRun) -> None:
         trainer.limit_val_batches = n_segments
         trainer.limit_test_batches = n_segments
     loggers = trainer.loggers
-    trainer.loggers = []  # the curve of validations is of fewer segments
+    trainer.loggers = []  # the validation curve uses fewer segments
     trainer.validate(training.module, datamodule=training.data, verbose=False)
     trainer.loggers = loggers
     if training.config.test:

@@ -18,9 +18,9 @@ from txl_lightning.files import write_text
 from txl_lightning.reporting.code import code_version
 from txl_lightning.training.checkpoints import BEST, LAST, NO_STATE, is_in_run
 
-# A resumed run must have the options of the checkpoint's run, and of its validations, whose losses it compares,
-# but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
-# `memory.segments` only gives `memory.mem_len` its value.
+# A resumed run must have the same options as the checkpoint's run and its validations, whose losses it compares, except
+# where the corpus files are. An option that an older checkpoint lacks has its default there. `memory.segments` only
+# gives `memory.mem_len` its value.
 FIXED = (
     *("data.", "model.", "encoding.", "memory.", "variant.", "optimizer."),
     *("seed", "loss", "trainer.precision", "trainer.val_max_segments", "evaluation."),
@@ -61,7 +61,7 @@ class Start:
     def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
         """Open the checkpoint that the config names.
 
-        `resume=auto` means the last good one of the run directory. Rank 0 chooses it and reports the choice.
+        `resume=auto` means the run directory's last good one. Rank 0 chooses it and reports the choice.
 
         Raises:
             OptionError: it cannot be read; with `auto`, none of several.
@@ -147,10 +147,10 @@ def prepare_directory(
 
 
 def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
-    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, optimizer and validation.
+    """Check that a checkpoint's run has the same model, corpus, streams, memory, loss, optimizer and validation.
 
     Raises:
-        OptionError: an option differs (names the first one), or the file has no state of training.
+        OptionError: an option differs (names the first one), or the file has no training state.
     """
     resumed.require(
         "training" in resumed.record, f"{NO_STATE}: start from its weights with initial_weights="
@@ -166,7 +166,7 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
 
 
 def load_weights(model: Model, checkpoint: Checkpoint, vocabulary: Vocabulary) -> None:
-    """Load the weights of a checkpoint of `resume` or `initial_weights` into the model of a corpus.
+    """Load the weights from `resume`'s or `initial_weights`' checkpoint into a model for a corpus.
 
     Raises:
         OptionError: the checkpoint has another architecture or vocabulary.
