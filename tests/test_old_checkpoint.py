@@ -1,4 +1,4 @@
-"""A run has the losses of 0.5.0, whose checkpoint opens, evaluates and begins a run; older ones are refused.
+"""A run has the losses of 0.5.0, whose checkpoint opens and evaluates; older ones are refused.
 
 `old_checkpoint/relative.ckpt` was written at step 15 of a run of 30 steps. `expected.json` has the
 results of 0.5.0: losses of the checkpoint at three memory lengths, and of the second half of the run.
@@ -53,35 +53,28 @@ def test_its_losses_are_those_of_0_5_0(mem_len: str) -> None:
     assert results["test"]["nll"] == pytest.approx(expected, rel=FLOAT32)
 
 
-def test_a_run_has_the_losses_of_0_5_0(text: Path) -> None:
-    metrics = train(config_of_0_5_0(text), Path("run"))
-
-    train_nll = {}
-    for row in logged_rows(Path("run")):
-        if row["step"] in EXPECTED["train_nll"] and "train/nll" in row:
-            train_nll[row["step"]] = float(row["train/nll"])
-    assert train_nll == pytest.approx(EXPECTED["train_nll"], rel=FLOAT32)
-    for name, expected in EXPECTED["metrics"].items():
-        assert metrics[name] == pytest.approx(expected, rel=FLOAT32)
-
-
-def test_its_weights_begin_a_run_and_its_state_of_training_is_refused(text: Path) -> None:
-    config = config_of_0_5_0(text)
-    config.resume = str(CHECKPOINT)
-    with pytest.raises(OptionError, match=r"^resume=.*version 0\.5.*initial_weights="):
-        train(config, Path("run"))
-    config.resume = None
-    config.initial_weights = str(CHECKPOINT)
-    config.trainer.max_steps = 1
-    assert train(config, Path("run"))["steps"] == 1
-
-
-def config_of_0_5_0(text: Path) -> Config:
+@pytest.fixture
+def config(text: Path) -> Config:
     """Return the config of the run."""
     config = load_trained(CHECKPOINT).config
     config.data.path = str(text)  # type: ignore[attr-defined]
     config.data.cache_dir = "cache"
     return config
+
+
+def test_a_run_has_the_losses_of_0_5_0(config: Config) -> None:
+    metrics = train(config, Path("run"))
+    rows = {row["step"]: row for row in logged_rows(Path("run")) if "train/nll" in row}
+    for step, expected in EXPECTED["train_nll"].items():
+        assert float(rows[step]["train/nll"]) == pytest.approx(expected, rel=FLOAT32)
+    for name, expected in EXPECTED["metrics"].items():
+        assert metrics[name] == pytest.approx(expected, rel=FLOAT32)
+
+
+def test_its_state_of_training_is_refused(config: Config) -> None:
+    config.resume = str(CHECKPOINT)
+    with pytest.raises(OptionError, match=r"^resume=.*version 0\.5.*initial_weights="):
+        train(config, Path("run"))
 
 
 def test_a_checkpoint_before_0_5_is_refused_with_the_version_that_reads_it(tmp_path: Path) -> None:
