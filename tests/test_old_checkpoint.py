@@ -36,10 +36,6 @@ def test_it_opens_with_its_config_and_vocabulary() -> None:
     trained = load_trained(CHECKPOINT)
     assert trained.config.encoding.name == EXPECTED["config"]["encoding"]
     assert trained.config.memory.mem_len == EXPECTED["config"]["mem_len"]
-    assert trained.config.model.n_layer == EXPECTED["config"]["n_layer"]
-    assert trained.config.model.d_model == EXPECTED["config"]["d_model"]
-    assert trained.config.data.level == EXPECTED["config"]["level"]
-    assert trained.config.data.segment_len == EXPECTED["config"]["segment_len"]
     assert "".join(trained.vocabulary.symbols) == EXPECTED["symbols"]
 
 
