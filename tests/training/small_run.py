@@ -59,7 +59,9 @@ TINY = (
 )
 
 
-TEXT = "".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60))
+TEXT = ""
+for i in range(60):
+    TEXT += f"line {i}: the square of {i} is {i * i}\n"
 
 
 def tiny_config(directory: Path, *overrides: str) -> Config:

@@ -117,23 +117,17 @@ def test_callbacks_that_watch_change_no_bit(tmp_path: Path, devices: int) -> Non
         train(config, tmp_path / "run")
     config.trainer.callbacks = watching
     config.resume = "auto"
-    ours = train(config, tmp_path / "run")
-    other = trained(*words) / "run"
-    theirs = json.loads((other / "metrics.json").read_text())
-    for name in ("val/nll", "test/nll"):
-        assert ours[name] == theirs[name]
-    folders = (tmp_path / "run", other)
-    states = [stored_memory(run / "checkpoints/last.ckpt").states for run in folders]
-    assert torch.equal(*states)
+    train(config, tmp_path / "run")
+    checkpoints = [
+        tmp_path / "run/checkpoints/last.ckpt",
+        trained(*words) / "run/checkpoints/last.ckpt",
+    ]
+    assert torch.equal(*(stored_memory(path).states for path in checkpoints))
     assert len((tmp_path / "seen").read_text().split()) == 12 * devices
     for name in ("csv", "second"):
-        steps: dict[str, list[str]] = {"train/nll": [], "lr-Adam": []}
-        for row in logged_rows(tmp_path / "run" / name):
-            for curve, of_curve in steps.items():
-                if curve in row:
-                    of_curve.append(row["step"])
-        assert steps["train/nll"] == ["3", "6", "9", "12"]  # before the stop too
-        assert steps["lr-Adam"][-3:] == ["5", "8", "11"]
+        rows = logged_rows(tmp_path / "run" / name)
+        assert [row["step"] for row in rows if "train/nll" in row] == ["3", "6", "9", "12"]
+        assert [row["step"] for row in rows if "lr-Adam" in row][-3:] == ["5", "8", "11"]
 
 
 class Stopper(Callback):

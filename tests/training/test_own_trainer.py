@@ -343,24 +343,19 @@ def test_no_optimizer_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
         make_trainer(tmp_path, max_epochs=1).fit(module, streams())
 
 
-def test_two_optimizers_work_by_hand(tmp_path: Path) -> None:
+def test_two_optimizers_work_by_hand(tmp_path: Path, monkeypatch: Patch) -> None:
     class ByHand(LanguageModelModule):
-        automatic_optimization = False
-
-        def configure_optimizers(self) -> Any:
-            first, *others = self.parameters()
-            return [torch.optim.SGD([first], 0.1), torch.optim.SGD(others, 0.1)]
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            loss = super().training_step(batch, batch_idx)
-            self.manual_backward(loss)
-            optimizers: Any = self.optimizers()
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx))
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            return loss
 
     module = ByHand.load_from_checkpoint(checkpoint())
+    module.automatic_optimization = False
+    first, *others = module.parameters()
+    optimizers = [torch.optim.SGD([first], 0.1), torch.optim.SGD(others, 0.1)]
+    monkeypatch.setattr(module, "configure_optimizers", lambda: optimizers)
     make_trainer(tmp_path, max_epochs=2).fit(module, streams())
     assert module.tokens == 2 * N * B * T
 

@@ -79,7 +79,8 @@ def differences(runs: Path, first: str, second: str) -> float:
 
 
 def check_losses(runs: Path, arm: str, worlds: tuple[int, ...], tolerance: float) -> None:
-    one, *others = (json.loads((runs / f"{arm}{W}/metrics.json").read_text()) for W in worlds)
+    files = [runs / f"{arm}{W}/metrics.json" for W in worlds]
+    one, *others = (json.loads(file.read_text()) for file in files)
     for W, several in zip(worlds[1:], others, strict=True):
         assert differences(runs, f"{arm}1", f"{arm}{W}") < tolerance
         assert several["processes"] == W

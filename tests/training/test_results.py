@@ -87,7 +87,8 @@ def naive_loss(checkpoint: Path, tokens: np.ndarray, n_segments: int) -> dict[st
     """Mean loss and number of the targets: two streams, segments of 6, two tokens of extended context."""
     trained = load_trained(checkpoint)
     model = trained.model.with_lengths(**EVALUATION)
-    streams = torch.from_numpy(tokens[: len(tokens) // 2 * 2].astype(np.int64)).view(2, -1)
+    n = len(tokens) // 2
+    streams = torch.from_numpy(tokens[: 2 * n].astype(np.int64)).view(2, n)
     memory = None
     losses = []
     n_bytes = 0
@@ -163,7 +164,8 @@ def test_curves_of_training(recorded: Recorded) -> None:
     for step in (7, 14, 21, 28, 35, 40):
         rate = LR * step / WARMUP
         if step >= WARMUP:
-            rate = MIN_LR + (LR - MIN_LR) * (1 + math.cos(math.pi * step / STEPS)) / 2
+            share = (1 + math.cos(math.pi * step / STEPS)) / 2
+            rate = MIN_LR + (LR - MIN_LR) * share
         nll = mean(recorded.nll[2 * before : 2 * step])
         expected = {
             "train/nll": nll,

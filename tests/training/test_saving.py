@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -150,27 +149,18 @@ def test_a_kill_between_the_best_and_the_last_loses_nothing(
     assert {**again, **VARYING} == {**whole, **VARYING}
 
 
-@pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.full)])
-def test_a_validation_that_was_cut_short_is_made(
-    tmp_path: Path, monkeypatch: Patch, every: str
-) -> None:
-    """Validated every 4 steps or at the end of an epoch (56), and saved then: never before the validation."""
-    at = 12 if every == "4" else 56
-    options = (
-        f"trainer.max_steps={at}",
-        f"trainer.val_every_n_steps={every}",
-        f"checkpoint.every_n_steps={at}",
-    )
-    config = tiny_config(tmp_path, *options, "evaluation.max_segments=2", "model.dropout=0.2")
-    whole = train(config, tmp_path / "whole")
+def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A checkpoint is due at the same step: it is not saved before the validation."""
+    options = ("trainer.val_every_n_steps=4", "checkpoint.every_n_steps=12", "model.dropout=0.2")
+    whole = train_tiny(tmp_path, *options, name="whole")
 
     def breaks(module: LanguageModelModule) -> None:
-        if module.trainer.global_step == at:
+        if module.trainer.global_step == 12:
             raise RuntimeError("something broke")
 
     with monkeypatch.context() as patched:
         patch_module(patched, "validation_step", after=breaks)
         with pytest.raises(RuntimeError, match="something broke"):
-            train(config, tmp_path / "run")
-    again = train(replace(config, resume="auto"), tmp_path / "run")
+            train_tiny(tmp_path, *options)
+    again = train_tiny(tmp_path, *options, "resume=auto")
     assert {**again, **VARYING} == {**whole, **VARYING}

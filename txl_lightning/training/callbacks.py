@@ -30,6 +30,7 @@ from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.training import Values
 from txl_lightning.training.checkpoints import RunCheckpoint, validation_follows
+from txl_lightning.training.loggers import log_values
 
 
 class SignalError(BaseException):
@@ -259,29 +260,30 @@ class ContextCurves(Curve):
 
     def _log(self, trainer: Trainer, module: Any, curve: ContextCurve) -> None:
         unit = loss_unit(module.level)
-        row: Values = {
-            "steps": trainer.global_step,
-            "contexts": self.contexts,
-            "nll": curve.nll,
-            "nll_standard_error": curve.standard_error,
-            unit: [loss_metrics(nll, module.level)[unit] for nll in curve.nll],
-        }
-        row["within_1_percent"] = curve.within_1_percent
-        row["recl"] = {}
+        losses = [loss_metrics(nll, module.level)[unit] for nll in curve.nll]
+        recl_of_fractions = {}
         values = {
             "tokens": module.tokens,
-            "context/within_1_percent": float(row["within_1_percent"]),
+            "context/within_1_percent": curve.within_1_percent,
         }
-        for c, loss in zip(self.contexts, row[unit], strict=True):
+        for c, loss in zip(self.contexts, losses, strict=True):
             values[f"context/{unit}/{c}"] = loss
         for r, recl in curve.recl.items():
-            row["recl"][str(r)] = vars(recl)
-            values[f"recl/{r}"] = float(recl.value)
-            values[f"recl/{r}/guarded"] = float(recl.guarded)
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step)
-            logger.save()
-        self.append(row)
+            recl_of_fractions[str(r)] = vars(recl)
+            values[f"recl/{r}"] = recl.value
+            values[f"recl/{r}/guarded"] = recl.guarded
+        log_values(trainer, values)
+        self.append(
+            {
+                "steps": trainer.global_step,
+                "contexts": self.contexts,
+                "nll": curve.nll,
+                "nll_standard_error": curve.standard_error,
+                unit: losses,
+                "within_1_percent": curve.within_1_percent,
+                "recl": recl_of_fractions,
+            }
+        )
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:

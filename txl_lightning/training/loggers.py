@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from lightning import Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from txl_lightning.config.architecture import kind_named
@@ -16,6 +17,7 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.errors import require
 from txl_lightning.evaluation.trained import Checkpoint
+from txl_lightning.training import Values
 from txl_lightning.training.objects import make
 
 CURVES = ("train/*", "context/*", "recl/*", "val/*")  # over tokens
@@ -82,6 +84,13 @@ def start_wandb(
     for metric in BEST_VALUES:
         run.define_metric(metric, step_metric="tokens", summary="min")
     return WandbLogger(experiment=run)
+
+
+def log_values(trainer: Trainer, values: Values) -> None:
+    """Write values of the last step to all loggers at once, before a checkpoint of the step is saved."""
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=trainer.global_step)
+        logger.save()
 
 
 def finish_wandb(loggers: list[Logger], exit_code: int) -> None:

@@ -38,6 +38,7 @@ from txl_lightning.training.loaders import (
     move_to,
     restore_position,
 )
+from txl_lightning.training.loggers import log_values
 from txl_lightning.training.memory import CarriedMemory, random_state, restore_random_state
 from txl_lightning.training.optimizers import check_moments, follow_schedule, make_optimizer
 from txl_lightning.training.scoring import compiled, scored_positions
@@ -123,11 +124,12 @@ class LanguageModelModule(LightningModule):
         if vocabulary.byte_lengths is not None:
             self.byte_lengths_V = torch.from_numpy(vocabulary.byte_lengths)
         self._n_groups = 1
-        self._groups_before: int | None = None  # from the checkpoint that a run resumes from
+        self._restored: Values | None = (
+            None  # state of training of a checkpoint, until training starts
+        )
         self._n_streams = 0  # on all ranks; 0 before the first batch
         self._longest_segment = 0
         self._missing_batches = 0  # of the epoch, where a resumed run reads a loader from its start
-        self._random_states: list[Values] | None = None
         self._nll_sum: Tensor | float = 0.0
         self._nll_tokens = 0
         self.restart_clock()
@@ -217,7 +219,7 @@ class LanguageModelModule(LightningModule):
     def on_train_start(self) -> None:
         """Check the loader; restore its position, and the random state after all that draws before the first step."""
         trainer = self.trainer
-        if isinstance(trainer.optimizers[0], _MockOptimizer):
+        if not trainer.optimizers or isinstance(trainer.optimizers[0], _MockOptimizer):
             raise UserError("configure_optimizers returned no optimizer: nothing would be trained")
         loader = trainer.train_dataloader
         check_loader(loader, trainer.world_size, carries_state(self.config))
@@ -227,18 +229,15 @@ class LanguageModelModule(LightningModule):
         self.finite = torch.tensor(True)
         if self.config.trainer.compile:
             self.score = compiled(self.model.score)
-        if self._groups_before is not None:
+        if self._restored is not None:
             for optimizer in trainer.optimizers:
                 check_moments(optimizer)
             for scheduler_config in trainer.lr_scheduler_configs:
                 follow_schedule(scheduler_config.scheduler)
-            self._restore_position(loader, self._groups_before)
-            self._groups_before = None
-        if self._random_states is not None:
-            restore_random_state(
-                self._random_states, self.ranks, self.config.seed, self.global_step
-            )
-            self._random_states = None
+            self._restore_position(loader, self._restored["groups"])
+            seeds = (self.config.seed, self.global_step)
+            restore_random_state(self._restored["random"], self.ranks, *seeds)
+            self._restored = None
         self.restart_clock()
 
     def _restore_position(self, loader: Any, groups_before: int) -> None:
@@ -436,9 +435,7 @@ class LanguageModelModule(LightningModule):
         self.latest["train/memory_length"] = float(getattr(self.training_memory.value, "filled", 0))
         self.latest["train/peak_memory_bytes"] = self.ranks.largest(peak_memory(self.device))
         self.log_dict(self.latest, logger=False)  # for callbacks
-        for logger in self.trainer.loggers:
-            logger.log_metrics({**self.latest, "tokens": self.tokens}, step=self.global_step)
-            logger.save()
+        log_values(self.trainer, {**self.latest, "tokens": self.tokens})
         self._nll_sum = 0.0
         self._nll_tokens = 0
         self.restart_clock()
@@ -585,8 +582,7 @@ class LanguageModelModule(LightningModule):
                 f"the checkpoint {NO_STATE}: open its weights with load_from_checkpoint"
             )
         self.training_memory.load_state_dict(state["memory"], self.model)
-        self._random_states = state["random"]
-        self._groups_before = state["groups"]
+        self._restored = state
         self.tokens = state["tokens"]
         self._nll_sum = 0.0
         self._nll_tokens = 0
