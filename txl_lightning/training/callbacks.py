@@ -233,9 +233,16 @@ class ContextCurves(Curve):
         self.every_n_steps = config.context_curve.every_n_steps or sys.maxsize
         self.tokens = tokens
         self.contexts = [longest // N_CONTEXTS * (i + 1) for i in range(N_CONTEXTS)]
-        n_positions = max(1, min(N_POSITIONS, len(tokens) - longest))
+        n_positions = max(
+            1,
+            min(N_POSITIONS, len(tokens) - longest),
+        )
         try:
-            self.positions, blocks = position_blocks(len(tokens), n_positions, self.contexts)
+            self.positions, blocks = position_blocks(
+                len(tokens),
+                n_positions,
+                self.contexts,
+            )
         except OptionError as error:
             raise OptionError("context_curve.max_context", longest, error.allowed) from error
         self.definition: Values = {
@@ -335,7 +342,10 @@ class Progress(Callback):
             numbers = trainer.num_test_batches
         if self._is_due():
             number = batch[2] + 1
-            self._show(trainer, f"{split}: segment {number:,} of {numbers[0]:,}")
+            self._show(
+                trainer,
+                f"{split}: segment {number:,} of {numbers[0]:,}",
+            )
 
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
@@ -344,7 +354,10 @@ class Progress(Callback):
         if trainer.state.fn != TrainerFn.FITTING:
             when = "best weights, validation split"
         if not trainer.sanity_checking:
-            self._show(trainer, f"{when}: {_losses(pl_module.metrics, 'val/')}")
+            self._show(
+                trainer,
+                f"{when}: {_losses(pl_module.metrics, 'val/')}",
+            )
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._shown >= self._interval

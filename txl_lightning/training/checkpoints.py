@@ -131,7 +131,10 @@ class RunCheckpoint(Checkpoint):
         step = trainer.global_step
         kept_every = self.options.keep_every_n_steps
         if kept_every and step % kept_every == 0:
-            trainer.save_checkpoint(self.directory / f"step{step}.ckpt", weights_only=True)
+            trainer.save_checkpoint(
+                self.directory / f"step{step}.ckpt",
+                weights_only=True,
+            )
         if step % self.options.every_n_steps == 0 and not validation_follows(trainer):
             self.save(trainer)
 

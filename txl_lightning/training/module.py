@@ -165,7 +165,12 @@ class LanguageModelModule(LightningModule):
                 checkpoint_path = file.name
             checkpoint = read_checkpoint(checkpoint_path)
         trained = model_of(checkpoint, strict=strict is not False)
-        module = cls(trained.model.train(), trained.config, trained.vocabulary, **kwargs)
+        module = cls(
+            trained.model.train(),
+            trained.config,
+            trained.vocabulary,
+            **kwargs,
+        )
         for name in ("vocabulary_given", "corpus"):
             module.record[name] = checkpoint.record.get(name)
         if isinstance(map_location, (str, torch.device)):
@@ -340,12 +345,20 @@ class LanguageModelModule(LightningModule):
         counted = []
         for i, segment in enumerate(segments):
             if several:
-                memory = replace(memory, keeps_gradient=i + 1 < len(segments))
+                memory = replace(
+                    memory,
+                    keeps_gradient=i + 1 < len(segments),
+                )
             known: Values = {}
             if model.config.cutoffs and segment.known_targets is not None:
                 known["known_targets_BT"] = torch.from_numpy(segment.known_targets)
             score = self._scorer_for(segment, memory)
-            nll_BT, memory = score(segment.tokens, segment.targets, memory, **known)
+            nll_BT, memory = score(
+                segment.tokens,
+                segment.targets,
+                memory,
+                **known,
+            )
             counted.append(nll_BT[:, self._counted_positions(nll_BT.shape[1], i, len(segments))])
         return torch.cat(counted, dim=1), memory
 
@@ -427,12 +440,24 @@ class LanguageModelModule(LightningModule):
         The loss is the mean over all ranks' tokens since the last log entry.
         """
         recent = self.tokens - self._tokens_before
-        nll_sum, n_tokens = self.ranks.total(float(self._nll_sum), self._nll_tokens)
-        self.latest = with_prefix("train", loss_metrics(nll_sum / n_tokens, self.level))
+        nll_sum, n_tokens = self.ranks.total(
+            float(self._nll_sum),
+            self._nll_tokens,
+        )
+        self.latest = with_prefix(
+            "train",
+            loss_metrics(nll_sum / n_tokens, self.level),
+        )
         self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
         self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.latest["train/gradient_norm"] = float(self.gradient_norm)
-        self.latest["train/memory_length"] = float(getattr(self.training_memory.value, "filled", 0))
+        self.latest["train/memory_length"] = float(
+            getattr(
+                self.training_memory.value,
+                "filled",
+                0,
+            )
+        )
         self.latest["train/peak_memory_bytes"] = self.ranks.largest(peak_memory(self.device))
         self.log_dict(self.latest, logger=False)  # for callbacks
         log_values(self.trainer, {**self.latest, "tokens": self.tokens})
@@ -507,7 +532,11 @@ class LanguageModelModule(LightningModule):
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
         lengths_BT = self.byte_lengths_V[without_marks(targets_BT)]
         # In float32, exact up to 2²⁴.
-        return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())
+        return torch.where(
+            (lengths_BT < 0).any(),
+            math.nan,
+            lengths_BT.sum(),
+        )
 
     def on_validation_epoch_end(self) -> None:
         """Log the validation or test metrics, equal on all ranks."""
@@ -529,7 +558,12 @@ class LanguageModelModule(LightningModule):
         device = "cpu" if self.device.type in WITHOUT_FLOAT64 else self.device
         for name, value in {**values, **axes}.items():
             exact = torch.tensor(value, dtype=torch.float64, device=device)
-            self.log(name, exact, batch_size=1, sync_dist=self.ranks.world_size > 1)
+            self.log(
+                name,
+                exact,
+                batch_size=1,
+                sync_dist=self.ranks.world_size > 1,
+            )
 
     # Checkpoints
 

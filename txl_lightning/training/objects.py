@@ -77,7 +77,11 @@ def trainer_arguments(options: TrainerConfig) -> Values:
         if name in MANAGED:
             raise OptionError(option, value, f"is decided by txl train; here: {MANAGED[name]}")
         if name not in known:
-            near = difflib.get_close_matches(name, [*vars(options), *known], n=1)
+            near = difflib.get_close_matches(
+                name,
+                [*vars(options), *known],
+                n=1,
+            )
             hint = f", did you mean trainer.{near[0]}?" if near else ""
             raise UserError(f"{option}={value}: no such option{hint}")
         arguments[name] = value

@@ -43,7 +43,10 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: float) -> float
     if config.schedule == "constant" or max_steps == math.inf:
         return config.lr
     start = config.warmup_steps if config.decay_after_warmup else 0
-    progress = min(1.0, (step - start) / max(1, max_steps - start))
+    progress = min(
+        1.0,
+        (step - start) / max(1, max_steps - start),
+    )
     share = 0.5 * (1.0 + math.cos(math.pi * progress))
     return config.min_lr + (config.lr - config.min_lr) * share
 
@@ -71,7 +74,10 @@ def make_optimizer(
         optimizer = MuonWithAdam(model, config, fused)
     else:
         groups = parameter_groups(model, config)
-        optimizer = ADAM[config.name](groups, **_adam_options(config, fused))
+        optimizer = ADAM[config.name](
+            groups,
+            **_adam_options(config, fused),
+        )
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / lr)
 
 
@@ -191,7 +197,11 @@ class MuonWithAdam(torch.optim.Optimizer):
             stacked_NAB = torch.stack(updates_by_shape[shape]).to(self._ns_dtype)
             orthogonal_NAB = orthogonalize(stacked_NAB).to(matrices[0].dtype)
             step = lr * 0.2 * math.sqrt(shape[1])
-            torch._foreach_add_(matrices, list(orthogonal_NAB.unbind()), alpha=-step)
+            torch._foreach_add_(
+                matrices,
+                list(orthogonal_NAB.unbind()),
+                alpha=-step,
+            )
 
 
 def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:

@@ -185,7 +185,11 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     module.record["vocabulary_given"] = vocabulary is not None
     module.record["corpus"] = corpus.checksum
     curve = ValidationCurve(directory)
-    callbacks = [curve, *own, *make_callbacks(config, directory, corpus, signals)]
+    callbacks = [
+        curve,
+        *own,
+        *make_callbacks(config, directory, corpus, signals),
+    ]
     if ranks.rank == 0:
         prepare_directory(config, directory, start.resumed, corpus.vocabulary.tokenizer)
     trainer = make_trainer(config, directory, callbacks, start)
