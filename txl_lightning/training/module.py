@@ -158,12 +158,12 @@ class LanguageModelModule(LightningModule):
         Raises:
             OptionError: the file cannot be used.
         """
-        with NamedTemporaryFile(suffix=".ckpt") as file:
-            if hasattr(checkpoint_path, "read"):
+        if hasattr(checkpoint_path, "read"):
+            with NamedTemporaryFile(suffix=".ckpt") as file:
                 file.write(checkpoint_path.read())
                 file.flush()
-                checkpoint_path = file.name
-            checkpoint = read_checkpoint(checkpoint_path)
+                return cls.load_from_checkpoint(file.name, map_location, strict=strict, **kwargs)
+        checkpoint = read_checkpoint(checkpoint_path)
         trained = model_of(checkpoint, strict=strict is not False)
         module = cls(
             trained.model.train(),
