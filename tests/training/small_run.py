@@ -94,7 +94,10 @@ def trained(*overrides: str) -> Path:
 def evaluated(checkpoint: Path | str, directory: Path, **options: Any) -> dict[str, Any]:
     """Return `evaluation.json` of `txl evaluate`."""
     directory.mkdir(exist_ok=True)
-    evaluate(EvaluateOptions(checkpoint=str(checkpoint), **options), directory)
+    evaluate(
+        EvaluateOptions(checkpoint=str(checkpoint), **options),
+        directory,
+    )
     return json.loads((directory / "evaluation.json").read_text())
 
 
@@ -105,15 +108,13 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 
 def logged_rows(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a CSVLogger: one file for each session, in which a later row of a step wins."""
-    rows: dict[tuple[int, tuple[str, ...]], dict[str, str]] = {}
-    versions = sorted(
-        folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1])
-    )
-    for path in versions:
-        for row in csv_rows(path):
-            named = {name: value for name, value in row.items() if value}
-            kind = tuple(sorted({name.split("/")[0] for name in named}))
-            rows[int(row["step"]), kind] = named
+    rows: dict[tuple[int, str], dict[str, str]] = {}
+    n_sessions = len(list(folder.glob("version_*")))
+    for session in range(n_sessions):
+        for row in csv_rows(folder / f"version_{session}/metrics.csv"):
+            filled = {name: value for name, value in row.items() if value}
+            groups = sorted({name.split("/")[0] for name in filled})
+            rows[int(row["step"]), " ".join(groups)] = filled
     return [rows[key] for key in sorted(rows)]
 
 
@@ -134,7 +135,11 @@ def bare_module(
     """Return a module for use without a Trainer: what it asks one for is here."""
     data = DataConfig(segment_len=segment_len or 1)
     memory = MemoryConfig(gradient_segments=1 if segment_len else 0)
-    optimizer = OptimizerConfig(trainer.pop("optimizer", "adam"), lr=1e-3, clip_norm=1e-2)
+    optimizer = OptimizerConfig(
+        trainer.pop("optimizer", "adam"),
+        lr=1e-3,
+        clip_norm=1e-2,
+    )
     options: dict[str, Any] = {
         "optimizer": optimizer,
         "trainer": TrainerConfig(max_steps=10, **trainer),
@@ -237,4 +242,7 @@ def _groups(overrides: tuple[str, ...]) -> DictConfig:
         other = any(word.startswith("data=") and word != "data=file" for word in overrides)
         path = [] if other else ["data.path=TEXT"]
         tiny = [word for word in TINY if not (other and word == "data.level=byte")]
-        return compose("config", overrides=[*tiny, *path, "data.cache_dir=CACHE", *overrides])
+        return compose(
+            "config",
+            overrides=[*tiny, *path, "data.cache_dir=CACHE", *overrides],
+        )

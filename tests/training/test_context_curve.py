@@ -29,7 +29,13 @@ OPTIONS = ("model.dropout=0.2", "evaluation.max_segments=2", "context_curve.max_
 )
 def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -> None:
     every = "context_curve.every_n_steps=6"
-    config = tiny_config(tmp_path, *OPTIONS, *arm.split(), every, "logger=csv")
+    config = tiny_config(
+        tmp_path,
+        *OPTIONS,
+        *arm.split(),
+        every,
+        "logger=csv",
+    )
     with kept_figures() as figures:
         train(config, tmp_path / "run")
 
@@ -62,7 +68,11 @@ def measured(config: Config, checkpoint: Path) -> ContextCurve:
     """Measure the curve of a checkpoint at the positions of its run."""
     model = load_trained(checkpoint).model
     tokens = StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]
-    positions, blocks = position_blocks(len(tokens), len(tokens) - 24, CONTEXTS)
+    positions, blocks = position_blocks(
+        len(tokens),
+        len(tokens) - 24,
+        CONTEXTS,
+    )
     options = {"clamp_len": trained_clamp(config), "blocks": blocks, "bootstrap": 0}
     return context_curve(model, tokens, positions, CONTEXTS, 8, **options)
 
@@ -71,8 +81,15 @@ def measured(config: Config, checkpoint: Path) -> ContextCurve:
 def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
     options = (*OPTIONS, "model.dropout=0", "context_curve.every_n_steps=6")
     for devices in ("1", "2"):
-        train(tiny_config(tmp_path, *options, f"trainer.devices={devices}"), tmp_path / devices)
-    rows = zip(rows_of(tmp_path / "1"), rows_of(tmp_path / "2"), strict=True)
+        train(
+            tiny_config(tmp_path, *options, f"trainer.devices={devices}"),
+            tmp_path / devices,
+        )
+    rows = zip(
+        rows_of(tmp_path / "1"),
+        rows_of(tmp_path / "2"),
+        strict=True,
+    )
     for one, two in rows:  # losses: RECL compares them, which rounding decides
         assert two["nll"] == pytest.approx(one["nll"], rel=1e-4)
 

@@ -111,7 +111,12 @@ def test_callbacks_that_watch_change_no_bit(tmp_path: Path, devices: int) -> Non
     config.logger.each["second"] = second
     watching = [{"_target_": f"{__name__}.Noting", "file": str(tmp_path / "seen")}]
     for name, options in WATCHING.items():
-        watching.append({"_target_": f"{LIGHTNING}.{name}", **options})
+        watching.append(
+            {
+                "_target_": f"{LIGHTNING}.{name}",
+                **options,
+            }
+        )
     config.trainer.callbacks = [*watching, {"_target_": f"{__name__}.Stopper", "step": 7}]
     with pytest.raises(Stopped):
         train(config, tmp_path / "run")

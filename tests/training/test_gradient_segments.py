@@ -17,7 +17,11 @@ T = 3
 
 
 def batch_of(stream: Tensor, number: int = 0) -> Batch:
-    return Batch(stream[:, :-1], unmarked(stream)[:, 1:], number)
+    return Batch(
+        stream[:, :-1],
+        unmarked(stream)[:, 1:],
+        number,
+    )
 
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
@@ -59,18 +63,30 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(
     loss = nll.mean()
     loss.backward()
     assert float(ours) == pytest.approx(loss.item(), abs=1e-12)
-    torch.testing.assert_close(found, gradients(model), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        found,
+        gradients(model),
+        rtol=0,
+        atol=1e-10,
+    )
 
 
 def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:
     model = tiny_model(mem_len=4, ext_len=2)
     module = module_of(model)
     memory = None
-    steps = batch_of(random_stream(2, 8 * T)).split(2 * T, 2)
+    steps = batch_of(random_stream(2, 8 * T)).split(
+        2 * T,
+        2,
+    )
     for number, step in enumerate(steps):  # the last one has two segments, of 3 and 2
         add_gradients(module, step._replace(number=number))
         for segment in step.split(T, 2):
-            _, memory = model.score(segment.tokens, segment.targets, memory)
+            _, memory = model.score(
+                segment.tokens,
+                segment.targets,
+                memory,
+            )
         stored = module.training_memory.value
         assert torch.equal(stored.states, memory.states)
         assert stored.filled == memory.filled

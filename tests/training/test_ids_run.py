@@ -63,7 +63,10 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
 
 def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
     def generated(**prompt: Any) -> dict[str, Any]:
-        generate.run(GenerateOptions(str(run / BEST), n_tokens=5, **prompt), tmp_path)
+        generate.run(
+            GenerateOptions(str(run / BEST), n_tokens=5, **prompt),
+            tmp_path,
+        )
         return json.loads((tmp_path / "generation.json").read_text())
 
     by_ids = generated(prompt_ids=[1, 4, 9])
@@ -80,7 +83,12 @@ def test_a_resumed_run_continues_with_a_moved_file(tmp_path: Path) -> None:
     moved = tmp_path / "moved.npy"
     np.save(path, IDS)
     options = (*SHORT, "optimizer.schedule=constant", "resume=auto")
-    whole = train_tiny(tmp_path, *options, f"data.path={path}", name="whole")
+    whole = train_tiny(
+        tmp_path,
+        *options,
+        f"data.path={path}",
+        name="whole",
+    )
     train_tiny(tmp_path, *options, f"data.path={path}", "trainer.max_steps=3")
     path.rename(moved)
     resumed = train_tiny(tmp_path, *options, f"data.path={moved}")

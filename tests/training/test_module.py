@@ -26,7 +26,10 @@ CONFIG = TransformerXLConfig(
 @pytest.fixture
 def module() -> LanguageModelModule:
     torch.manual_seed(0)
-    return bare_module(TransformerXL(CONFIG), Lengths(6, mem_len=9, same_length=True))
+    return bare_module(
+        TransformerXL(CONFIG),
+        Lengths(6, mem_len=9, same_length=True),
+    )
 
 
 @pytest.fixture
@@ -40,7 +43,11 @@ def test_half_loss_is_of_the_last_half_in_training(
     module: LanguageModelModule, length: int, first: int
 ) -> None:
     tokens = torch.arange(2 * (length + 1)).view(2, -1) % 20
-    segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
+    segment = Batch(
+        tokens[:, :-1],
+        tokens[:, 1:],
+        number=0,
+    )
     nll = module.model.score(segment.tokens, segment.targets)[0].detach()
     module = bare_module(module.model, loss="half")
     add_gradients(module, segment)
@@ -52,7 +59,10 @@ def test_half_loss_is_of_the_last_half_in_training(
 @pytest.mark.parametrize(("T", "n"), [(1, 1), (6, 3), (7, 4)])
 def test_a_random_half_depends_on_seed_and_step_alone(T: int, n: int) -> None:
     state = torch.get_rng_state()
-    drawn: dict[int, list[list[int]]] = {1: [], 2: []}
+    drawn: dict[int, list[list[int]]] = {
+        1: [],
+        2: [],
+    }
     for seed, steps in drawn.items():
         for step in range(50):
             positions = scored_positions("random_half", T, seed, step).tolist()
@@ -74,7 +84,10 @@ def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams:
 def test_strategies_that_divide_the_weights_are_refused(
     module: LanguageModelModule, kind: type
 ) -> None:
-    module._trainer = SimpleNamespace(strategy=kind.__new__(kind), world_size=1)  # type: ignore[assignment]
+    module._trainer = SimpleNamespace(
+        strategy=kind.__new__(kind),
+        world_size=1,
+    )  # type: ignore[assignment]
     with pytest.raises(
         OptionError, match=f"^strategy={kind.__name__}: divides the weights, .*: use auto or ddp$"
     ):
@@ -86,7 +99,10 @@ def test_only_full_memories_and_whole_segments_are_compiled(
     streams: Streams, mem_len: int, filled: list[int]
 ) -> None:
     """With a memory of 9 the first segment begins with 0 states, the second with 6; the last segment has 5 tokens."""
-    module = bare_module(TransformerXL(replace(CONFIG, mem_len=mem_len)), compile=True)
+    module = bare_module(
+        TransformerXL(replace(CONFIG, mem_len=mem_len)),
+        compile=True,
+    )
     model_score = module.model.score
     compiled = []
 

@@ -23,7 +23,12 @@ from txl_lightning.variants.gru_residual import GRUResidualConfig, GRUResidualTr
 from txl_lightning.variants.memory_tokens import MemoryTokensConfig, MemoryTokensTransformerXL
 
 ADAM = OptimizerConfig(name="adam", lr=0.4)
-MUON = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, weight_decay_on="all")
+MUON = OptimizerConfig(
+    name="muon",
+    lr=0.02,
+    weight_decay=0.1,
+    weight_decay_on="all",
+)
 SIZES = TransformerXLConfig(
     vocab_size=11,
     n_layer=2,
@@ -112,7 +117,12 @@ def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name: st
         torch_optimizer = torch.optim.AdamW(parts, lr=0.02, weight_decay=0.1)
         if parameter in n_matrices:
             how = {"adjust_lr_fn": "match_rms_adamw"}
-            torch_optimizer = torch.optim.Muon(parts, lr=0.02, weight_decay=0.1, **how)
+            torch_optimizer = torch.optim.Muon(
+                parts,
+                lr=0.02,
+                weight_decay=0.1,
+                **how,
+            )
         torch_optimizer.step()
         expected[parameter_name] = torch.cat(parts)
     optimizer = MuonWithAdam(model, MUON)
@@ -160,7 +170,12 @@ def test_make_optimizer_hands_the_number_type_on() -> None:
 @pytest.mark.parametrize("where", ["matrices", "all"])
 def test_weight_decay_is_of_the_matrices_alone_unless_asked(name: str, where: str) -> None:
     model = MODELS["txl"]()
-    config = OptimizerConfig(name=name, lr=0.1, weight_decay=0.5, weight_decay_on=where)
+    config = OptimizerConfig(
+        name=name,
+        lr=0.1,
+        weight_decay=0.5,
+        weight_decay_on=where,
+    )
     optimizer, _ = make_optimizer(model, config, 10, False)
     for parameter in model.parameters():
         torch.nn.init.ones_(parameter)

@@ -47,8 +47,19 @@ def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
     for W in worlds:
         jobs: list[Run] = []
         for name, words in overrides.items():
-            config = tiny_config(base, *OPTIONS, f"trainer.devices={W}", *words)
-            jobs.append((plain(config), str(base / f"{name}{W}"), {}))
+            config = tiny_config(
+                base,
+                *OPTIONS,
+                f"trainer.devices={W}",
+                *words,
+            )
+            jobs.append(
+                (
+                    plain(config),
+                    str(base / f"{name}{W}"),
+                    {},
+                )
+            )
         if W == 1:
             recorded_runs(jobs)
         else:
@@ -59,7 +70,11 @@ def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_all(tmp_path_factory.mktemp("ranks"), list(ARMS), (2, 3, 1))
+    return run_all(
+        tmp_path_factory.mktemp("ranks"),
+        list(ARMS),
+        (2, 3, 1),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +109,12 @@ def check_resumed(runs: Path, W: int) -> None:
     assert [step for step, _ in recorded_losses(runs / "resumed1")] == list(range(11, 31))
     assert differences(runs, "resumed2", f"resumed{W}") < 1e-5
     states = [stored_memory(runs / f"resumed{n}/checkpoints/last.ckpt").states for n in (2, W)]
-    torch.testing.assert_close(states[0], states[1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        states[0],
+        states[1],
+        atol=1e-5,
+        rtol=1e-4,
+    )
 
 
 def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms: Path) -> None:
@@ -106,7 +126,12 @@ def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms:
 @pytest.mark.full
 @pytest.mark.parametrize("arm", ARMS)
 def test_losses_of_one_two_and_three_processes_are_the_same(runs: Path, arm: str) -> None:
-    check_losses(runs, arm, (1, 2, 3), 1e-10 if DOUBLE in ARMS[arm] else 1e-5)
+    check_losses(
+        runs,
+        arm,
+        (1, 2, 3),
+        1e-10 if DOUBLE in ARMS[arm] else 1e-5,
+    )
 
 
 @pytest.mark.full

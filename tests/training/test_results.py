@@ -22,7 +22,12 @@ from txl_lightning.training.run import train
 
 M, STEPS, TOKENS = 12, 40, 32  # memory, steps, tokens of a step
 LR, MIN_LR, WARMUP = 0.01, 0.002, 10
-EVALUATION: dict[str, Any] = {"mem_len": 16, "ext_len": 2, "same_length": True, "clamp_len": 14}
+EVALUATION: dict[str, Any] = {
+    "mem_len": 16,
+    "ext_len": 2,
+    "same_length": True,
+    "clamp_len": 14,
+}
 OPTIONS = (
     f"trainer.max_steps={STEPS}",
     "trainer.log_every_n_steps=7",
@@ -55,7 +60,10 @@ class Recorded:
         patch_module(patch, "on_validation_epoch_end", before=self.validated)
         with_losses(patch, {20: 0.5})  # the best, so that the scored weights are not the last
         lines = [f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60)]
-        (directory / "text.txt").write_text("".join(lines), encoding="utf-8")
+        (directory / "text.txt").write_text(
+            "".join(lines),
+            encoding="utf-8",
+        )
         self.config = tiny_config(directory, *OPTIONS)
         self.run = directory / "run"
         self.metrics = train(self.config, self.run)
@@ -88,7 +96,10 @@ def naive_loss(checkpoint: Path, tokens: np.ndarray, n_segments: int) -> dict[st
     trained = load_trained(checkpoint)
     model = trained.model.with_lengths(**EVALUATION)
     n = len(tokens) // 2
-    streams = torch.from_numpy(tokens[: 2 * n].astype(np.int64)).view(2, n)
+    streams = torch.from_numpy(tokens[: 2 * n].astype(np.int64)).view(
+        2,
+        n,
+    )
     memory = None
     losses = []
     n_bytes = 0
@@ -137,7 +148,10 @@ def test_metrics_json(recorded: Recorded) -> None:
     }
     for split, name in (("valid", "val"), ("test", "test")):
         for unit, value in naive_loss(best, corpus.splits[split], 5).items():
-            expected[f"{name}/{unit}"] = pytest.approx(value, rel=1e-5)
+            expected[f"{name}/{unit}"] = pytest.approx(
+                value,
+                rel=1e-5,
+            )
     assert metrics == expected
 
 
@@ -145,7 +159,11 @@ def test_validation_jsonl(recorded: Recorded) -> None:
     lines = (recorded.run / "validation.jsonl").read_text().splitlines()
     first, last = (json.loads(line) for line in lines)
     corpus = load_corpus(recorded.config.data)
-    losses = naive_loss(recorded.run / "checkpoints/last.ckpt", corpus.splits["valid"], 3)
+    losses = naive_loss(
+        recorded.run / "checkpoints/last.ckpt",
+        corpus.splits["valid"],
+        3,
+    )
     expected: dict[str, Any] = {
         f"val/{unit}": pytest.approx(value, rel=1e-5) for unit, value in losses.items()
     }

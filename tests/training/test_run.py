@@ -23,7 +23,10 @@ def test_a_seed_repeats_a_run_however_often_validated(
             "model.dropout=0.2",
             "checkpoint.enabled=false",
         )
-        train(tiny_config(tmp_path, *options, f"seed={seed}"), tmp_path / f"{every}, {seed}")
+        train(
+            tiny_config(tmp_path, *options, f"seed={seed}"),
+            tmp_path / f"{every}, {seed}",
+        )
     assert losses[:12] == losses[12:24]
     assert losses[12] != losses[24]
 
@@ -69,7 +72,13 @@ def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> Non
     options = (*arm.split(), "trainer.val_every_n_steps=30", "trainer.max_steps=10")
     first = train_tiny(tmp_path, *options, name="first")
     resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
-    second = train_tiny(tmp_path, *options[:-1], "trainer.max_steps=30", resume, name="second")
+    second = train_tiny(
+        tmp_path,
+        *options[:-1],
+        "trainer.max_steps=30",
+        resume,
+        name="second",
+    )
     assert second["val/bpb"] < first["val/bpb"] < 8.5
     trained = load_trained(tmp_path / "second/checkpoints/best.ckpt")
     assert (

@@ -39,7 +39,10 @@ def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path) -> Non
     save = DurableCheckpointIO.save_checkpoint
     with patch.object(DurableCheckpointIO, name, autospec=True, side_effect=save) as saved:
         train_tiny(tmp_path, *OPTIONS, "trainer.max_steps=13")
-    written: dict[str, list[int]] = {"last.ckpt": [], "best.ckpt": []}
+    written: dict[str, list[int]] = {
+        "last.ckpt": [],
+        "best.ckpt": [],
+    }
     for call in saved.call_args_list:
         written[Path(call.args[2]).name].append(call.args[1]["global_step"])
     assert written == {"last.ckpt": [4, 5, 8, 10, 12, 13], "best.ckpt": [5, 10, 13]}
@@ -113,7 +116,12 @@ def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: O
     results = []
     nothing = "12 of 5 steps are done, the run is evaluated again"
     for n_steps, said in ((12, "no checkpoint in"), (12, "resuming from"), (5, nothing)):
-        config = tiny_config(tmp_path, *OPTIONS, "resume=auto", f"trainer.max_steps={n_steps}")
+        config = tiny_config(
+            tmp_path,
+            *OPTIONS,
+            "resume=auto",
+            f"trainer.max_steps={n_steps}",
+        )
         metrics = train(config, tmp_path / "run")
         assert metrics == json.loads((tmp_path / "run/metrics.json").read_text())
         assert f"resume=auto: {said}" in capsys.readouterr().err

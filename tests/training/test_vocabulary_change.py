@@ -25,7 +25,10 @@ def test_a_vocabulary_is_kept(tmp_path: Path, capsys: Output, options: str) -> N
     path, tuning = first_run(tmp_path, *steps, "trainer.max_steps=3")
     run = tmp_path / "tuned"
 
-    metrics = train(tiny_config(tmp_path, *steps, *tuning, "trainer.max_steps=3"), run)
+    metrics = train(
+        tiny_config(tmp_path, *steps, *tuning, "trainer.max_steps=3"),
+        run,
+    )
 
     said = capsys.readouterr().err
     before = load_trained(path).vocabulary
@@ -45,7 +48,13 @@ def test_a_vocabulary_is_kept(tmp_path: Path, capsys: Output, options: str) -> N
         assert re.search(r"train [0-9,]+ with [1-9][0-9.]*% <unk>", said)
     found = evaluated(run / "checkpoints/best.ckpt", tmp_path, splits=["valid"])
     assert found["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
-    more = tiny_config(tmp_path, *steps, tuning[0], "trainer.max_steps=4", "resume=auto")
+    more = tiny_config(
+        tmp_path,
+        *steps,
+        tuning[0],
+        "trainer.max_steps=4",
+        "resume=auto",
+    )
     assert train(more, run)["steps"] == 4
     assert load_trained(run / "checkpoints/last.ckpt").vocabulary == before
 

@@ -126,8 +126,20 @@ def test_only_an_online_run_continues(
     monkeypatch.setattr(wandb_panels, "start_run", start)
     contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
     config = tiny_config(tmp_path, "logger=wandb", f"logger.mode={earlier}")
-    resumed = Checkpoint(tmp_path, "resume", contents, config, Vocabulary("byte"), {})
-    start_wandb(tiny_config(tmp_path, "logger=wandb", f"logger.mode={now}"), tmp_path, 1, resumed)
+    resumed = Checkpoint(
+        tmp_path,
+        "resume",
+        contents,
+        config,
+        Vocabulary("byte"),
+        {},
+    )
+    start_wandb(
+        tiny_config(tmp_path, "logger=wandb", f"logger.mode={now}"),
+        tmp_path,
+        1,
+        resumed,
+    )
     assert given == [run_id]
 
 

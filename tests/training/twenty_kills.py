@@ -43,7 +43,13 @@ ARMS = {
     "compressive memory": (("variant=compressive", "variant.rate=2"), 3),
     "groups of streams": (("trainer.stream_groups=2",), 3),
 }
-VARYING = ("seconds", "peak_memory_bytes", "train/tokens_per_second", "train/peak_memory_bytes")
+VARYING = (
+    "commit",
+    "seconds",
+    "peak_memory_bytes",
+    "train/tokens_per_second",
+    "train/peak_memory_bytes",
+)
 
 
 def kill_and_compare(folder: Path, arm: str, n_kills: int) -> bool:
@@ -55,17 +61,28 @@ def kill_and_compare(folder: Path, arm: str, n_kills: int) -> bool:
         directory.mkdir(parents=True)
     start(whole, *options).succeed()
     n_ranks = 2 if arm == "two ranks" else 1
-    steps = sorted(random.Random(arm).sample(range(2, STEPS), n_kills))
+    steps = sorted(
+        random.Random(arm).sample(
+            range(2, STEPS),
+            n_kills,
+        )
+    )
     for i, step in enumerate(steps):
         rank = i % n_ranks
         done = start(killed, *options, at=step, signal=signal.SIGKILL, rank=rank).finish()
         is_killed = done.returncode != 0 and not (killed / "run/metrics.json").exists()
-        print(f"{arm}: SIGKILL in step {step} of {STEPS}, rank {rank}: {is_killed}", flush=True)
+        print(
+            f"{arm}: SIGKILL in step {step} of {STEPS}, rank {rank}: {is_killed}",
+            flush=True,
+        )
         if not is_killed:
             return False
     start(killed, *options).succeed()
     found = differences(whole / "run", killed / "run")
-    print(f"{arm}: {', '.join(found) or 'equal to the bit'}", flush=True)
+    print(
+        f"{arm}: {', '.join(found) or 'equal to the bit'}",
+        flush=True,
+    )
     return not found
 
 
