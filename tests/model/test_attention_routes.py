@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from tests.model.attention_problems import (
     DEVICE,
@@ -15,7 +16,8 @@ from tests.model.attention_problems import (
     heads_and_gradients,
     judge,
 )
-from tests.model.tiny_model import SUBSETS, random_stream, tiny_model
+from tests.model.tiny_model import SUBSETS, random_stream, score_segments, tiny_model
+from txl_lightning import CachedTransformerXL
 from txl_lightning.model import attention
 from txl_lightning.model.attention import (
     AttentionInputs,
@@ -185,47 +187,15 @@ def test_no_probabilities_are_stored() -> None:
     assert sum(sizes.values()) < mask + probabilities / 16
 
 
-# The sinusoids that W_{k,R} reads are constants.
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_hooks_of_every_module_see_what_stays_and_change_no_gradient(dropout: float) -> None:
-    model = tiny_model(dropout=dropout, attention_dropout=dropout)
-    stream = random_stream(2, 9)
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def gradients() -> tuple[Tensor, ...]:
-        torch.manual_seed(1)
-        loss = model.score(stream[:, :-1], stream[:, 1:])[0].sum()
-        return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
-
-    def keep(module: nn.Module, *tensors: object) -> None:
-        for x in tree_leaves(tensors):
-            if isinstance(x, Tensor):
-                seen.append((x, x.detach().clone()))
-
-    without = gradients()
-    leaves = [module for module in model.modules() if isinstance(module, (nn.Linear, Dropout))]
-    for module in leaves:
-        module.register_forward_hook(keep)
-        module.register_full_backward_hook(keep)
-    torch.testing.assert_close(gradients(), without, rtol=0, atol=0)
-    assert len(seen) >= 3 * len(leaves)
-    for tensor, before in seen:
-        assert torch.equal(tensor, before)
-
-
-class Adapted(nn.Module):
+class LowRank(nn.Module):
     """A projection with a low-rank addition, as LoRA wraps it: x Wᵀ + x Aᵀ Bᵀ."""
 
-    def __init__(self, projection: nn.Linear, rank: int = 2) -> None:
+    def __init__(self, projection: nn.Linear) -> None:
         super().__init__()
         self.projection = projection
-        generator = torch.Generator().manual_seed(3)
-        out_features, in_features = projection.weight.shape
-        down = torch.randn(rank, in_features, generator=generator)
-        up = torch.randn(out_features, rank, generator=generator)
-        self.down = nn.Parameter(down.to(projection.weight))
-        self.up = nn.Parameter(0.3 * up.to(projection.weight))
+        n_outputs, n_inputs = projection.weight.shape
+        self.A = torch.ones(2, n_inputs, dtype=torch.float64)
+        self.B = torch.linspace(-0.3, 0.3, 2 * n_outputs, dtype=torch.float64).view(-1, 2)
 
     @property
     def weight(self) -> Tensor:
@@ -233,84 +203,53 @@ class Adapted(nn.Module):
         return self.projection.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.projection(x) + x @ self.down.T @ self.up.T
-
-    def merged(self) -> Tensor:
-        return (self.projection.weight + self.up @ self.down).detach()
+        return self.projection(x) + x @ self.A.T @ self.B.T
 
 
-PROJECTIONS = ["attention.qkv", "attention.position", "attention.output", "feed_forward.0"]
+def wrap(layer: nn.Module, merged: nn.Module, name: str) -> None:
+    parent, _, child = name.rpartition(".")
+    wrapper = LowRank(layer.get_submodule(name))
+    setattr(layer.get_submodule(parent), child, wrapper)
+    merged.get_submodule(name).weight.data += wrapper.B @ wrapper.A
 
 
-@pytest.mark.parametrize("name", PROJECTIONS)
-@pytest.mark.parametrize("options", [{}, {"pre_norm": True, "terms": "abd"}], ids=str)
-def test_an_adapter_of_a_projection_equals_merged_weights_and_cached_inference(
-    name: str, options: dict[str, object]
-) -> None:
-    from txl_lightning import CachedTransformerXL
-
-    adapted = tiny_model(mem_len=6, **options)
-    merged = tiny_model(mem_len=6, **options)
-    for layer, merged_layer in zip(adapted.layers, merged.layers, strict=True):
-        parent, _, child = name.rpartition(".")
-        wrapper = Adapted(layer.get_submodule(name))
-        setattr(layer.get_submodule(parent), child, wrapper)
-        merged_layer.get_submodule(name).weight.data = wrapper.merged()
-    stream = random_stream(2, 13)
-
-    def losses(model: object) -> Tensor:
-        memory, segments = None, []
-        for start in (0, 4, 8):
-            window = stream[:, start : start + 5]
-            nll, memory = model.score(window[:, :-1], window[:, 1:], memory)  # type: ignore[attr-defined]
-            segments.append(nll)
-        return torch.cat(segments, dim=1)
-
-    with torch.no_grad():
-        expected = losses(merged)
-        torch.testing.assert_close(losses(adapted), expected, rtol=0, atol=1e-10)
-        torch.testing.assert_close(
-            losses(CachedTransformerXL(adapted)), expected, rtol=0, atol=1e-10
-        )
+def hook(layer: nn.Module, merged: nn.Module, name: str) -> None:
+    layer.get_submodule(name).register_forward_hook(lambda module, inputs, output: 2.0 * output)
+    merged.get_submodule(name).weight.data *= 2.0
 
 
-def test_a_hook_of_a_projection_acts_on_the_memory_too() -> None:
-    from txl_lightning import CachedTransformerXL
-
-    model = tiny_model(mem_len=6)
-    stream = random_stream(2, 9)
-    for layer in model.layers:
-        layer.attention.qkv.register_forward_hook(lambda module, inputs, output: 2.0 * output)
-
-    def losses(scorer: object) -> Tensor:
-        _, memory = scorer.score(stream[:, :4], stream[:, 1:5])  # type: ignore[attr-defined]
-        return scorer.score(stream[:, 4:8], stream[:, 5:9], memory)[0]  # type: ignore[attr-defined]
-
-    with torch.no_grad():
-        hooked = losses(model)
-        cached = losses(CachedTransformerXL(model))
-        for layer in model.layers:
-            layer.attention.qkv._forward_hooks.clear()
-            layer.attention.qkv.weight.mul_(2.0)
-        torch.testing.assert_close(hooked, losses(model), rtol=0, atol=1e-10)
-        torch.testing.assert_close(cached, hooked, rtol=0, atol=1e-10)
+PROJECTIONS = ["attention.qkv", "attention.position", "attention.output", "feed_forward.3"]
 
 
 @pytest.mark.parametrize(
-    ("table", "register"),
-    [
-        ("_forward_hooks", "register_forward_hook"),
-        ("_forward_pre_hooks", "register_forward_pre_hook"),
-        ("_backward_hooks", "register_full_backward_hook"),
-        ("_backward_pre_hooks", "register_full_backward_pre_hook"),
-    ],
+    ("change", "name"),
+    [*((wrap, name) for name in PROJECTIONS), (hook, "attention.qkv")],
 )
-def test_a_projection_with_a_hook_is_not_plain(table: str, register: str) -> None:
+def test_a_changed_projection_equals_merged_weights_with_and_without_the_cache(
+    change: Callable[[nn.Module, nn.Module, str], None], name: str
+) -> None:
+    model = tiny_model(mem_len=6)
+    merged = tiny_model(mem_len=6)
+    for layer, merged_layer in zip(model.layers, merged.layers, strict=True):
+        change(layer, merged_layer, name)
+    stream = random_stream(2, 13)
+    with torch.no_grad():
+        expected, _ = score_segments(merged, stream, 4)
+        for scorer in (model, CachedTransformerXL(model)):
+            losses, _ = score_segments(scorer, stream, 4)
+            torch.testing.assert_close(losses, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"],
+)
+def test_a_projection_with_a_hook_is_not_plain(kind: str) -> None:
     """Fails when torch renames a table of hooks: then `is_plain` would overlook them."""
     projection = tiny_model().layers[0].attention.qkv
     assert attention.is_plain(projection)
-    getattr(projection, register)(lambda *arguments: None)
-    assert len(getattr(projection, table)) == 1
+    register = getattr(projection, f"register_{kind}")
+    register(lambda *arguments: None)
     assert not attention.is_plain(projection)
 
 

@@ -1,6 +1,5 @@
 """Cached inference computes what the hidden-state memory does, and refuses what it cannot compute."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.model.tiny_model import (
     tiny_model,
 )
 from txl_lightning import TransformerXL
-from txl_lightning.model.inference.cached import CachedTransformerXL, weights_of
+from txl_lightning.model.inference.cached import CachedTransformerXL
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 ARMS: dict[str, dict[str, Any]] = {**ENCODINGS, "relative, untied u and v": {"untie_biases": True}}
@@ -77,22 +76,23 @@ def test_with_any_options_and_segments(encoding, options, segments, n_streams):
 
 
 @pytest.mark.parametrize("T", [1, 3])
+@torch.no_grad()
 def test_the_window_slides_many_times_over_one_buffer(T):
     model = tiny_model(mem_len=5, same_length=True)
-    cached, stream = CachedTransformerXL(model), random_stream(2, 118)
-    memory, places, losses = None, [], []
-    with torch.no_grad():
-        expected, _ = score_segments(model, stream, [117])  # same_length: segments do not matter
-        for first in range(0, 117, T):
-            nll, memory = cached.score(
-                stream[:, first : first + T], stream[:, first + 1 : first + T + 1], memory
-            )
-            losses.append(nll)
-            places.append((memory.begin, memory.buffer_NPXCE.data_ptr()))
+    stream = random_stream(2, 118)
+    expected, _ = score_segments(model, stream, [117])  # same_length: segments do not matter
+    cached = CachedTransformerXL(model)
+    memory = None
+    losses = []
+    buffers = []
+    for first in range(0, 117, T):
+        window = stream[:, first : first + T + 1]
+        nll, memory = cached.score(window[:, :-1], window[:, 1:], memory)
+        losses.append(nll)
+        buffers.append(memory.buffer_NPXCE.data_ptr())
     assert_close(torch.cat(losses, dim=1), expected, EXACT)
-    begins, buffers = zip(*places[len(places) // 5 :], strict=True)
-    assert sum(later < earlier for earlier, later in pairwise(begins)) >= 8
-    assert (memory.filled, len(set(buffers))) == (5, 1), "a full memory allocates nothing"
+    assert memory.filled == 5
+    assert len(set(buffers[len(buffers) // 5 :])) == 1, "a full memory allocates nothing"
 
 
 def test_a_memory_can_be_given_once_and_copied_before():
@@ -154,21 +154,6 @@ def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change)
     )
 
 
-def test_torch_counts_changes_in_place_except_those_of_a_fused_optimizer():
-    """Fails when torch drops `_version`, or counts fused steps: then say so in `weights_of`."""
-    layer, seen = torch.nn.Linear(2, 3), []
-    for change in (
-        lambda p: None,
-        lambda p: p.mul_(2),
-        lambda p: torch.optim.Adam([p], fused=True).step(),
-    ):
-        layer.weight.grad = torch.ones(3, 2)
-        with torch.no_grad():
-            change(layer.weight)
-        seen.append(weights_of([layer._parameters], "cpu")[1])
-    assert seen[0] != seen[1] == seen[2]
-
-
 def test_gradients_and_dropout_are_refused():
     model, stream = tiny_model(dropout=0.1), random_stream(2, 4)
     cached = CachedTransformerXL(model)
@@ -205,23 +190,17 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
 @torch.no_grad()
 @pytest.mark.parametrize(("arm", "n_targets"), product_of(CACHEABLE, [1, 3, 8]))
 def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
-    model, stream = tiny_model(**STATEFUL[arm]), random_stream(2, 17)
-    targets = random_stream(2, 8)
-    for other in (model, CachedTransformerXL(model)):
-        hidden, memory = other(stream[:, :9])
-        hidden, memory = other(stream[:, 9:], memory)
-        expected = model.softmax(hidden, targets, model.embedding)[:, 8 - n_targets :]
-        _, again = other.score(stream[:, :9], targets[:, :1])
-        nll, after = other.score(stream[:, 9:], targets[:, 8 - n_targets :], again)
-        torch.testing.assert_close(nll, expected, rtol=0, atol=1e-12)
-        if isinstance(other, TransformerXL):
-            assert torch.equal(after.states, memory.states)
-            for places in (
-                torch.tensor([0, 3, 7]),
-                torch.tensor([5]),
-            ):  # several places, and a single one
-                some, same_memory = other(stream[:, 9:], again, places_Q=places)
-                torch.testing.assert_close(some, hidden[:, places], rtol=0, atol=1e-12)
-                assert torch.equal(same_memory.states, memory.states)
-        longer = [other.score(stream[:, :3], targets[:, :3], kept)[0] for kept in (memory, after)]
-        torch.testing.assert_close(longer[0], longer[1], rtol=0, atol=1e-12)
+    model = tiny_model(**STATEFUL[arm])
+    stream = random_stream(2, 17)
+    for scorer in (model, CachedTransformerXL(model)):
+        _, memory = scorer(stream[:, :9])
+        again = memory
+        if scorer is not model:
+            again = memory.copy()
+        expected, _ = scorer(stream[:, 9:], memory)
+        hidden, _ = scorer(stream[:, 9:], again, n_last=n_targets)
+        torch.testing.assert_close(hidden, expected[:, 8 - n_targets :], rtol=0, atol=1e-12)
+    _, memory = model(stream[:, :9])
+    for places in ([0, 3, 7], [5]):
+        hidden, _ = model(stream[:, 9:], memory, places_Q=torch.tensor(places))
+        torch.testing.assert_close(hidden, expected[:, places], rtol=0, atol=1e-10)

@@ -5,7 +5,7 @@ import torch
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.errors import OptionError
-from txl_lightning.model import SlidingWindow, generate
+from txl_lightning.model import SlidingWindow
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,3 @@ def test_what_cannot_be_scored_is_refused() -> None:
         SlidingWindow(tiny_model(), 0)
     with pytest.raises(ValueError, match="2 tokens cannot predict 3 targets"):
         SlidingWindow(tiny_model(), 4).score(random_stream(1, 2), random_stream(1, 3))
-
-
-def test_tokens_are_drawn_from_the_window() -> None:
-    model, context = tiny_model(encoding="absolute", mem_len=0), random_stream(1, 9)
-    tokens = torch.stack(list(generate(SlidingWindow(model, 4), context, 6, top_k=1)), dim=1)
-    for position in range(6):
-        with torch.no_grad():
-            likeliest = model.log_probabilities(model(context[:, -4:])[0])[:, -1].argmax(-1)
-        assert torch.equal(tokens[:, position], likeliest)
-        context = torch.cat([context, likeliest[:, None]], dim=1)

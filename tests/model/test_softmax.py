@@ -139,11 +139,3 @@ def test_losses_and_their_gradients_are_torchs(dtype, on_cpu, monkeypatch):
     for losses in (nll, expected):
         losses.backward(cotangent.to(losses.dtype))
     torch.testing.assert_close(ours.grad, torchs.grad)
-
-
-def test_a_graph_that_is_kept_gives_its_gradient_twice() -> None:
-    leaf, targets = torch.randn(4, 6, requires_grad=True), torch.tensor([0, 5, 2, 3])
-    nll = negative_log_likelihood(leaf + 0, targets)
-    each = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in nll]
-    (together,) = torch.autograd.grad(nll.sum(), leaf)
-    torch.testing.assert_close(torch.stack(each).sum(0), together)

@@ -3,13 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.model.tensorflow_model import FLAGS, tensorflow_like, variables_of
-from tests.model.tiny_model import EXACT, random_stream, score_segments
+from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import CheckpointError, UserError
 from txl_lightning.model.checkpoints import (
@@ -19,11 +19,28 @@ from txl_lightning.model.checkpoints import (
     to_huggingface,
     to_original,
 )
+from txl_lightning.model.checkpoints.names import named_views
 from txl_lightning.model.checkpoints.tensorflow import read_variables
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
 REFERENCES = sorted((Path(__file__).parents[1] / "reference/tensorflow").iterdir())
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}  # their numbers have float32
+FLAGS = {"mem_len": 5, "same_length": True, "clamp_len": -1}
+SAME = {"extra_key": True, "memory_start": "zeros", "layer_norm_epsilon": 1e-12}
+
+
+def tensorflow_like(**options: Any) -> TransformerXL:
+    """A tiny model with the mask, start and epsilon of that code."""
+    return tiny_model(vocab_size=30, **{**FLAGS, **SAME, **options})
+
+
+def variables_of(model: TransformerXL) -> dict[str, np.ndarray]:
+    """Variables of the TensorFlow graph by name."""
+    variables = {}
+    for names, view in named_views(model.state_dict(), model.config, "TensorFlow"):
+        for name in names:
+            variables[name] = view.numpy()
+    return variables
 
 
 @pytest.mark.parametrize("only_lengths", [False, True], ids=["all flags", "lengths only"])
