@@ -32,7 +32,8 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_a_changed_corpus_is_reported(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained, text = load_trained(checkpoint), tmp_path / "text.txt"
+    trained = load_trained(checkpoint)
+    text = tmp_path / "text.txt"
     words = f"checkpoint={checkpoint} was trained on another text than text.txt has now: parts of its validation and"
     for reverse, data_path, warned in (
         (False, None, False),

@@ -18,7 +18,8 @@ from txl_lightning.model import embedding
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.training.module import LanguageModelModule
 
-B, T = 4, 6
+B = 4
+T = 6
 SIZES = {"vocab_size": 30, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
 RELATIVE = TransformerXLConfig(**SIZES, dropout=0.1, mem_len=6, table_len=16)
 RECURRENT = RecurrentConfig(vocab_size=30, n_layer=2, d_model=8, weight_dropout=0.1)

@@ -12,7 +12,8 @@ from txl_lightning import Memory
 
 @pytest.mark.parametrize("arm", cases())
 def test_losses_norms_and_memory_are_in_float32(arm: str) -> None:
-    model, seen = make(arm), []
+    model = make(arm)
+    seen = []
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.register_forward_hook(

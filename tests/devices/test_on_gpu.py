@@ -31,7 +31,8 @@ GPU = ("trainer=gpu", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
-    model, window = make(arm).eval(), tokens()
+    model = make(arm).eval()
+    window = tokens()
     results: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
     for device in ("cpu", "cuda"):
         model.to(device).zero_grad()
@@ -60,7 +61,8 @@ def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
-    model, streams = make(arm).eval(), Streams(CORPUS, B, T)
+    model = make(arm).eval()
+    streams = Streams(CORPUS, B, T)
     results: dict[str, list[np.ndarray]] = {}
     for device in ("cpu", "cuda"):
         model.to(device)

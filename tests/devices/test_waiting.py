@@ -85,10 +85,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
     option: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     poison(monkeypatch, (4,))
-    step, options = (
-        NOTICED[option],
-        (*STEPS, "trainer.log_every_n_steps=50", f"{option}={NOTICED[option]}"),
-    )
+    step = NOTICED[option]
+    options = (*STEPS, "trainer.log_every_n_steps=50", f"{option}={NOTICED[option]}")
     with pytest.raises(
         UserError, match=f"not finite in or before step {step}; no checkpoint was written yet"
     ):

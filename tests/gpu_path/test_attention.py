@@ -101,7 +101,8 @@ def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options: dict[str, Any
 def test_padded_products_change_no_loss_and_no_gradient(
     arm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, window = make(arm).double().eval(), tokens()
+    model = make(arm).double().eval()
+    window = tokens()
     results = []
     for pads in (False, True):
         monkeypatch.setattr(gpu, "n_padding", lambda n, x, pads=pads: -n % 8 if pads else 0)

@@ -28,7 +28,8 @@ class CopiesToGpu(TorchFunctionMode):
         self.pinned: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
         if name == "pin_memory":
             self.pinned.append(args[0])
             return args[0]

@@ -92,9 +92,11 @@ def test_blocks_of_queries_without_gradient(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "EVALUATION_BLOCK", 4)
-    dtype, tolerance = torch.float64, EXACT
+    dtype = torch.float64
+    tolerance = EXACT
     if DEVICE == "cuda":
-        dtype, tolerance = torch.float32, SINGLE
+        dtype = torch.float32
+        tolerance = SINGLE
     expected = heads(problem, judge, torch.float64)
     torch.testing.assert_close(heads(problem, chosen, dtype).double(), expected, **tolerance)
 
@@ -175,7 +177,8 @@ def test_no_probabilities_are_stored() -> None:
         sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    T, M = 512, 512
+    T = 512
+    M = 512
     problem = Problem(T=T, M=M, filled=M, H=2, E=4)
     tensors = problem.tensors(torch.float32)
     for tensor in tensors.values():

@@ -41,7 +41,8 @@ SEGMENTS = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 @settings(max_examples=30)
 @given(st.sampled_from(["lstm", "qrnn"]), st.sampled_from([{}, *ADAPTIVE]), SEGMENTS)
 def test_segments_do_not_matter(cell, adaptive, segments):
-    model, stream = tiny_model(cell=cell, **adaptive), random_stream(2, sum(segments) + 1)
+    model = tiny_model(cell=cell, **adaptive)
+    stream = random_stream(2, sum(segments) + 1)
     (whole, after_whole), (cut, after_cut) = (
         score_segments(model, stream, x) for x in ([sum(segments)], segments)
     )
@@ -50,7 +51,8 @@ def test_segments_do_not_matter(cell, adaptive, segments):
 
 
 def test_the_layers_are_those_of_torchs_lstm():
-    model, stream = tiny_model(cell="lstm"), random_stream(2, 7)
+    model = tiny_model(cell="lstm")
+    stream = random_stream(2, 7)
     lstm = nn.LSTM(8, 8, num_layers=3, batch_first=True, dtype=torch.float64)
     for n, layer in enumerate(model.layers):
         for name, weight in layer.lstm.named_parameters():
@@ -63,7 +65,8 @@ def test_the_layers_are_those_of_torchs_lstm():
 
 @both
 def test_no_gradient_enters_or_leaves_a_state(cell):
-    model, stream = tiny_model(cell=cell), random_stream(2, 6)
+    model = tiny_model(cell=cell)
+    stream = random_stream(2, 6)
     state = random_state(model, 2)
     nll, new = model.score(stream[:, :-1], stream[:, 1:], state)
     assert not any(values.requires_grad for values in (new.previous, new.cells))
@@ -102,7 +105,8 @@ def test_pooling_over_time_equals_a_loop(T):
     )
     forget = F.hardtanh(1.04 * (6 * gates).sigmoid() - 0.02, 0, 1)
     inputs = [x.requires_grad_() for x in (forget, candidates, cells)]
-    fast, slow = forget_mult(*inputs), loop(*inputs)
+    fast = forget_mult(*inputs)
+    slow = loop(*inputs)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-12)
     weights = torch.randn_like(slow)
     ours, theirs = (torch.autograd.grad(y, inputs, weights) for y in (fast, slow))
@@ -115,7 +119,8 @@ def test_qrnn_is_the_papers_formula_token_by_token():
         torch.randn(shape, dtype=torch.float64) for shape in ((2, 6, 4), (2, 4), (2, 4))
     )
     outputs, last_x, last_c = layer(x, previous, cell)
-    now, before = layer.gates.weight[:, :4], layer.gates.weight[:, 4:]
+    now = layer.gates.weight[:, :4]
+    before = layer.gates.weight[:, 4:]
     for t in range(6):
         z, f, o = (x[:, t] @ now.T + previous @ before.T + layer.gates.bias).chunk(3, dim=1)
         cell = f.sigmoid() * cell + (1 - f.sigmoid()) * z.tanh()
@@ -129,9 +134,11 @@ def test_qrnn_is_the_papers_formula_token_by_token():
     ("layer", "weight"), [(LSTMLayer, "lstm.weight_hh_l0"), (QRNNLayer, "gates.weight")]
 )
 def test_weight_dropout_is_one_mask_for_a_segment(layer, weight):
-    dropping, plain = layer(8, 0.5).double(), layer(8).double()
+    dropping = layer(8, 0.5).double()
+    plain = layer(8).double()
     plain.load_state_dict(dropping.state_dict())
-    x, start = torch.randn(1, 9, 8, dtype=torch.float64), torch.randn(1, 8, dtype=torch.float64)
+    x = torch.randn(1, 9, 8, dtype=torch.float64)
+    start = torch.randn(1, 8, dtype=torch.float64)
     torch.manual_seed(3)
     dropped, *_ = dropping(x, start, start)
     torch.manual_seed(3)
@@ -144,7 +151,9 @@ def test_weight_dropout_is_one_mask_for_a_segment(layer, weight):
 
 @pytest.mark.parametrize("weight_dropout", [0.0, 0.5])
 def test_under_autocast_an_lstm_is_in_float32(weight_dropout: float) -> None:
-    layer, x, start = LSTMLayer(8, weight_dropout), torch.randn(2, 5, 8), torch.zeros(2, 8)
+    layer = LSTMLayer(8, weight_dropout)
+    x = torch.randn(2, 5, 8)
+    start = torch.zeros(2, 8)
 
     def outputs(autocast: bool) -> Tensor:
         torch.manual_seed(3)

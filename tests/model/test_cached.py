@@ -21,7 +21,8 @@ from tests.model.tiny_model import (
 from txl_lightning import TransformerXL
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
-EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
+EXACT = 1e-10
+SINGLE = 1e-6  # of the largest number compared
 ARMS: dict[str, dict[str, Any]] = {**ENCODINGS, "relative, untied u and v": {"untie_biases": True}}
 
 
@@ -34,7 +35,8 @@ def model_of(encoding: str, **options: Any) -> TransformerXL:
 @torch.no_grad()
 def outputs(model: Any, stream: Tensor, segments: list[int]) -> Tensor:
     """Hidden states of all calls, concatenated, and log P(token 0) as a last column."""
-    results, memory = [], None
+    results = []
+    memory = None
     for tokens in stream.split(segments, dim=1):
         hidden, memory = model(tokens, memory)
         results.append(
@@ -96,7 +98,8 @@ def test_the_window_slides_many_times_over_one_buffer(T):
 
 
 def test_a_memory_can_be_given_once_and_copied_before():
-    cached, stream = CachedTransformerXL(tiny_model()), random_stream(2, 12)
+    cached = CachedTransformerXL(tiny_model())
+    stream = random_stream(2, 12)
     with torch.no_grad():
         _, memory = cached(stream[:, :6])
         twin = memory.copy()
@@ -132,7 +135,8 @@ def replace_one(model: TransformerXL) -> None:
 
 @pytest.mark.parametrize("change", [load_others, replace_one, TransformerXL.float])
 def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change):
-    model, stream = tiny_model(), random_stream(2, 12)
+    model = tiny_model()
+    stream = random_stream(2, 12)
     cached = CachedTransformerXL(model)
     with torch.no_grad():
         _, memory = cached(stream[:, :6])
@@ -155,7 +159,8 @@ def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change)
 
 
 def test_gradients_and_dropout_are_refused():
-    model, stream = tiny_model(dropout=0.1), random_stream(2, 4)
+    model = tiny_model(dropout=0.1)
+    stream = random_stream(2, 4)
     cached = CachedTransformerXL(model)
     with pytest.raises(RuntimeError, match="no gradients"):
         cached(stream)
@@ -167,7 +172,8 @@ def test_gradients_and_dropout_are_refused():
 
 
 def test_in_inference_mode():
-    model, stream = tiny_model(), random_stream(2, 12)
+    model = tiny_model()
+    stream = random_stream(2, 12)
     with torch.inference_mode():
         for made in (model, tiny_model()):
             assert_same(made, stream, [3] * 4, EXACT)
@@ -177,9 +183,11 @@ def test_in_inference_mode():
     "options", [{"terms": "acd"}, ENCODINGS["shaw"], ENCODINGS["rope"]], ids=str
 )
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
-    model, stream = tiny_model(**options).float(), random_stream(2, 12)
+    model = tiny_model(**options).float()
+    stream = random_stream(2, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        cached, expected = CachedTransformerXL(model), outputs(model, stream, [3] * 4)
+        cached = CachedTransformerXL(model)
+        expected = outputs(model, stream, [3] * 4)
         torch.testing.assert_close(outputs(cached, stream, [3] * 4), expected, rtol=0.05, atol=0.1)
         _, memory = cached(stream)
         assert memory.buffer_NPXCE.dtype == torch.bfloat16

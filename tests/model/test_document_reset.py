@@ -20,7 +20,9 @@ from tests.model.tiny_model import (
 from txl_lightning.model import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
-B, T, L = 3, 4, 18
+B = 3
+T = 4
+L = 18
 
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 0},

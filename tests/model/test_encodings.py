@@ -10,7 +10,8 @@ from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tin
 def test_every_encoding_uses_its_memory_and_keeps_it_as_it_was_computed(
     options: dict[str, object],
 ) -> None:
-    model, stream = tiny_model(**options, mem_len=4), random_stream(2, 9)
+    model = tiny_model(**options, mem_len=4)
+    stream = random_stream(2, 9)
     inputs: list[torch.Tensor] = []
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))

@@ -134,7 +134,9 @@ def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k
 
 
 def test_a_seed_or_a_generator_leaves_the_global_random_state_alone():
-    model, prompt, state = tiny_model(), random_stream(1, 5), torch.get_rng_state()
+    model = tiny_model()
+    prompt = random_stream(1, 5)
+    state = torch.get_rng_state()
     seeded, generated = (
         drawn(model, prompt, 20, seed=seed) for seed in (2, torch.Generator().manual_seed(2))
     )
@@ -146,7 +148,8 @@ class Reading:
     """A model that draws given tokens and keeps those that it reads."""
 
     def __init__(self, *tokens: int) -> None:
-        self.tokens, self.read = iter(tokens), []
+        self.tokens = iter(tokens)
+        self.read = []
 
     def __call__(self, tokens_BT: Tensor, memory: Any = None) -> tuple[Tensor, None]:
         self.read += tokens_BT[0].tolist()
@@ -161,7 +164,8 @@ class Reading:
 @pytest.mark.parametrize("segment_len", [3, 64])
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_drawn_start_begins_a_document_and_in_closed_ones_the_second_of_two(segment_len, closed):
-    model, prompt = Reading(9, 9, 9, 5), torch.tensor([[9, 2, 3, 9, 9, 4, 9, ~9, 9]])
+    model = Reading(9, 9, 9, 5)
+    prompt = torch.tensor([[9, 2, 3, 9, 9, 4, 9, ~9, 9]])
     drawn(model, prompt, 4, segment_len=segment_len, document_start=9, closed_documents=closed)
     second = [9, 2, 3, 9, ~9, 4, 9, ~9, 9, ~9, 9, ~9]
     assert model.read == (second if closed else [~9 if token == 9 else token for token in second])

@@ -17,7 +17,10 @@ CURVES = {
     "relative, dropout": {"dropout": 0.1, "attention_dropout": 0.1},
     "relative, pre-norm, untied biases": {"pre_norm": True, "untie_biases": True},
 }
-VOCABULARY, STREAMS, SEGMENT, STEPS = 13, 3, 8, 20
+VOCABULARY = 13
+STREAMS = 3
+SEGMENT = 8
+STEPS = 20
 
 
 def loss_curve(**options: object) -> list[float]:
@@ -37,12 +40,11 @@ def loss_curve(**options: object) -> list[float]:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
         time = torch.arange(STEPS * SEGMENT + 1)
         stream = torch.stack([(3 * time + 5 * b + time // 7) % VOCABULARY for b in range(STREAMS)])
-        memory, losses = None, []
+        memory = None
+        losses = []
         for start in range(0, STEPS * SEGMENT, SEGMENT):
-            tokens, targets = (
-                stream[:, start : start + SEGMENT],
-                stream[:, start + 1 : start + SEGMENT + 1],
-            )
+            tokens = stream[:, start : start + SEGMENT]
+            targets = stream[:, start + 1 : start + SEGMENT + 1]
             nll, memory = model.score(tokens, targets, memory)
             optimizer.zero_grad()
             nll.mean().backward()

@@ -79,7 +79,8 @@ def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line() -> None:
 def test_inputs_that_do_not_fit_are_refused(scorer: str) -> None:
     model = tiny_model(cell="lstm") if scorer == "lstm" else tiny_model()
     called: Any = CachedTransformerXL(model) if scorer == "cached" else model
-    tokens, inputs = random_stream(2, T), torch.zeros(2, T, 8, dtype=torch.float64)
+    tokens = random_stream(2, T)
+    inputs = torch.zeros(2, T, 8, dtype=torch.float64)
     with torch.no_grad():
         for given in ({}, {"tokens_BT": tokens, "inputs_BTD": inputs}):
             with pytest.raises(ValueError, match=r"^give either tokens or inputs_BTD$"):

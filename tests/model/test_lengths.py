@@ -14,7 +14,8 @@ from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import can_cache
 
 EXACT = {"rtol": 0, "atol": 1e-10}
-B, T = 4, 5
+B = 4
+T = 5
 LENGTHS = torch.tensor(
     [[5, 2, 0, 1], [0, 5, 3, 5], [4, 1, 5, 0], [1, 1, 1, 1], [2, 5, 4, 3]]
 )  # of each segment
@@ -52,7 +53,8 @@ def scored_together(model: Any, stream: Tensor) -> tuple[list[Tensor], Any]:
         tokens = torch.full((B, T), -100)
         targets = tokens.clone()
         for b in range(B):
-            first, end = int(starts[b]), int(starts[b] + lengths[b])
+            first = int(starts[b])
+            end = int(starts[b] + lengths[b])
             tokens[b, : lengths[b]] = stream[b, first:end]
             targets[b, : lengths[b]] = unmarked(stream)[b, first + 1 : end + 1]
         nll, memory = model.score(tokens, targets, memory, lengths)

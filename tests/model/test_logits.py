@@ -25,7 +25,8 @@ MODELS = {
 
 def caught(**options: object) -> list[tuple[Attention, AttentionInputs]]:
     """Inputs of the attentions in a second segment."""
-    model, stream = tiny_model(**options), random_stream(2, 8)
+    model = tiny_model(**options)
+    stream = random_stream(2, 8)
     with torch.no_grad():
         _, memory = model(stream[:, :5])
         seen, _ = attention_inputs(model, stream[:, 5:], memory)
@@ -36,7 +37,9 @@ def caught(**options: object) -> list[tuple[Attention, AttentionInputs]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_the_terms_add_up_to_what_forward_takes_the_softmax_of(name, monkeypatch):
     """Up to rounding, where the key is visible."""
-    seen, used, softmax = caught(**MODELS[name]), [], Tensor.softmax
+    seen = caught(**MODELS[name])
+    used = []
+    softmax = Tensor.softmax
 
     def kept(logits: Tensor, dim: int) -> Tensor:
         used.append(logits)

@@ -42,7 +42,8 @@ def test_dropout_decides_neighbours_independently():
 
 @pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])
 def test_dropout_scales_by_the_rate_it_really_has(p, level):
-    scale, output = 65536 / (65536 - level), dropped(p)
+    scale = 65536 / (65536 - level)
+    output = dropped(p)
     assert set(output.unique().tolist()) == {0.0, scale}
     expected = len(output) * level / 65536
     assert output.eq(0).sum().item() == pytest.approx(expected, abs=5 * (expected / scale) ** 0.5)
@@ -50,7 +51,10 @@ def test_dropout_scales_by_the_rate_it_really_has(p, level):
 
 def test_dropout_is_at_the_papers_sites():
     model = tiny_model(dropout=0.2, attention_dropout=0.3, mem_len=4, n_layer=2)
-    B, T, M, N = 2, 3, 4, 2
+    B = 2
+    T = 3
+    M = 4
+    N = 2
     D, H, d_inner = (SIZES[name] for name in ("d_model", "n_head", "d_inner"))
     sites = []
     for module in model.modules():

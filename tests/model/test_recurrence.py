@@ -34,7 +34,8 @@ def stream_of(segments: list[int]) -> Tensor:
 def test_with_enough_memory_or_same_length_segments_do_not_matter(
     architecture, clamp_len, segments, mem_len
 ):
-    enough, same_length = mem_len is None, mem_len is not None
+    enough = mem_len is None
+    same_length = mem_len is not None
     mem_len = sum(segments) if mem_len is None else mem_len
     model = tiny_model(
         mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, **architecture
@@ -69,7 +70,8 @@ def test_a_static_memory_computes_what_a_growing_one_does(
 @pytest.mark.parametrize(("n_layer", "reach"), [(1, 2), (4, 5), (6, 7)])
 def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer, reach):
     L = 3
-    model, stream = tiny_model(n_layer=n_layer, mem_len=L), random_stream(1, L * (n_layer + 2))
+    model = tiny_model(n_layer=n_layer, mem_len=L)
+    stream = random_stream(1, L * (n_layer + 2))
     distances = torch.arange(
         L + 1, reach * L + 2
     )  # from the stream's end to the token that is changed
@@ -86,12 +88,12 @@ def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer,
 
 
 def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
-    lengths, stream = (
-        {"mem_len": 7, "same_length": True, "clamp_len": 3, "memory_start": "zeros"},
-        random_stream(2, 17),
-    )
-    model, made = tiny_model(), tiny_model(**lengths)
-    config, view = model.config, model.with_lengths(**lengths)
+    lengths = {"mem_len": 7, "same_length": True, "clamp_len": 3, "memory_start": "zeros"}
+    stream = random_stream(2, 17)
+    model = tiny_model()
+    made = tiny_model(**lengths)
+    config = model.config
+    view = model.with_lengths(**lengths)
     assert model.config is config
     assert view.config == made.config
     assert all(
@@ -114,7 +116,8 @@ STATES = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_streams_join_in_any_order_and_survive_a_file(name):
-    state, file = STATES[name], io.BytesIO()
+    state = STATES[name]
+    file = io.BytesIO()
     parts = [state.streams(4, 6), state.streams(0, 1), state.streams(1, 4)]
     assert [(part.first_column, part.batch_size) for part in parts] == [(14, 2), (10, 1), (11, 3)]
     torch.save(type(state).join(parts).to("cpu").state_dict(), file)

@@ -106,7 +106,8 @@ def test_losses_and_memory_of_every_segment(reference):
 
 @pytest.mark.parametrize("reference", ORIGINAL, indirect=True, ids=stem)
 def test_gradients_of_every_parameter_in_the_last_segment(reference):
-    model, expected = reference.model(), reference.under("grad/")
+    model = reference.model()
+    expected = reference.under("grad/")
     reference.scored(model)[-1][0].mean().backward()
     ours = reference.converted_back(with_gradients_as_weights(model))
     assert_gradients(ours, expected, learned_alone(reference.weights), EXACT)

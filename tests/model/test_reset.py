@@ -14,7 +14,9 @@ from txl_lightning.errors import OptionError
 from txl_lightning.variants.compressive import CompressiveTransformerXL
 from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL
 
-B, T, N = 3, 4, 6
+B = 3
+T = 4
+N = 6
 DONE: list[list[int]] = [
     [],
     [1],
@@ -42,7 +44,8 @@ def done_before(segment: int) -> Tensor:
 
 def hidden_of(model: Any, stream: Tensor, static: bool, resets: bool) -> Tensor:
     """Hidden states of all segments, with the resets of DONE or without any."""
-    hidden, memory = [], model.start_memory(B, **({"static": True} if static else {}))
+    hidden = []
+    memory = model.start_memory(B, **({"static": True} if static else {}))
     for n, tokens in enumerate(stream.split(T, dim=1)):
         memory = memory.reset(done_before(n)) if resets else memory
         hidden_BTD, memory = model(tokens, memory)
@@ -82,7 +85,8 @@ def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(
 
 
 def test_gradients_of_an_episode_reach_the_first_memory_tokens_but_not_what_was_before() -> None:
-    model, stream = tiny_model(**TOKENS), random_stream(2, 2 * T)
+    model = tiny_model(**TOKENS)
+    stream = random_stream(2, 2 * T)
     _, memory = model(stream[:, :T])
     before = memory.tokens_nBD.requires_grad_()
     hidden, _ = model(stream[:, T:], memory.reset(torch.tensor([False, True])))
@@ -116,7 +120,8 @@ def test_resets_add_up() -> None:
 
 
 def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
-    stream, done = random_stream(B, 2 * T), torch.tensor([True, False, False])
+    stream = random_stream(B, 2 * T)
+    done = torch.tensor([True, False, False])
     model = tiny_model(CompressiveTransformerXL, mem_len=4, compressed_len=2, rate=2)
     _, memory = model(stream[:, :T])
     with pytest.raises(

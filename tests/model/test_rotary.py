@@ -57,7 +57,8 @@ def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(
 ) -> None:
     """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""
     model = tiny_model(**ENCODINGS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype)
-    stream, cached = random_stream(1, 3001), CachedTransformerXL(model)
+    stream = random_stream(1, 3001)
+    cached = CachedTransformerXL(model)
     with torch.no_grad():
         ours, _ = score_segments(cached, stream, 10)
         alone, _ = score_segments(model, stream[:, -21:], 20)

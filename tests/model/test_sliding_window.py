@@ -13,13 +13,15 @@ from txl_lightning.model import SlidingWindow
 )
 def test_the_last_loss_of_every_window(encoding: str) -> None:
     model = tiny_model(encoding=encoding, table_len=9, mem_len=4, d_head=4)
-    stream, window = random_stream(2, 12), SlidingWindow(model, 5)
+    stream = random_stream(2, 12)
+    window = SlidingWindow(model, 5)
     nll, seen = window.score(stream[:, :7], stream[:, 1:8])
     more, seen = window.score(stream[:, 7:11], stream[:, 8:12], seen)
     assert torch.equal(seen, stream[:, 6:11])
     bare = model.with_lengths(mem_len=0)
     for t, loss in enumerate(torch.cat([nll, more], dim=1).unbind(1)):
-        tokens, target = stream[:, max(0, t - 4) : t + 1], stream[:, t + 1 : t + 2]
+        tokens = stream[:, max(0, t - 4) : t + 1]
+        target = stream[:, t + 1 : t + 2]
         torch.testing.assert_close(loss, bare.score(tokens, target)[0][:, 0])
     assert model.config.mem_len == 4
 

@@ -106,7 +106,8 @@ def test_a_token_outside_the_vocabulary_is_refused(options, token):
 
 def test_a_cluster_without_a_token_gets_a_gradient_of_zeros():
     """A gradient of None on one rank only would make the ranks take different optimizer steps."""
-    model, tokens = tiny_model(cutoffs=(4, 8), div_val=2), torch.tensor([[0, 1, 9, 2]])
+    model = tiny_model(cutoffs=(4, 8), div_val=2)
+    tokens = torch.tensor([[0, 1, 9, 2]])
     model.score(tokens[:, :-1], tokens[:, 1:])[0].sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert model.embedding.tables[1].grad.count_nonzero() == 0
@@ -125,12 +126,11 @@ def test_a_second_derivative_of_the_losses_is_refused():
 def test_losses_and_their_gradients_are_torchs(dtype, on_cpu, monkeypatch):
     """Both as a CPU and as a GPU compute them."""
     monkeypatch.setattr(module, "is_eager_on_cpu", lambda tensor: on_cpu)
-    logits, targets, cotangent = (
-        5 * torch.randn(25, 4000, dtype=dtype),
-        torch.randint(4000, (25,)),
-        torch.randn(25),
-    )
-    ours, torchs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    logits = 5 * torch.randn(25, 4000, dtype=dtype)
+    targets = torch.randint(4000, (25,))
+    cotangent = torch.randn(25)
+    ours = logits.clone().requires_grad_()
+    torchs = logits.clone().requires_grad_()
     nll = negative_log_likelihood(ours + 0, targets)
     expected = F.cross_entropy(
         torchs.to(torch.promote_types(dtype, torch.float32)), targets, reduction="none"

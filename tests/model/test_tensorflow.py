@@ -46,10 +46,8 @@ def variables_of(model: TransformerXL) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("only_lengths", [False, True], ids=["all flags", "lengths only"])
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
 def test_files_losses_and_last_memory_are_those_of_tensorflow(reference, only_lengths):
-    weights, found = (
-        dict(np.load(reference / "weights.npz")),
-        read_variables(reference / "model.ckpt-0"),
-    )
+    weights = dict(np.load(reference / "weights.npz"))
+    found = read_variables(reference / "model.ckpt-0")
     assert found.keys() == weights.keys()
     for name, array in weights.items():
         np.testing.assert_array_equal(found[name], array, strict=True)
@@ -63,8 +61,11 @@ def test_files_losses_and_last_memory_are_those_of_tensorflow(reference, only_le
     torch.testing.assert_close(memory.states, outputs["memory"], **SINGLE)
 
 
-CUT, D = {"cutoffs": (6, 14)}, {"d_embed": 6}
-NONE, ALL, DIVIDED = {"tie_projections": "none"}, {"tie_projections": "all"}, {**CUT, "div_val": 2}
+CUT = {"cutoffs": (6, 14)}
+D = {"d_embed": 6}
+NONE = {"tie_projections": "none"}
+ALL = {"tie_projections": "all"}
+DIVIDED = {**CUT, "div_val": 2}
 VARIANTS: list[dict] = [
     {"untie_biases": True, "n_layer": 3, "clamp_len": 4},
     {"same_length": False, "clamp_len": 3},

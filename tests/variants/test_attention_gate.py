@@ -13,10 +13,8 @@ def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(
     gates: str, width: int
 ) -> None:
     model = tiny_model(AttentionGateTransformerXL, gates=gates, terms="acd")
-    attention, (hidden, memory) = (
-        model.layers[0].attention,
-        torch.randn(2, 2, 3, 8, dtype=torch.float64),
-    )
+    attention = model.layers[0].attention
+    hidden, memory = torch.randn(2, 2, 3, 8, dtype=torch.float64)
     positions = model.encoding.positions(6, -1, hidden)[0]
     visible = VisibleKeys(attention_mask(3, 3, 3, None, hidden))
     weights_HBTK = attention.logits(hidden, memory, positions, visible).softmax(-1)

@@ -50,7 +50,8 @@ def test_rate_one_is_an_ordinary_memory_of_the_summed_length(
         found, memory = score_segments(ours, stream, segments)
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
         torch.testing.assert_close(memory.states, plain.states, atol=1e-12, rtol=0)
-        wanted, reached = gradients(ordinary, expected.mean()), gradients(ours, found.mean())
+        wanted = gradients(ordinary, expected.mean())
+        reached = gradients(ours, found.mean())
         torch.testing.assert_close(reached, wanted, atol=1e-12, rtol=0)
 
 
@@ -66,10 +67,8 @@ def test_a_group_becomes_one_state(compression: str, rate: int) -> None:
 
 
 def test_a_convolution_starts_near_the_mean() -> None:
-    function, groups = (
-        compressive().compressor.functions[0],
-        torch.randn(2, 3, 2, 8, dtype=torch.float64),
-    )
+    function = compressive().compressor.functions[0]
+    groups = torch.randn(2, 3, 2, 8, dtype=torch.float64)
     function.weight.data.zero_()
     function.initialize()
     torch.testing.assert_close(function(groups.flatten(1, 2)), groups.mean(dim=2))
@@ -94,13 +93,15 @@ def test_groups_do_not_depend_on_how_the_stream_is_cut(compression: str) -> None
 
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm: bool) -> None:
-    model, stream = compressive(pre_norm=pre_norm), random_stream(2, 25)
+    model = compressive(pre_norm=pre_norm)
+    stream = random_stream(2, 25)
     _, memory = score_segments(model, stream[:, :-4], 4)
     hidden, after = model(stream[:, -5:-1], memory)
     alone = model.losses(hidden, stream[:, -4:])
     nll, memory = model.score(stream[:, -5:-1], stream[:, -4:], memory)
     assert (after.compression_loss > 0, memory.compression_loss) == (True, None)
-    of_loss, of_tokens = gradients(model, after.compression_loss), gradients(model, alone.mean())
+    of_loss = gradients(model, after.compression_loss)
+    of_tokens = gradients(model, alone.mean())
     assert [*of_tokens, *of_loss] == [name for name, _ in model.named_parameters()], (
         "the compressor is the last one"
     )
@@ -112,7 +113,8 @@ def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm: bool) -> No
 
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_the_reconstruction_loss_is_that_of_algorithm_2(pre_norm: bool) -> None:
-    model, stream = compressive(pre_norm=pre_norm), random_stream(2, 13)
+    model = compressive(pre_norm=pre_norm)
+    stream = random_stream(2, 13)
     _, memory = score_segments(model, stream[:, :9], 4)
     inputs: list[Tensor] = []
     for layer in model.layers:

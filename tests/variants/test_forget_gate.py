@@ -11,13 +11,13 @@ from txl_lightning.variants.forget_gate import ForgetGateConfig, ForgetGateTrans
 
 @pytest.mark.parametrize("options", [{}, {"encoding": "none", "terms": ""}], ids=str)
 def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key(options):
-    T, M = 4, 3
+    T = 4
+    M = 3
     model = tiny_model(ForgetGateTransformerXL, **options)
-    attention, states = (
-        model.layers[0].attention,
-        torch.randn(2, M + T, 8, dtype=torch.float64).requires_grad_(),
-    )
-    memory, hidden = states[:, :M], states[:, M:]
+    attention = model.layers[0].attention
+    states = torch.randn(2, M + T, 8, dtype=torch.float64).requires_grad_()
+    memory = states[:, :M]
+    hidden = states[:, M:]
     positions = model.encoding.positions(M + T, -1, hidden)[0]
     visible = VisibleKeys(attention_mask(T, M, M, None, hidden))
     scores = Attention.logits(attention, hidden, memory, positions, visible)
@@ -34,7 +34,8 @@ def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key
     naive = attention.combine_heads(probabilities @ attention.project(hidden, memory)[1][-1])
     ours = attention(hidden, memory, positions, visible)
     torch.testing.assert_close(ours, naive, rtol=1e-10, atol=1e-10)
-    inputs, cotangent = [states, *attention.parameters()], torch.randn_like(naive)
+    inputs = [states, *attention.parameters()]
+    cotangent = torch.randn_like(naive)
     found, expected = (
         torch.autograd.grad(y, inputs, cotangent, retain_graph=True) for y in (ours, naive)
     )

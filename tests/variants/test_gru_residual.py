@@ -27,24 +27,24 @@ def naive_gate(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("mem_len", [0, 4])
 def test_a_gated_residual_is_the_published_layer_in_outputs_and_gradients(mem_len):
     model = tiny_model(GRUResidualTransformerXL, mem_len=mem_len, n_layer=1)
-    layer, (x, memory) = (
-        model.layers[0],
-        torch.randn(2, 2, 3, 8, dtype=torch.float64).requires_grad_().unbind(),
-    )
+    layer = model.layers[0]
+    x, memory = torch.randn(2, 2, 3, 8, dtype=torch.float64).requires_grad_().unbind()
     memory = memory[:, : mem_len or 0].requires_grad_()
     M = memory.shape[1]
     positions = model.encoding.positions(M + 3, -1, x)[0]
     visible = VisibleKeys(attention_mask(3, M, M, None, x))
     ours = layer(x, memory, positions, visible)
 
-    normed, memory_normed = layer.attention_norm(x), layer.attention_norm(memory)
+    normed = layer.attention_norm(x)
+    memory_normed = layer.attention_norm(memory)
     attended = layer.attention(normed, memory_normed, positions, visible)
     o = naive_gate(dict(layer.attention_residual.named_parameters()), x, attended)
     after = layer.feed_forward(layer.feed_forward_norm(o))
     naive = naive_gate(dict(layer.feed_forward_residual.named_parameters()), o, after)
     torch.testing.assert_close(ours, naive, rtol=1e-12, atol=1e-12)
 
-    inputs, cotangent = [x, *layer.parameters(), *([memory] if M else [])], torch.randn_like(naive)
+    inputs = [x, *layer.parameters(), *([memory] if M else [])]
+    cotangent = torch.randn_like(naive)
     found, expected = (torch.autograd.grad(y, inputs, cotangent) for y in (ours, naive))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 

@@ -51,7 +51,8 @@ def scored(
     reference: Reference, model: Any, keeps_gradient: bool = False
 ) -> list[tuple[Tensor, TokenMemory]]:
     """Losses of every segment and the memory after it."""
-    memory, results = replace(model.start_memory(2), keeps_gradient=keeps_gradient), []
+    memory = replace(model.start_memory(2), keeps_gradient=keeps_gradient)
+    results = []
     for tokens, targets in reference.segments():
         nll, memory = model.score(tokens, targets, memory)
         results.append((nll, memory))
@@ -101,13 +102,18 @@ def naive(
     model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemory, b: int
 ) -> tuple[Tensor, Tensor]:
     """Hidden states of one stream and the memory tokens that it writes, pair by pair."""
-    config, layers = model.config, list[Any](model.layers)
-    n, T, M, scale = config.n_tokens, len(tokens_T), memory.length, config.d_head**-0.5
+    config = model.config
+    layers = list[Any](model.layers)
+    n = config.n_tokens
+    T = len(tokens_T)
+    M = memory.length
+    scale = config.d_head**-0.5
     z_nD = memory.tokens_nBD[:, b]
     hidden = torch.cat(
         [z_nD, model.embedding(tokens_T[None])[0], *([z_nD] if config.write_tokens else [])]
     )
-    Q, K = len(hidden), M + len(hidden)
+    Q = len(hidden)
+    K = M + len(hidden)
 
     def sees(i: int, j: int) -> bool:
         if i < n:
@@ -115,14 +121,16 @@ def naive(
         return j <= M + i if i < n + T else j >= M or config.tokens_see_states
 
     for number, layer in enumerate(layers):
-        attention, heads = layer.attention, (config.n_head, config.d_head)
+        attention = layer.attention
+        heads = (config.n_head, config.d_head)
         keys = torch.cat([memory.states[number, b], hidden])
         q, _, _ = attention.qkv(hidden).unflatten(-1, (3, *heads)).unbind(1)
         _, k, v = attention.qkv(keys).unflatten(-1, (3, *heads)).unbind(1)
         r = attention.position(sinusoid(torch.arange(K).double(), config.d_model)).unflatten(
             -1, heads
         )
-        u, w = model.encoding.u[0], model.encoding.v[0]
+        u = model.encoding.u[0]
+        w = model.encoding.v[0]
         attended = torch.zeros(Q, *heads, dtype=torch.float64)
         for h in range(config.n_head):
             for i in range(Q):
@@ -157,10 +165,8 @@ def test_segments_equal_loops_over_all_pairs(
             expected, written = naive(model, tokens[b], memory, b)
             torch.testing.assert_close(hidden[b], expected, **EXACT)
             torch.testing.assert_close(after.tokens_nBD[:, b], written, **EXACT)
-        (last, same), (some, _) = (
-            model(tokens, memory, n_last=2),
-            model(tokens, memory, places_Q=torch.tensor([1, 0])),
-        )
+        last, same = model(tokens, memory, n_last=2)
+        some, _ = model(tokens, memory, places_Q=torch.tensor([1, 0]))
         torch.testing.assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]), **EXACT)
         torch.testing.assert_close(same.tokens_nBD, after.tokens_nBD, **EXACT)
         memory = after
@@ -169,10 +175,8 @@ def test_segments_equal_loops_over_all_pairs(
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(encoding: str) -> None:
-    model, stream = (
-        tokens_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": 0}),
-        random_stream(1, 12),
-    )
+    model = tokens_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": 0})
+    stream = random_stream(1, 12)
     changed = stream.repeat(3, 1)
     changed[1, 0] = (changed[1, 0] + 1) % 11  # in the first segment
     changed[2, 10] = (changed[2, 10] + 1) % 11  # in the last
@@ -191,7 +195,8 @@ def test_long_segments_on_the_cpu_equal_the_fused_kernel(
     options: dict[str, Any], monkeypatch: Any
 ) -> None:
     """Blocks of queries would hide the later keys that memory tokens see."""
-    stream, found = random_stream(2, 301), []
+    stream = random_stream(2, 301)
+    found = []
     for on_cpu in (True, False):
         monkeypatch.setattr(attention, "is_eager_on_cpu", lambda tensor, on_cpu=on_cpu: on_cpu)
         model = tokens_model(n_tokens=70, mem_len=5, **options)

@@ -20,7 +20,7 @@ from txl_lightning.training.run import train
 
 @pytest.mark.usefixtures("no_guests")
 def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = (code for code in blocks(ROOT / "docs/house.md", "python") if "ToyConfig" in code)
+    code, = (code for code in blocks(ROOT / "docs/house.md", "python") if "ToyConfig" in code)
     (tmp_path / "toy.py").write_text(code)
     monkeypatch.setenv("TXL_GUESTS", str(tmp_path / "toy.py"))
     config = tiny_config(tmp_path)

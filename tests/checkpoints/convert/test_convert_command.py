@@ -48,7 +48,8 @@ class Convert:
     """`txl convert` with the text of a folder."""
 
     def __init__(self, place: Path, directory: Path) -> None:
-        self.place, self.directory = place, directory
+        self.place = place
+        self.directory = directory
 
     def __call__(
         self, source: object, source_format: str, target: str, target_format: str, *more: str
@@ -61,7 +62,7 @@ class Convert:
         words += [f"source={source}", f"source_format={source_format}"]
         words += [f"target={self.directory / target}", f"target_format={target_format}"]
         options = OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words)))
-        (line,) = command.run(options, self.directory)  # type: ignore[arg-type]
+        line, = command.run(options, self.directory)  # type: ignore[arg-type]
         return Path(line)
 
 
@@ -76,7 +77,8 @@ def test_there_and_back_again_is_the_same_model(
 ) -> None:
     there = convert(source, "txl", "there", family)
     assert {path.name for path in there.iterdir()} == {"model.safetensors", "config.json"}
-    first, second = load_trained(source), load_trained(convert(there, family, "back.ckpt", "txl"))
+    first = load_trained(source)
+    second = load_trained(convert(there, family, "back.ckpt", "txl"))
     assert first.model.config == second.model.config
     assert first.vocabulary == second.vocabulary
     state = second.model.state_dict()

@@ -17,7 +17,8 @@ from txl_lightning.evaluation.convert import read_vocabulary
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.checkpoints import from_tensorflow
 
-REFERENCE, V = next(path for path in REFERENCES if path.name == "tensorflow_words"), 60
+REFERENCE = next(path for path in REFERENCES if path.name == "tensorflow_words")
+V = 60
 LENGTHS = ("mem_len=9", "same_length=true")
 
 
