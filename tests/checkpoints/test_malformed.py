@@ -131,9 +131,7 @@ def outcome(name: str, path: Path, folder: Path) -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["evaluate", "resume", "initial_weights", "convert"])
-def test_malformed_files_are_refused_or_harmless(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_files_are_refused_or_harmless(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "not-to-be-told")
     original = good() / "run/checkpoints/last.ckpt"

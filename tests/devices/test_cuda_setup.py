@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
 
 
-def test_a_batch_is_pinned_for_a_gpu_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_pinned_for_a_gpu_only(tmp_path, monkeypatch):
     config = tiny_config(tmp_path)
     data = StreamsDataModule(config.data, config.evaluation)
     batch = data.streams("train")[0]

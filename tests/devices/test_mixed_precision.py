@@ -11,7 +11,7 @@ from txl_lightning import Memory
 
 
 @pytest.mark.parametrize("arm", cases())
-def test_losses_norms_and_memory_are_in_float32(arm: str) -> None:
+def test_losses_norms_and_memory_are_in_float32(arm):
     model = make(arm)
     seen = []
     for module in model.modules():

@@ -17,7 +17,7 @@ B = 60
 T = 150
 
 
-def test_a_step_at_wt103_base_size_within_its_budget() -> None:
+def test_a_step_at_wt103_base_size_within_its_budget():
     """Gradients as large as the table: one of the softmax, one of the embedding, and their sum in place."""
     with torch.device("meta"):
         table = TokenEmbedding(WT103).bfloat16()
@@ -31,7 +31,7 @@ def test_a_step_at_wt103_base_size_within_its_budget() -> None:
     assert launches.written <= 19.4e9
 
 
-def test_only_probabilities_of_half_size_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_probabilities_of_half_size_are_kept(monkeypatch):
     monkeypatch.setattr(embedding, "is_eager_on_cpu", lambda tensor: False)
     kept: list[torch.Tensor] = []
     logits = torch.randn(25, 300, dtype=torch.bfloat16, requires_grad=True)
@@ -46,7 +46,7 @@ def test_only_probabilities_of_half_size_are_kept(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "arm", ["adaptive softmax", "adaptive embedding", "lstm, adaptive embedding"]
 )
-def test_targets_on_the_cpu_spare_the_wait_and_change_nothing(arm: str) -> None:
+def test_targets_on_the_cpu_spare_the_wait_and_change_nothing(arm):
     model = make(arm).eval()
     window = tokens()
     before = window[:, :-1]

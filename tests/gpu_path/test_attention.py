@@ -87,7 +87,7 @@ ODD = {
 @pytest.mark.parametrize(
     "options", [{}, {"cutoffs": (5, 12)}, {"pre_norm": True, "encoding": "shaw"}], ids=str
 )
-def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options: dict[str, Any]) -> None:
+def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options):
     with torch.device("meta"):
         model = TransformerXL(TransformerXLConfig(mem_len=6, **(ODD | options))).bfloat16()
         tokens_BT = torch.zeros(2, 7, dtype=torch.int64)
@@ -98,9 +98,7 @@ def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options: dict[str, Any
 
 
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"])
-def test_padded_products_change_no_loss_and_no_gradient(
-    arm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
     model = make(arm).double().eval()
     window = tokens()
     results = []
@@ -121,9 +119,7 @@ def test_padded_products_change_no_loss_and_no_gradient(
 @pytest.mark.parametrize(
     ("sizes", "launches", "scores"), [("enwik8 base", 26, 4.0), ("wt103 base", 34, 6.5)]
 )
-def test_launches_and_bytes_of_a_layer(
-    sizes: str, launches: int, scores: float, options: dict[str, Any]
-) -> None:
+def test_launches_and_bytes_of_a_layer(sizes, launches, scores, options):
     """Bytes in units of all scores of the layer, without what the fused kernel writes."""
     H, B, T, K, _ = SIZES[sizes]
     with Launches() as counted:
@@ -133,7 +129,7 @@ def test_launches_and_bytes_of_a_layer(
 
 
 @pytest.mark.slow
-def test_a_compiled_backward_pass_is_without_autocast() -> None:
+def test_a_compiled_backward_pass_is_without_autocast():
     """As the training step runs it, by the private `torch._functorch.config.backward_pass_autocast`."""
 
     class Product(torch.autograd.Function):

@@ -42,7 +42,7 @@ def scaled_step(
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
-def test_a_gradient_scaler_changes_no_gradient_and_skips_an_infinite_one(name: str) -> None:
+def test_a_gradient_scaler_changes_no_gradient_and_skips_an_infinite_one(name):
     norm, weights, _ = scaled_step(name, 1.0)
     scaled_norm, scaled_weights, _ = scaled_step(name, 65536.0)
     torch.testing.assert_close(scaled_norm, norm)
@@ -54,7 +54,7 @@ def test_a_gradient_scaler_changes_no_gradient_and_skips_an_infinite_one(name: s
     assert scale == 32768
 
 
-def test_a_step_of_muon_at_base_size_has_few_launches() -> None:
+def test_a_step_of_muon_at_base_size_has_few_launches():
     """One list operation is counted as one launch: a GPU has a kernel for many tensors."""
     with torch.device("meta"):
         config = TransformerXLConfig(

@@ -50,9 +50,7 @@ class CopiesToGpu(TorchFunctionMode):
 @pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
 @pytest.mark.parametrize("segment_len", [6, 2])
 @pytest.mark.parametrize("loss", ["full", "half", "random_half"])
-def test_a_step_copies_from_pinned_memory_alone(
-    loss: str, segment_len: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_copies_from_pinned_memory_alone(loss, segment_len, monkeypatch):
     module = bare_module(make("relative, memory"), loss=loss, segment_len=segment_len)
     monkeypatch.setattr(LanguageModelModule, "device", torch.device("cuda"))
     batch = segment(0)

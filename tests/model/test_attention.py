@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny_model import SUBSETS
+from tests.model.tiny_model import SUBSETS, assert_close
 from txl_lightning import TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
@@ -133,4 +133,4 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem, seed
 def test_far_positions_are_precise_in_single_precision():
     positions = sinusoids_of_distances(5000, 6, -1, torch.zeros(1))
     assert positions.dtype == torch.float32
-    torch.testing.assert_close(positions[0].double(), R(5000, 6), rtol=0, atol=1e-7)
+    assert_close(positions[0].double(), R(5000, 6), 1e-07)

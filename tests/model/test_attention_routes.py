@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from tests.model.attention_problems import (
     heads_and_gradients,
     judge,
 )
-from tests.model.tiny_model import SUBSETS, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import SUBSETS, assert_close, random_stream, score_segments, tiny_model
 from txl_lightning import CachedTransformerXL
 from txl_lightning.model import attention
 from txl_lightning.model.attention import (
@@ -66,31 +64,29 @@ def compare(problem: Problem, route: Attend) -> None:
         torch.testing.assert_close(results, expected, **SINGLE)
     else:
         results = heads_and_gradients(problem, route, torch.float64)
-        torch.testing.assert_close(results, expected, **EXACT)
+        assert_close(results, expected)
 
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_as_written(problem: Problem) -> None:
+def test_as_written(problem):
     compare(problem, as_written)
 
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_torchs_kernel(problem: Problem) -> None:
+def test_torchs_kernel(problem):
     compare(problem, with_kernel)
 
 
 @pytest.mark.parametrize("problem", [Problem("abd"), *TABLES, *LENGTHS], ids=str)
-def test_blocks_of_queries_in_training(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_queries_in_training(problem, monkeypatch):
     monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.float64: 8, torch.float32: 8})
     compare(problem, chosen)
 
 
 @pytest.mark.parametrize("problem", [Problem("abd"), *TABLES, *LENGTHS], ids=str)
-def test_blocks_of_queries_without_gradient(
-    problem: Problem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_queries_without_gradient(problem, monkeypatch):
     monkeypatch.setattr(attention, "EVALUATION_BLOCK", 4)
     dtype = torch.float64
     tolerance = EXACT
@@ -102,7 +98,7 @@ def test_blocks_of_queries_without_gradient(
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are for the CPU")
-def test_blocks_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_in_bfloat16(monkeypatch):
     expected = heads_and_gradients(Problem(), judge, torch.bfloat16)
     monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.bfloat16: 8})
     results = heads_and_gradients(Problem(), chosen, torch.bfloat16)
@@ -111,7 +107,7 @@ def test_blocks_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(results[name], value, rtol=0.05, atol=0.05 * largest)
 
 
-def test_single_queries_where_few_places_are_read() -> None:
+def test_single_queries_where_few_places_are_read():
     problem = Problem(T=20)
     expected = heads(problem, judge, torch.float64)
 
@@ -119,10 +115,10 @@ def test_single_queries_where_few_places_are_read() -> None:
         return chosen(inputs._replace(visible=inputs.visible._replace(only_queries=(3, 17))))
 
     results = heads(problem, few, torch.float64)
-    torch.testing.assert_close(results[:, :, [3, 17]], expected[:, :, [3, 17]], **EXACT)
+    assert_close(results[:, :, [3, 17]], expected[:, :, [3, 17]])
 
 
-def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch):
     calls = []
     scores = attention.scores
 
@@ -136,9 +132,7 @@ def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("on_cpu", "calls"), [(True, 0), (False, 1)])
-def test_elsewhere_torchs_kernel_computes(
-    on_cpu: bool, calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_elsewhere_torchs_kernel_computes(on_cpu, calls, monkeypatch):
     counted = []
 
     def kernel(inputs: AttentionInputs, dropout: nn.Module) -> Tensor:
@@ -160,16 +154,16 @@ def heads_with_dropout(T: int, M: int, dropout: float, dtype: torch.dtype) -> li
 
 
 def test_probabilities_that_are_computed_again_are_dropped_alike(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.float64: 7})
     again = heads_with_dropout(20, 4, 0.4, torch.float64)
     monkeypatch.setattr(attention, "checkpoint", lambda f, *args, **options: f(*args))
     stored = heads_with_dropout(20, 4, 0.4, torch.float64)
-    torch.testing.assert_close(again, stored, rtol=0, atol=0)
+    assert_close(again, stored, 0)
 
 
-def test_no_probabilities_are_stored() -> None:
+def test_no_probabilities_are_stored():
     sizes: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -228,9 +222,7 @@ PROJECTIONS = ["attention.qkv", "attention.position", "attention.output", "feed_
     ("change", "name"),
     [*((wrap, name) for name in PROJECTIONS), (hook, "attention.qkv")],
 )
-def test_a_changed_projection_equals_merged_weights_with_and_without_the_cache(
-    change: Callable[[nn.Module, nn.Module, str], None], name: str
-) -> None:
+def test_a_changed_projection_equals_merged_weights_with_and_without_the_cache(change, name):
     model = tiny_model(mem_len=6)
     merged = tiny_model(mem_len=6)
     for layer, merged_layer in zip(model.layers, merged.layers, strict=True):
@@ -240,14 +232,14 @@ def test_a_changed_projection_equals_merged_weights_with_and_without_the_cache(
         expected, _ = score_segments(merged, stream, 4)
         for scorer in (model, CachedTransformerXL(model)):
             losses, _ = score_segments(scorer, stream, 4)
-            torch.testing.assert_close(losses, expected, rtol=0, atol=1e-10)
+            assert_close(losses, expected, 1e-10)
 
 
 @pytest.mark.parametrize(
     "kind",
     ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"],
 )
-def test_a_projection_with_a_hook_is_not_plain(kind: str) -> None:
+def test_a_projection_with_a_hook_is_not_plain(kind):
     """Fails when torch renames a table of hooks: then `is_plain` would overlook them."""
     projection = tiny_model().layers[0].attention.qkv
     assert attention.is_plain(projection)
@@ -256,7 +248,7 @@ def test_a_projection_with_a_hook_is_not_plain(kind: str) -> None:
     assert not attention.is_plain(projection)
 
 
-def test_a_kernel_replaces_attention_with_the_documented_arguments() -> None:
+def test_a_kernel_replaces_attention_with_the_documented_arguments():
     model = tiny_model(mem_len=6)
     stream = random_stream(2, 9)
     expected, _ = model.score(stream[:, :-1], stream[:, 1:])
@@ -272,4 +264,4 @@ def test_a_kernel_replaces_attention_with_the_documented_arguments() -> None:
         layer.attention.kernel = kernel
     losses, _ = model.score(stream[:, :-1], stream[:, 1:])
     assert calls == ["abcd", "abcd"]
-    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-12)
+    assert_close(losses, expected, 1e-12)

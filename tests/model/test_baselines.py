@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import assert_close, random_stream, score_segments, tiny_model
 from txl_lightning.model.baselines import (
     LSTMLayer,
     QRNNLayer,
@@ -46,8 +46,8 @@ def test_segments_do_not_matter(cell, adaptive, segments):
     (whole, after_whole), (cut, after_cut) = (
         score_segments(model, stream, x) for x in ([sum(segments)], segments)
     )
-    torch.testing.assert_close(cut, whole, **EXACT)
-    torch.testing.assert_close(after_cut.state_dict(), after_whole.state_dict(), **EXACT)
+    assert_close(cut, whole)
+    assert_close(after_cut.state_dict(), after_whole.state_dict())
 
 
 def test_the_layers_are_those_of_torchs_lstm():
@@ -60,7 +60,7 @@ def test_the_layers_are_those_of_torchs_lstm():
     state = random_state(model, 2)
     outputs, (h, c) = lstm(model.embedding(stream), (state.previous, state.cells))
     hidden, new = model(stream, state)
-    torch.testing.assert_close((hidden, new.previous, new.cells), (outputs, h, c), **EXACT)
+    assert_close((hidden, new.previous, new.cells), (outputs, h, c))
 
 
 @both
@@ -107,10 +107,10 @@ def test_pooling_over_time_equals_a_loop(T):
     inputs = [x.requires_grad_() for x in (forget, candidates, cells)]
     fast = forget_mult(*inputs)
     slow = loop(*inputs)
-    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-12)
+    assert_close(fast, slow, 1e-12)
     weights = torch.randn_like(slow)
     ours, theirs = (torch.autograd.grad(y, inputs, weights) for y in (fast, slow))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert_close(ours, theirs, 1e-12)
 
 
 def test_qrnn_is_the_papers_formula_token_by_token():
@@ -125,8 +125,8 @@ def test_qrnn_is_the_papers_formula_token_by_token():
         z, f, o = (x[:, t] @ now.T + previous @ before.T + layer.gates.bias).chunk(3, dim=1)
         cell = f.sigmoid() * cell + (1 - f.sigmoid()) * z.tanh()
         previous = x[:, t]
-        torch.testing.assert_close(outputs[:, t], o.sigmoid() * cell, **EXACT)
-    torch.testing.assert_close(last_c, cell, **EXACT)
+        assert_close(outputs[:, t], o.sigmoid() * cell)
+    assert_close(last_c, cell)
     assert torch.equal(last_x, x[:, -1])
 
 
@@ -146,11 +146,11 @@ def test_weight_dropout_is_one_mask_for_a_segment(layer, weight):
     assert sorted(mask.unique().tolist()) == [0.0, 2.0]
     with torch.no_grad():
         plain.get_parameter(weight).mul_(mask)
-    torch.testing.assert_close(dropped, plain(x, start, start)[0], **EXACT)
+    assert_close(dropped, plain(x, start, start)[0])
 
 
 @pytest.mark.parametrize("weight_dropout", [0.0, 0.5])
-def test_under_autocast_an_lstm_is_in_float32(weight_dropout: float) -> None:
+def test_under_autocast_an_lstm_is_in_float32(weight_dropout):
     layer = LSTMLayer(8, weight_dropout)
     x = torch.randn(2, 5, 8)
     start = torch.zeros(2, 8)

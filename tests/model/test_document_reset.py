@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.model.tiny_model import (
     ENCODINGS,
-    EXACT,
+    assert_close,
     random_stream,
     tiny_model,
     unmarked,
@@ -90,7 +90,7 @@ def test_a_document_scores_as_it_does_alone_in_a_stream(starts, encoding, length
                 # Later text is left in place: absolute positions count from the end of a segment.
                 alone = scored(plain, stream[row : row + 1], first)
                 document = together[row, first:stop]
-                torch.testing.assert_close(document, alone[0, : stop - first], **EXACT)
+                assert_close(document, alone[0, : stop - first])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -121,4 +121,4 @@ def test_a_sliding_window_ends_at_the_start_of_its_document():
         if i >= 7:
             first = max(first, 7)
         alone, _ = model.score(stream[:, first : i + 1], targets[:, i + 1 : i + 2])
-        torch.testing.assert_close(nll[:, i : i + 1], alone, **EXACT)
+        assert_close(nll[:, i : i + 1], alone)

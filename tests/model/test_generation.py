@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.covering import product_of
 from tests.model.tiny_model import ENCODINGS, STATEFUL, VOCABULARY, random_stream, tiny_model
@@ -100,7 +100,7 @@ def test_an_option_that_is_not_allowed_is_named_at_once(option, value):
 @pytest.mark.parametrize(
     "model", [tiny_model(dropout=0.1), tiny_model(cell="lstm", dropout=0.1)], ids=["txl", "lstm"]
 )
-def test_a_model_in_training_is_refused(model: nn.Module):
+def test_a_model_in_training_is_refused(model):
     model.train()
     with pytest.raises(RuntimeError, match="call eval"):
         list(generate(model, random_stream(1, 3), 3))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.covering import product_of
-from tests.model.tiny_model import CACHEABLE, STATEFUL, random_stream, tiny_model
+from tests.model.tiny_model import CACHEABLE, STATEFUL, assert_close, random_stream, tiny_model
 from txl_lightning import CachedTransformerXL, generate
 from txl_lightning.errors import OptionError
 from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
@@ -23,7 +23,7 @@ def second(model: Any, memory: Any, **inputs: Any) -> Any:
 
 
 @pytest.mark.parametrize(("arm", "mode"), product_of(STATEFUL, ["train", "evaluate", "cached"]))
-def test_inputs_take_the_place_of_the_scaled_embeddings(arm: str, mode: str) -> None:
+def test_inputs_take_the_place_of_the_scaled_embeddings(arm, mode):
     dropout = 0.1 if mode == "train" else 0.0
     model = tiny_model(**{**STATEFUL[arm], "dropout": dropout})
     stream = random_stream(2, 2 * T)
@@ -39,11 +39,11 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm: str, mode: str) -> 
         _, memory = scorer(inputs_BTD=embedded[:, :T])
         hidden = second(scorer, memory, inputs_BTD=embedded[:, T:], n_last=3)
     # Not the same bits: AVX2's products depend on places in memory.
-    torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-12)
+    assert_close(hidden, expected, 1e-12)
 
 
 @pytest.mark.parametrize("arm", STATEFUL)
-def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax(arm: str) -> None:
+def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax(arm):
     model = tiny_model(**STATEFUL[arm])
     bare = tiny_model(**{**STATEFUL[arm], "vocab_size": None, "cutoffs": ()})
     missing = bare.load_state_dict(model.state_dict(), strict=False)
@@ -57,7 +57,7 @@ def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax
     assert bool((inputs.grad.abs().sum(dim=-1) > 0).all())
 
 
-def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line() -> None:
+def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line():
     bare = tiny_model(vocab_size=None).eval()
     tokens = random_stream(2, T)
     hidden, _ = bare(inputs_BTD=torch.zeros(2, T, 8, dtype=torch.float64))
@@ -76,7 +76,7 @@ def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("scorer", ["model", "cached", "lstm"])
-def test_inputs_that_do_not_fit_are_refused(scorer: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(scorer):
     model = tiny_model(cell="lstm") if scorer == "lstm" else tiny_model()
     called: Any = CachedTransformerXL(model) if scorer == "cached" else model
     tokens = random_stream(2, T)

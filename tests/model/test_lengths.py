@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import CACHEABLE, STATEFUL, random_stream, tiny_model, unmarked
+from tests.model.tiny_model import (
+    CACHEABLE,
+    STATEFUL,
+    assert_close,
+    random_stream,
+    tiny_model,
+    unmarked,
+)
 from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import can_cache
 
-EXACT = {"rtol": 0, "atol": 1e-10}
 B = 4
 T = 5
 LENGTHS = torch.tensor(
@@ -29,7 +35,7 @@ def stream_of(model: Any, n_streams: int, length: int) -> Tensor:
 
 @pytest.mark.parametrize("arm", STATEFUL)
 @torch.no_grad()
-def test_selected_streams_continue_as_they_would_in_their_places(arm: str) -> None:
+def test_selected_streams_continue_as_they_would_in_their_places(arm):
     model = tiny_model(**STATEFUL[arm])
     scorers = [model]
     if can_cache(model):
@@ -41,7 +47,7 @@ def test_selected_streams_continue_as_they_would_in_their_places(arm: str) -> No
         some = memory.select(torch.tensor(indices))
         hidden, _ = scorer(stream[:, T:], memory)
         selected, _ = scorer(stream[indices, T:], some)
-        torch.testing.assert_close(selected, hidden[indices], **EXACT)
+        assert_close(selected, hidden[indices])
 
 
 def scored_together(model: Any, stream: Tensor) -> tuple[list[Tensor], Any]:
@@ -83,7 +89,7 @@ RAGGED = [arm for arm in CACHEABLE if "ext_len" not in STATEFUL[arm]]
 
 
 @pytest.mark.parametrize(("arm", "mode"), product_of(RAGGED, ["gradients", "cached"]))
-def test_padding_never_enters_the_memory_of_a_stream(arm: str, mode: str) -> None:
+def test_padding_never_enters_the_memory_of_a_stream(arm, mode):
     """Losses, gradients and the next segment are those of every stream alone, without padding."""
     model = tiny_model(**STATEFUL[arm])
     scorer = model
@@ -99,18 +105,18 @@ def test_padding_never_enters_the_memory_of_a_stream(arm: str, mode: str) -> Non
         for b in range(B):
             alone, memory = scored_alone(model, stream[b], LENGTHS[:, b])
             follows, _ = model.score(stream[b : b + 1, :T], next_targets[b : b + 1], memory)
-            torch.testing.assert_close(losses[b], alone, **EXACT)
-            torch.testing.assert_close(following[b], follows[0], **EXACT)
+            assert_close(losses[b], alone)
+            assert_close(following[b], follows[0])
             expected += [alone, follows[0]]
     if mode == "gradients":
         total = torch.cat([*losses, following.flatten()]).sum()
         ours = torch.autograd.grad(total, parameters, materialize_grads=True)
         theirs = torch.autograd.grad(torch.cat(expected).sum(), parameters, materialize_grads=True)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-8)
+        assert_close(ours, theirs, 1e-08)
 
 
 @pytest.mark.parametrize("arm", ["memory tokens", "compressive", "lstm"])
-def test_lengths_that_cannot_be_are_refused_in_one_line(arm: str) -> None:
+def test_lengths_that_cannot_be_are_refused_in_one_line(arm):
     tokens = random_stream(2, T)
     with pytest.raises(
         OptionError,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import SIZES, random_stream, tiny_model
+from tests.model.tiny_model import SIZES, assert_close, random_stream, tiny_model
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model.layers import Dropout
 
@@ -32,12 +32,8 @@ def dropped(p: float, n_elements: int = 1_000_003) -> Tensor:
 def test_dropout_decides_neighbours_independently():
     kept = dropped(0.5)[:1_000_000].ne(0).double().view(-1, 4)
     error = 5 * 0.5 / len(kept) ** 0.5
-    torch.testing.assert_close(
-        kept.mean(0), torch.full((4,), 0.5, dtype=torch.float64), rtol=0, atol=error
-    )
-    torch.testing.assert_close(
-        kept.T.cov(), 0.25 * torch.eye(4, dtype=torch.float64), rtol=0, atol=error
-    )
+    assert_close(kept.mean(0), torch.full((4,), 0.5, dtype=torch.float64), error)
+    assert_close(kept.T.cov(), 0.25 * torch.eye(4, dtype=torch.float64), error)
 
 
 @pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tests.model.tiny_model import EXACT
+from tests.model.tiny_model import EXACT, assert_close
 from txl_lightning import Memory, TransformerXL
 from txl_lightning.model.checkpoints import (
     from_huggingface,
@@ -100,7 +100,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
 
 def test_losses_and_memory_of_every_segment(reference):
     for i, (nll, memory) in enumerate(reference.scored(reference.model())):
-        torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **EXACT)
+        assert_close(nll, reference.tensors[f"nll/{i}"])
         reference.assert_states(i, memory, EXACT)
 
 
@@ -130,7 +130,7 @@ def test_weights_convert_back_to_the_same_bits(reference):
     assert converted.keys() == reference.weights.keys()
     for name, weight in reference.weights.items():
         if name.endswith(COMPUTED):
-            torch.testing.assert_close(converted[name], weight, **EXACT)
+            assert_close(converted[name], weight)
         else:
             assert torch.equal(converted[name], weight), name
 

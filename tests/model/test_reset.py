@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import CACHEABLE, EXACT, STATEFUL, random_stream, tiny_model
+from tests.model.tiny_model import (
+    CACHEABLE,
+    STATEFUL,
+    assert_close,
+    random_stream,
+    tiny_model,
+)
 from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.variants.compressive import CompressiveTransformerXL
@@ -67,9 +73,7 @@ def alone_in_episodes(model: Any, stream: Tensor, row: int) -> Tensor:
 
 @pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["model", "static", "cached"]))
 @torch.no_grad()
-def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(
-    arm: str, mode: str
-) -> None:
+def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(arm, mode):
     model = tiny_model(**ARMS[arm])
     stream = random_stream(B, N * T)
     scorer = model
@@ -78,13 +82,13 @@ def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(
     together = hidden_of(scorer, stream, mode == "static", resets=True)
     without = hidden_of(scorer, stream, mode == "static", resets=False)
     for row, first_reset in enumerate((2, 1, 4)):
-        torch.testing.assert_close(together[row], alone_in_episodes(model, stream, row), **EXACT)
+        assert_close(together[row], alone_in_episodes(model, stream, row))
         # Until then the resets of other streams change nothing.
         n_equal = first_reset * T
-        torch.testing.assert_close(without[row, :n_equal], together[row, :n_equal], **EXACT)
+        assert_close(without[row, :n_equal], together[row, :n_equal])
 
 
-def test_gradients_of_an_episode_reach_the_first_memory_tokens_but_not_what_was_before() -> None:
+def test_gradients_of_an_episode_reach_the_first_memory_tokens_but_not_what_was_before():
     model = tiny_model(**TOKENS)
     stream = random_stream(2, 2 * T)
     _, memory = model(stream[:, :T])
@@ -96,7 +100,7 @@ def test_gradients_of_an_episode_reach_the_first_memory_tokens_but_not_what_was_
 
 
 @pytest.mark.parametrize("arm", ["relative", "zeros", "memory tokens and states", "lstm"])
-def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm: str) -> None:
+def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm):
     model = tiny_model(**ARMS[arm])
     stream = random_stream(B, 2 * T)
     done = torch.tensor([True, False, False])
@@ -110,7 +114,7 @@ def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm: str) -> 
     assert torch.equal(model(stream[:, T:], restored)[0], expected)
 
 
-def test_resets_add_up() -> None:
+def test_resets_add_up():
     model = tiny_model(mem_len=6)
     _, memory = model(random_stream(B, T))
     first = memory.reset(torch.tensor([True, False, False]))
@@ -119,7 +123,7 @@ def test_resets_add_up() -> None:
     assert memory.in_document_B is None
 
 
-def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
+def test_what_cannot_be_reset_is_refused_in_one_line():
     stream = random_stream(B, 2 * T)
     done = torch.tensor([True, False, False])
     model = tiny_model(CompressiveTransformerXL, mem_len=4, compressed_len=2, rate=2)

@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import ENCODINGS, SIZES, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import (
+    ENCODINGS,
+    SIZES,
+    assert_close,
+    random_stream,
+    score_segments,
+    tiny_model,
+)
 from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import encodings
 from txl_lightning.model.encodings import RotaryEncoding, register_encoding, slopes
-
-EXACT = {"rtol": 0, "atol": 1e-12}
 
 
 def llama_rotation(x_HBTE: Tensor, first_position: int) -> Tensor:
@@ -29,7 +34,7 @@ def by_head(x_BTX: Tensor) -> Tensor:
     return x_BTX.unflatten(-1, (2, 4)).permute(2, 0, 1, 3)
 
 
-def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
+def test_attention_of_a_segment_and_its_memory_is_llamas():
     model = tiny_model(encoding="rope", d_head=4, mem_len=3, n_layer=1)
     attention = model.layers[0].attention
     stream = random_stream(2, 8)
@@ -46,15 +51,13 @@ def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
     outputs: list[Tensor] = []
     attention.register_forward_hook(lambda _, inputs, output: outputs.append(output))
     model(stream[:, 5:], memory)
-    torch.testing.assert_close(outputs[0], expected, **EXACT)
+    assert_close(outputs[0], expected)
 
 
 @pytest.mark.parametrize(
     ("arm", "dtype"), product_of(["rope", "alibi", "none"], [torch.float64, torch.float32])
 )
-def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(
-    arm: str, dtype: torch.dtype
-) -> None:
+def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(arm, dtype):
     """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""
     model = tiny_model(**ENCODINGS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype)
     stream = random_stream(1, 3001)
@@ -62,12 +65,10 @@ def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(
     with torch.no_grad():
         ours, _ = score_segments(cached, stream, 10)
         alone, _ = score_segments(model, stream[:, -21:], 20)
-    torch.testing.assert_close(
-        ours[:, -10:], alone[:, -10:], rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5
-    )
+    assert_close(ours[:, -10:], alone[:, -10:], 1e-12 if dtype == torch.float64 else 1e-05)
 
 
-def test_an_encoding_that_rotates_has_terms_that_allow_it() -> None:
+def test_an_encoding_that_rotates_has_terms_that_allow_it():
     class Own(RotaryEncoding):
         """Another rotation."""
 
@@ -86,16 +87,16 @@ PUBLISHED = {  # `get_slopes` of the ALiBi repository
 
 
 @pytest.mark.parametrize("n_head", PUBLISHED)
-def test_slopes_are_the_published_ones(n_head: int) -> None:
+def test_slopes_are_the_published_ones(n_head):
     expected = torch.tensor(PUBLISHED[n_head], dtype=torch.float64)
     torch.testing.assert_close(slopes(n_head, expected), expected, rtol=1e-15, atol=0)
 
 
-def test_alibi_adds_a_slope_times_the_distance() -> None:
+def test_alibi_adds_a_slope_times_the_distance():
     """As attention adds a bias of distances, divided by sqrt(E): see tests/model/test_attention.py."""
     model = tiny_model(encoding="alibi", n_head=6)
     positions = model.encoding.positions(5, 3, torch.zeros(1).double())
     bias_HS = positions[-1].bias_HS / SIZES["d_head"] ** 0.5
     distances_S = torch.tensor([3, 3, 3, 2, 1, 0])
     slopes_H1 = torch.tensor(PUBLISHED[6]).double()[:, None]
-    torch.testing.assert_close(bias_HS, -slopes_H1 * distances_S, **EXACT)
+    assert_close(bias_HS, -slopes_H1 * distances_S)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import assert_close, random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import CheckpointError, UserError
 from txl_lightning.model.checkpoints import (
@@ -87,9 +87,9 @@ def assert_read(variables: dict[str, np.ndarray], model: TransformerXL) -> None:
         expected, expected_memory = score_segments(model, stream, 4)
         nll, memory = score_segments(read_model, stream, 4)
         cached, _ = score_segments(CachedTransformerXL(read_model), stream, 4)
-    torch.testing.assert_close(nll, expected, **EXACT)
-    torch.testing.assert_close(memory.states, expected_memory.states, **EXACT)
-    torch.testing.assert_close(cached, expected, **EXACT)
+    assert_close(nll, expected)
+    assert_close(memory.states, expected_memory.states)
+    assert_close(cached, expected)
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)

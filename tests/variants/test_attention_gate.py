@@ -9,9 +9,7 @@ from txl_lightning.variants.attention_gate import AttentionGateTransformerXL
 
 
 @pytest.mark.parametrize(("gates", "width"), [("head", 1), ("element", 3)])
-def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(
-    gates: str, width: int
-) -> None:
+def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(gates, width):
     model = tiny_model(AttentionGateTransformerXL, gates=gates, terms="acd")
     attention = model.layers[0].attention
     hidden, memory = torch.randn(2, 2, 3, 8, dtype=torch.float64)

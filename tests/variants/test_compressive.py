@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.model.tiny_model import assert_close, random_stream, score_segments, tiny_model
 from txl_lightning.variants.compressive import CompressiveTransformerXL
 
 LENGTHS = {"mem_len": 4, "compressed_len": 2, "rate": 2}
@@ -31,9 +31,7 @@ LIKE_ANY_KEYS += [{"encoding": "alibi"}, {"encoding": "rope", "d_head": 4}, {"en
 
 
 @pytest.mark.parametrize(("options", "compression"), product_of(LIKE_ANY_KEYS, ["max", "mean"]))
-def test_rate_one_is_an_ordinary_memory_of_the_summed_length(
-    options: dict[str, object], compression: str
-) -> None:
+def test_rate_one_is_an_ordinary_memory_of_the_summed_length(options, compression):
     """At rate 1 a pool of one state is that state."""
     ordinary = tiny_model(mem_len=7, **options)
     ours = tiny_model(
@@ -48,16 +46,16 @@ def test_rate_one_is_an_ordinary_memory_of_the_summed_length(
     for segments in (4, [6, 1, 5, 12, 2, 7]):
         expected, plain = score_segments(ordinary, stream, segments)
         found, memory = score_segments(ours, stream, segments)
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
-        torch.testing.assert_close(memory.states, plain.states, atol=1e-12, rtol=0)
+        assert_close(found, expected, 1e-12)
+        assert_close(memory.states, plain.states, 1e-12)
         wanted = gradients(ordinary, expected.mean())
         reached = gradients(ours, found.mean())
-        torch.testing.assert_close(reached, wanted, atol=1e-12, rtol=0)
+        assert_close(reached, wanted, 1e-12)
 
 
 @pytest.mark.parametrize("rate", [1, 2, 3])
 @pytest.mark.parametrize("compression", ["max", "mean", "conv"])
-def test_a_group_becomes_one_state(compression: str, rate: int) -> None:
+def test_a_group_becomes_one_state(compression, rate):
     function = compressive(compression=compression, rate=rate).compressor.functions[0]
     groups = torch.randn(2, 3, rate, 8, dtype=torch.float64)
     expected = groups.mean(dim=2) if compression == "mean" else groups.max(dim=2).values
@@ -66,7 +64,7 @@ def test_a_group_becomes_one_state(compression: str, rate: int) -> None:
     torch.testing.assert_close(function(groups.flatten(1, 2)), expected)
 
 
-def test_a_convolution_starts_near_the_mean() -> None:
+def test_a_convolution_starts_near_the_mean():
     function = compressive().compressor.functions[0]
     groups = torch.randn(2, 3, 2, 8, dtype=torch.float64)
     function.weight.data.zero_()
@@ -75,7 +73,7 @@ def test_a_convolution_starts_near_the_mean() -> None:
 
 
 @pytest.mark.parametrize("compression", ["max", "mean", "conv"])
-def test_groups_do_not_depend_on_how_the_stream_is_cut(compression: str) -> None:
+def test_groups_do_not_depend_on_how_the_stream_is_cut(compression):
     """A layer's inputs depend on the cut, but those of the first layer are embeddings."""
     model = compressive(compression=compression, compressed_len=5)
     stream = random_stream(2, 22)
@@ -92,7 +90,7 @@ def test_groups_do_not_depend_on_how_the_stream_is_cut(compression: str) -> None
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm: bool) -> None:
+def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm):
     model = compressive(pre_norm=pre_norm)
     stream = random_stream(2, 25)
     _, memory = score_segments(model, stream[:, :-4], 4)
@@ -112,7 +110,7 @@ def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm: bool) -> No
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_the_reconstruction_loss_is_that_of_algorithm_2(pre_norm: bool) -> None:
+def test_the_reconstruction_loss_is_that_of_algorithm_2(pre_norm):
     model = compressive(pre_norm=pre_norm)
     stream = random_stream(2, 13)
     _, memory = score_segments(model, stream[:, :9], 4)
@@ -137,7 +135,7 @@ def test_the_reconstruction_loss_is_that_of_algorithm_2(pre_norm: bool) -> None:
     torch.testing.assert_close(after.compression_loss, total, check_dtype=False)
 
 
-def test_there_is_no_loss_without_gradients_or_parameters() -> None:
+def test_there_is_no_loss_without_gradients_or_parameters():
     for model, grad in ((compressive(), False), (compressive(compression="max"), True)):
         with torch.set_grad_enabled(grad):
             _, memory = score_segments(model, random_stream(1, 13), 4)

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from tests.covering import product_of
 from tests.model.test_reference import Reference, assert_gradients, learned_alone
-from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import (
+    ENCODINGS,
+    EXACT,
+    assert_close,
+    random_stream,
+    score_segments,
+    tiny_model,
+)
 from txl_lightning.model import attention
 from txl_lightning.model.checkpoints.names import named_views
 from txl_lightning.model.positions import sinusoid
@@ -62,9 +69,7 @@ def scored(
     return results
 
 
-def test_losses_memory_tokens_and_states_are_those_of_the_authors(
-    reference: Reference, close: Close
-) -> None:
+def test_losses_memory_tokens_and_states_are_those_of_the_authors(reference, close):
     for i, (nll, memory) in enumerate(
         scored(reference, from_original(reference.weights, reference.config))
     ):
@@ -76,9 +81,7 @@ def test_losses_memory_tokens_and_states_are_those_of_the_authors(
 
 
 @pytest.mark.parametrize("through", [False, True], ids=["last segment", "all segments"])
-def test_gradients_of_parameters_are_those_of_the_authors(
-    reference: Reference, close: Close, through: bool
-) -> None:
+def test_gradients_of_parameters_are_those_of_the_authors(reference, close, through):
     model = from_original(reference.weights, reference.config)
     expected = reference.under("grad_through/" if through else "grad_last/")
     nll, memory = scored(reference, model, keeps_gradient=through)[-1]
@@ -152,9 +155,7 @@ def naive(
 @pytest.mark.parametrize(
     ("n", "mem_len", "writes", "see_states"), product_of([1, 4], [0, 7], *[[True, False]] * 2)
 )
-def test_segments_equal_loops_over_all_pairs(
-    n: int, mem_len: int, writes: bool, see_states: bool
-) -> None:
+def test_segments_equal_loops_over_all_pairs(n, mem_len, writes, see_states):
     model = tokens_model(
         n_tokens=n, mem_len=mem_len, write_tokens=writes, tokens_see_states=see_states
     )
@@ -163,18 +164,18 @@ def test_segments_equal_loops_over_all_pairs(
         hidden, after = model(tokens, memory)
         for b in range(2):
             expected, written = naive(model, tokens[b], memory, b)
-            torch.testing.assert_close(hidden[b], expected, **EXACT)
-            torch.testing.assert_close(after.tokens_nBD[:, b], written, **EXACT)
+            assert_close(hidden[b], expected)
+            assert_close(after.tokens_nBD[:, b], written)
         last, same = model(tokens, memory, n_last=2)
         some, _ = model(tokens, memory, places_Q=torch.tensor([1, 0]))
-        torch.testing.assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]), **EXACT)
-        torch.testing.assert_close(same.tokens_nBD, after.tokens_nBD, **EXACT)
+        assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]))
+        assert_close(same.tokens_nBD, after.tokens_nBD)
         memory = after
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(encoding: str) -> None:
+def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(encoding):
     model = tokens_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": 0})
     stream = random_stream(1, 12)
     changed = stream.repeat(3, 1)
@@ -191,9 +192,7 @@ def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(enco
 @pytest.mark.parametrize(
     "options", [{}, {"write_tokens": False, "encoding": "rope", "d_head": 4}], ids=str
 )
-def test_long_segments_on_the_cpu_equal_the_fused_kernel(
-    options: dict[str, Any], monkeypatch: Any
-) -> None:
+def test_long_segments_on_the_cpu_equal_the_fused_kernel(options, monkeypatch):
     """Blocks of queries would hide the later keys that memory tokens see."""
     stream = random_stream(2, 301)
     found = []

@@ -114,9 +114,7 @@ def convert(tmp_path: Path) -> Convert:
 
 @pytest.mark.parametrize("weights", ["safetensors", "zip", "legacy"])
 @pytest.mark.parametrize("words", [of_python_2(WORDS), WORDS], ids=["Python 2", "UTF-8"])
-def test_a_snapshot_scores_as_its_model_does(
-    convert: Convert, tmp_path: Path, weights: str, words: list[str]
-) -> None:
+def test_a_snapshot_scores_as_its_model_does(convert, tmp_path, weights, words):
     folder = write_snapshot(tmp_path / "hub", weights, words)
     corpus = "data.level=word"
     checkpoint = convert(folder, "huggingface", "wt103.ckpt", "txl", corpus)
@@ -143,7 +141,7 @@ def test_a_snapshot_scores_as_its_model_does(
     assert result["test"]["ppl"] == pytest.approx(float(nll.mean().exp()), rel=1e-5)
 
 
-def test_unusable_vocabularies_are_named(convert: Convert, tmp_path: Path) -> None:
+def test_unusable_vocabularies_are_named(convert, tmp_path):
     folder = write_snapshot(tmp_path / "hub")
     corpus = "data.level=word"
     vocabulary = folder / "vocab.json"
