@@ -39,9 +39,8 @@ def outputs(model: Any, stream: Tensor, segments: list[int]) -> Tensor:
     memory = None
     for tokens in stream.split(segments, dim=1):
         hidden, memory = model(tokens, memory)
-        results.append(
-            torch.cat([hidden, model.log_probabilities(hidden)[..., :1].to(hidden)], dim=-1)
-        )
+        log_p = model.log_probabilities(hidden)[..., :1].to(hidden)
+        results.append(torch.cat([hidden, log_p], dim=-1))
     return torch.cat(results, dim=1)
 
 
@@ -77,10 +76,10 @@ def test_with_any_options_and_segments(encoding, options, segments, n_streams):
     assert_same(model, random_stream(n_streams, sum(segments)), segments, EXACT)
 
 
-@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize(("encoding", "T"), product_of(["relative", "rope", "alibi"], [1, 3]))
 @torch.no_grad()
-def test_the_window_slides_many_times_over_one_buffer(T):
-    model = tiny_model(mem_len=5, same_length=True)
+def test_the_window_slides_many_times_over_one_buffer(encoding, T):
+    model = tiny_model(**ENCODINGS[encoding], mem_len=5, same_length=True)
     stream = random_stream(2, 118)
     expected, _ = score_segments(model, stream, [117])  # same_length: segments do not matter
     cached = CachedTransformerXL(model)
@@ -97,65 +96,47 @@ def test_the_window_slides_many_times_over_one_buffer(T):
     assert len(set(buffers[len(buffers) // 5 :])) == 1, "a full memory allocates nothing"
 
 
+@torch.no_grad()
 def test_a_memory_can_be_given_once_and_copied_before():
     cached = CachedTransformerXL(tiny_model())
     stream = random_stream(2, 12)
-    with torch.no_grad():
-        _, memory = cached(stream[:, :6])
-        twin = memory.copy()
-        first, _ = cached(stream[:, 6:], memory)
-        for use, words in (
-            (lambda: cached(stream[:, 6:], memory), "this memory is spent"),
-            (lambda: memory.copy(), "this memory is spent"),
-            (
-                lambda: cached(stream[:1, 6:], twin),
-                "memory of 2 streams given with tokens of 1 streams",
-            ),
-            (
-                lambda: cached.with_lengths()(stream[:, 6:], twin),
-                "made by another CachedTransformerXL",
-            ),
-        ):
-            with pytest.raises(ValueError, match=words):
-                use()
-        second, _ = cached(stream[:, 6:], twin)
+    _, memory = cached(stream[:, :6])
+    twin = memory.copy()
+    first, _ = cached(stream[:, 6:], memory)
+    for use in (lambda: cached(stream[:, 6:], memory), memory.copy):
+        with pytest.raises(ValueError, match="this memory is spent"):
+            use()
+    with pytest.raises(ValueError, match="memory of 2 streams given with tokens of 1 streams"):
+        cached(stream[:1, 6:], twin)
+    with pytest.raises(ValueError, match="made by another CachedTransformerXL"):
+        cached.with_lengths()(stream[:, 6:], twin)
+    second, _ = cached(stream[:, 6:], twin)
     assert torch.equal(first, second)
 
 
-def load_others(model: TransformerXL) -> None:
-    model.load_state_dict({name: value * 0.9 for name, value in model.state_dict().items()})
+def halve(model: TransformerXL) -> None:
+    model.load_state_dict({name: value / 2 for name, value in model.state_dict().items()})
 
 
 def replace_one(model: TransformerXL) -> None:
     """Seen in torch's private `_parameters`."""
-    model.layers[1].attention.position.weight = torch.nn.Parameter(
-        torch.randn(6, 8, dtype=torch.float64)
-    )
+    attention = model.layers[1].attention
+    attention.position.weight = torch.nn.Parameter(torch.ones(6, 8, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("change", [load_others, replace_one, TransformerXL.float])
+@pytest.mark.parametrize("change", [halve, replace_one, TransformerXL.float])
+@torch.no_grad()
 def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change):
     model = tiny_model()
     stream = random_stream(2, 12)
     cached = CachedTransformerXL(model)
-    with torch.no_grad():
-        _, memory = cached(stream[:, :6])
+    _, memory = cached(stream[:, :6])
     change(model)
-    with torch.no_grad():
-        for use in (
-            lambda: cached(stream[:, 6:], memory),
-            lambda: cached(stream),
-            lambda: cached.start_memory(2),
-        ):
-            with pytest.raises(
-                RuntimeError, match=r"\w changed after cached inference was set up; make a new"
-            ):
-                use()
-    tolerance = SINGLE if change is TransformerXL.float else EXACT
-    assert_same(model, stream, [6, 6], tolerance)
-    assert_close(
-        outputs(cached.with_lengths(), stream, [6, 6]), outputs(model, stream, [6, 6]), tolerance
-    )
+    for use in (lambda: cached(stream[:, 6:], memory), lambda: cached.start_memory(2)):
+        with pytest.raises(RuntimeError, match="changed after cached inference was set up; make"):
+            use()
+    expected = outputs(model, stream, [6, 6])
+    assert_close(outputs(cached.with_lengths(), stream, [6, 6]), expected, SINGLE)
 
 
 def test_gradients_and_dropout_are_refused():
@@ -164,34 +145,28 @@ def test_gradients_and_dropout_are_refused():
     cached = CachedTransformerXL(model)
     with pytest.raises(RuntimeError, match="no gradients"):
         cached(stream)
-    with torch.no_grad():
-        with pytest.raises(RuntimeError, match="no dropout; call eval"):
-            cached(stream)
-        model.eval()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="no dropout; call eval"):
         cached(stream)
 
 
 def test_in_inference_mode():
     model = tiny_model()
-    stream = random_stream(2, 12)
     with torch.inference_mode():
-        for made in (model, tiny_model()):
-            assert_same(made, stream, [3] * 4, EXACT)
+        assert_same(model, random_stream(2, 12), [3] * 4, EXACT)
 
 
-@pytest.mark.parametrize(
-    "options", [{"terms": "acd"}, ENCODINGS["shaw"], ENCODINGS["rope"]], ids=str
-)
-def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
-    model = tiny_model(**options).float()
+@pytest.mark.parametrize("encoding", ["relative", "shaw", "rope"])
+@torch.no_grad()
+def test_keys_and_values_have_the_type_that_autocast_computes_in(encoding):
+    model = tiny_model(**ENCODINGS[encoding]).float()
     stream = random_stream(2, 12)
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         cached = CachedTransformerXL(model)
         expected = outputs(model, stream, [3] * 4)
         torch.testing.assert_close(outputs(cached, stream, [3] * 4), expected, rtol=0.05, atol=0.1)
         _, memory = cached(stream)
         assert memory.buffer_NPXCE.dtype == torch.bfloat16
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"torch\.bfloat16 to None"):
+    with pytest.raises(RuntimeError, match=r"torch\.bfloat16 to None"):
         cached(stream, memory)
 
 

@@ -18,7 +18,6 @@ from tests.model.tiny_model import (
     unmarked,
 )
 from txl_lightning.model import CachedTransformerXL
-from txl_lightning.model.inference.sliding_window import SlidingWindow
 
 B = 3
 T = 4
@@ -108,17 +107,3 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
             losses.append(model.score(tokens[:, 1280:-1], stream[:, 1281:], memory)[0])
     assert torch.equal(losses[0][:, 20:], losses[1][:, 20:])
     assert not torch.equal(losses[0], losses[1])
-
-
-@torch.no_grad()
-def test_a_sliding_window_ends_at_the_start_of_its_document():
-    model = documents_model(mem_len=0)
-    stream = marked(random_stream(1, L), [[7]])
-    targets = unmarked(stream)
-    nll, _ = SlidingWindow(model, 5).score(stream[:, :-1], targets[:, 1:])
-    for i in range(L - 1):
-        first = max(0, i - 4)
-        if i >= 7:
-            first = max(first, 7)
-        alone, _ = model.score(stream[:, first : i + 1], targets[:, i + 1 : i + 2])
-        assert_close(nll[:, i : i + 1], alone)

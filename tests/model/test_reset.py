@@ -88,17 +88,6 @@ def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(arm, mod
         assert_close(without[row, :n_equal], together[row, :n_equal])
 
 
-def test_gradients_of_an_episode_reach_the_first_memory_tokens_but_not_what_was_before():
-    model = tiny_model(**TOKENS)
-    stream = random_stream(2, 2 * T)
-    _, memory = model(stream[:, :T])
-    before = memory.tokens_nBD.requires_grad_()
-    hidden, _ = model(stream[:, T:], memory.reset(torch.tensor([False, True])))
-    hidden[1].square().sum().backward()
-    assert model.memory_tokens.initial.grad.abs().sum() > 0
-    assert before.grad[:, 1].abs().sum() == 0
-
-
 @pytest.mark.parametrize("arm", ["relative", "zeros", "memory tokens and states", "lstm"])
 def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm):
     model = tiny_model(**ARMS[arm])

@@ -6,16 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.covering import product_of
 from tests.model.tiny_model import (
-    ENCODINGS,
     SIZES,
     assert_close,
     random_stream,
-    score_segments,
     tiny_model,
 )
-from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import encodings
 from txl_lightning.model.encodings import RotaryEncoding, register_encoding, slopes
@@ -52,20 +48,6 @@ def test_attention_of_a_segment_and_its_memory_is_llamas():
     attention.register_forward_hook(lambda _, inputs, output: outputs.append(output))
     model(stream[:, 5:], memory)
     assert_close(outputs[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("arm", "dtype"), product_of(["rope", "alibi", "none"], [torch.float64, torch.float32])
-)
-def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(arm, dtype):
-    """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""
-    model = tiny_model(**ENCODINGS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype)
-    stream = random_stream(1, 3001)
-    cached = CachedTransformerXL(model)
-    with torch.no_grad():
-        ours, _ = score_segments(cached, stream, 10)
-        alone, _ = score_segments(model, stream[:, -21:], 20)
-    assert_close(ours[:, -10:], alone[:, -10:], 1e-12 if dtype == torch.float64 else 1e-05)
 
 
 def test_an_encoding_that_rotates_has_terms_that_allow_it():

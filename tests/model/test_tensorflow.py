@@ -125,19 +125,6 @@ def test_variables_of_the_optimizer_are_ignored():
     assert_read({**slots, "global_step": np.array(7), **variables}, model)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"), [("float16", "float32"), ("bfloat16", "float32"), ("float32",) * 2]
-)
-def test_half_precision_becomes_single_precision(dtype, expected):
-    variables = variables_of(tensorflow_like())
-    weights = {
-        name: torch.tensor(value, dtype=getattr(torch, dtype)) for name, value in variables.items()
-    }
-    table = from_tensorflow(weights, FLAGS).embedding.tables[0]
-    assert table.dtype == getattr(torch, expected)
-    assert torch.equal(table, weights["transformer/adaptive_embed/lookup_table"].to(table.dtype))
-
-
 def test_what_is_missing_surplus_or_of_another_size_is_named():
     variables = variables_of(tensorflow_like())
     kernel = "transformer/layer_1/rel_attn/o/kernel"
