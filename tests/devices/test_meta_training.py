@@ -43,10 +43,18 @@ def _check_devices(*lists: list[Tensor], found_inf: Tensor | None = None, **opti
 
 def segment(number: int) -> Batch:
     window = tokens("meta")
-    return Batch(window[:, :-1], window[:, 1:], number)
+    return Batch(
+        window[:, :-1],
+        window[:, 1:],
+        number,
+    )
 
 
-def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer, n_groups: int = 1) -> None:
+def train(
+    module: LanguageModelModule,
+    optimizer: torch.optim.Optimizer,
+    n_groups: int = 1,
+) -> None:
     """Two steps as Lightning does them."""
     for number in (1, 2):
         batch = segment(number)

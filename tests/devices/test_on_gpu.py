@@ -37,7 +37,11 @@ def test_losses_and_gradients_are_those_of_the_cpu(arm):
         model.to(device).zero_grad()
         moved = window.to(device)
         _, memory = model.score(moved[:, :-1], moved[:, 1:])
-        nll_BT, _ = model.score(moved[:, :-1], moved[:, 1:], memory)  # type: ignore[arg-type]
+        nll_BT, _ = model.score(
+            moved[:, :-1],
+            moved[:, 1:],
+            memory,
+        )  # type: ignore[arg-type]
         if device == "cuda" and any(
             isinstance(module, torch.nn.LSTM) for module in model.modules()
         ):
@@ -69,7 +73,12 @@ def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm):
         if can_cache(model):
             found.append(stream_losses(CachedTransformerXL(model), streams).nll)
         found.append(
-            window_losses(window_reader(model, trained_len=T), CORPUS, np.arange(50, 60), [2, 4, 6])
+            window_losses(
+                window_reader(model, trained_len=T),
+                CORPUS,
+                np.arange(50, 60),
+                [2, 4, 6],
+            )
         )
         results[device] = found
     for one, other in zip(*results.values(), strict=True):

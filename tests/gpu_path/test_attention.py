@@ -32,7 +32,13 @@ class LeadingDimensions(TorchDispatchMode):
         super().__init__()
         self.found: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in ("bmm", "baddbmm", "mm", "addmm"):
             matrices = [x for x in (*args, result) if isinstance(x, Tensor) and x.ndim > 1]
@@ -64,7 +70,11 @@ def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
         torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True)
         for shape in shapes
     ]
-    mask = torch.empty((B, T, K) if documents else (T, K), device="meta", dtype=torch.bfloat16)
+    mask = torch.empty(
+        (B, T, K) if documents else (T, K),
+        device="meta",
+        dtype=torch.bfloat16,
+    )
     q, k, r, u, v, values = inputs
     visible = VisibleKeys(mask, sees_memory=True)
     operands = AttentionInputs(q, k, values, r, u, v, None, "abcd", visible)
@@ -103,10 +113,21 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
     window = tokens()
     results = []
     for pads in (False, True):
-        monkeypatch.setattr(gpu, "n_padding", lambda n, x, pads=pads: -n % 8 if pads else 0)
+        monkeypatch.setattr(
+            gpu,
+            "n_padding",
+            lambda n, x, pads=pads: -n % 8 if pads else 0,
+        )
         model.zero_grad()
         nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
-        nll_BT = nll_BT + model.score(window[:, :-1], window[:, 1:], memory)[0]  # type: ignore[arg-type]
+        nll_BT = (
+            nll_BT
+            + model.score(
+                window[:, :-1],
+                window[:, 1:],
+                memory,
+            )[0]
+        )  # type: ignore[arg-type]
         nll_BT.mean().backward()
         of_all_BTV = model.softmax.log_probabilities(model(window)[0], model.embedding)
         results.append(
@@ -146,4 +167,9 @@ def test_a_compiled_backward_pass_is_without_autocast():
         y = compiled(Product.apply, backend="aot_eager")(x)
     y.sum().backward()
     assert x.grad is not None
-    torch.testing.assert_close(x.grad, torch.full((8, 8), 8.008), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        x.grad,
+        torch.full((8, 8), 8.008),
+        rtol=1e-6,
+        atol=0,
+    )

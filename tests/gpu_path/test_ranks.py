@@ -84,7 +84,11 @@ def test_ranks_meet_with_the_gpu_of_each(accelerator, backend, devices, monkeypa
     monkeypatch.setattr(
         dist, "init_process_group", lambda backend, *_, **place: made.append((backend, place))
     )
-    monkeypatch.setattr(dist, "new_group", lambda backend, **_: made.append(backend) or backend)
+    monkeypatch.setattr(
+        dist,
+        "new_group",
+        lambda backend, **_: made.append(backend) or backend,
+    )
     elastic = {
         "TORCHELASTIC_RUN_ID": "1",
         "MASTER_ADDR": "127.0.0.1",

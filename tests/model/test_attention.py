@@ -23,18 +23,36 @@ def R(distance: float, D: int) -> Tensor:
     )
 
 
-def sees(i: int, j: int, M: int, filled: int, attention_len: int | None) -> bool:
+def sees(
+    i: int,
+    j: int,
+    M: int,
+    filled: int,
+    attention_len: int | None,
+) -> bool:
     """Return whether query i may attend to key j, where key M is the segment's first token."""
     distance = M + i - j
     return distance >= 0 and j >= M - filled and (attention_len is None or distance < attention_len)
 
 
-def naive_score(w: Any, h: int, q: Tensor, k: Tensor, distance: int, problem: Any) -> Tensor:
+def naive_score(
+    w: Any,
+    h: int,
+    q: Tensor,
+    k: Tensor,
+    distance: int,
+    problem: Any,
+) -> Tensor:
     """A_ij of head h: the terms of section 3.3 that are on, one by one."""
     if problem["clamp_len"] > 0:
         distance = min(distance, problem["clamp_len"])
     r = w["W_kR"][h] @ R(distance, problem["D"])
-    terms = {"a": q @ k, "b": q @ r, "c": w["u"][h] @ k, "d": w["v"][h] @ r}
+    terms = {
+        "a": q @ k,
+        "b": q @ r,
+        "c": w["u"][h] @ k,
+        "d": w["v"][h] @ r,
+    }
     score = torch.zeros((), dtype=q.dtype)
     for name in problem["terms"]:
         score = score + terms[name]
@@ -52,7 +70,16 @@ def naive_heads(states: Tensor, i: int, w: Any, problem: Any) -> Tensor:
         for j, state in enumerate(states):
             if sees(i, j, M, filled, problem["attention_len"]):
                 k = w["W_kE"][h] @ state
-                scores.append(naive_score(w, h, q, k, M + i - j, problem))
+                scores.append(
+                    naive_score(
+                        w,
+                        h,
+                        q,
+                        k,
+                        M + i - j,
+                        problem,
+                    )
+                )
                 values.append(w["W_v"][h] @ state)
         probabilities = torch.stack(scores).softmax(dim=0)
         heads.append(probabilities @ torch.stack(values))
@@ -93,7 +120,11 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem, seed
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
-    w = {"W_o": random(D, H * E), "u": random(H, E), "v": random(H, E)}
+    w = {
+        "W_o": random(D, H * E),
+        "u": random(H, E),
+        "v": random(H, E),
+    }
     for name in ("W_q", "W_kE", "W_v", "W_kR"):
         w[name] = random(H, E, D)
     hidden = random(B, T, D)

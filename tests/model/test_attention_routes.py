@@ -79,13 +79,21 @@ def test_torchs_kernel(problem):
     compare(problem, with_kernel)
 
 
-@pytest.mark.parametrize("problem", [Problem("abd"), *TABLES, *LENGTHS], ids=str)
+@pytest.mark.parametrize(
+    "problem",
+    [Problem("abd"), *TABLES, *LENGTHS],
+    ids=str,
+)
 def test_blocks_of_queries_in_training(problem, monkeypatch):
     monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.float64: 8, torch.float32: 8})
     compare(problem, chosen)
 
 
-@pytest.mark.parametrize("problem", [Problem("abd"), *TABLES, *LENGTHS], ids=str)
+@pytest.mark.parametrize(
+    "problem",
+    [Problem("abd"), *TABLES, *LENGTHS],
+    ids=str,
+)
 def test_blocks_of_queries_without_gradient(problem, monkeypatch):
     monkeypatch.setattr(attention, "EVALUATION_BLOCK", 4)
     dtype = torch.float64
@@ -94,7 +102,11 @@ def test_blocks_of_queries_without_gradient(problem, monkeypatch):
         dtype = torch.float32
         tolerance = SINGLE
     expected = heads(problem, judge, torch.float64)
-    torch.testing.assert_close(heads(problem, chosen, dtype).double(), expected, **tolerance)
+    torch.testing.assert_close(
+        heads(problem, chosen, dtype).double(),
+        expected,
+        **tolerance,
+    )
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are for the CPU")
@@ -104,7 +116,12 @@ def test_blocks_in_bfloat16(monkeypatch):
     results = heads_and_gradients(Problem(), chosen, torch.bfloat16)
     for name, value in expected.items():
         largest = value.abs().max().item()
-        torch.testing.assert_close(results[name], value, rtol=0.05, atol=0.05 * largest)
+        torch.testing.assert_close(
+            results[name],
+            value,
+            rtol=0.05,
+            atol=0.05 * largest,
+        )
 
 
 def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch):
@@ -133,7 +150,12 @@ def test_elsewhere_torchs_kernel_computes(monkeypatch):
     assert len(calls) == 3
 
 
-def heads_with_dropout(T: int, M: int, dropout: float, dtype: torch.dtype) -> list[Tensor]:
+def heads_with_dropout(
+    T: int,
+    M: int,
+    dropout: float,
+    dtype: torch.dtype,
+) -> list[Tensor]:
     """Heads of an attention with dropout, and the gradients of its inputs."""
     problem = Problem(T=T, M=M, filled=M, H=2, E=4)
     torch.manual_seed(2)
@@ -242,7 +264,18 @@ def test_a_kernel_replaces_attention_with_the_documented_arguments():
     expected, _ = model.score(stream[:, :-1], stream[:, 1:])
     calls = []
 
-    def kernel(q, k, r, u, v, values, visible, dropout, bias, terms):  # type: ignore[no-untyped-def]
+    def kernel(
+        q,
+        k,
+        r,
+        u,
+        v,
+        values,
+        visible,
+        dropout,
+        bias,
+        terms,
+    ):  # type: ignore[no-untyped-def]
         calls.append(terms)
         return attend_as_written(
             AttentionInputs(q, k, values, r, u, v, bias, terms, visible), dropout

@@ -34,7 +34,11 @@ SEGMENTS = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 
 
 @settings(max_examples=30)
-@given(st.sampled_from(["lstm", "qrnn"]), st.sampled_from([{}, *ADAPTIVE]), SEGMENTS)
+@given(
+    st.sampled_from(["lstm", "qrnn"]),
+    st.sampled_from([{}, *ADAPTIVE]),
+    SEGMENTS,
+)
 def test_segments_do_not_matter(cell, adaptive, segments):
     model = tiny_model(cell=cell, **adaptive)
     stream = random_stream(2, sum(segments) + 1)
@@ -62,7 +66,11 @@ def test_no_gradient_enters_or_leaves_a_state(cell):
     model = tiny_model(cell=cell)
     stream = random_stream(2, 6)
     state = random_state(model, 2)
-    nll, after = model.score(stream[:, :-1], stream[:, 1:], state)
+    nll, after = model.score(
+        stream[:, :-1],
+        stream[:, 1:],
+        state,
+    )
     assert not after.previous.requires_grad
     assert not after.cells.requires_grad
     nll.sum().backward()
@@ -89,7 +97,11 @@ def random(*shape: int) -> Tensor:
 @pytest.mark.parametrize("T", [*range(1, 18), 31, 32, 33, 100, 257])
 def test_pooling_over_time_equals_a_loop(T):
     """With some gates of exactly or almost 0 or 1."""
-    forget = F.hardtanh(1.04 * (6 * random(2, T, 3)).sigmoid() - 0.02, 0, 1)
+    forget = F.hardtanh(
+        1.04 * (6 * random(2, T, 3)).sigmoid() - 0.02,
+        0,
+        1,
+    )
     inputs = [forget, random(2, T, 3), random(2, 3)]
     fast = forget_mult(*inputs)
     cells = []

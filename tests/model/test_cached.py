@@ -66,11 +66,20 @@ OPTIONS = {
     "pre_norm": st.booleans(),
     "memory_start": st.sampled_from(["empty", "zeros"]),
 }
-SEGMENTS = st.lists(st.integers(1, 9) | st.just(1), min_size=1, max_size=14)
+SEGMENTS = st.lists(
+    st.integers(1, 9) | st.just(1),
+    min_size=1,
+    max_size=14,
+)
 
 
 @settings(max_examples=30)
-@given(st.sampled_from(sorted(ARMS)), st.fixed_dictionaries(OPTIONS), SEGMENTS, st.integers(1, 3))
+@given(
+    st.sampled_from(sorted(ARMS)),
+    st.fixed_dictionaries(OPTIONS),
+    SEGMENTS,
+    st.integers(1, 3),
+)
 def test_with_any_options_and_segments(encoding, options, segments, n_streams):
     model = model_of(encoding, **options)
     assert_same(model, random_stream(n_streams, sum(segments)), segments, EXACT)
@@ -88,7 +97,11 @@ def test_the_window_slides_many_times_over_one_buffer(encoding, T):
     buffers = []
     for first in range(0, 117, T):
         window = stream[:, first : first + T + 1]
-        nll, memory = cached.score(window[:, :-1], window[:, 1:], memory)
+        nll, memory = cached.score(
+            window[:, :-1],
+            window[:, 1:],
+            memory,
+        )
         losses.append(nll)
         buffers.append(memory.buffer_NPXCE.data_ptr())
     assert_close(torch.cat(losses, dim=1), expected, EXACT)
@@ -163,7 +176,12 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(encoding):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cached = CachedTransformerXL(model)
         expected = outputs(model, stream, [3] * 4)
-        torch.testing.assert_close(outputs(cached, stream, [3] * 4), expected, rtol=0.05, atol=0.1)
+        torch.testing.assert_close(
+            outputs(cached, stream, [3] * 4),
+            expected,
+            rtol=0.05,
+            atol=0.1,
+        )
         _, memory = cached(stream)
         assert memory.buffer_NPXCE.dtype == torch.bfloat16
     with pytest.raises(RuntimeError, match=r"torch\.bfloat16 to None"):
@@ -182,8 +200,22 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
             again = memory.copy()
         expected, _ = scorer(stream[:, 9:], memory)
         hidden, _ = scorer(stream[:, 9:], again, n_last=n_targets)
-        torch.testing.assert_close(hidden, expected[:, 8 - n_targets :], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            hidden,
+            expected[:, 8 - n_targets :],
+            rtol=0,
+            atol=1e-12,
+        )
     _, memory = model(stream[:, :9])
     for places in ([0, 3, 7], [5]):
-        hidden, _ = model(stream[:, 9:], memory, places_Q=torch.tensor(places))
-        torch.testing.assert_close(hidden, expected[:, places], rtol=0, atol=1e-10)
+        hidden, _ = model(
+            stream[:, 9:],
+            memory,
+            places_Q=torch.tensor(places),
+        )
+        torch.testing.assert_close(
+            hidden,
+            expected[:, places],
+            rtol=0,
+            atol=1e-10,
+        )

@@ -56,12 +56,20 @@ def scored(model: Any, stream: Tensor, start: int = 0) -> Tensor:
     losses = []
     for first, stop in pairwise(cuts):
         tokens = stream[:, max(start, first - model.config.ext_len) : stop]
-        nll, memory = model.score(tokens, unmarked(stream)[:, first + 1 : stop + 1], memory)
+        nll, memory = model.score(
+            tokens,
+            unmarked(stream)[:, first + 1 : stop + 1],
+            memory,
+        )
         losses.append(nll)
     return torch.cat(losses, dim=1)
 
 
-places = st.lists(st.lists(st.integers(0, L - 1), unique=True, max_size=6), min_size=B, max_size=B)
+places = st.lists(
+    st.lists(st.integers(0, L - 1), unique=True, max_size=6),
+    min_size=B,
+    max_size=B,
+)
 
 
 @settings(max_examples=12)
@@ -104,6 +112,12 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
         tokens = marked(stream, [[1300]])
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             _, memory = model(tokens[:, :1280])
-            losses.append(model.score(tokens[:, 1280:-1], stream[:, 1281:], memory)[0])
+            losses.append(
+                model.score(
+                    tokens[:, 1280:-1],
+                    stream[:, 1281:],
+                    memory,
+                )[0]
+            )
     assert torch.equal(losses[0][:, 20:], losses[1][:, 20:])
     assert not torch.equal(losses[0], losses[1])

@@ -57,7 +57,14 @@ CUT |= {
 def test_tokens_follow_the_models_distribution(name, cut):
     model = MODELS[name]()
     context = random_stream(1, 7)
-    tokens = drawn(model, context.expand(4000, -1), 2, seed=3, segment_len=4, **CUT[cut])
+    tokens = drawn(
+        model,
+        context.expand(4000, -1),
+        2,
+        seed=3,
+        segment_len=4,
+        **CUT[cut],
+    )
     for position in range(2):
         with torch.no_grad():  # the whole context in one segment
             p_V = model.log_probabilities(model(context)[0])[0, -1].exp()
@@ -151,7 +158,11 @@ class Reading:
         self.tokens = iter(tokens)
         self.read = []
 
-    def __call__(self, tokens_BT: Tensor, memory: Any = None) -> tuple[Tensor, None]:
+    def __call__(
+        self,
+        tokens_BT: Tensor,
+        memory: Any = None,
+    ) -> tuple[Tensor, None]:
         self.read += tokens_BT[0].tolist()
         return tokens_BT[..., None].float(), None
 

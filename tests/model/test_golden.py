@@ -25,7 +25,14 @@ STEPS = 20
 
 def loss_curve(**options: object) -> list[float]:
     """Mean loss of every step of Adam on streams of arithmetic, the memory carried along."""
-    sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "mem_len": 8}
+    sizes = {
+        "n_layer": 2,
+        "d_model": 16,
+        "n_head": 2,
+        "d_head": 8,
+        "d_inner": 32,
+        "mem_len": 8,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
         torch.set_default_dtype(

@@ -71,7 +71,11 @@ def scored_together(model: Any, stream: Tensor) -> tuple[list[Tensor], Any]:
     return [torch.cat(of_stream) for of_stream in losses], memory
 
 
-def scored_alone(model: Any, stream: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
+def scored_alone(
+    model: Any,
+    stream: Tensor,
+    lengths: Tensor,
+) -> tuple[Tensor, Any]:
     """Losses of one stream in segments of these lengths, and the state after them."""
     losses = []
     memory = None
@@ -95,7 +99,11 @@ def test_padding_never_enters_the_memory_of_a_stream(arm, mode):
     scorer = model
     if mode == "cached":
         scorer = CachedTransformerXL(model)
-    stream = stream_of(model, B, int(LENGTHS.sum(dim=0).max()) + T + 1)
+    stream = stream_of(
+        model,
+        B,
+        int(LENGTHS.sum(dim=0).max()) + T + 1,
+    )
     next_targets = unmarked(stream)[:, 1 : T + 1]
     parameters = list(model.parameters())
     expected = []
@@ -104,7 +112,11 @@ def test_padding_never_enters_the_memory_of_a_stream(arm, mode):
         following, _ = scorer.score(stream[:, :T], next_targets, memory)
         for b in range(B):
             alone, memory = scored_alone(model, stream[b], LENGTHS[:, b])
-            follows, _ = model.score(stream[b : b + 1, :T], next_targets[b : b + 1], memory)
+            follows, _ = model.score(
+                stream[b : b + 1, :T],
+                next_targets[b : b + 1],
+                memory,
+            )
             assert_close(losses[b], alone)
             assert_close(following[b], follows[0])
             expected += [alone, follows[0]]
@@ -122,7 +134,12 @@ def test_lengths_that_cannot_be_are_refused_in_one_line(arm):
         OptionError,
         match=r"^lengths_B=\[5, 2\]: must be None: this model needs streams of one length",
     ):
-        tiny_model(**STATEFUL[arm]).score(tokens, tokens, None, torch.tensor([5, 2]))
+        tiny_model(**STATEFUL[arm]).score(
+            tokens,
+            tokens,
+            None,
+            torch.tensor([5, 2]),
+        )
     for lengths in ([5, 6], [-1, 5]):
         with pytest.raises(
             ValueError,

@@ -32,8 +32,16 @@ def dropped(p: float, n_elements: int = 1_000_003) -> Tensor:
 def test_dropout_decides_neighbours_independently():
     kept = dropped(0.5)[:1_000_000].ne(0).double().view(-1, 4)
     error = 5 * 0.5 / len(kept) ** 0.5
-    assert_close(kept.mean(0), torch.full((4,), 0.5, dtype=torch.float64), error)
-    assert_close(kept.T.cov(), 0.25 * torch.eye(4, dtype=torch.float64), error)
+    assert_close(
+        kept.mean(0),
+        torch.full((4,), 0.5, dtype=torch.float64),
+        error,
+    )
+    assert_close(
+        kept.T.cov(),
+        0.25 * torch.eye(4, dtype=torch.float64),
+        error,
+    )
 
 
 @pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])

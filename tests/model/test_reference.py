@@ -77,10 +77,21 @@ class Reference:
         """Losses of every segment and the memory after it."""
         results: list[tuple[Tensor, Memory]] = []
         for tokens, targets in self.segments():
-            results.append(model.score(tokens, targets, results[-1][1] if results else None))
+            results.append(
+                model.score(
+                    tokens,
+                    targets,
+                    results[-1][1] if results else None,
+                )
+            )
         return results
 
-    def assert_states(self, segment: int, memory: Memory, close: dict[str, float]) -> None:
+    def assert_states(
+        self,
+        segment: int,
+        memory: Memory,
+        close: dict[str, float],
+    ) -> None:
         """The memory after a segment holds the states that the other implementation kept."""
         expected = self.under(f"memory/{segment}/")
         assert len(expected) == (self.config["n_layer"] if self.config["mem_len"] else 0)

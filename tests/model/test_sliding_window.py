@@ -16,7 +16,11 @@ def test_the_last_loss_of_every_window(encoding):
     stream = random_stream(2, 12)
     window = SlidingWindow(model, 5)
     first, seen = window.score(stream[:, :7], stream[:, 1:8])
-    second, seen = window.score(stream[:, 7:11], stream[:, 8:12], seen)
+    second, seen = window.score(
+        stream[:, 7:11],
+        stream[:, 8:12],
+        seen,
+    )
     assert torch.equal(seen, stream[:, 6:11])
     losses = torch.cat([first, second], dim=1)
     for t in range(11):
