@@ -152,6 +152,18 @@ def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change)
     assert_close(outputs(cached.with_lengths(), stream, [6, 6]), expected, SINGLE)
 
 
+def test_torch_counts_changes_in_place_except_those_of_a_fused_optimizer():
+    """Fails when torch drops `_version`, or counts fused steps: then say so in `weights_of`."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    before = weight._version
+    torch.optim.Adam([weight], fused=True).step()
+    assert weight._version == before
+    with torch.no_grad():
+        weight.mul_(2)
+    assert weight._version > before
+
+
 def test_gradients_and_dropout_are_refused():
     model = tiny_model(dropout=0.1)
     stream = random_stream(2, 4)
