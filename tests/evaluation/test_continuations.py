@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.evaluation.small_runs import SmallRuns
-from tests.evaluation.test_tables import checkpoint_of
+from tests.training.small_run import trained as trained_run
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.continuations import (
@@ -53,6 +53,13 @@ def alone(trained: Any, continuation: Continuation) -> tuple[float, bool]:
                 nats -= float(row[target])
                 greedy &= int(row.argmax()) == target
     return nats, greedy
+
+
+def checkpoint_of(runs: SmallRuns, kind: str) -> str:
+    if kind == "pairs":
+        words = ("data.level=bpe", "data.vocab_size=270", "trainer.max_steps=1")
+        return str(trained_run(*words) / "run/checkpoints/best.ckpt")
+    return runs.checkpoint(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

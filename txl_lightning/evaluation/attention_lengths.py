@@ -92,18 +92,8 @@ def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
         return corpus
     documents = dict(corpus.documents)
     if corpus.sentences:
-        starts = np.asarray(documents[CHOSEN_ON])
-        n_sentences = max(
-            1,
-            int(
-                np.searchsorted(
-                    starts,
-                    n,
-                    side="right",
-                )
-            )
-            - 1,
-        )
+        starts = documents[CHOSEN_ON]
+        n_sentences = max(1, int(np.searchsorted(starts, n, side="right")) - 1)
         n = int(starts[n_sentences])
         documents[CHOSEN_ON] = starts[:n_sentences]
     splits = {**corpus.splits, CHOSEN_ON: corpus.splits[CHOSEN_ON][:n]}
@@ -113,10 +103,11 @@ def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
 def draw_sweep(sweep: Mapping[str, Any], corpus: Corpus, directory: Path) -> None:
     """Draw the losses of validation by attention length: `attention_lengths.svg|png`."""
     unit = sweep["unit"]
-    losses = {row["attention_length"]: row[unit] for row in (sweep["init"], *sweep["lengths"])}
-    lengths = sorted(losses)
-    curves = {CHOSEN_ON: (lengths, [losses[length] for length in lengths])}
+    losses = {}
+    for row in (sweep["init"], *sweep["lengths"]):
+        losses[row["attention_length"]] = row[unit]
+    curve = tuple(zip(*sorted(losses.items()), strict=True))
     title = f"Loss by attention length, {corpus.name}"
     x_label = "attention length (tokens)"
     path = directory / "attention_lengths"
-    line_figure(path, curves, x_label, UNITS[unit].name, title)
+    line_figure(path, {CHOSEN_ON: curve}, x_label, UNITS[unit].name, title)

@@ -101,32 +101,17 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         sweep_tokens: tokens of validation to sweep on, from its start; null for all.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
-        per: write a table with the loss of every line, document or token of each split; null for none.
         continuations: table (.tsv, .jsonl) with the columns context and continuation, scored in place of splits.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
-    splits: list[str] = field(
-        default_factory=list,
-        metadata={"rules": (OF_SPLITS,)},
-    )
+    splits: list[str] = field(default_factory=list, metadata={"rules": (OF_SPLITS,)})
     ext_len: int | None = None
     same_length: bool | None = None
-    attention_lengths: list[int] | None = field(
-        default=None,
-        metadata={"rules": (LENGTHS,)},
-    )
+    attention_lengths: list[int] | None = field(default=None, metadata={"rules": (LENGTHS,)})
     sweep_tokens: int | None = option(None, COUNT)
     block_len: int = option(1000, COUNT)
     losses: bool = False
-    per: str | None = option(
-        None,
-        one_of(
-            "line",
-            "document",
-            "token",
-        ),
-    )
     continuations: str | None = None
     cached: bool = True
 
@@ -138,14 +123,11 @@ class AttentionOptions(LengthOptions, LoggedOptions, CheckpointOptions):
     Args:
         split: train, valid or test; null for valid, or for the whole of another text (`data_path`).
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
-        heads: heads of Figure 6 as LAYER:HEAD, counted from 1; null for the head with the largest mean distance in
-            the first, the middle and the last layer.
         text_position: position in the split of Figure 6's first target; null for the middle.
     """
 
     split: str | None = option(None, one_of(*SPLITS))
     same_length: bool = True
-    heads: list[str] | None = None
     text_position: int | None = None
 
 
@@ -193,7 +175,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divisor of the logits.
-        stop: texts or token ids, or one of them: a sample ends with the token that completes one; null for none.
+        stop: text: a sample ends with the token that completes it; null for none.
         seed: seed of the first sample, and of `position`; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
             then recomputes a window of its training segment for every token. Distances beyond the longest of training
@@ -210,7 +192,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0
-    stop: Any = None
+    stop: str | None = None
     seed: int = option(1, SEED)
     mem_len: int | None = option(None, COUNT)
 
@@ -235,7 +217,7 @@ class ConvertOptions(Config):
     """
 
     source: str = MISSING
-    source_format: str = MISSING
+    source_format: str = option(MISSING, one_of("original", "huggingface", "tensorflow", "txl"))
     target: str = MISSING
     target_format: str = MISSING
     memory_start: str | None = None
