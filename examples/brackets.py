@@ -28,7 +28,9 @@ class BracketsData(DataConfig):
 def text(depth: int, n_tokens: int) -> str:
     """Return random brackets: each opens one more or closes the last one, with equal probability."""
     random, opened, brackets = np.random.RandomState(1), list[int](), ""
-    for opens, kind in zip(random.randint(2, size=n_tokens), random.randint(len(OPENING), size=n_tokens), strict=True):
+    for opens, kind in zip(
+        random.randint(2, size=n_tokens), random.randint(len(OPENING), size=n_tokens), strict=True
+    ):
         if not opened or (opens and len(opened) < depth):
             opened.append(kind)
             brackets += OPENING[kind]

@@ -29,16 +29,23 @@ class Trigrams:
 
     def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the known words, and the bytes from each of them to the next."""
-        words = [(found.group().decode(), found.start()) for found in re.finditer(rb"[a-z']+", text.lower())]
+        words = [
+            (found.group().decode(), found.start())
+            for found in re.finditer(rb"[a-z']+", text.lower())
+        ]
         known = [(word, start) for word, start in words if self.log_probability(word) > LEAST]
         tokens = [self.numbers.setdefault(word, len(self.numbers)) for word, _ in known]
         return np.array(tokens), np.diff([0, *(start for _, start in known[1:]), len(text)])
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+    ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats; the first tokens are context if targets are fewer."""
         first, words = tokens_BT.shape[1] - targets_BT.shape[1], [*self.numbers]
         losses = torch.zeros(targets_BT.shape, dtype=torch.float64)
-        for b, (row, targets) in enumerate(zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)):
+        for b, (row, targets) in enumerate(
+            zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)
+        ):
             for i, target in enumerate(targets):
                 before = row[: first + i + 1][:-3:-1]
                 losses[b, i] = -self.log_probability(*(words[n] for n in (target, *before)))
@@ -51,4 +58,6 @@ def trigrams() -> Trigrams:
 
     path = pocketsphinx.get_model_path("en-us/en-us.lm.bin")
     model = pocketsphinx.NGramModel(pocketsphinx.Config(), pocketsphinx.LogMath(), path)
-    return Trigrams(lambda *words: model.prob(list(words)) * math.log(1.0001))  # logarithms to this base
+    return Trigrams(
+        lambda *words: model.prob(list(words)) * math.log(1.0001)
+    )  # logarithms to this base

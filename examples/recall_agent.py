@@ -35,7 +35,9 @@ class Corridors:
         self.sign_B = torch.where(self.first_B, (drawn_2B[0] * WAYS).long(), self.sign_B)
         self.left_B = torch.where(self.first_B, steps_B - 1, self.left_B - 1)
         wall, junction = WAYS, WAYS + 1
-        seen_B = torch.where(self.first_B, self.sign_B, torch.where(self.left_B > 0, wall, junction))
+        seen_B = torch.where(
+            self.first_B, self.sign_B, torch.where(self.left_B > 0, wall, junction)
+        )
         return nn.functional.one_hot(seen_B, WAYS + 2).float()
 
     def act(self, way_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +56,9 @@ def train(mem_len: int, n_steps: int, n_streams: int = 64, seed: int = 1) -> flo
     sizes = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "dropout": 0.0}
     model = TransformerXL(TransformerXLConfig(vocab_size=None, mem_len=mem_len, **sizes))
     eye, hand = nn.Linear(WAYS + 2, 32), nn.Linear(32, WAYS)
-    optimizer = torch.optim.Adam([*eye.parameters(), *model.parameters(), *hand.parameters()], lr=1e-3)
+    optimizer = torch.optim.Adam(
+        [*eye.parameters(), *model.parameters(), *hand.parameters()], lr=1e-3
+    )
     corridors, memory = Corridors(n_streams, seed), model.start_memory(n_streams)
     successes: deque[float] = deque()
     expected = 1 / WAYS  # the baseline: a running mean of the rewards
@@ -79,7 +83,9 @@ def train(mem_len: int, n_steps: int, n_streams: int = 64, seed: int = 1) -> flo
 
 def main(arguments: list[str] | None = None) -> None:
     """Train both agents and print their success rates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)

@@ -32,7 +32,9 @@ class RecallOracle:
         self.numbers = torch.zeros(256, dtype=torch.long)
         self.numbers[list(CHARACTERS.encode())] = torch.arange(len(CHARACTERS))
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+    ) -> tuple[Tensor, None]:
         """Return -log P of the targets, the last ones of the window, in nats, [B, T'], and no state."""
         text, n_targets = self.text, targets_BT.shape[1]
         window_BT = self.numbers[torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1).long()]

@@ -57,8 +57,12 @@ class ForkedCommand:
         self.process.join(timeout)
         if self.process.exitcode is None:
             self.process.kill()
-            raise TimeoutError(f"{self.words} still ran after {timeout} s: {self.errors.read_text()}")
-        return CompletedProcess(self.words, self.process.exitcode, self.output.read_text(), self.errors.read_text())
+            raise TimeoutError(
+                f"{self.words} still ran after {timeout} s: {self.errors.read_text()}"
+            )
+        return CompletedProcess(
+            self.words, self.process.exitcode, self.output.read_text(), self.errors.read_text()
+        )
 
 
 def start_module(directory: Path, module: str, *words: str, **variables: str) -> ForkedCommand:
@@ -66,7 +70,12 @@ def start_module(directory: Path, module: str, *words: str, **variables: str) ->
     logs = [directory / f".{time.monotonic_ns()}.{name}" for name in ("out", "err")]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), **variables}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        **variables,
+    }
     arguments = (str(directory), module, list(words), environment, *map(str, logs))
     process = context.Process(target=_run, args=arguments)
     process.start()
@@ -74,7 +83,12 @@ def start_module(directory: Path, module: str, *words: str, **variables: str) ->
 
 
 def _run(
-    directory: str, module: str, words: list[str], environment: Mapping[str, str], output: str, errors: str
+    directory: str,
+    module: str,
+    words: list[str],
+    environment: Mapping[str, str],
+    output: str,
+    errors: str,
 ) -> None:
     for path, stream in ((output, sys.stdout), (errors, sys.stderr)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

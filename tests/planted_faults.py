@@ -23,7 +23,17 @@ from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "txl_lightning"
-FOLDERS = (PACKAGE, "benchmarks", "conf", "docs", "examples", "experiments", "hydra_plugins", "sweeps", "tests")
+FOLDERS = (
+    PACKAGE,
+    "benchmarks",
+    "conf",
+    "docs",
+    "examples",
+    "experiments",
+    "hydra_plugins",
+    "sweeps",
+    "tests",
+)
 
 # pytest imports this module as a plugin: the first failure is enough, without a smallest example.
 settings.register_profile("unshrunk", derandomize=True, deadline=None, phases=[Phase.generate])
@@ -196,7 +206,9 @@ def plant(root: Path, fault: Fault) -> Path:
             files.append(path)
     n_places = sum(path.read_text("utf-8").count(fault.original) for path in files)
     if n_places != 1:
-        raise LookupError(f"{fault.name}: in {n_places} places of {PACKAGE}, not one: {fault.original}")
+        raise LookupError(
+            f"{fault.name}: in {n_places} places of {PACKAGE}, not one: {fault.original}"
+        )
     (path,) = files
     path.write_text(path.read_text("utf-8").replace(fault.original, fault.planted), "utf-8")
     return path
@@ -230,9 +242,15 @@ def is_caught(fault: Fault) -> bool:
 
 def main() -> int:
     """Return the exit status: 0 if every fault is caught."""
-    parser = argparse.ArgumentParser(description="Plant faults and run the tests that must catch them.")
-    parser.add_argument("--check", action="store_true", help="only check that each line is in the package")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="faults to plant; all if none is given")
+    parser = argparse.ArgumentParser(
+        description="Plant faults and run the tests that must catch them."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only check that each line is in the package"
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="faults to plant; all if none is given"
+    )
     arguments = parser.parse_args()
     faults = [fault for fault in FAULTS if not arguments.names or fault.name in arguments.names]
     if arguments.check:

@@ -14,12 +14,23 @@ def words(directory: Path, *arguments: str) -> list[str]:
     directory.mkdir(exist_ok=True)
     (directory / "text.txt").write_text(TEXT)
     paths = (f"data.path={directory / 'text.txt'}", f"data.cache_dir={directory.parent / 'cache'}")
-    return ["train", "-m", *TINY, *SHORT, *paths, f"hydra.sweep.dir={directory / 'sweep'}", *arguments]
+    return [
+        "train",
+        "-m",
+        *TINY,
+        *SHORT,
+        *paths,
+        f"hydra.sweep.dir={directory / 'sweep'}",
+        *arguments,
+    ]
 
 
 def written(directory: Path) -> dict[str, int]:
     """Return when the result of each job was written."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in (directory / "sweep").glob("*/metrics.json")}
+    return {
+        path.parent.name: path.stat().st_mtime_ns
+        for path in (directory / "sweep").glob("*/metrics.json")
+    }
 
 
 def results(directory: Path) -> dict[str, Any]:

@@ -59,7 +59,9 @@ def test_the_stored_results_are_of_a_whole_run() -> None:
 
 
 @pytest.mark.slow
-def test_the_cells_run_with_a_short_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cells_run_with_a_short_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(ROOT)
     source = NOTEBOOK.read_text("utf-8")
@@ -74,7 +76,9 @@ def test_the_cells_run_with_a_short_training(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_the_notebook_runs_and_gives_its_stored_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_and_gives_its_stored_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     fresh = run_notebook(NOTEBOOK)
     assert kinds_of_output(fresh) == kinds_of_output(read_stored())

@@ -30,7 +30,14 @@ def choices(group: str) -> list[str]:
 def words(directory: Path, *arguments: str) -> list[str]:
     """Return the words of `txl train` on a small text; its folder is `run`."""
     (directory / "text.txt").write_text(TEXT)
-    return ["train", *TINY, "data.path=text.txt", "data.cache_dir=cache", "hydra.run.dir=run", *arguments]
+    return [
+        "train",
+        *TINY,
+        "data.path=text.txt",
+        "data.cache_dir=cache",
+        "hydra.run.dir=run",
+        *arguments,
+    ]
 
 
 def train(directory: Path, *arguments: str) -> dict[str, Any]:
@@ -47,7 +54,10 @@ def metrics(run: Path) -> dict[str, Any]:
 
 def validations(directory: Path) -> list[int]:
     """Return the steps after which the run was validated."""
-    return [json.loads(line)["steps"] for line in (directory / "run/validation.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["steps"]
+        for line in (directory / "run/validation.jsonl").read_text().splitlines()
+    ]
 
 
 def test_fast_dev_run(tmp_path: Path) -> None:
@@ -55,14 +65,18 @@ def test_fast_dev_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("more", "parts"), [((), 1), (("trainer.val_check_interval=0.5",), 2)])
-def test_an_epoch_is_validated_at_its_end_or_twice(tmp_path: Path, more: tuple[str, ...], parts: int) -> None:
+def test_an_epoch_is_validated_at_its_end_or_twice(
+    tmp_path: Path, more: tuple[str, ...], parts: int
+) -> None:
     few = ("trainer.max_epochs=1", "trainer.max_steps=1000", "trainer.limit_train_batches=8")
     assert train(tmp_path, *few, "trainer.val_every_n_steps=null", *more)["steps"] == 8
     assert validations(tmp_path) == [8 * part // parts for part in range(1, parts + 1)]
 
 
 def test_arguments_of_the_trainer_are_options(tmp_path: Path) -> None:
-    profiler = "{_target_: lightning.pytorch.profilers.SimpleProfiler, dirpath: profile, filename: times}"
+    profiler = (
+        "{_target_: lightning.pytorch.profilers.SimpleProfiler, dirpath: profile, filename: times}"
+    )
     arguments = (
         "trainer.limit_train_batches=3",
         "trainer.num_sanity_val_steps=2",
@@ -101,22 +115,39 @@ def test_lightnings_names_of_our_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("trainer.limit_trian_batches=3", "no such option, did you mean trainer.limit_train_batches?"),
+        (
+            "trainer.limit_trian_batches=3",
+            "no such option, did you mean trainer.limit_train_batches?",
+        ),
         ("trainer.num_thread=3", "no such option, did you mean trainer.num_threads?"),
         ("trainer.limit_val_batches=0.5", "=0.5: must be of the type of trainer.val_max_segments"),
         ("trainer.plugins=[]", "is decided by txl train; here: a run has its own"),
         ("trainer.strategy=fsdp", "trainer.strategy=fsdp: must be auto or ddp"),
         ("trainer.profiler=fast", "trainer.profiler=fast: Lightning refuses it: "),
-        ("optimizer._target_=torch.nn.Linear", "optimizer._target_=torch.nn.Linear: is no Optimizer"),
+        (
+            "optimizer._target_=torch.nn.Linear",
+            "optimizer._target_=torch.nn.Linear: is no Optimizer",
+        ),
         ("trainer.barebones=true", "trainer.barebones=True: Lightning refuses it: "),
-        ("optimizer.momentum=0.9", "optimizer.momentum=0.9: no such option without optimizer._target_=CLASS"),
-        ("optimizer._target_=torch.optim.Sgd", "optimizer._target_=torch.optim.Sgd: cannot be made"),
+        (
+            "optimizer.momentum=0.9",
+            "optimizer.momentum=0.9: no such option without optimizer._target_=CLASS",
+        ),
+        (
+            "optimizer._target_=torch.optim.Sgd",
+            "optimizer._target_=torch.optim.Sgd: cannot be made",
+        ),
         ("callbacks.early.patience=3", "callbacks.early=None: must be {_target_: MODULE.CLASS, …}"),
-        ("callbacks.made={_target_: os.mkdir, path: made}", "callbacks.made=os.mkdir: cannot be made: "),
+        (
+            "callbacks.made={_target_: os.mkdir, path: made}",
+            "callbacks.made=os.mkdir: cannot be made: ",
+        ),
         ("train=false", "train=False: needs ckpt_path=FILE"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_refused(tmp_path: Path, argument: str, said: str) -> None:
+def test_an_argument_that_cannot_be_used_is_refused(
+    tmp_path: Path, argument: str, said: str
+) -> None:
     done = run_txl(*words(tmp_path, argument), directory=tmp_path)
     assert done.status == 2
     assert said in done.err.splitlines()[-1]
@@ -138,20 +169,33 @@ def test_several_callbacks_are_joined_and_their_arguments_are_options(tmp_path: 
         "callbacks.mine={_target_: lightning.pytorch.callbacks.LambdaCallback}",
     )
     assert "EarlyStopping" in train(tmp_path, *arguments, "trainer.val_every_n_steps=2")["ended_by"]
-    assert list(OmegaConf.load(tmp_path / "run/config.yaml").callbacks) == ["early_stopping", "timer", "mine"]
+    assert list(OmegaConf.load(tmp_path / "run/config.yaml").callbacks) == [
+        "early_stopping",
+        "timer",
+        "mine",
+    ]
 
 
 def test_an_optimizer_of_any_class_trains_and_resumes(tmp_path: Path) -> None:
     given = ("optimizer._target_=torch.optim.SGD", "optimizer.momentum=0.9", "optimizer.lr=0.1")
     train(tmp_path, *given)
-    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"][0]
+    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0][
+        "param_groups"
+    ][0]
     assert (group["momentum"], group["initial_lr"]) == (0.9, 0.1)
     assert train(tmp_path, *given, "trainer.max_steps=14", "resume=auto")["steps"] == 14
 
 
 def test_betas_are_given_to_an_optimizer_of_any_class(tmp_path: Path) -> None:
-    train(tmp_path, "optimizer._target_=torch.optim.NAdam", "optimizer.betas=[0.8,0.9]", "optimizer.eps=1e-6")
-    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"][0]
+    train(
+        tmp_path,
+        "optimizer._target_=torch.optim.NAdam",
+        "optimizer.betas=[0.8,0.9]",
+        "optimizer.eps=1e-6",
+    )
+    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0][
+        "param_groups"
+    ][0]
     assert (list(group["betas"]), group["eps"]) == ([0.8, 0.9], 1e-6)
 
 
@@ -163,7 +207,12 @@ def test_loggers_are_named_and_joined_and_their_arguments_are_options(tmp_path: 
 
 
 def test_extras_print_the_config_and_hide_warnings(tmp_path: Path) -> None:
-    asked = ("extras.print_config=true", "extras.enforce_tags=true", "extras.ignore_warnings=true", "tags=[a,b]")
+    asked = (
+        "extras.print_config=true",
+        "extras.enforce_tags=true",
+        "extras.ignore_warnings=true",
+        "tags=[a,b]",
+    )
     done = success(*words(tmp_path, *asked, "trainer.max_steps=2"), directory=tmp_path)
     assert "tags:\n- a\n- b\n" in done.out
     assert list(OmegaConf.load(tmp_path / "run/config.yaml").tags) == ["a", "b"]
@@ -188,14 +237,22 @@ def test_a_checkpoint_is_evaluated_without_training(tmp_path: Path) -> None:
 
 
 def test_a_name_of_the_task_is_a_folder(tmp_path: Path) -> None:
-    given = [word for word in words(tmp_path, "task_name=first", "trainer.max_steps=2") if "run.dir" not in word]
+    given = [
+        word
+        for word in words(tmp_path, "task_name=first", "trainer.max_steps=2")
+        if "run.dir" not in word
+    ]
     success(*given, directory=tmp_path)
     assert len(list(tmp_path.glob("outputs/first/*/*/metrics.json"))) == 1
 
 
 def test_the_datamodule_has_loaders_of_its_splits(tmp_path: Path) -> None:
     data = make_data(tiny_config(tmp_path))
-    for loader, n_streams in ((data.train_dataloader(), 4), (data.val_dataloader(), 2), (data.test_dataloader(), 2)):
+    for loader, n_streams in (
+        (data.train_dataloader(), 4),
+        (data.val_dataloader(), 2),
+        (data.test_dataloader(), 2),
+    ):
         batch = next(iter(loader))
         assert batch.tokens.shape == batch.targets.shape == (n_streams, 8)
         assert batch.tokens.dtype == torch.int64
@@ -204,7 +261,11 @@ def test_the_datamodule_has_loaders_of_its_splits(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", choices("debug"))
 def test_every_choice_of_debug_runs(tmp_path: Path, name: str) -> None:
-    given = [word for word in words(tmp_path) if not word.startswith(("trainer.max", "trainer.val", "evaluation.max"))]
+    given = [
+        word
+        for word in words(tmp_path)
+        if not word.startswith(("trainer.max", "trainer.val", "evaluation.max"))
+    ]
     success(*given, f"debug={name}", directory=tmp_path)
     assert (tmp_path / "run/metrics.json").exists()
 
@@ -212,15 +273,28 @@ def test_every_choice_of_debug_runs(tmp_path: Path, name: str) -> None:
 def smaller(name: str) -> Iterator[str]:
     """Yield the options that let any experiment run two steps on a small text, with its kind of model and recipe."""
     yield from (word for word in TINY if not word.startswith(("profile", "trainer.max_steps")))
-    yield from ("trainer=cpu", "trainer.precision=32-true", "trainer.max_steps=2", "optimizer.warmup_steps=0")
+    yield from (
+        "trainer=cpu",
+        "trainer.precision=32-true",
+        "trainer.max_steps=2",
+        "optimizer.warmup_steps=0",
+    )
     yield "context_curve.every_n_steps=null"
     if name.startswith(("paper/", "recall")):
-        yield from ("model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_head=8", "model.d_inner=16")
+        yield from (
+            "model.n_layer=2",
+            "model.d_model=16",
+            "model.n_head=2",
+            "model.d_head=8",
+            "model.d_inner=16",
+        )
         yield from ("model.cutoffs=[]", "model.d_embed=null", "model.div_val=1")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if not name.startswith("published/")])
+@pytest.mark.parametrize(
+    "name", [name for name in EXPERIMENTS if not name.startswith("published/")]
+)
 def test_every_experiment_trains_for_two_steps(tmp_path: Path, name: str) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     paths = ("data.path=text.txt", "data.cache_dir=cache", "hydra.run.dir=run")
@@ -245,7 +319,9 @@ def test_a_longer_run_resumes_and_its_best_checkpoint_is_evaluated(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_grid_sweep(tmp_path: Path) -> None:
-    given = multirun_words(tmp_path, "hydra/launcher=basic", "optimizer.lr=1e-3,2e-3", "memory=on,off")
+    given = multirun_words(
+        tmp_path, "hydra/launcher=basic", "optimizer.lr=1e-3,2e-3", "memory=on,off"
+    )
     success(*given, directory=tmp_path)
     assert len(list(tmp_path.glob("sweep/*/metrics.json"))) == 4
 
@@ -273,7 +349,9 @@ def test_a_search_with_optuna_and_a_seed_continues(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_search_with_optuna_and_two_processes_a_trial(tmp_path: Path) -> None:
-    losses = search(tmp_path, "trainer.devices=2", "trainer.strategy=ddp", "hydra.launcher.max_parallel=2")
+    losses = search(
+        tmp_path, "trainer.devices=2", "trainer.strategy=ddp", "hydra.launcher.max_parallel=2"
+    )
     for job in losses:
         assert metrics(tmp_path / "sweep" / job)["processes"] == 2
 
@@ -282,7 +360,10 @@ def test_a_search_with_optuna_and_two_processes_a_trial(tmp_path: Path) -> None:
 @pytest.mark.parametrize("launcher", ["process", "basic"])
 def test_a_search_with_a_storage_continues_its_study(tmp_path: Path, launcher: str) -> None:
     """The second call adds two trials; the first two do not run again."""
-    study = (f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'", "hydra.sweeper.study_name=lr")
+    study = (
+        f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'",
+        "hydra.sweeper.study_name=lr",
+    )
     given = (*study, "hydra.sweeper.sampler.seed=null", f"hydra/launcher={launcher}")
     before = search(tmp_path, *given)
     written = {}
@@ -303,6 +384,8 @@ def test_every_choice_of_the_optimizer_trains(tmp_path: Path, name: str) -> None
 
 @pytest.mark.slow
 def test_tags_are_tags_of_the_run_in_wandb(tmp_path: Path) -> None:
-    train(tmp_path, "logger=wandb", "logger.mode=offline", "tags=[first,tiny]", "trainer.max_steps=2")
+    train(
+        tmp_path, "logger=wandb", "logger.mode=offline", "tags=[first,tiny]", "trainer.max_steps=2"
+    )
     (run,) = wandb_files.run_files(tmp_path / "run")
     assert {"first", "tiny"} <= set(wandb_files.summary(run)["tags"])

@@ -53,7 +53,9 @@ PROGRAMS = 512  # the pass over distances divides the streams until it has so ma
 def _rows(x, first, n, stride, E: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Load BLOCK rows of a matrix [n, E], from `first` on; zeros outside it."""
     rows, columns = first + tl.arange(0, BLOCK)[:, None], tl.arange(0, WIDTH)[None, :]
-    return tl.load(x + rows * stride + columns, mask=(rows >= 0) & (rows < n) & (columns < E), other=0.0)
+    return tl.load(
+        x + rows * stride + columns, mask=(rows >= 0) & (rows < n) & (columns < E), other=0.0
+    )
 
 
 @triton.jit
@@ -93,7 +95,9 @@ def _by_distance(
     """Return terms (b) and (d) of a tile of queries, for the BLOCK distances from row `first` of r on."""
     scores = tl.zeros((BLOCK, BLOCK), tl.float32)
     if r is not None:
-        scores += _product(position, tl.trans(_rows(r + h * S * E, first, S, E, E, WIDTH, BLOCK)), PRECISION)
+        scores += _product(
+            position, tl.trans(_rows(r + h * S * E, first, S, E, E, WIDTH, BLOCK)), PRECISION
+        )
     if bias is not None:
         scores += _numbers(bias + h * S, first, S, BLOCK)[None, :]
     return scores
@@ -141,12 +145,17 @@ def _forward(
     places = i0 + tl.arange(0, BLOCK)
     i = places[:, None]
     query = _rows(q + h * q_h + b * q_b, i0, T, q_t, E, WIDTH, BLOCK)
-    content, position = _with_vector(query, u, h, READ_A, E, WIDTH), _with_vector(query, v, h, READ_B, E, WIDTH)
+    content, position = (
+        _with_vector(query, u, h, READ_A, E, WIDTH),
+        _with_vector(query, v, h, READ_B, E, WIDTH),
+    )
 
     begin, end = 0, tl.minimum(K, K - T + i0 + BLOCK)
     if first is not None:
         begin = tl.min(tl.load(first + b * T + places, mask=places < T, other=K)) // BLOCK * BLOCK
-    earlier = _by_distance(position, r, bias, h, T + begin - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
+    earlier = _by_distance(
+        position, r, bias, h, T + begin - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK
+    )
     top, total = tl.full((BLOCK,), -float("inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
     sums = tl.zeros((BLOCK, WIDTH), tl.float32)
     for j0 in range(begin, end, BLOCK):
@@ -156,7 +165,9 @@ def _forward(
             later = _by_distance(position, r, bias, h, T + j0 - i0, S, PRECISION, E, WIDTH, BLOCK)
             scores += _turned(tl.where(_is_later(BLOCK), later, earlier), False, BLOCK)
             earlier = later
-        scores = tl.where(_sees(i, j, T, K, mask, b * mask_b), scores * (scale * LOG2_E), -float("inf"))
+        scores = tl.where(
+            _sees(i, j, T, K, mask, b * mask_b), scores * (scale * LOG2_E), -float("inf")
+        )
         highest = tl.maximum(top, tl.max(scores, 1))
         finite = tl.where(highest == -float("inf"), 0.0, highest)
         weights, decay = tl.exp2(scores - finite[:, None]), tl.exp2(top - finite)
@@ -204,7 +215,10 @@ def _backward_of_queries(
     k, values = k + h * k_h + b * k_b, values + h * k_h + b * k_b
     i, of_matrix = i0 + tl.arange(0, BLOCK)[:, None], (b * T * H + h) * E
     query = _rows(q + h * q_h + b * q_b, i0, T, q_t, E, WIDTH, BLOCK)
-    content, position = _with_vector(query, u, h, READ_A, E, WIDTH), _with_vector(query, v, h, READ_B, E, WIDTH)
+    content, position = (
+        _with_vector(query, u, h, READ_A, E, WIDTH),
+        _with_vector(query, v, h, READ_B, E, WIDTH),
+    )
     out = _rows(output + of_matrix, i0, T, H * E, E, WIDTH, BLOCK)
     head = _rows(heads + of_matrix, i0, T, H * E, E, WIDTH, BLOCK)
     delta, places = tl.sum(out.to(tl.float32) * head.to(tl.float32), 1), i0 + tl.arange(0, BLOCK)
@@ -214,9 +228,14 @@ def _backward_of_queries(
     begin, end = 0, tl.minimum(K, K - T + i0 + BLOCK)
     if first is not None:
         begin = tl.min(tl.load(first + b * T + places, mask=places < T, other=K)) // BLOCK * BLOCK
-    earlier = _by_distance(position, r, bias, h, T + begin - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
+    earlier = _by_distance(
+        position, r, bias, h, T + begin - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK
+    )
     waiting = tl.zeros((BLOCK, BLOCK), tl.float32)
-    by_content, by_position = tl.zeros((BLOCK, WIDTH), tl.float32), tl.zeros((BLOCK, WIDTH), tl.float32)
+    by_content, by_position = (
+        tl.zeros((BLOCK, WIDTH), tl.float32),
+        tl.zeros((BLOCK, WIDTH), tl.float32),
+    )
     for j0 in range(begin, end, BLOCK):
         j, key = j0 + tl.arange(0, BLOCK)[None, :], _rows(k, j0, K, k_t, E, WIDTH, BLOCK)
         scores = _product(content, tl.trans(key), PRECISION)
@@ -227,7 +246,9 @@ def _backward_of_queries(
         value = _rows(values, j0, K, k_t, E, WIDTH, BLOCK)
         of_weights = _product(out, tl.trans(value), PRECISION)
         sees = _sees(i, j, T, K, mask, b * mask_b)
-        _, gradient = _gradient_of_scores(scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p)
+        _, gradient = _gradient_of_scores(
+            scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p
+        )
         by_content += _product(gradient.to(key.dtype), key, PRECISION)
         if r is not None:
             turned = _turned(gradient, True, BLOCK)
@@ -237,7 +258,9 @@ def _backward_of_queries(
             waiting = tl.where(_is_later(BLOCK), turned, 0.0)
     if r is not None:
         last = T - i0 + begin + (end - begin - 1) // BLOCK * BLOCK
-        by_position += _product(waiting.to(query.dtype), _rows(r + h * S * E, last, S, E, E, WIDTH, BLOCK), PRECISION)
+        by_position += _product(
+            waiting.to(query.dtype), _rows(r + h * S * E, last, S, E, E, WIDTH, BLOCK), PRECISION
+        )
 
     by_content, by_position = by_content * scale, by_position * scale
     q_sums = tl.where(READ_A, by_content, 0.0) + tl.where(READ_B, by_position, 0.0)
@@ -274,17 +297,27 @@ def _backward_of_keys(
     by_key, by_value = tl.zeros((BLOCK, WIDTH), tl.float32), tl.zeros((BLOCK, WIDTH), tl.float32)
     for i0 in range(begin, end, BLOCK):
         i, query = i0 + tl.arange(0, BLOCK)[:, None], _rows(q, i0, T, q_t, E, WIDTH, BLOCK)
-        content, position = _with_vector(query, u, h, READ_A, E, WIDTH), _with_vector(query, v, h, READ_B, E, WIDTH)
+        content, position = (
+            _with_vector(query, u, h, READ_A, E, WIDTH),
+            _with_vector(query, v, h, READ_B, E, WIDTH),
+        )
         scores = _product(content, tl.trans(key), PRECISION)
         if r is not None or bias is not None:
             later = _by_distance(position, r, bias, h, T + j0 - i0, S, PRECISION, E, WIDTH, BLOCK)
-            earlier = _by_distance(position, r, bias, h, T + j0 - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK)
+            earlier = _by_distance(
+                position, r, bias, h, T + j0 - i0 - BLOCK, S, PRECISION, E, WIDTH, BLOCK
+            )
             scores += _turned(tl.where(_is_later(BLOCK), later, earlier), False, BLOCK)
         out = _rows(output, i0, T, H * E, E, WIDTH, BLOCK)
-        log_sum, delta = _numbers(log_sums + hb * T, i0, T, BLOCK), _numbers(deltas + hb * T, i0, T, BLOCK)
+        log_sum, delta = (
+            _numbers(log_sums + hb * T, i0, T, BLOCK),
+            _numbers(deltas + hb * T, i0, T, BLOCK),
+        )
         of_weights = _product(out, tl.trans(value), PRECISION)
         sees = _sees(i, j, T, K, mask, b * mask_b)
-        weights, gradient = _gradient_of_scores(scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p)
+        weights, gradient = _gradient_of_scores(
+            scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p
+        )
         by_value += _product(tl.trans(weights.to(out.dtype)), out, PRECISION)
         by_key += _product(tl.trans(gradient.to(query.dtype)), content, PRECISION)
     _write(k_grad + hb * K * E, by_key * scale, j0, K, E, E, WIDTH, BLOCK)
@@ -313,15 +346,25 @@ def _backward_of_distances(
             j0 = i0 + shift
             i, j = i0 + x, j0 + y + tl.where(y < x, BLOCK, 0)
             query = _rows(q + h * q_h + b * q_b, i0, T, q_t, E, WIDTH, BLOCK)
-            content, position = _with_vector(query, u, h, READ_A, E, WIDTH), _with_vector(query, v, h, READ_B, E, WIDTH)
+            content, position = (
+                _with_vector(query, u, h, READ_A, E, WIDTH),
+                _with_vector(query, v, h, READ_B, E, WIDTH),
+            )
             out = _rows(output + (b * T * H + h) * E, i0, T, H * E, E, WIDTH, BLOCK)
             scores = _of_both(content, k + of_keys, j0, K, k_t, PRECISION, E, WIDTH, BLOCK)
-            by_distance = _by_distance(position, r, bias, h, T + shift, S, PRECISION, E, WIDTH, BLOCK)
+            by_distance = _by_distance(
+                position, r, bias, h, T + shift, S, PRECISION, E, WIDTH, BLOCK
+            )
             scores += _turned(by_distance, False, BLOCK)
             of_weights = _of_both(out, values + of_keys, j0, K, k_t, PRECISION, E, WIDTH, BLOCK)
-            log_sum, delta = _numbers(log_sums + hb * T, i0, T, BLOCK), _numbers(deltas + hb * T, i0, T, BLOCK)
+            log_sum, delta = (
+                _numbers(log_sums + hb * T, i0, T, BLOCK),
+                _numbers(deltas + hb * T, i0, T, BLOCK),
+            )
             sees = _sees(i, j, T, K, mask, b * mask_b)
-            _, gradient = _gradient_of_scores(scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p)
+            _, gradient = _gradient_of_scores(
+                scores, of_weights, sees, seed, hb, i, j, K, log_sum, delta, scale, p
+            )
             gradient = _turned(gradient, True, BLOCK)
             by_bias += tl.sum(gradient, 0)
             if r_grad is not None:
@@ -334,7 +377,17 @@ def _backward_of_distances(
 
 
 @triton.jit
-def _of_both(x, y, j0, K, k_t, PRECISION: tl.constexpr, E: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _of_both(
+    x,
+    y,
+    j0,
+    K,
+    k_t,
+    PRECISION: tl.constexpr,
+    E: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Return the products with keys, or values, from j0 on where column ≥ row, else with those of the next tile."""
     at_j0 = _product(x, tl.trans(_rows(y, j0, K, k_t, E, WIDTH, BLOCK)), PRECISION)
     behind = _product(x, tl.trans(_rows(y, j0 + BLOCK, K, k_t, E, WIDTH, BLOCK)), PRECISION)
@@ -375,7 +428,9 @@ def _constants_for(q: Tensor, terms: str) -> dict[str, Any]:
     return constants(q.dtype, q.shape[-1], terms, is_hopper)
 
 
-def _numbers_of(q: Tensor, k: Tensor, mask: Tensor | None, p: float) -> tuple[tuple[Any, ...], Tensor | None]:
+def _numbers_of(
+    q: Tensor, k: Tensor, mask: Tensor | None, p: float
+) -> tuple[tuple[Any, ...], Tensor | None]:
     """Return strides, sizes, scale and p; and of each query the first key that it sees, [B, T]."""
     (H, B, T, E), K = q.shape, k.shape[2]
     first = None if mask is None else (mask == 0).int().argmax(-1).int().expand(B, T).contiguous()
@@ -403,7 +458,9 @@ def _empty_heads(q: Tensor) -> Tensor:
 
 def _gradients(*inputs: Any) -> list[Tensor]:
     """Return the gradients of q, k, values, r, u, v and bias from `output`, that of the heads; empty for none."""
-    q, k, values, r, u, v, bias, mask, seed, p, terms, heads, log_sums, output, of_distances = inputs
+    q, k, values, r, u, v, bias, mask, seed, p, terms, heads, log_sums, output, of_distances = (
+        inputs
+    )
     (H, B, T, E), K, fixed = q.shape, k.shape[2], _constants_for(q, terms)
     numbers, first = _numbers_of(q, k, mask, p)
     if output.stride() != heads.stride():
@@ -417,26 +474,44 @@ def _gradients(*inputs: Any) -> list[Tensor]:
 
     q_grad, k_grad, values_grad = (x.new_empty(x.shape) for x in (q, k, values))
     u_grad, v_grad = (parts(x, H, B * n_tiles, E) for x in (u, v))
-    given, kept = (q, k, values, r, u, v, bias, mask), (log_sums, output, torch.empty_like(log_sums))
-    _backward_of_queries[n_tiles, H * B](*given, first, seed, heads, *kept, q_grad, u_grad, v_grad, *numbers, **fixed)
-    _backward_of_keys[triton.cdiv(K, n), H * B](*given, first, seed, *kept, k_grad, values_grad, *numbers, **fixed)
+    given, kept = (
+        (q, k, values, r, u, v, bias, mask),
+        (log_sums, output, torch.empty_like(log_sums)),
+    )
+    _backward_of_queries[n_tiles, H * B](
+        *given, first, seed, heads, *kept, q_grad, u_grad, v_grad, *numbers, **fixed
+    )
+    _backward_of_keys[triton.cdiv(K, n), H * B](
+        *given, first, seed, *kept, k_grad, values_grad, *numbers, **fixed
+    )
     r_grad = bias_grad = None
     if of_distances:
         r_grad, bias_grad = parts(r, groups, H, K + 1, E), parts(bias, groups, H, K + 1)
-        _backward_of_distances[n_distances, H, groups](*given, seed, *kept, r_grad, bias_grad, *numbers, **fixed)
+        _backward_of_distances[n_distances, H, groups](
+            *given, seed, *kept, r_grad, bias_grad, *numbers, **fixed
+        )
     sums = zip((r, u, v, bias), (r_grad, u_grad, v_grad, bias_grad), (0, 1, 1, 0), strict=True)
-    of_vectors = [q.new_empty(0) if x is None or y is None else y.sum(axis, dtype=x.dtype) for x, y, axis in sums]
+    of_vectors = [
+        q.new_empty(0) if x is None or y is None else y.sum(axis, dtype=x.dtype)
+        for x, y, axis in sums
+    ]
     return [q_grad, k_grad, values_grad, *of_vectors]
 
 
 # Operations of torch, so that torch.compile takes them as they are.
 GIVEN = "Tensor q, Tensor k, Tensor values, Tensor? r, Tensor? u, Tensor? v, Tensor? bias, Tensor? mask, Tensor? seed"
 _attention = torch.library.custom_op(
-    "txl::relative_attention", _attended, mutates_args=(), schema=f"({GIVEN}, float p, str terms) -> (Tensor, Tensor)"
+    "txl::relative_attention",
+    _attended,
+    mutates_args=(),
+    schema=f"({GIVEN}, float p, str terms) -> (Tensor, Tensor)",
 )
 KEPT = "Tensor heads, Tensor log_sums, Tensor output, bool of_distances"
 _attention_backward = torch.library.custom_op(
-    "txl::relative_backward", _gradients, mutates_args=(), schema=f"({GIVEN}, float p, str terms, {KEPT}) -> Tensor[]"
+    "txl::relative_backward",
+    _gradients,
+    mutates_args=(),
+    schema=f"({GIVEN}, float p, str terms, {KEPT}) -> Tensor[]",
 )
 
 
@@ -446,7 +521,9 @@ def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 @_attention_backward.register_fake
-def _(q: Tensor, k: Tensor, values: Tensor, r: Any, u: Any, v: Any, bias: Any, *others: Any) -> list[Tensor]:
+def _(
+    q: Tensor, k: Tensor, values: Tensor, r: Any, u: Any, v: Any, bias: Any, *others: Any
+) -> list[Tensor]:
     of_distances = others[-1]
     given = [q, k, values, r if of_distances else None, u, v, bias if of_distances else None]
     return [q.new_empty(0) if x is None else x.new_empty(x.shape) for x in given]

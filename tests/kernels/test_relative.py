@@ -21,13 +21,22 @@ from tests.gpu_path.test_attention import SIZES
 from tests.model.attention_problems import DEVICE, Problem, heads_and_gradients
 from tests.model.test_attention_routes import NO_DROPOUT, PROBLEMS
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.model.attention import Attention, AttentionInputs, attend_as_written, masked_scores
+from txl_lightning.model.attention import (
+    Attention,
+    AttentionInputs,
+    attend_as_written,
+    masked_scores,
+)
 from txl_lightning.model.layers import Dropout
 
-triton = pytest.importorskip("triton", reason="Triton has an environment of its own: make test-triton")
+triton = pytest.importorskip(
+    "triton", reason="Triton has an environment of its own: make test-triton"
+)
 tl = triton.language
 if DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET"):
-    pytest.skip("without a GPU it needs TRITON_INTERPRET=1: make test-triton", allow_module_level=True)
+    pytest.skip(
+        "without a GPU it needs TRITON_INTERPRET=1: make test-triton", allow_module_level=True
+    )
 
 from examples.kernels import relative  # noqa: E402
 
@@ -67,21 +76,36 @@ def kernel(x: AttentionInputs, p: float = 0.0) -> Tensor:
 def test_heads_and_all_gradients_are_those_of_the_scores(problem: Problem) -> None:
     expected = heads_and_gradients(problem, plain, torch.float64)
     found = heads_and_gradients(problem, kernel, torch.float32)
-    torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(
+        {name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5
+    )
 
 
 def test_sixteen_bits_are_as_near_as_the_scores_in_sixteen_bits() -> None:
-    problem, half = Problem(T=20, filled=13, **SMALL), torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    problem, half = (
+        Problem(T=20, filled=13, **SMALL),
+        torch.bfloat16 if DEVICE == "cuda" else torch.float16,
+    )
     ways = ((plain, torch.float64), (kernel, half), (plain, half))
     exact, ours, theirs = (heads_and_gradients(problem, *way) for way in ways)
-    far, as_far = (torch.stack([(found[name] - x).norm() for name, x in exact.items()]) for found in (ours, theirs))
-    assert (far <= 1.5 * as_far).all(), (far, as_far)  # a single gradient of one draw varies by a third
+    far, as_far = (
+        torch.stack([(found[name] - x).norm() for name, x in exact.items()])
+        for found in (ours, theirs)
+    )
+    assert (far <= 1.5 * as_far).all(), (
+        far,
+        as_far,
+    )  # a single gradient of one draw varies by a third
     assert far.norm() <= 1.1 * as_far.norm()
 
 
 @triton.jit
 def _kept_everywhere(seed, out, K, p, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    hb, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    hb, i, j = (
+        tl.program_id(0).to(tl.int64),
+        tl.arange(0, ROWS)[:, None],
+        tl.arange(0, COLUMNS)[None, :],
+    )
     places = (hb * ROWS + i) * COLUMNS + j
     tl.store(out + places, relative._kept(seed, hb, i, j, K, p).to(tl.float32))
 
@@ -108,18 +132,24 @@ def test_dropout_is_a_function_of_seed_and_place_in_both_passes(terms: str) -> N
 
     expected = heads_and_gradients(problem, with_dropout, torch.float64)
     found = heads_and_gradients(problem, seeded, torch.float32)
-    torch.testing.assert_close({name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(
+        {name: x.double() for name, x in found.items()}, expected, rtol=1e-4, atol=2e-5
+    )
 
 
 def test_queries_that_see_later_keys_are_refused() -> None:
     problem = Problem(**SMALL)
     with pytest.raises(ValueError, match="causal masks"):
         heads_and_gradients(
-            problem, lambda x: kernel(x._replace(visible=x.visible._replace(causal=False))), torch.float32
+            problem,
+            lambda x: kernel(x._replace(visible=x.visible._replace(causal=False))),
+            torch.float32,
         )
 
 
-@pytest.mark.parametrize("options", [{}, {"encoding": "shaw", "table_len": 5}, {"memory_reset": "document"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"encoding": "shaw", "table_len": 5}, {"memory_reset": "document"}], ids=str
+)
 def test_a_model_has_the_same_losses_and_gradients(options: dict[str, Any]) -> None:
     """Through its projections, whose queries are no contiguous tensor, and with a memory that fills."""
     model, results = tiny_model(mem_len=9, **options).float().to(DEVICE), []
@@ -130,10 +160,14 @@ def test_a_model_has_the_same_losses_and_gradients(options: dict[str, Any]) -> N
             if isinstance(attention, Attention):
                 attention.kernel = kernel
         memory, losses = model.start_memory(2), []
-        for tokens_BT, targets_BT in zip(stream[:, :-1].split(6, 1), stream[:, 1:].split(6, 1), strict=True):
+        for tokens_BT, targets_BT in zip(
+            stream[:, :-1].split(6, 1), stream[:, 1:].split(6, 1), strict=True
+        ):
             nll_BT, memory = model.score(tokens_BT, targets_BT, memory)
             losses.append(nll_BT)
-        found = torch.autograd.grad(torch.cat(losses).mean(), list(model.parameters()), materialize_grads=True)
+        found = torch.autograd.grad(
+            torch.cat(losses).mean(), list(model.parameters()), materialize_grads=True
+        )
         results.append([torch.cat(losses), *found])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
 
@@ -145,7 +179,9 @@ def test_the_session_on_a_gpu_measures_the_kernel() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "scores_written"), [("enwik8 base", 0.42), ("wt103 base", 0.95)])
-def test_launches_and_bytes_of_a_layer(sizes: str, scores_written: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_and_bytes_of_a_layer(
+    sizes: str, scores_written: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `tests/gpu_path/test_attention.py` counts them for torch's kernel: no kernel writes scores."""
     H, B, T, K, E = SIZES[sizes]
     kernels: Counter[str] = Counter()
@@ -158,7 +194,9 @@ def test_launches_and_bytes_of_a_layer(sizes: str, scores_written: float, monkey
             nonlocal written
             kernels[name] += 1
             results = dict(zip(names, arguments, strict=False))
-            own = {"_forward": ("heads", "log_sums"), "_backward_of_queries": ("deltas",)}.get(name, ())
+            own = {"_forward": ("heads", "log_sums"), "_backward_of_queries": ("deltas",)}.get(
+                name, ()
+            )
             tensors = [x for key, x in results.items() if key in own or key.endswith("grad")]
             written += sum(x.nbytes for x in tensors if x is not None)
 
@@ -167,7 +205,9 @@ def test_launches_and_bytes_of_a_layer(sizes: str, scores_written: float, monkey
     for name in ("_forward", "_backward_of_queries", "_backward_of_keys", "_backward_of_distances"):
         monkeypatch.setattr(relative, name, recorded(name))
     shapes = [(H, B, T, E), (H, B, K, E), (H, B, K, E), (H, K + 1, E), (H, E), (H, E)]
-    q, k, values, r, u, v = (torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes)
+    q, k, values, r, u, v = (
+        torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes
+    )
     with Launches() as counted:
         arguments = (q, k, values, r, u, v, None, None, None, 0.0, "abcd")
         heads, log_sums = relative._attended(*arguments)

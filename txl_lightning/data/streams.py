@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.data.subwords import Positions
 from txl_lightning.errors import OptionError, require
 
 if TYPE_CHECKING:
     from txl_lightning.config.schemas import DataConfig, EvaluationConfig
     from txl_lightning.data.corpus import Corpus
+    from txl_lightning.data.subwords import Positions
 
 
 class Batch(NamedTuple):

@@ -54,7 +54,7 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     """Draw the samples one after the other, print them as they are drawn, and write `generation.json`.
 
     Args:
-        options: options of the command.
+        options: the command's options.
         directory: folder for the files.
         write: function that prints a piece of text.
 
@@ -103,7 +103,7 @@ def check_options(options: GenerateOptions) -> None:
     """Refuse options that do not go together.
 
     Raises:
-        OptionError: naming one of them.
+        OptionError: names the option.
     """
     given = [name for name in PROMPTS if getattr(options, name) is not None]
     name = given[-1] if given else "prompt"
@@ -117,7 +117,7 @@ def check_options(options: GenerateOptions) -> None:
 
 
 def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
-    """Return the model with the context of its samples, and a description of that context."""
+    """Return the model with its samples' context, and a description of that context."""
     model = trained.model
     config = trained.config
     if not isinstance(model, TransformerXL):
@@ -234,7 +234,7 @@ def draw_tokens(
     tokens: list[int],
     seed: int,
 ) -> Iterator[int]:
-    """Yield the tokens of a sample; where a document begins, the model goes on from this document alone."""
+    """Yield a sample's tokens; where a document begins, the model goes on from this document alone."""
     vocabulary = trained.vocabulary
     reading: dict[str, Any] = {
         "top_k": options.top_k,

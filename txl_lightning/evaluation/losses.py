@@ -1,4 +1,4 @@
-"""Losses of tokens in streams, the state carried from segment to segment, and standard errors of their mean.
+"""Token losses in streams, with the state carried from segment to segment, and standard errors for their mean.
 
 Shape letters: B streams, T tokens, P positions, U units.
 """
@@ -23,7 +23,7 @@ from tqdm import tqdm
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.model.language_model import LanguageModel
 
-SEGMENT_TOKENS = 4_096  # of segments without memory that are scored together
+SEGMENT_TOKENS = 4_096  # in segments without memory that are scored together
 NORMAL_95 = 1.96  # standard errors on either side of a mean
 PROGRESS_SECONDS = 20.0  # between two lines of progress where there is no terminal
 
@@ -34,12 +34,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """Loss of every scored token of a split, in text order.
+    """Every scored token's loss in a split, in text order.
 
     Args:
         nll: [P], in nats.
-        positions: [P], position of every token in the split, ascending. In a corpus of unordered sentences a
-            `<S>` after the last token ends the last sentence; its position is the length of the split.
+        positions: [P], every token's position in the split, ascending. With unordered sentences a `<S>` after the last
+            token ends the last sentence; its position is the split's length.
         left_out: number of tokens that are not scored, by reason: `first_of_streams`, `trimmed`, `max_segments`.
         seconds: duration.
     """
@@ -127,7 +127,7 @@ def with_progress(
 
 
 def device_of(model: LanguageModel) -> torch.device:
-    """Return the device of a model's parameters; the CPU for a model without any."""
+    """Return the device that holds a model's parameters; the CPU for a model without any."""
     if hasattr(model, "parameters"):
         for parameter in model.parameters():
             return parameter.device
@@ -152,15 +152,15 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 def text_units(
     positions: Integers, sentences: Integers | None, block_len: int
 ) -> tuple[Integers, str]:
-    """Return the unit of each position, and the name of a unit in words: units are treated as independent.
+    """Return each position's unit, and the unit's name in words: units are treated as independent.
 
-    Units are the sentences of the corpus if it has any, otherwise blocks of neighbouring tokens. Losses of neighbouring
-    tokens are correlated; per-token errors would be too small. Per-block errors are still too small where correlation
-    reaches beyond a block. A `<S>` belongs to the sentence before it, whose end it marks.
+    Units are the corpus's sentences if it has any, otherwise blocks of neighbouring tokens. Neighbouring tokens' losses
+    are correlated; per-token errors would be too small. Per-block errors are still too small where correlation reaches
+    beyond a block. A `<S>` belongs to the sentence that it ends.
 
     Args:
         positions: positions in the split.
-        sentences: first position of every sentence, ascending from 0; None without sentences.
+        sentences: every sentence's first position, ascending from 0; None without sentences.
         block_len: tokens in a block.
     """
     if sentences is None:
@@ -173,8 +173,8 @@ def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[f
 
         m = Σ_u s_u / Σ_u n_u        Var m = U / (U - 1) · Σ_u (s_u - m n_u)² / P²
 
-    s_u is the sum and n_u the number of the values of unit u: the linearised ratio estimator, for units of any
-    length. The error of a single unit is None.
+    s_u is the sum and n_u the number of values in unit u: the linearised ratio estimator, for units with any length. A
+    single unit's error is None.
     """
     sums_U = np.bincount(units_P, weights=values_P).astype(np.float64)
     counts_U = np.bincount(units_P)

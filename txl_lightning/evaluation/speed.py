@@ -51,7 +51,7 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     """Time all schemes; write `speed.json`, `speed.md` and the figure.
 
     Args:
-        options: options of the command.
+        options: the command's options.
         directory: folder for the files.
 
     Returns:
@@ -111,7 +111,7 @@ def _check_options(options: SpeedOptions) -> None:
 
 
 def vanilla_of(model: TransformerXL) -> TransformerXL:
-    """Return the vanilla counterpart of a Transformer-XL: its sizes, absolute sinusoids, no memory."""
+    """Return a Transformer-XL's vanilla counterpart: its sizes, absolute sinusoids, no memory."""
     config = replace(model.config, encoding="absolute", terms="a", mem_len=0)
     return TransformerXL(config).to(model.embedding.tables[0]).eval()
 
@@ -147,7 +147,7 @@ class TimedScheme:
     def turn(self) -> float:
         """Return seconds per token over one turn.
 
-        The segments before those that are timed refill the CPU's cache after the turn of another scheme.
+        The segments before the timed ones refill the CPU's cache after another scheme's turn.
         """
         timer = Timer(
             "read()",
@@ -179,8 +179,8 @@ def make_schemes(
         hidden         segments with L hidden states as memory, the paper's scheme
         cached         segments with L keys and values as memory
 
-    Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
-    does not change the times, and are never reset.
+    Every query attends to exactly L keys (`same_length`), including its own. The memories start as zeros, which does
+    not change the times, and are never reset.
     """
     lengths: dict[str, Any] = {
         "mem_len": attention_len,
@@ -201,7 +201,7 @@ def make_schemes(
 
 
 def run_rounds(schemes_by_length: dict[int, Schemes], rounds: int) -> None:
-    """Record a turn of every scheme in every round, in an order that reverses."""
+    """Record every scheme's turn in every round, in an order that reverses."""
     order: list[TimedScheme] = []
     for schemes in schemes_by_length.values():
         order += schemes.values()
@@ -236,7 +236,7 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     """Write `speed.md` and `speed.svg|png`.
 
     Args:
-        results: contents of `speed.json`.
+        results: the parsed `speed.json`.
         directory: folder for the files.
 
     Returns:
