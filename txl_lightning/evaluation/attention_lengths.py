@@ -106,8 +106,9 @@ def draw_sweep(sweep: Mapping[str, Any], corpus: Corpus, directory: Path) -> Non
     losses = {}
     for row in (sweep["init"], *sweep["lengths"]):
         losses[row["attention_length"]] = row[unit]
-    curve = tuple(zip(*sorted(losses.items()), strict=True))
+    lengths = sorted(losses)
+    values = [losses[length] for length in lengths]
     title = f"Loss by attention length, {corpus.name}"
     x_label = "attention length (tokens)"
     path = directory / "attention_lengths"
-    line_figure(path, {CHOSEN_ON: curve}, x_label, UNITS[unit].name, title)
+    line_figure(path, {CHOSEN_ON: (lengths, values)}, x_label, UNITS[unit].name, title)

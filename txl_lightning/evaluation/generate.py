@@ -213,7 +213,7 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
     numbers = without_marks(context).tolist()
     begin = 0
     if document_pattern(trained) is not None:
-        begin = max(np.flatnonzero(context < 0), default=0)  # marks of documents
+        begin = int(max(np.flatnonzero(context < 0), default=0))  # marks of documents
     source = {
         "corpus": corpus.name,
         "sha256": corpus.checksum,
