@@ -50,7 +50,14 @@ def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | No
     for index in range(len(streams)):
         recorded, memory = attention_inputs(model, streams[index].tokens, memory)
         for layer, (attention, inputs) in enumerate(recorded):
-            weights_HBTK = attention.logits(*inputs, terms).softmax(-1).numpy()
+            weights_HBTK = (
+                attention.logits(
+                    *inputs,
+                    terms,
+                )
+                .softmax(-1)
+                .numpy()
+            )
             H, B, T, _ = weights_HBTK.shape
             for stream, query in product(range(B), range(T)):
                 if min(n_read, mem_len) + query + 1 < reach:
@@ -67,7 +74,11 @@ def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | No
 @pytest.mark.parametrize("kind", KINDS)
 def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     model = tiny_model(**{"mem_len": 4, **KINDS[kind]})
-    streams = Streams(random_stream(1, 29)[0].numpy(), 2, SEGMENT_LEN)
+    streams = Streams(
+        random_stream(1, 29)[0].numpy(),
+        2,
+        SEGMENT_LEN,
+    )
     maps = attention_maps(model, streams)
     terms = [term for term in "abd" if term in model.config.active_terms]
     assert list(maps.by_distance) == ["all", *terms]
@@ -76,7 +87,12 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
         queries = attention_of_queries(model, streams, None if term == "all" else term)
         near = queries.mean(axis=1)[:, :reach]
         expected = near / near.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(maps.by_distance[term], expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            maps.by_distance[term],
+            expected,
+            rtol=0,
+            atol=1e-12,
+        )
         if term == "all":
             assert maps.queries == queries.shape[1]
             distances = (queries @ np.arange(MOST_DISTANCES)).mean(axis=1)
@@ -116,12 +132,24 @@ def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(same_length: bool)
     assert "".join(piece.targets) == letters.decode(stream[0, 37:41])
     memory = None
     for start in range(0, 36, 4):
-        _, memory = model(stream[:, start : start + 4], memory)
-    recorded, _ = attention_inputs(model, stream[:, 36:40], memory)
+        _, memory = model(
+            stream[:, start : start + 4],
+            memory,
+        )
+    recorded, _ = attention_inputs(
+        model,
+        stream[:, 36:40],
+        memory,
+    )
     for layer, (attention, inputs) in enumerate(recorded):
         weights_HQK = attention.logits(*inputs)[:, 0].softmax(-1)
         weights_HQC = piece.weights_NHQC[layer]
-        np.testing.assert_allclose(weights_HQC, weights_HQK[:, :, :6], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            weights_HQC,
+            weights_HQK[:, :, :6],
+            rtol=0,
+            atol=1e-12,
+        )
 
 
 def written(
@@ -166,7 +194,10 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
     # The query itself is the last column.
     for name, term in (("by_distance", "all"), ("terms", "a")):
         shown = np.asarray(drawn[f"{name}.svg"].axes[0].get_images()[0].get_array())
-        expected = np.maximum(maps.by_distance[term][:, ::-1], 0.1 / 7)
+        expected = np.maximum(
+            maps.by_distance[term][:, ::-1],
+            0.1 / 7,
+        )
         np.testing.assert_allclose(shown, expected, rtol=1e-6)
 
 
@@ -200,7 +231,12 @@ def test_a_fifth_of_the_tokens_is_marked() -> None:
     weights = np.random.default_rng(0).random((4, 20))
     weights[1, 2:] = 0
     marked = most_attended(weights)
-    assert marked.sum(axis=1).tolist() == [4, 2, 4, 4]
+    assert marked.sum(axis=1).tolist() == [
+        4,
+        2,
+        4,
+        4,
+    ]
     first = weights[0]
     assert first[marked[0]].min() > first[~marked[0]].max()
 

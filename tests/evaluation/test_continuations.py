@@ -44,8 +44,14 @@ def alone(trained: Any, continuation: Continuation) -> tuple[float, bool]:
     memory = None
     for start in range(0, text.shape[1] - 1, lengths.segment_len):
         begin = max(0, start - lengths.ext_len)
-        stop = min(start + lengths.segment_len, text.shape[1] - 1)
-        hidden, memory = model(text[:, begin:stop], memory)
+        stop = min(
+            start + lengths.segment_len,
+            text.shape[1] - 1,
+        )
+        hidden, memory = model(
+            text[:, begin:stop],
+            memory,
+        )
         log_probabilities = model.log_probabilities(hidden)[0, start - begin :]
         for place, row in enumerate(log_probabilities, start):
             if place + 1 >= max(1, continuation.n_context):
@@ -91,7 +97,10 @@ def test_a_text_is_divided_where_its_tokens_differ(runs: SmallRuns) -> None:
 def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict[str, str]]:
     """Score a table and return the rows of the result."""
     (directory / name).write_text(text)
-    options = EvaluateOptions(runs.checkpoint("relative"), continuations=str(directory / name))
+    options = EvaluateOptions(
+        runs.checkpoint("relative"),
+        continuations=str(directory / name),
+    )
     lines = run(options, directory)
     with (directory / "continuations.tsv").open(newline="") as file:
         rows = list(

@@ -33,8 +33,14 @@ KINDS += ["lstm", *UNCACHED]
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     ours = result(runs, kind, tmp_path, splits=["valid", "test"])
-    assert ours["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
-    assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    assert ours["valid"]["nll"] == pytest.approx(
+        metrics["val/nll"],
+        rel=1e-6,
+    )
+    assert ours["test"]["nll"] == pytest.approx(
+        metrics["test/nll"],
+        rel=1e-6,
+    )
     assert ours["evaluation"]["cached"] is (kind not in ("lstm", *UNCACHED))
     del metrics["evaluation"]["streams_start"]
     assert ours["evaluation"].items() >= metrics["evaluation"].items()
@@ -69,12 +75,18 @@ def test_training_s_lengths_are_printed_beside_others(
 ) -> None:
     own = result(runs, kind, tmp_path, splits=["valid", "test"])
     assert "init" not in own["test"]
-    lines = run(EvaluateOptions(runs.checkpoint(kind), block_len=20, **given), tmp_path)
+    lines = run(
+        EvaluateOptions(runs.checkpoint(kind), block_len=20, **given),
+        tmp_path,
+    )
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert max(len(line) for line in lines) <= LINE_WIDTH
     for line, split in zip(lines, ("valid", "test"), strict=False):
         values = found[split]
-        assert values["init"]["nll"] == pytest.approx(own[split]["nll"], rel=1e-9)
+        assert values["init"]["nll"] == pytest.approx(
+            own[split]["nll"],
+            rel=1e-9,
+        )
         unit, words = ("bpc", "character") if "bpc" in values else ("bpb", "byte")
         error = values["standard_error"][unit]
         beside = f"(training's lengths: {values['init'][unit]:.4f})"
@@ -137,7 +149,13 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, ex
         memory = None
         for start in range(0, stream_len - 1, 8):
             stop = min(start + 8, stream_len - 1)
-            window = text[None, max(0, start - ext_len) : stop]
+            window = text[
+                None,
+                max(
+                    0,
+                    start - ext_len,
+                ) : stop,
+            ]
             targets = text[None, start + 1 : stop + 1]
             nll_BT, memory = model.score(window, targets, memory)
             expected_text[start + 1 : stop + 1] = nll_BT[0]

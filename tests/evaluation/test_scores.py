@@ -66,13 +66,22 @@ def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Pa
     test = found["test"]
     nll, positions = losses(tmp_path / "losses_test.npz")
     assert test["tokens"] == test["bytes"] == len(nll) == 3 * 2 * 8
-    assert test["nll"] == pytest.approx(sum(nll.astype(float)) / len(nll), rel=1e-9)
+    assert test["nll"] == pytest.approx(
+        sum(nll.astype(float)) / len(nll),
+        rel=1e-9,
+    )
     assert test["bpc"] == test["bpb"]
-    assert test["bpc"] == pytest.approx(test["nll"] / math.log(2), rel=1e-9)
+    assert test["bpc"] == pytest.approx(
+        test["nll"] / math.log(2),
+        rel=1e-9,
+    )
     error, n_blocks = by_blocks(nll, positions)
     errors = test["standard_error"]
     assert errors["nll"] == pytest.approx(error, rel=1e-6)
-    assert errors["bpc"] == pytest.approx(error / math.log(2), rel=1e-6)
+    assert errors["bpc"] == pytest.approx(
+        error / math.log(2),
+        rel=1e-6,
+    )
     assert (errors["over"], errors["units"]) == ("blocks of 20 tokens", n_blocks)
     n_tokens = len(corpus.splits["test"])
     left_out = test["left_out"]

@@ -61,7 +61,13 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     maps = attention_maps(model, protocol.streams(corpus, split), protocol.evaluation.max_segments)
     rows = []
     for (layer, head), distance in np.ndenumerate(maps.mean_distance_NH):
-        rows.append({"layer": layer + 1, "head": head + 1, "mean_distance": float(distance)})
+        rows.append(
+            {
+                "layer": layer + 1,
+                "head": head + 1,
+                "mean_distance": float(distance),
+            }
+        )
     heads = farthest_heads(maps.mean_distance_NH)
     names = [f"{layer + 1}:{head + 1}" for layer, head in heads]
     settings = protocol.settings()
@@ -78,7 +84,10 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "text": {"position": text.position, "targets": len(text.targets), "heads": names},
     }
     arrays: Any = maps.by_distance
-    write_atomically(directory / "attention.npz", lambda path: np.savez_compressed(path, **arrays))
+    write_atomically(
+        directory / "attention.npz",
+        lambda path: np.savez_compressed(path, **arrays),
+    )
     write_json(directory / "attention.json", results, allow_nan=False)
     averaged = f"average over {maps.queries:,} tokens of {corpus.name} ({split})"
     write_figures(maps, text, heads, averaged, directory)
@@ -154,20 +163,38 @@ def attention_inputs(
     return recorded, memory
 
 
-def sums_by_distance(weights_HTK: Tensor) -> Tensor:
-    """Return sums over the queries by distance, [H, K]; keys after a query have no weight."""
+def sums_by_distance(
+    attention: Attention, inputs: AttentionInputs, counted_BT: Tensor, term: str
+) -> Tensor:
+    """Return sums over the counted queries by distance, [H, K], in float64; keys after a query have no weight."""
+    single = None if term == ALL_TERMS else term
+    weights_HBTK = (
+        attention.logits(
+            *inputs,
+            terms=single,
+        ).softmax(-1)
+        * counted_BT[:, :, None]
+    )
+    weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
     H, T, K = weights_HTK.shape
     keys_K = torch.arange(K, device=weights_HTK.device)
-    distances_TK = keys_K[K - T :, None] - keys_K
+    distances_TK = (keys_K[K - T :, None] - keys_K).clamp(min=0)
     sums_HK = weights_HTK.new_zeros(H, K)
-    return sums_HK.index_add_(1, distances_TK.clamp(min=0).flatten(), weights_HTK.flatten(1))
+    return sums_HK.index_add_(1, distances_TK.flatten(), weights_HTK.flatten(1))
 
 
 def counted_queries(inputs: AttentionInputs, reach: int, n_before: int) -> Tensor:
     """Return which queries of a segment see `reach` tokens, [B or 1, T], after n_before tokens in the memory."""
     n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)  # documents hide keys
     # A memory of zeros has keys that are no tokens.
-    n_tokens_T = n_before + 1 + torch.arange(n_keys.shape[-1], device=n_keys.device)
+    n_tokens_T = (
+        n_before
+        + 1
+        + torch.arange(
+            n_keys.shape[-1],
+            device=n_keys.device,
+        )
+    )
     return torch.minimum(n_keys, n_tokens_T) >= reach
 
 
@@ -205,18 +232,29 @@ def attention_maps(
             counted_BT = counted_queries(inputs, reach, min(n_read, config.mem_len))
             counted_BT = counted_BT.expand(len(tokens_BT), -1)
             for place, term in enumerate(terms):
-                single = None if term == ALL_TERMS else term
-                weights_HBTK = attention.logits(*inputs, terms=single).softmax(-1)
-                weights_HBTK = weights_HBTK * counted_BT[:, :, None]
-                sums_HK = sums_by_distance(weights_HBTK.sum(dim=1, dtype=torch.float64))
+                sums_HK = sums_by_distance(attention, inputs, counted_BT, term)
                 sums[place, layer, :, : sums_HK.shape[1]] += sums_HK
         n_queries += int(counted_BT.sum())
         n_read += tokens_BT.shape[1]
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
     near = sums[..., :reach].flatten(1, 2)
-    shares = (near / near.sum(dim=-1, keepdim=True)).cpu().numpy()
-    distances_S = torch.arange(shape[-1], dtype=torch.float64, device=device)
+    shares = (
+        (
+            near
+            / near.sum(
+                dim=-1,
+                keepdim=True,
+            )
+        )
+        .cpu()
+        .numpy()
+    )
+    distances_S = torch.arange(
+        shape[-1],
+        dtype=torch.float64,
+        device=device,
+    )
     mean_distance_NH = sums[0] @ distances_S / n_queries
     by_distance = dict(zip(terms, shares, strict=True))
     return AttentionMaps(by_distance, mean_distance_NH.cpu().numpy(), n_queries)
@@ -265,11 +303,20 @@ def text_attention(
         position = min(max(first, len(tokens) // 2), last)
     allowed = f"must be in {first} … {last}, with the memory before and {n_targets} tokens after it"
     require(first <= position <= last, "text_position", position, allowed)
-    n_before = min(position - 1, (model.config.n_layer + 1) * mem_len)
-    piece = np.asarray(tokens[position - 1 - n_before : position + n_targets], np.int64)
+    n_before = min(
+        position - 1,
+        (model.config.n_layer + 1) * mem_len,
+    )
+    piece = np.asarray(
+        tokens[position - 1 - n_before : position + n_targets],
+        np.int64,
+    )
     first_end = n_before % segment_len or segment_len
     memory = None
-    for segment in np.split(piece[:-1], range(first_end, n_before + 1, segment_len)):
+    for segment in np.split(
+        piece[:-1],
+        range(first_end, n_before + 1, segment_len),
+    ):
         tokens_1T = torch.from_numpy(segment)[None].to(device_of(model))
         recorded, memory = attention_inputs(model, tokens_1T, memory)
     layers = []
@@ -278,4 +325,9 @@ def text_attention(
         layers.append(weights_HQK[:, :, :mem_len].double().cpu().numpy())
     symbols = [corpus.vocabulary.decode([number]) for number in without_marks(piece)]
     context = symbols[n_before - mem_len : n_before]
-    return TextAttention(position, np.stack(layers), symbols[n_before + 1 :], context)
+    return TextAttention(
+        position,
+        np.stack(layers),
+        symbols[n_before + 1 :],
+        context,
+    )

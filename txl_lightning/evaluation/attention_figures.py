@@ -46,7 +46,12 @@ def write_figures(
     """
     n_head = maps.mean_distance_NH.shape[1]
     title = f"Where {maps.mean_distance_NH.size} heads attend: {averaged}"
-    draw_distances(directory / "by_distance", {"": maps.by_distance["all"]}, n_head, title)
+    draw_distances(
+        directory / "by_distance",
+        {"": maps.by_distance["all"]},
+        n_head,
+        title,
+    )
     panels = {}
     for term, words in SCORES.items():
         if term in maps.by_distance:
@@ -74,12 +79,23 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
     n_panels, n_rows, n_distances = rows_PRL.shape
     height = 1.2 + n_panels * (0.5 + 0.1 * n_rows)
     figure = new_figure(5.6, min(18.0, max(3.4, height)))
-    all_axes = figure.subplots(n_panels, 1, sharex=True, squeeze=False)[:, 0]
+    all_axes = figure.subplots(
+        n_panels,
+        1,
+        sharex=True,
+        squeeze=False,
+    )[:, 0]
     least = 0.1 / n_distances  # a tenth of uniform attention
     norm = LogNorm(least, float(rows_PRL.max()))
     extent = (-n_distances + 0.5, 0.5, n_rows - 0.5, -0.5)
     first_rows = np.arange(0, n_rows, n_head)
-    names = [f"layer {layer}" for layer in range(1, len(first_rows) + 1)]
+    names = [
+        f"layer {layer}"
+        for layer in range(
+            1,
+            len(first_rows) + 1,
+        )
+    ]
     for axes, name, rows_RL in zip(all_axes, panels, rows_PRL, strict=True):
         shown = np.maximum(rows_RL[:, ::-1], least)
         image = axes.imshow(shown, norm=norm, aspect="auto", extent=extent)
@@ -114,7 +130,11 @@ def draw_text(
     width = 1.0 + max(6.5, 0.1 * len(columns))
     panel_height = 0.55 + 0.115 * len(rows) + 0.075 * letters
     figure = new_figure(width, 1.8 + len(heads) * panel_height)
-    all_axes = figure.subplots(len(heads), 1, squeeze=False)[:, 0]
+    all_axes = figure.subplots(
+        len(heads),
+        1,
+        squeeze=False,
+    )[:, 0]
     largest = max(float(text.weights_NHQC[head].max()) for head in heads)
     norm = LogNorm(largest / 1e3, largest)
     for axes, (layer, head) in zip(all_axes, heads, strict=True):
@@ -122,8 +142,16 @@ def draw_text(
         shown = np.ma.masked_where(~most_attended(weights_QC), weights_QC)
         shown = shown[:, -len(columns) :]
         image = axes.imshow(shown, norm=norm, aspect="auto", cmap="Oranges")
-        axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=10, loc="left")
-        axes.set_xticks(range(len(columns)), columns, rotation=90 if letters > 1 else 0)
+        axes.set_title(
+            f"layer {layer + 1}, head {head + 1}",
+            fontsize=10,
+            loc="left",
+        )
+        axes.set_xticks(
+            range(len(columns)),
+            columns,
+            rotation=90 if letters > 1 else 0,
+        )
         axes.set_yticks(range(len(rows)), rows)
         axes.tick_params(length=0, pad=2, labelsize=6.5, labelfontfamily=FONT)
         axes.set_ylabel("target (token to predict)", fontsize=9)
@@ -135,7 +163,13 @@ def draw_text(
 def save_images(figure: Figure, image: Any, title: str, label: str, stem: Path) -> None:
     """Add the title and a bar of the colours of an image, and save the figure."""
     figure.suptitle(title, fontsize=11, parse_math=False)
-    bar = figure.colorbar(image, ax=figure.axes, extend="min", location="bottom", aspect=50)
+    bar = figure.colorbar(
+        image,
+        ax=figure.axes,
+        extend="min",
+        location="bottom",
+        aspect=50,
+    )
     bar.set_label(label, fontsize=9)
     save_figure(figure, stem)
 
@@ -157,5 +191,8 @@ def printable(symbol: str) -> str:
 def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
     """Mark the most attended fifth among the C tokens in every row."""
     n_marked = max(1, round(MARKED_SHARE * weights_QC.shape[1]))
-    least_Q1 = np.sort(weights_QC, axis=1)[:, [-n_marked]]
+    least_Q1 = np.sort(
+        weights_QC,
+        axis=1,
+    )[:, [-n_marked]]
     return (weights_QC >= least_Q1) & (weights_QC > 0)

@@ -70,7 +70,13 @@ def sweep_split(tried: Sequence[AtLength], scores: SplitScores) -> tuple[dict[st
     """Score a split at every length; return its entry `sweep`, and the best length's index."""
     unit = loss_unit(scores.corpus.vocabulary.level)
     tolerance = UNITS[unit].tolerance
-    rows = [{"attention_length": length, **scores.row(protocol)} for length, protocol in tried]
+    rows = [
+        {
+            "attention_length": length,
+            **scores.row(protocol),
+        }
+        for length, protocol in tried
+    ]
     longest_first = reversed(range(len(rows)))
     best = min(longest_first, key=lambda place: rows[place][unit])
     limit = rows[best][unit] + tolerance
@@ -93,7 +99,10 @@ def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
     documents = dict(corpus.documents)
     if corpus.sentences:
         starts = documents[CHOSEN_ON]
-        n_sentences = max(1, int(np.searchsorted(starts, n, side="right")) - 1)
+        n_sentences = max(
+            1,
+            int(np.searchsorted(starts, n, side="right")) - 1,
+        )
         n = int(starts[n_sentences])
         documents[CHOSEN_ON] = starts[:n_sentences]
     splits = {**corpus.splits, CHOSEN_ON: corpus.splits[CHOSEN_ON][:n]}
@@ -111,4 +120,10 @@ def draw_sweep(sweep: Mapping[str, Any], corpus: Corpus, directory: Path) -> Non
     title = f"Loss by attention length, {corpus.name}"
     x_label = "attention length (tokens)"
     path = directory / "attention_lengths"
-    line_figure(path, {CHOSEN_ON: (lengths, values)}, x_label, UNITS[unit].name, title)
+    line_figure(
+        path,
+        {CHOSEN_ON: (lengths, values)},
+        x_label,
+        UNITS[unit].name,
+        title,
+    )

@@ -112,33 +112,57 @@ def _batches(continuations: Sequence[Continuation]) -> Iterator[list[int]]:
     def length(row: int) -> int:
         return len(continuations[row].tokens)
 
-    for n_tokens, rows in groupby(sorted(range(len(continuations)), key=length), length):
-        while batch := list(islice(rows, max(1, SEGMENT_TOKENS // n_tokens))):
+    for n_tokens, rows in groupby(
+        sorted(range(len(continuations)), key=length),
+        length,
+    ):
+        while batch := list(
+            islice(
+                rows,
+                max(1, SEGMENT_TOKENS // n_tokens),
+            )
+        ):
             yield batch
 
 
 def _score_batch(model: Any, lengths: Lengths, batch: list[Continuation]) -> tuple[Tensor, Tensor]:
     """Return the nats of the last targets of texts of equal length, [B, L], and which are the likeliest tokens."""
-    text_BL = torch.tensor([continuation.tokens for continuation in batch], device=device_of(model))
+    text_BL = torch.tensor(
+        [continuation.tokens for continuation in batch],
+        device=device_of(model),
+    )
     last = text_BL.shape[1] - 1
     memory: Any = None
     segments = []
     for start in range(0, last, lengths.segment_len):
         begin = max(0, start - lengths.ext_len)
         stop = min(start + lengths.segment_len, last)
-        hidden_BTD, memory = model(text_BL[:, begin:stop], memory)
+        hidden_BTD, memory = model(
+            text_BL[:, begin:stop],
+            memory,
+        )
         segments.append(hidden_BTD[:, start - begin :])
     n_scored = max(continuation.n_scored for continuation in batch)
-    hidden_BLD = torch.cat(segments, dim=1)[:, -n_scored:]
+    hidden_BLD = torch.cat(
+        segments,
+        dim=1,
+    )[:, -n_scored:]
     targets_BL = text_BL[:, -n_scored:]
     nats = []
     hits = []
     # One place at a time: few distributions are held at once.
-    for hidden_B1D, target_B1 in zip(hidden_BLD.split(1, 1), targets_BL.split(1, 1), strict=True):
+    for hidden_B1D, target_B1 in zip(
+        hidden_BLD.split(1, 1),
+        targets_BL.split(1, 1),
+        strict=True,
+    ):
         log_probabilities_BV = model.log_probabilities(hidden_B1D)[:, 0]
         nats.append(-log_probabilities_BV.gather(1, target_B1).double())
         hits.append(log_probabilities_BV.argmax(1, keepdim=True) == target_B1)
-    return torch.cat(nats, dim=1), torch.cat(hits, dim=1)
+    return torch.cat(
+        nats,
+        dim=1,
+    ), torch.cat(hits, dim=1)
 
 
 def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path) -> list[str]:
@@ -176,9 +200,22 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
     for (context, _), likelihood in zip(pairs, likelihoods, strict=True):
         nats_by_context.setdefault(context, []).append(likelihood.nats)
     rows: list[Sequence[object]] = [(*COLUMNS, "tokens", "nats", "greedy", "rank")]
-    for (context, text), (n_tokens, nats, is_greedy) in zip(pairs, likelihoods, strict=True):
+    for (context, text), (n_tokens, nats, is_greedy) in zip(
+        pairs,
+        likelihoods,
+        strict=True,
+    ):
         rank = sorted(nats_by_context[context]).index(nats) + 1
-        rows.append([context, text, n_tokens, nats, "yes" if is_greedy else "no", rank])
+        rows.append(
+            [
+                context,
+                text,
+                n_tokens,
+                nats,
+                "yes" if is_greedy else "no",
+                rank,
+            ]
+        )
     name = "continuations.tsv"
     write_tsv(directory / name, rows)
     results: dict[str, Any] = {
@@ -199,7 +236,14 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
 
 def write_tsv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     """Write a table with a tab between cells; backslash, tab, LF and CR in them are escaped as in C."""
-    escapes = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+    escapes = str.maketrans(
+        {
+            "\\": r"\\",
+            "\t": r"\t",
+            "\n": r"\n",
+            "\r": r"\r",
+        }
+    )
     lines = []
     for row in rows:
         cells = [str(cell).translate(escapes) for cell in row]

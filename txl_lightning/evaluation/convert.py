@@ -130,7 +130,12 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     path = Path(source)
     if path.is_dir():
         files = [path / name for name in WEIGHTS if (path / name).is_file()]
-        require(bool(files), "source", source, f"has none of {', '.join(WEIGHTS)}")
+        require(
+            bool(files),
+            "source",
+            source,
+            f"has none of {', '.join(WEIGHTS)}",
+        )
         path = files[0]
     require(path.is_file(), "source", source, "no such file")
     weights = _read_weights(path)
@@ -153,7 +158,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         problem = "it is cut short, or has more than tensors; code in a file is never run"
         raise OptionError("source", path, f"cannot be read: {problem}") from error
     is_state = isinstance(weights, dict)
-    is_state = is_state and all(isinstance(value, Tensor) for value in weights.values())
+    is_state = is_state and all(
+        isinstance(
+            value,
+            Tensor,
+        )
+        for value in weights.values()
+    )
     problem = "is not a dictionary of tensors; save the state_dict of the model"
     require(is_state, "source", path, problem)
     return weights
@@ -180,7 +191,12 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
     needed = (
         f"must be a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one"
     )
-    require(len(files) == 1, "source", source, f"{needed}; {len(files)} found")
+    require(
+        len(files) == 1,
+        "source",
+        source,
+        f"{needed}; {len(files)} found",
+    )
     folder = files[0].parent
     flags = _read_config(folder)
     flags.update(lengths)
@@ -318,12 +334,29 @@ def _write_run(
 
 def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
     """Return the configuration of a run with this model; everything else comes from the options."""
-    groups: dict[str, Any] = {"model": {"name": "converted"}, "encoding": {}, "memory": {}}
+    groups: dict[str, Any] = {
+        "model": {"name": "converted"},
+        "encoding": {},
+        "memory": {},
+    }
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         value = getattr(model.config, field)
-        groups[group][name] = list(value) if isinstance(value, tuple) else value
-    values = {field.name: getattr(options, field.name) for field in fields(Config)}
+        groups[group][name] = (
+            list(value)
+            if isinstance(
+                value,
+                tuple,
+            )
+            else value
+        )
+    values = {
+        field.name: getattr(
+            options,
+            field.name,
+        )
+        for field in fields(Config)
+    }
     values["model"] = TransformerXLModelConfig(**groups["model"])
     values["encoding"] = TableEncodingConfig(**groups["encoding"])
     values["memory"] = MemoryConfig(**groups["memory"])

@@ -36,7 +36,14 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 PROMPTS = ("prompt", "prompt_ids", "context")
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
-CODES = (*range(9), *range(11, 32), *range(127, 160))
+CODES = (
+    *range(9),
+    *range(
+        11,
+        32,
+    ),
+    *range(127, 160),
+)
 CONTROL = str.maketrans(dict.fromkeys(CODES, "\ufffd"))
 
 Write = Callable[[str], None]
@@ -108,7 +115,12 @@ def check_options(options: GenerateOptions) -> None:
     given = [name for name in PROMPTS if getattr(options, name) is not None]
     name = given[-1] if given else "prompt"
     allowed = f"one of {', '.join(PROMPTS)} must be given"
-    require(len(given) == 1, name, getattr(options, name), allowed)
+    require(
+        len(given) == 1,
+        name,
+        getattr(options, name),
+        allowed,
+    )
     check_values(options)
     Sampling(options.top_k, options.top_p, options.temperature).check()
     fits = options.position is None or options.context is not None
@@ -172,7 +184,12 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     vocab_size = len(trained.vocabulary)
     fits = bool(ids) and min(ids) >= 0 and max(ids) < vocab_size
     require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {vocab_size - 1}")
-    return Prompt(f"prompt of {len(ids)} ids", {"prompt_ids": ids}, ids, ids)
+    return Prompt(
+        f"prompt of {len(ids)} ids",
+        {"prompt_ids": ids},
+        ids,
+        ids,
+    )
 
 
 def typed_prompt(text: str, trained: TrainedModel) -> Prompt:
@@ -213,7 +230,12 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
     numbers = without_marks(context).tolist()
     begin = 0
     if document_pattern(trained) is not None:
-        begin = int(max(np.flatnonzero(context < 0), default=0))  # marks of documents
+        begin = int(
+            max(
+                np.flatnonzero(context < 0),
+                default=0,
+            )
+        )  # marks of documents
     source = {
         "corpus": corpus.name,
         "sha256": corpus.checksum,

@@ -88,7 +88,15 @@ def stream_losses(
         tokens = torch.cat([segment.tokens for segment in alike]).to(device)
         targets = torch.cat([segment.targets for segment in alike]).to(device)
         nll, state = model.score(tokens, targets, state)
-        losses.extend(nll.cpu().numpy().reshape(len(alike), -1, nll.shape[1]))
+        losses.extend(
+            nll.cpu()
+            .numpy()
+            .reshape(
+                len(alike),
+                -1,
+                nll.shape[1],
+            )
+        )
         if not is_recurrent:
             state = None
     nll_P = np.concatenate(losses, axis=1).ravel()
@@ -102,7 +110,10 @@ def stream_losses(
 
 def _segments_of_one_shape(segments: Iterable[Batch], most_tokens: int) -> Iterator[list[Batch]]:
     """Yield lists of neighbouring segments of one shape, together at most `most_tokens` unless alone."""
-    for shapes, alike in groupby(segments, lambda one: (one.tokens.shape, one.targets.shape)):
+    for shapes, alike in groupby(
+        segments,
+        lambda one: (one.tokens.shape, one.targets.shape),
+    ):
         n_joined = max(1, most_tokens // shapes[0].numel())
         while joined := list(islice(alike, n_joined)):
             yield joined

@@ -15,7 +15,16 @@ TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
 SPLITS = ("train", "valid", "test")
 OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}")
-LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
+LENGTHS: Rule = (
+    lambda x: (
+        min(
+            x,
+            default=0,
+        )
+        >= 1
+    ),
+    "must be integers >= 1, at least one",
+)
 
 
 @dataclass(kw_only=True)
@@ -105,10 +114,16 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
-    splits: list[str] = field(default_factory=list, metadata={"rules": (OF_SPLITS,)})
+    splits: list[str] = field(
+        default_factory=list,
+        metadata={"rules": (OF_SPLITS,)},
+    )
     ext_len: int | None = None
     same_length: bool | None = None
-    attention_lengths: list[int] | None = field(default=None, metadata={"rules": (LENGTHS,)})
+    attention_lengths: list[int] | None = field(
+        default=None,
+        metadata={"rules": (LENGTHS,)},
+    )
     sweep_tokens: int | None = option(None, COUNT)
     block_len: int = option(1000, COUNT)
     losses: bool = False

@@ -132,7 +132,12 @@ def lines_of(entries: Entries) -> list[str]:
             lines.append(score_line(split, entry))
         else:
             title = f"{split}, attention length {selected['attention_length']}"
-            lines.append(score_line(title, {**selected["best"], "init": selected["init"]}))
+            lines.append(
+                score_line(
+                    title,
+                    {**selected["best"], "init": selected["init"]},
+                )
+            )
         if "sweep" in entry:
             sweep = entry["sweep"]
             shortest = f"within {sweep['tolerance']:g} {sweep['unit']} of the best"

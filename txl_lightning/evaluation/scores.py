@@ -45,13 +45,19 @@ class SplitScores:
         """
         settings = protocol.settings()
         if str(settings) not in self.known:
-            self.known[str(settings)] = protocol.losses(self.corpus, self.split)
+            self.known[str(settings)] = protocol.losses(
+                self.corpus,
+                self.split,
+            )
         losses = self.known[str(settings)]
         row = self.values(losses)
         if stem is not None and self.folder is not None:
             row["losses"] = f"losses_{self.split}{stem}.npz"
             arrays: Any = {"nll": losses.nll, "positions": losses.positions}
-            write_atomically(self.folder / row["losses"], lambda path: np.savez(path, **arrays))
+            write_atomically(
+                self.folder / row["losses"],
+                lambda path: np.savez(path, **arrays),
+            )
         row["evaluation"] = settings
         return row
 
@@ -60,7 +66,10 @@ class SplitScores:
         vocabulary = self.corpus.vocabulary
         n_tokens = len(losses.nll)
         # After the last sentence of a split comes the `<S>` of the first.
-        tokens = self.corpus.splits[self.split].take(losses.positions, mode="wrap")
+        tokens = self.corpus.splits[self.split].take(
+            losses.positions,
+            mode="wrap",
+        )
         n_bytes = vocabulary.count_bytes(without_marks(tokens))
         bytes_per_token = None if n_bytes is None else n_bytes / n_tokens
         sentences = self.corpus.sentences.get(self.split)

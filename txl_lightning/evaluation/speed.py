@@ -141,7 +141,11 @@ class TimedScheme:
         """Return the losses of the next segment, [1, segment_len], in nats."""
         tokens_1T = looped(self.text_1n, self.position, self.segment_len + 1)
         self.position += self.segment_len
-        nll_1T, self.state = self.model.score(tokens_1T[:, :-1], tokens_1T[:, 1:], self.state)
+        nll_1T, self.state = self.model.score(
+            tokens_1T[:, :-1],
+            tokens_1T[:, 1:],
+            self.state,
+        )
         return nll_1T
 
     def turn(self) -> float:
@@ -229,7 +233,12 @@ def spread(values: Array) -> dict[str, Any]:
     """Return the median and the extremes of the rounds."""
     middle = float(np.median(values))
     rounds = values.tolist()
-    return {"median": middle, "min": min(rounds), "max": max(rounds), "rounds": rounds}
+    return {
+        "median": middle,
+        "min": min(rounds),
+        "max": max(rounds),
+        "rounds": rounds,
+    }
 
 
 def write_report(results: dict[str, Any], directory: Path) -> list[str]:
