@@ -43,4 +43,8 @@ def text(depth: int, n_tokens: int) -> str:
 def brackets(config: BracketsData) -> Source:
     """Return the text, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %."""
     path = generated(config, text, config.depth, config.n_tokens)
-    return Source(f"brackets, depth {config.depth}", cut_file(path), open_vocabulary(config))
+    return Source(
+        f"brackets, depth {config.depth}",
+        cut_file(path),
+        open_vocabulary(config),
+    )

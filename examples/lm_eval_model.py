@@ -27,23 +27,23 @@ from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
 from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import load_trained
 
+N_GENERATED = 256  # tokens at most where a task does not say how many
+
 
 class TransformerXLForHarness(LM):
     """A checkpoint as a model of lm-evaluation-harness.
 
     Args:
         checkpoint: checkpoint of `txl train`.
-        n_generated: tokens to draw at most where a task does not say how many.
         lengths: lengths of the evaluation, such as `mem_len=640`; those of the run by default.
     """
 
-    def __init__(self, checkpoint: str, n_generated: int = 256, **lengths: Any) -> None:
+    def __init__(self, checkpoint: str, **lengths: Any) -> None:
         super().__init__()
         self.trained = load_trained(checkpoint)
         self.protocol: Protocol = protocol_from_options(
             self.trained, EvaluateOptions(checkpoint, **lengths), whole=True
         )
-        self.n_generated = n_generated
 
     @property
     def start(self) -> list[int]:
@@ -57,7 +57,10 @@ class TransformerXLForHarness(LM):
         """Return a continuation whose first token can be scored."""
         if continuation.n_context > 0:
             return continuation
-        return Continuation([*self.start, *continuation.tokens], len(self.start))
+        return Continuation(
+            [*self.start, *continuation.tokens],
+            len(self.start),
+        )
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -91,7 +94,7 @@ class TransformerXLForHarness(LM):
                 encode_open(self.trained.vocabulary, context, self.trained.closed_sentences)
                 or self.start
             )
-            n_tokens = options.get("max_gen_toks", self.n_generated)
+            n_tokens = options.get("max_gen_toks", N_GENERATED)
             drawn: list[int] = []
             text = ""
             for token_1 in generate(
