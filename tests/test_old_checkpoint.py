@@ -1,10 +1,11 @@
-"""A run has the losses of 0.5.0, whose checkpoint opens and evaluates; older ones are refused.
+"""A run has the losses of 0.5.0, whose checkpoint opens, evaluates and resumes; older ones are refused.
 
 `old_checkpoint/relative.ckpt` was written at step 15 of a run of 30 steps. `expected.json` has the
 results of 0.5.0: losses of the checkpoint at three memory lengths, and of the second half of the run.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,29 @@ def test_a_run_has_the_losses_of_0_5_0(config: Config) -> None:
         assert metrics[name] == pytest.approx(expected, rel=FLOAT32)
 
 
-def test_its_state_of_training_is_refused(config: Config) -> None:
+def test_a_resumed_run_ends_like_the_uninterrupted_run_of_0_5_0(config: Config) -> None:
     config.resume = str(CHECKPOINT)
-    with pytest.raises(OptionError, match=r"^resume=.*version 0\.5.*initial_weights="):
-        train(config, Path("run"))
+    metrics = train(config, Path("run"))
+    rows = {row["step"]: row for row in logged_rows(Path("run")) if "train/nll" in row}
+    for step, expected in EXPECTED["train_nll"].items():
+        assert float(rows[step]["train/nll"]) == pytest.approx(expected, rel=FLOAT32)
+    for name, expected in EXPECTED["metrics"].items():
+        assert metrics[name] == pytest.approx(expected, rel=FLOAT32)
+
+
+def test_a_resumed_run_keeps_the_best_loss_and_the_curve_of_0_5_0(config: Config) -> None:
+    folder = Path("old/checkpoints")
+    folder.mkdir(parents=True)
+    shutil.copy(CHECKPOINT, folder / "last.ckpt")
+    shutil.copy(CHECKPOINT, folder / "best.ckpt")
+    curve = Path("old/validation.jsonl")
+    of_15 = {"steps": 15, "val/nll": 2.5}
+    curve.write_text(f"{json.dumps(of_15)}\n{json.dumps({'steps': 20})}\n")
+    config.resume = "auto"
+    train(config, Path("old"))
+    rows = [json.loads(line) for line in curve.read_text().splitlines()]
+    assert rows[0] == of_15
+    assert [row["steps"] for row in rows[1:]] == [30]
 
 
 def test_a_checkpoint_before_0_5_is_refused_with_the_version_that_reads_it(tmp_path: Path) -> None:

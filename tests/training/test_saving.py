@@ -52,7 +52,13 @@ def test_weights_are_kept_every_n_steps_and_open_everything_but_a_resume(tmp_pat
     keep = (*OPTIONS, "checkpoint.keep_every_n_steps=5", "trainer.max_steps=10")
     folder = tmp_path / "run/checkpoints"
     train_tiny(tmp_path, *keep)
-    assert steps(folder) == {"step5.ckpt": 5, "step10.ckpt": 10, "last.ckpt": 10, "best.ckpt": 10}
+    assert steps(folder) == {
+        "step5.ckpt": 5,
+        "step10.ckpt": 10,
+        "last.ckpt": 10,
+        "previous.ckpt": 8,
+        "best.ckpt": 10,
+    }
     assert load_trained(folder / "step5.ckpt").step == 5
     size_of_last = (folder / "last.ckpt").stat().st_size
     assert (folder / "step5.ckpt").stat().st_size < size_of_last / 2
@@ -61,22 +67,22 @@ def test_weights_are_kept_every_n_steps_and_open_everything_but_a_resume(tmp_pat
         train_tiny(tmp_path, *keep, resume, name="other")
 
 
-def test_auto_resumes_from_the_best_checkpoint_if_the_last_is_damaged(
+def test_auto_resumes_from_the_previous_checkpoint_if_the_last_is_damaged(
     tmp_path: Path, capsys: Output, monkeypatch: Patch
 ) -> None:
     run = tmp_path / "run"
     last = run / "checkpoints/last.ckpt"
     with_losses(monkeypatch, {12: 99.0})
     train(tiny_config(tmp_path, *OPTIONS), run)
-    assert steps(last.parent) == {"best.ckpt": 10, "last.ckpt": 12}
+    assert steps(last.parent) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}
     data = bytearray(last.read_bytes())
     data[len(data) // 2] ^= 1
     last.write_bytes(data)
     assert train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), run)["steps"] == 12
     said = capsys.readouterr().err
     assert f"{last}: is damaged, or is not a checkpoint" in said
-    assert f"resume=auto: resuming from {last.parent}/best.ckpt" in said
-    assert steps(last.parent) == {"best.ckpt": 10, "last.ckpt": 12}
+    assert f"resume=auto: resuming from {last.parent}/previous.ckpt" in said
+    assert steps(last.parent) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}
 
 
 ANOTHER = "choose another hydra.run.dir=FOLDER"

@@ -16,11 +16,12 @@ from txl_lightning.config.schemas import CheckpointConfig
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.trained import read_file, write_checkpoint
 from txl_lightning.files import PART
-from txl_lightning.training import Values
+from txl_lightning.training import Values, version_0_5
 
 LAST = "last.ckpt"
+PREVIOUS = "previous.ckpt"
 BEST = "best.ckpt"
-NO_STATE = "holds weights only, or a state of training of version 0.5, which resumes it"
+NO_STATE = "holds weights only"
 
 
 class UnwrittenCheckpointError(UserError):
@@ -60,7 +61,10 @@ class DurableCheckpointIO(TorchCheckpointIO):
         Raises:
             OptionError: it is damaged.
         """
-        return read_file(path, "resume")
+        checkpoint = read_file(path, "resume")
+        if version_0_5.is_version_0_5(checkpoint):
+            version_0_5.convert(checkpoint, Path(path).parent.parent)
+        return checkpoint
 
 
 def who_stopped(trainer: Trainer) -> str | None:
@@ -86,6 +90,8 @@ def validation_follows(trainer: Trainer) -> bool:
 class RunCheckpoint(Checkpoint):
     """Saves `last.ckpt` every n steps and after every validation, `best.ckpt` after one with the lowest loss so far.
 
+    The `last.ckpt` before becomes `previous.ckpt`, in case a disk damages the new one.
+
     If a validation follows a step, the checkpoint follows the validation; otherwise a resumed run would skip it. Stands
     after the other checkpoint callbacks, whose states it saves. `step{N}.ckpt` has the weights of every
     `checkpoint.keep_every_n_steps`.
@@ -104,6 +110,7 @@ class RunCheckpoint(Checkpoint):
         self.options = options
         self.saved_step = -1
         self.best_nll = math.inf
+        self._is_whole = False  # last.ckpt was written or read by this session
 
     @property
     def to_continue(self) -> str:
@@ -121,6 +128,7 @@ class RunCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.ckpt_path:
             self.saved_step = trainer.global_step
+            self._is_whole = Path(trainer.ckpt_path).resolve() == (self.directory / LAST).resolve()
         if trainer.is_global_zero:
             for path in self.directory.glob(f"{PART}*"):  # from a kill in the middle of a write
                 path.unlink(missing_ok=True)
@@ -155,7 +163,11 @@ class RunCheckpoint(Checkpoint):
 
     def save(self, trainer: Trainer) -> None:
         """Save the state after the last step; all ranks must call this."""
-        trainer.save_checkpoint(self.directory / LAST)
+        last = self.directory / LAST
+        if trainer.is_global_zero and self._is_whole:
+            last.replace(self.directory / PREVIOUS)
+        trainer.save_checkpoint(last)
+        self._is_whole = True
         self.saved_step = trainer.global_step
 
 

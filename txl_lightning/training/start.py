@@ -16,7 +16,7 @@ from txl_lightning.evaluation.models import Model, architecture
 from txl_lightning.evaluation.trained import Checkpoint, read_checkpoint
 from txl_lightning.files import write_text
 from txl_lightning.reporting.code import code_version
-from txl_lightning.training.checkpoints import BEST, LAST, NO_STATE, is_in_run
+from txl_lightning.training.checkpoints import BEST, LAST, NO_STATE, PREVIOUS, is_in_run
 
 # A resumed run must have the same options as the checkpoint's run and its validations, whose losses it compares, except
 # where the corpus files are. An option that an older checkpoint lacks has its default there. `memory.segments` only
@@ -89,9 +89,9 @@ def resumed_path(config: Config) -> Path | None:
 
 
 def _find_last(directory: Path, ranks: Ranks) -> Path | None:
-    """Return the run's last checkpoint, or its best one if that is damaged or missing; None without any."""
+    """Return the newest of the run's checkpoints that can be read; None without any."""
     is_damaged = False
-    for name in (LAST, BEST):
+    for name in (LAST, PREVIOUS, BEST):
         path = directory / "checkpoints" / name
         if not path.exists():
             continue
@@ -119,7 +119,7 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     if config.train and path is not None and is_in_run(directory, path):
         return
     folder = directory / "checkpoints"
-    is_saved = (folder / LAST).exists() or (folder / BEST).exists()
+    is_saved = any((folder / name).exists() for name in (LAST, PREVIOUS, BEST))
     if config.train and is_saved and config.resume == "auto":
         return
     is_finished = (directory / "metrics.json").exists()
@@ -153,7 +153,8 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
         OptionError: an option differs (names the first one), or the file has no training state.
     """
     resumed.require(
-        "training" in resumed.record, f"{NO_STATE}: start from its weights with initial_weights="
+        "optimizer_states" in resumed.contents,
+        f"{NO_STATE}: start from them with initial_weights=",
     )
     before = flat(plain(resumed.config))
     for name, value in flat(plain(config)).items():
