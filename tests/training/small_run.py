@@ -111,7 +111,10 @@ def logged_rows(folder: Path) -> list[dict[str, str]]:
     rows: dict[tuple[int, str], dict[str, str]] = {}
     n_sessions = len(list(folder.glob("version_*")))
     for session in range(n_sessions):
-        for row in csv_rows(folder / f"version_{session}/metrics.csv"):
+        path = folder / f"version_{session}/metrics.csv"
+        if not path.exists():  # killed before its first row
+            continue
+        for row in csv_rows(path):
             filled = {name: value for name, value in row.items() if value}
             groups = sorted({name.split("/")[0] for name in filled})
             rows[int(row["step"]), " ".join(groups)] = filled
