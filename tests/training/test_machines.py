@@ -70,6 +70,10 @@ def test_a_cpu_trains_in_bfloat16_where_products_are_faster_in_it(
     assert hardware.fastest_precision("cpu") == precision
 
 
+def test_the_speedup_is_the_ratio_of_two_measured_times() -> None:
+    assert 0.01 < hardware.cpu_bfloat16_speedup() < 100
+
+
 @pytest.mark.parametrize("without_float64", [(), ("cpu",)])
 def test_sums_of_losses_stay_in_float64(monkeypatch: Patch, without_float64: tuple[str]) -> None:
     """Let losses of the CPU stand for those of Apple's GPU, which lacks float64; float32 would lose the ones."""
