@@ -33,12 +33,15 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_opens_with_its_config_and_vocabulary() -> None:
     trained = load_trained(CHECKPOINT)
-    assert trained.config.encoding.name == EXPECTED["config"]["encoding"]
-    assert trained.config.memory.mem_len == EXPECTED["config"]["mem_len"]
-    assert trained.config.model.n_layer == EXPECTED["config"]["n_layer"]
-    assert trained.config.model.d_model == EXPECTED["config"]["d_model"]
-    assert trained.config.data.level == EXPECTED["config"]["level"]
-    assert trained.config.data.segment_len == EXPECTED["config"]["segment_len"]
+    config = trained.config
+    assert EXPECTED["config"] == {
+        "encoding": config.encoding.name,
+        "mem_len": config.memory.mem_len,
+        "n_layer": config.model.n_layer,
+        "d_model": config.model.d_model,
+        "level": config.data.level,
+        "segment_len": config.data.segment_len,
+    }
     assert "".join(trained.vocabulary.symbols) == EXPECTED["symbols"]
 
 
@@ -47,9 +50,8 @@ def test_it_opens_with_its_config_and_vocabulary() -> None:
 def test_its_losses_are_those_of_0_5_0(mem_len: str) -> None:
     words = (f"mem_len={mem_len}", "splits=[test]", "hydra.run.dir=evaluation")
     success("evaluate", f"checkpoint={CHECKPOINT}", *words)
-    results = json.loads(Path("evaluation/evaluation.json").read_text())
-    expected = EXPECTED["test_nll_of_step_15"][mem_len]
-    assert results["test"]["nll"] == pytest.approx(expected, rel=FLOAT32)
+    nll = json.loads(Path("evaluation/evaluation.json").read_text())["test"]["nll"]
+    assert nll == pytest.approx(EXPECTED["test_nll_of_step_15"][mem_len], rel=FLOAT32)
 
 
 def test_a_resumed_run_ends_like_the_uninterrupted_run_of_0_5_0(text: Path) -> None:
