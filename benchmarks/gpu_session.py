@@ -405,10 +405,7 @@ def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]
         record = run_part(name, output, min(most, deadline - time.monotonic()), dry_run)
         summary["parts"].append(record)
         write_json(output / "summary.json", summary)
-        print(name, record["status"])
-        for key in ("ms", "tokens_per_second"):
-            if key in record:
-                print(f"    {key}={record[key]:,.4g}")
+        print(name, record["status"], record.get("tokens_per_second", ""))
     return summary["parts"]
 
 
