@@ -50,10 +50,11 @@ class Chains(nn.Module):
         logits_BCV[..., OTHERS] = float("-inf")
         return nn.functional.cross_entropy(logits_BCV.mT, targets_BT, reduction="none"), None
 
-    def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of residues and ends of lines, one byte each."""
-        numbers = [SEPARATOR if letter == "\n" else FIRST + RESIDUES.index(letter) for letter in text.decode()]
-        return np.array(numbers), np.ones(len(numbers), dtype=int)
+    def encode(self, text: bytes) -> tuple[np.ndarray, str]:
+        """Return the numbers of residues and ends of lines, and these letters."""
+        letters = text.decode()
+        numbers = [SEPARATOR if letter == "\n" else FIRST + RESIDUES.index(letter) for letter in letters]
+        return np.array(numbers), letters
 
 
 def loaded(name: str) -> Chains:

@@ -27,12 +27,12 @@ class Trigrams:
     def __init__(self, log_probability: Callable[..., float]) -> None:
         self.log_probability, self.numbers = log_probability, dict[str, int]()
 
-    def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the known words, and the bytes from each of them to the next."""
-        words = [(found.group().decode(), found.start()) for found in re.finditer(rb"[a-z']+", text.lower())]
-        known = [(word, start) for word, start in words if self.log_probability(word) > LEAST]
-        tokens = [self.numbers.setdefault(word, len(self.numbers)) for word, _ in known]
-        return np.array(tokens), np.diff([0, *(start for _, start in known[1:]), len(text)])
+    def encode(self, text: bytes) -> tuple[np.ndarray, list[str]]:
+        """Return the numbers of the known words, and the words."""
+        words = re.findall(r"[a-z']+", text.decode(errors="replace").lower())
+        known = [word for word in words if self.log_probability(word) > LEAST]
+        tokens = [self.numbers.setdefault(word, len(self.numbers)) for word in known]
+        return np.array(tokens), [f"{word} " for word in known]
 
     def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
         """Return the loss of each target in nats; the first tokens are context if targets are fewer."""

@@ -1,13 +1,6 @@
-"""All causal classes of the installed transformers, tiny and random, read by the reader of `hf:`.
-
-    .venv-hf/bin/python -m tests.recl.all_classes
-
-prints how many are read in one pass, how many directly, and which are refused or not built.
-"""
+"""All causal classes of the installed transformers, tiny and random, read by the reader of `hf:`."""
 
 import copy
-import signal
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -23,7 +16,6 @@ POSITIONS = 60
 TOKENS = np.random.default_rng(3).integers(3, 100, 301)
 CONTEXTS = [10, 30, 50, 70]
 PLACES = np.array([120, 200, 280])
-SECONDS = 120
 SIZES: dict[tuple[str, ...], int] = {
     ("vocab_size",): 120,
     ("hidden_size", "d_model", "n_embd", "n_embed", "embedding_size", "word_embed_proj_dim"): 32,
@@ -98,27 +90,3 @@ def outcome(model_type: str) -> str:
                 return f"wrong at {context} tokens"
     way = "one pass" if member.reader.one_pass else "direct"
     return way if limit is None else f"{way}, limited"
-
-
-def stop(*_: Any) -> None:
-    raise TimeoutError
-
-
-def main() -> None:
-    """Print the outcome of every type, and how often each occurred."""
-    counts = Counter[str]()
-    signal.signal(signal.SIGALRM, stop)
-    for model_type in model_types():
-        signal.alarm(SECONDS)
-        try:
-            found = outcome(model_type)
-        except TimeoutError:
-            found = f"not built: over {SECONDS} s"
-        signal.alarm(0)
-        print(f"{model_type}: {found}", flush=True)
-        counts[found.partition(":")[0]] += 1
-    print(dict(counts))
-
-
-if __name__ == "__main__":
-    main()

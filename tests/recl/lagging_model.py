@@ -30,8 +30,6 @@ class Lagging:
 class LaggingPairs(Lagging):
     """A token for every two bytes: the first one."""
 
-    def encode(self, content: bytes) -> tuple[list[int], list[int]]:
+    def encode(self, content: bytes) -> tuple[list[int], list[str]]:
         tokens = list(content[::2])
-        sizes = [2] * len(tokens)
-        sizes[-1] = len(content) - sum(sizes[:-1])
-        return tokens, sizes
+        return tokens, [chr(token) for token in tokens]

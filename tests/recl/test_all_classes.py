@@ -13,6 +13,6 @@ from tests.recl.test_huggingface import pytestmark  # noqa: F401
 @pytest.mark.parametrize("model_type", model_types())
 def test_losses_are_those_of_fresh_windows(model_type: str) -> None:
     found = outcome(model_type)
-    if found.startswith("not built"):
+    if found.startswith(("not built", "refused")):
         pytest.skip(found)
     assert not found.startswith("wrong"), found

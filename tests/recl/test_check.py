@@ -69,7 +69,8 @@ def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch: pytest.MonkeyPa
     assert not load(Scored(right, one_pass=False), monkeypatch).reader.one_pass
 
 
-SIZES = "encode must return tokens and their sizes, which sum to the bytes given"
+TEXTS = "encode must return tokens and the text of each"
+NO_LOSS = "has losses that are not -log P in 0 … 700 nats"
 FAULTS: list[tuple[Any, str]] = [
     (Scored(looking_ahead), "must be a causal language model: its losses depend on later tokens"),
     (Scored(failing), r"cannot read 64 tokens \(no such table\)"),
@@ -77,8 +78,11 @@ FAULTS: list[tuple[Any, str]] = [
         Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)),
         r"cannot read 64 tokens \(score must return a loss for each target, and a state\)",
     ),
-    (Scored, "must return a model with the method score, not type"),
-    (Scored(right, encode=lambda text: ([1] * 3, [len(text) + 2, -1, -1])), SIZES),
+    (Scored, "cannot read 64 tokens"),
+    (Scored(right, encode=lambda text: ([1] * 3, ["a", "b"])), TEXTS),
+    (Scored(lambda tokens, targets: (targets * torch.inf, None)), NO_LOSS),
+    (Scored(lambda tokens, targets: (targets * torch.nan, None)), NO_LOSS),
+    (Scored(lambda tokens, targets: (targets - 120.0, None)), NO_LOSS),
 ]
 
 

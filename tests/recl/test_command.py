@@ -16,10 +16,8 @@ from tests.alone import printed
 from tests.data.helpers import files
 from tests.evaluation.small_runs import SmallRuns
 from tests.in_process import success
-from tests.recl import test_check
 from tests.recl.lagging_model import LAGGING, LAGGING_PAIRS
 from tests.recl.small_recl import recl
-from tests.recl.test_check import Scored
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.trained import load_trained
@@ -40,7 +38,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     assert values(result, "limit") == [None, 8, None, None]
     first, absolute = result["models"][:2]
     assert first["kind"] == "txl_smoke, relative, memory 8"
-    assert absolute["kind"] == "txl_smoke, absolute, no recurrence"
+    assert absolute["kind"] == "txl_smoke, absolute, memory 0"
     assert absolute["nll"][1] == absolute["nll"][3]  # at 8 and at 16 tokens
     assert (first["step"], first["tokens_trained"], first["clamp_len"]) == (2, 2 * 4 * 8, 15)
     checksum = hashlib.sha256(Path(runs.checkpoint("relative")).read_bytes()).hexdigest()
@@ -110,67 +108,22 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
         assert np.array_equal(respect_ICP[0, c, ~cut], ignore_ICP[0, c, ~cut])
 
 
-def test_a_grid_is_even_or_a_list(runs: SmallRuns, tmp_path: Path) -> None:
-    checkpoint = runs.checkpoint("relative")
-    listed = recl(tmp_path / "listed", checkpoint, contexts=[1, 2, 4, 8, 16], bootstrap=0)
-    assert (listed["first_context"], listed["step"]) == (1, None)
-    assert "[" not in (tmp_path / "listed/recl.md").read_text(), "no intervals without resamples"
-    short = recl(tmp_path / "short", checkpoint, max_context=15)
-    assert (short["contexts"], short["step"]) == ([4, 8, 12], 4)
-
-
-def test_precision_positions_and_clamp_change_losses(runs: SmallRuns, tmp_path: Path) -> None:
+def test_options_change_the_grid_and_the_losses(runs: SmallRuns, tmp_path: Path) -> None:
     checkpoint = runs.checkpoint("relative")
     plain = recl(tmp_path, checkpoint)
-    nll = np.array(plain["models"][0]["nll"])
-    rounded = recl(tmp_path, checkpoint, precision="bf16-mixed")
+    for option, value in CHANGES.items():
+        changed = recl(tmp_path, checkpoint, **{option: value})
+        assert values(changed, "nll") != values(plain, "nll")
+    assert changed["contexts"] == CHANGES["contexts"]
+    rounded = recl(tmp_path, checkpoint, precision="bf16-mixed", bootstrap=0)
     assert (plain["precision"], rounded["precision"]) == ("32-true", "bf16-mixed")
-    difference = np.abs(rounded["models"][0]["nll"] - nll)
-    assert 0 < difference.max() < 0.01
-    moved = recl(tmp_path, checkpoint, position_seed=1)
-    assert moved["positions"]["seed"] == 1
-    assert values(moved, "nll") != values(plain, "nll")
-    clamped = recl(tmp_path, checkpoint, clamp_len=2)
-    assert values(clamped, "nll") != values(plain, "nll")
+    difference = np.subtract(values(rounded, "nll"), values(plain, "nll"))
+    assert 0 < np.abs(difference).max() < 0.01
+    rows = (tmp_path / "recl.md").read_text().splitlines()
+    assert "[" not in rows[4], "no intervals without resamples"
 
 
-def test_groups_have_lengths_of_their_own(runs: SmallRuns, tmp_path: Path) -> None:
-    paths = [runs.checkpoint("relative"), runs.checkpoint("absolute"), runs.checkpoint("lstm")]
-    result = recl(tmp_path / "run", *paths, groups=["x", "y", "x"])
-    assert result["groups"] == [
-        {"name": "x", "models": ["relative", "lstm"]},
-        {"name": "y", "models": ["absolute"]},
-    ]
-    alone = recl(tmp_path / "alone", paths[1])
-    assert result["models"][1]["recl"] == alone["models"][0]["recl"]
-    assert (tmp_path / "run/gains_y_r0.1.svg").exists()
-
-
-def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(
-    runs: SmallRuns,
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    contents = torch.load(runs.checkpoint("relative"), weights_only=True)
-    for step in (2, 10, 9):
-        contents["global_step"] = step
-        torch.save(contents, folder / f"step{step}.ckpt")
-    result = recl(tmp_path / "run", str(folder / "step*.ckpt"))
-    assert values(result, "step") == [2, 9, 10]
-    assert values(result, "name") == [f"{tmp_path.name}/step{n}" for n in (2, 9, 10)]
-
-
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
-def test_impossible_losses_are_named(loss: float, tmp_path: Path, monkeypatch: Any) -> None:
-    model = Scored(lambda tokens_BT, targets_BT: (torch.full(targets_BT.shape, loss), None))
-    monkeypatch.setattr(test_check, "make", lambda: model, raising=False)
-    (path,) = files(tmp_path, {"text.txt": "a cat and a bat " * 40})
-    words = r"models=py:.*make: has losses that are not -log P in 0 … 700 nats"
-    with pytest.raises(UserError, match=words):
-        recl(tmp_path / "run", models=[f"py:{test_check.__name__}.make"], data_path=path)
-
-
+CHANGES = {"position_seed": 1, "clamp_len": 2, "contexts": [1, 2, 4, 8, 16]}
 GRID = ["first_context=4", "step=4", "max_context=16", "n_positions=30", "bootstrap=20"]
 REFUSALS = []
 for row in Path(__file__).with_name("refusals.txt").read_text("utf-8").splitlines():

@@ -19,9 +19,9 @@ def letters(*words: str) -> float:
 
 def test_trigrams_get_two_words_and_leave_out_unknown_ones_with_their_bytes() -> None:
     model = Trigrams(letters)
-    tokens, sizes = model.encode(b"A x, dog's bone: a x!")
+    tokens, texts = model.encode(b"A x, dog's bone: a x!")
     assert tokens.tolist() == [0, 1, 2, 0]
-    assert sizes.tolist() == [5, 6, 6, 4]
+    assert texts == ["a ", "dog's ", "bone ", "a "]
     window = torch.from_numpy(tokens)[None]
     losses, _ = model.score(window[:, :-1], window[:, 1:])
     assert losses.tolist() == [[len("dog'sa"), len("bonedog'sa"), len("abonedog's")]]

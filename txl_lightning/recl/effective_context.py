@@ -38,16 +38,13 @@ class EffectiveContext:
             threshold.
         low: lower end of the percentile interval of RECL over resampled blocks of positions.
         high: upper end of that interval.
-        high_at_least: whether `high` is only a lower bound.
         guarded: RECL that also ends where the model's own mean loss no longer falls, over all or
             over hard positions.
         guarded_at_least: whether `guarded` is only a lower bound.
         guarded_low: lower end of the interval of `guarded`.
         guarded_high: upper end of that interval.
-        guarded_high_at_least: whether `guarded_high` is only a lower bound.
         gains_again: first context beyond `value` to which a step gains the threshold again; None if
             there is none.
-        limit: largest context that the model can see; None for no limit.
         relative_gains: g(c, c') for every c of the grid but the last, with c' = c + Δ.
         perplexity_gains: exp f(c, c) - exp f(c, c') at these c (Figure 3).
         perplexities: exp f(c, c) at these c, equal for all models of the group.
@@ -57,14 +54,11 @@ class EffectiveContext:
     at_least: bool
     low: int
     high: int
-    high_at_least: bool
     guarded: int
     guarded_at_least: bool
     guarded_low: int
     guarded_high: int
-    guarded_high_at_least: bool
     gains_again: int | None
-    limit: int | None
     relative_gains: list[float]
     perplexity_gains: list[float]
     perplexities: list[float]
@@ -114,35 +108,23 @@ def relative_effective_context_lengths(
     """
     check_definition(contexts, fractions, threshold, bootstrap)
     losses_ICP = np.stack([*losses.values()]).astype(np.float64)
-    n_contexts, n_positions = losses_ICP.shape[1:]
-    is_finite = bool(np.isfinite(losses_ICP).all())
-    require(is_finite, "losses", "nan or inf", "must be finite")
+    _, n_contexts, n_positions = losses_ICP.shape
+    require(bool(np.isfinite(losses_ICP).all()), "losses", "nan or inf", "must be finite")
     allowed = f"must be {n_contexts}, as the losses have"
-    require(
-        len(contexts) == n_contexts,
-        "contexts",
-        list(contexts),
-        allowed,
-    )
+    require(len(contexts) == n_contexts, "contexts", list(contexts), allowed)
     if blocks is None:
         blocks = np.arange(n_positions)
-    limits = limits or {}
     block_names, block_P = np.unique(blocks, return_inverse=True)
     counts_SB = np.ones((1 + bootstrap, len(block_names)))  # the first sample is the text itself
     counts_SB[1:] = resampled(len(block_names), bootstrap, seed)
     short_RSC, long_RISC, rises_RISC = measured_steps(losses_ICP, fractions, counts_SB, block_P)
     results: dict[str, dict[float, EffectiveContext]] = {}
     for i, name in enumerate(losses):
+        limit = (limits or {}).get(name)
         results[name] = {}
         for k, r in enumerate(fractions):
-            results[name][r] = _effective_context(
-                short_RSC[k],
-                long_RISC[k, i],
-                rises_RISC[k, i],
-                contexts,
-                threshold,
-                limits.get(name),
-            )
+            steps = (short_RSC[k], long_RISC[k, i], rises_RISC[k, i])
+            results[name][r] = _effective_context(*steps, contexts, threshold, limit)
     return results
 
 
@@ -157,22 +139,12 @@ def check_definition(
     Raises:
         OptionError: naming the option.
     """
-    ascending = all(c < longer for c, longer in pairwise([0, *contexts]))
+    is_grid = len(contexts) >= 2 and min(np.diff([0, *contexts])) > 0
     allowed = "must be at least two, ascending, the first >= 1"
-    require(
-        len(contexts) >= 2 and ascending,
-        "contexts",
-        list(contexts),
-        allowed,
-    )
-    different = 1 <= len(fractions) == len(set(fractions))
-    in_range = all(0 < r <= 1 for r in fractions)
-    require(
-        different and in_range,
-        "fractions",
-        list(fractions),
-        "must be different numbers in (0, 1]",
-    )
+    require(is_grid, "contexts", list(contexts), allowed)
+    are_different = 1 <= len(fractions) == len(set(fractions))
+    are_fractions = are_different and 0 < min(fractions) <= max(fractions) <= 1
+    require(are_fractions, "fractions", list(fractions), "must be different numbers in (0, 1]")
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
     check("bootstrap", bootstrap, LENGTH, at_most("bootstrap"))
 
@@ -187,54 +159,38 @@ def _effective_context(
 ) -> EffectiveContext:
     gains_SC = -np.expm1(long_SC - short_SC)
     ends_SC = gains_SC < threshold
-    length = _length(ends_SC, contexts, limit)
-    guarded = _length(ends_SC | rises_SC, contexts, limit)
-    gains_again = None
-    value = length[0]
-    for c, ends in enumerate(ends_SC[0]):
-        if contexts[c] > value and not ends:
-            gains_again = contexts[c + 1]
-            break
+    value, low, high = _length(ends_SC, contexts, limit)
+    guarded, guarded_low, guarded_high = _length(ends_SC | rises_SC, contexts, limit)
+    is_open = limit is None or limit > contexts[-1]
+    gains_C = np.flatnonzero(ends_SC[0] < (np.array(contexts[:-1]) > value))
     perplexities_C = np.exp(short_SC[0])
-    perplexity_gains_C = perplexities_C - np.exp(long_SC[0])
     return EffectiveContext(
-        *length,
-        *guarded,
-        gains_again=gains_again,
-        limit=limit,
+        value=value,
+        at_least=is_open and value == contexts[-1],
+        low=low,
+        high=high,
+        guarded=guarded,
+        guarded_at_least=is_open and guarded == contexts[-1],
+        guarded_low=guarded_low,
+        guarded_high=guarded_high,
+        gains_again=contexts[gains_C[0] + 1] if len(gains_C) else None,
         relative_gains=gains_SC[0].tolist(),
-        perplexity_gains=perplexity_gains_C.tolist(),
+        perplexity_gains=(perplexities_C - np.exp(long_SC[0])).tolist(),
         perplexities=perplexities_C.tolist(),
     )
 
 
-def _length(
-    ends_SC: Booleans,
-    contexts: Sequence[int],
-    limit: int | None,
-) -> tuple[int, bool, int, int, bool]:
+def _length(ends_SC: Booleans, contexts: Sequence[int], limit: int | None) -> list[int]:
     """Return the first context at which gains end, at most the limit, and its interval over samples.
 
-    Whether the gains of the first sample, the text itself, did not end on the grid stands behind
-    the value, and whether a sample at the higher end did not end, behind that end.
+    The first sample is the text itself. Where gains do not end it is the longest context.
     """
-    never_S: Booleans = np.logical_not(ends_SC.any(axis=1))
-    first_S = ends_SC.argmax(axis=1)
-    first_S[never_S] = len(contexts) - 1
-    value_S = np.array(contexts)[first_S]
-    if limit is not None:
-        never_S &= value_S < limit
-        value_S = np.minimum(value_S, limit)
-    sampled_S = value_S[1:]
-    sampled_never_S = never_S[1:]
-    if len(sampled_S) == 0:
-        sampled_S = value_S
-        sampled_never_S = never_S
-    ends = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
-    low, high = ends.astype(int).tolist()
-    is_at_end_S = sampled_S == high
-    high_at_least = bool(sampled_never_S[is_at_end_S].any())
-    return int(value_S[0]), bool(never_S[0]), low, high, high_at_least
+    never_S1 = np.ones((len(ends_SC), 1), dtype=bool)
+    first_S = np.hstack([ends_SC, never_S1]).argmax(axis=1)
+    value_S = np.minimum(np.array(contexts)[first_S], limit or contexts[-1])
+    sampled_S = value_S[min(1, len(value_S) - 1) :]
+    interval = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
+    return [int(value_S[0]), *interval.astype(int).tolist()]
 
 
 def measured_steps(

@@ -24,8 +24,6 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
             model).
         names: names of the models in tables and figures; null for the names of their run
             directories.
-        groups: a label for each model; models with one label, such as the seeds of a model, form a
-            group of their own; null for one group of all.
         begin_of_text: whether to read the begin-of-text token of hf: models before every window,
             beside the context; null for what the tokenizer itself puts before a text.
         split: train, valid or test; null for test, or for the whole of another text (`data_path`).
@@ -53,7 +51,6 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     checkpoints: list[str] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
     names: list[str] | None = None
-    groups: list[str] | None = None
     begin_of_text: bool | None = None
     split: str | None = option(None, one_of(*SPLITS))
     contexts: list[int] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.trained import checkpoint_corpus
 from txl_lightning.recl.effective_context import Entries, Integers
-from txl_lightning.recl.models import CHECKPOINTS, Member, TokenizedText, vocabulary_speller
+from txl_lightning.recl.models import CHECKPOINTS, Member, TokenizedText, tokens_of_run
 from txl_lightning.recl.options import ReclOptions
 
 BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))  # of no character, as Python decodes them
@@ -33,7 +33,7 @@ class GroupText:
 
     corpus: Entries
     tokens: dict[str, TokenizedText]
-    documents: Integers = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    documents: Integers
 
     def document_begins(self, positions: Integers) -> Integers:
         """Return the first token of the document of the token before each position."""
@@ -45,88 +45,56 @@ class GroupText:
 def group_text(members: Sequence[Member], options: ReclOptions, split: str) -> GroupText:
     """Load a split of the text of all members.
 
-    Checkpoints bring their corpus. Without any, or with `data_path`, it is that file.
+    Checkpoints, the first members, bring their corpus. Without any, or with `data_path`, it is that
+    file. For a run with `memory.reset=document` the first token of every document is marked. With
+    `documents=ignore` no token is marked and no document begins.
 
     Raises:
-        UserError: the text cannot be loaded, or the members have different corpora or tokens.
+        UserError: the text cannot be loaded, or the members have different tokens.
     """
-    runs = [member for member in members if member.trained is not None]
-    foreign = [member for member in members if member.trained is None]
-    content = b""
-    if runs:
-        corpora = [_corpus(member, options.data_path, split) for member in runs]
-        text = _text_of_runs(runs, corpora, split, options.documents == "respect")
-        if foreign:
-            content = _content(corpora[0], split)
-    else:
-        name, checksum, content = _text_file(options.data_path, split)
-        text = GroupText({"name": name, "sha256": checksum}, {})
+    corpora: dict[str, Corpus] = {}
+    for member in members:
+        if member.trained is not None:
+            corpora[member.name] = checkpoint_corpus(
+                member.trained,
+                member.reference,
+                options.data_path,
+                CHECKPOINTS,
+                whole=split == WHOLE,
+            )
     first = members[0]
-    for member in foreign:
-        text.tokens[member.name] = member.tokenize(content)
+    content = b""
+    if not corpora:
+        facts, content = _text_file(options.data_path, split)
+    else:
+        facts = corpora[first.name].facts()
+        if len(corpora) < len(members):
+            tokens = without_marks(corpora[first.name].splits[split])
+            content = corpora[first.name].vocabulary.decode_bytes(tokens)
+    texts: dict[str, TokenizedText] = {}
+    documents = np.zeros(1, dtype=np.int64)
+    for member in members:
+        if member.name not in corpora:
+            text = member.tokenize(content)
+        else:
+            corpus = corpora[member.name]
+            text = tokens_of_run(corpus.vocabulary, corpus.splits[split])
+            if options.documents == "ignore":
+                text = replace(text, tokens=without_marks(text.tokens))
+            else:
+                documents = max(documents, np.asarray(corpus.documents[split]), key=len)
+        texts[member.name] = text
         allowed = (
-            f"has another tokenizer than {first.reference}: "
-            "RECL compares models that read the same tokens; measure it alone"
+            f"reads other tokens than {first.reference}: another text, level, vocabulary or "
+            "tokenizer; RECL compares models that read the same tokens: measure it alone"
         )
-        same_tokens = text.tokens[member.name].has_tokens_of(text.tokens[first.name])
-        member.require(same_tokens, allowed)
-    text.corpus.setdefault("level", text.tokens[first.name].level)
-    return text
+        member.require(text.has_tokens_of(texts[first.name]), allowed)
+    facts.setdefault("level", texts[first.name].level)
+    return GroupText(facts, texts, documents)
 
 
-def _corpus(member: Member, data_path: Any, split: str) -> Corpus:
-    """Load the corpus of a run, or the text `data_path` as the run reads it."""
-    assert member.trained is not None
-    is_whole = split == WHOLE
-    return checkpoint_corpus(member.trained, member.reference, data_path, CHECKPOINTS, is_whole)
-
-
-def _text_of_runs(
-    runs: Sequence[Member],
-    corpora: Sequence[Corpus],
-    split: str,
-    respects_documents: bool,
-) -> GroupText:
-    """Return the tokens of every run, and where documents begin.
-
-    For a run with `memory.reset=document` the first token of every document is marked. If documents
-    are not respected, no token is marked and no document begins.
-    """
-    first = corpora[0]
-    first_tokens = without_marks(first.splits[split])
-    documents_of = [np.asarray(corpus.documents[split]) for corpus in corpora]
-    documents = max(documents_of, key=len)
-    if not respects_documents:
-        documents = documents[:1]
-    texts = {}
-    for member, corpus in zip(runs, corpora, strict=True):
-        tokens = corpus.splits[split]
-        plain_tokens = without_marks(tokens)
-        is_same_corpus = corpus.checksum == first.checksum and corpus.vocabulary == first.vocabulary
-        allowed = (
-            f"reads another text than {runs[0].reference}: corpus, level, vocabulary, "
-            "data.document_start or data.sentence_marks differ"
-        )
-        is_same_text = is_same_corpus and np.array_equal(plain_tokens, first_tokens)
-        member.require(is_same_text, allowed)
-        if not respects_documents:
-            tokens = plain_tokens
-        spell = vocabulary_speller(corpus.vocabulary, tokens)
-        texts[member.name] = TokenizedText(tokens, corpus.vocabulary.level, spell)
-    return GroupText(first.facts(), texts, documents)
-
-
-def _content(corpus: Corpus, split: str) -> bytes:
-    """Return the text of a corpus as its tokens have it."""
-    vocabulary = corpus.vocabulary
-    tokens = without_marks(corpus.splits[split])
-    if vocabulary.level in ("word", "ids"):
-        return vocabulary.decode(tokens).encode()
-    return vocabulary.decode_bytes(tokens)
-
-
-def _text_file(path: Any, split: str) -> tuple[str, str, bytes]:
-    """Return the name, the checksum and the bytes of a text, without parts of a character at either end."""
+def _text_file(path: Any, split: str) -> tuple[Entries, bytes]:
+    """Return name and checksum of a text, and its bytes without parts of a character at either end."""
     allowed = "must be a text file: no checkpoint brings a corpus"
     require(path is not None, "data_path", path, allowed)
     try:
@@ -134,5 +102,6 @@ def _text_file(path: Any, split: str) -> tuple[str, str, bytes]:
         name, checksum, content = split_bytes(data, split)
     except OptionError as error:
         raise OptionError("data_path", path, error.allowed) from error
-    text = content.decode("utf-8", errors="surrogateescape").strip(BYTES)
-    return name, checksum, text.encode("utf-8", errors="surrogateescape")
+    text = content.decode("utf-8", "surrogateescape").strip(BYTES)
+    facts = {"name": name, "sha256": checksum}
+    return facts, text.encode("utf-8", "surrogateescape")

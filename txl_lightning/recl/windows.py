@@ -16,8 +16,9 @@ from torch import Tensor
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import require
 from txl_lightning.evaluation.losses import device_of, evaluating, with_progress
+from txl_lightning.model.baselines import RecurrentLanguageModel
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
-from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
+from txl_lightning.model.language_model import LanguageModel, SelectiveModel
 from txl_lightning.model.positions import without_marks
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.recl.effective_context import Array, Integers
@@ -69,18 +70,17 @@ class WindowReader:
         """
         T = windows_BT.shape[1] - 1
         model = self.model
-        if self.one_pass and T > LONG_WINDOW:
-            edges = [*range(0, T, CHUNK), T]
-            if can_cache(model):
-                model = CachedTransformerXL(model, mem_len=T)
-                return _losses_of_segments(model, windows_BT, contexts, edges)
-            if isinstance(model, ScoringModel):
-                return _losses_of_segments(model, windows_BT, contexts, edges)
         size = self.segment_len or T
-        leaves_targets_out = len(contexts) <= T - contexts[0]
-        if size >= T and leaves_targets_out and isinstance(model, SelectiveModel | TransformerXL):
-            return _losses_at(model, windows_BT, contexts)
         edges = [0, *range((T - 1) % size + 1, T + 1, size)]
+        is_long = self.one_pass and T > LONG_WINDOW
+        leaves_targets_out = len(contexts) <= T - contexts[0]
+        if is_long and can_cache(model):
+            model = CachedTransformerXL(model, mem_len=T)
+            edges = [*range(0, T, CHUNK), T]
+        elif is_long and isinstance(model, RecurrentLanguageModel):
+            edges = [*range(0, T, CHUNK), T]
+        elif leaves_targets_out and size >= T and isinstance(model, SelectiveModel | TransformerXL):
+            return _losses_at(model, windows_BT, contexts)
         return _losses_of_segments(model, windows_BT, contexts, edges)
 
 
@@ -157,22 +157,25 @@ def window_reader(
     config = model.config
     if clamp_len is None:
         clamp_len = config.clamp_len
-    lengths = {
-        "same_length": False,
-        "ext_len": 0,
-        "memory_start": "empty",
-        "clamp_len": clamp_len,
-    }
     reads_segments = "one-pass windows" in model.cannot
-    if not reads_segments and not config.kind.absolute:
-        return WindowReader(model.with_lengths(mem_len=0, **lengths), one_pass=True)
+    one_pass = not reads_segments and not config.kind.absolute
     allowed = f"must be given for encoding={config.encoding} or {type(model).__name__}"
-    require(trained_len is not None, "trained_len", None, allowed)
+    require(one_pass or trained_len is not None, "trained_len", None, allowed)
     if reads_segments:
         return WindowReader(model.with_lengths(clamp_len=clamp_len), segment_len=trained_len)
-    if config.mem_len:
-        return WindowReader(model.with_lengths(**lengths), segment_len=trained_len)
-    return WindowReader(model.with_lengths(**lengths), limit=trained_len)
+    mem_len = 0 if one_pass else config.mem_len
+    model = model.with_lengths(
+        mem_len=mem_len,
+        same_length=False,
+        ext_len=0,
+        memory_start="empty",
+        clamp_len=clamp_len,
+    )
+    if one_pass:
+        return WindowReader(model, one_pass=True)
+    if mem_len:
+        return WindowReader(model, segment_len=trained_len)
+    return WindowReader(model, limit=trained_len)
 
 
 def read_windows(
@@ -217,7 +220,9 @@ def read_windows(
     losses_N = np.zeros(len(targets_N))
     with torch.no_grad(), evaluating(reader.model):
         for batch in batches:
-            windows_BT = _padded_windows(tokens, begins_W[batch], lengths_W[batch].max())
+            places_BT = begins_W[batch, None] + np.arange(lengths_W[batch].max() + 1)
+            places_BT = np.minimum(places_BT, len(tokens) - 1)
+            windows_BT = torch.from_numpy(tokens[places_BT].astype(np.int64))
             targets = np.concatenate([targets_of[window] for window in batch])
             contexts, columns = np.unique(contexts_N[targets], return_inverse=True)
             rows = np.repeat(np.arange(len(batch)), sizes_W[batch])
@@ -225,13 +230,6 @@ def read_windows(
             losses_N[targets] = nll_BC.cpu().double().numpy()[rows, columns]
     total: Array = np.sum(all_gather(losses_N), axis=0)
     return total
-
-
-def _padded_windows(tokens: np.ndarray, begins_B: Integers, longest: int) -> Tensor:
-    """Return windows of one length, [B, T + 1]; beyond the split its last token is repeated."""
-    places_BT = begins_B[:, None] + np.arange(longest + 1)
-    places_BT = np.minimum(places_BT, len(tokens) - 1)
-    return torch.from_numpy(tokens[places_BT].astype(np.int64))
 
 
 def _batches(
@@ -281,11 +279,5 @@ def window_losses(
         raise ValueError(f"positions must be in {longest} … {last} for contexts of {longest}")
     begins_CP = np.maximum(positions - visible_C[:, None], begins)
     targets_CP = np.broadcast_to(positions, begins_CP.shape)
-    losses_N = read_windows(
-        reader,
-        tokens,
-        begins_CP.ravel(),
-        targets_CP.ravel(),
-        title,
-    )
+    losses_N = read_windows(reader, tokens, begins_CP.ravel(), targets_CP.ravel(), title)
     return losses_N.reshape(begins_CP.shape)
