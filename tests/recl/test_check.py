@@ -1,6 +1,7 @@
 """Models of Python functions: their tokens, the check of their losses, and their faults."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,8 +32,7 @@ def right(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 
 def by_length(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
     """Return losses that depend on the length of the window."""
-    length = tokens_BT.shape[1]
-    return torch.full(targets_BT.shape, float(length)), None
+    return torch.full(targets_BT.shape, float(tokens_BT.shape[1])), None
 
 
 def looking_ahead(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
@@ -47,7 +47,7 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
     member = load_function(f"py:{__name__}.make", "name")
-    return checked(member, member.tokenize(TEXT).tokens, [8, 16, 64])
+    return checked(replace(member, text=member.tokenize(TEXT)), [8, 16, 64])
 
 
 def test_a_function_that_keeps_to_the_interface_reads_bytes(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from examples.recall_oracle import RecallOracle
 from txl_lightning.data.recall import Recall
@@ -100,17 +101,17 @@ def test_the_oracles_page_shows_the_step_at_the_known_distance_also_of_a_functio
     text = recall.text(20_000, seed=2)
     tokens = np.frombuffer(text.encode(), np.uint8)
     oracle = RecallOracle(recall)
-    models = {
-        "exact": oracle,
-        "array": lambda x_BT: oracle.score(x_BT[:, :-1], x_BT[:, 1:])[0].numpy(),
-    }
+
+    def losses(tokens_BT: Tensor) -> np.ndarray:
+        nll_BT, _ = oracle.score(tokens_BT[:, :-1], tokens_BT[:, 1:])
+        return nll_BT.numpy()
+
+    models: dict[str, Any] = {"exact": oracle, "array": losses}
     results, html_page = compare(models, tokens, [24, 48, 72, 96], 300, texts=text)
     exact, array = results["models"]
     assert exact["recl"]["1.0"]["value"] == 48
     assert (array["nll"], array["recl"]) == (exact["nll"], exact["recl"])
-    data = data_of(html_page)
-    assert data["results"] == json.loads(json.dumps(results))
-    for shown, position, (hundredths, _) in scored(data):
+    for shown, position, (hundredths, _) in scored(data_of(html_page)):
         steps = np.diff(hundredths)
         assert shown == text[position]
         assert (steps[0] < 0) == (text[position] == text[position - 48])
@@ -123,37 +124,18 @@ Shown = Callable[[str, str], str]
 @pytest.fixture
 def shown_in_chromium(tmp_path: Path) -> Shown:
     """A function of a page and a fragment: the document after the page's scripts have run."""
-    chromium = (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-    if chromium is None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browsers = [path for path in map(shutil.which, names) if path]
+    if not browsers:
         pytest.skip("needs Chromium")
+    options = "--headless --no-sandbox --disable-gpu --virtual-time-budget=2000 --dump-dom"
 
     def dumped(html_page: str, fragment: str) -> str:
         path = tmp_path / "recl.html"
         path.write_text(html_page, "utf-8")
-        words = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--virtual-time-budget=2000",
-            "--dump-dom",
-        ]
-        command = [
-            chromium,
-            *words,
-            f"--user-data-dir={tmp_path}/profile",
-            f"{path.as_uri()}{fragment}",
-        ]
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
+        command = [browsers[0], *options.split(), f"--user-data-dir={tmp_path}/profile"]
+        command.append(path.as_uri() + fragment)
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=120)
 
     return dumped
 
@@ -168,7 +150,6 @@ def test_a_token_in_focus_shows_its_curve(shown_in_chromium: Shown) -> None:
     bits_C = losses["<model 0>"][:, 36 - 12] / np.log(2)
     assert f"{bits_C[0]:.2f} → {bits_C[-1]:.2f} bits" in card
     assert card.count("<circle") == 2 * len(CONTEXTS)
-    assert shown.count('<section class="passage"') == 2
     assert "&lt;corpus&gt;, whole: 90 positions in 2 blocks." in shown
     assert "90 of 90 scored tokens, in 2 of 2 passages spread over the text." in shown
     assert "⟨U+202E⟩abc" in shown
@@ -180,14 +161,11 @@ def test_the_chart_names_both_axes_in_the_unit_of_the_tables(shown_in_chromium: 
     shown = shown_in_chromium(html_page, "").split("<script")[0]
     chart = shown[shown.index('<div id="curves"') : shown.index('<div id="tables"')]
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", chart)
-    assert texts[-2:] == ["perplexity", "tokens of context"]
-    assert texts[-5:-2] == [str(context) for context in CONTEXTS]
-    (first,) = [
-        table for table in data_of(html_page)["tables"] if table["title"] == "Loss by context"
-    ]
-    assert first["header"][3:] == ["ppl at 4 tokens", "ppl at 12 tokens"]
+    assert texts[-5:] == ["4", "8", "12", "perplexity", "tokens of context"]
+    assert data_of(html_page)["tables"][1]["header"][3:] == ["ppl at 4 tokens", "ppl at 12 tokens"]
     loss = np.exp(losses["<model 0>"][0].mean())
     assert f"perplexity {loss:.2f} at 4 tokens" in chart
+    assert re.search(r'<div id="card"[^>]*hidden', shown)
 
 
 IN_A_FRAME = """<!doctype html><iframe id="frame" width="{}" height="{}" srcdoc="{}"></iframe><script>onload = () => {{

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
-from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.recl import windows as module
 from txl_lightning.recl.loss_by_context import context_curve
@@ -50,31 +48,25 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, 90)
 
 
-def in_segments(model: TransformerXL, window: torch.Tensor, edges: Sequence[int]) -> float:
-    """The loss of a window's last token, the segments between edges read one after the other."""
+def alone(kind: str, model: Any, window: torch.Tensor) -> float:
+    """The loss of a window's last token: every token fed alone into a memory that drops nothing."""
+    n_tokens = len(window) - 1
+    edges = list(range(n_tokens + 1))
+    if kind in LIMITED:
+        window = window[-TRAINED - 1 :]
+        edges = [0, len(window) - 1]
+    elif "cell" in MODELS[kind]:
+        edges = [0, n_tokens]
+    elif kind in IN_SEGMENTS:
+        model = model.with_lengths(memory_start="empty")
+        edges = [0, *range((n_tokens - 1) % TRAINED + 1, n_tokens + 1, TRAINED)]
+    else:
+        model = model.with_lengths(mem_len=1000, same_length=False, memory_start="empty")
     memory = None
     for start, stop in pairwise(edges):
         target = window[None, stop : stop + 1]
         nll, memory = model.score(window[None, start:stop], target, memory)
     return nll.item()
-
-
-def alone(kind: str, model: Any, window: torch.Tensor) -> float:
-    """The loss of a window's last token: every token fed alone into a memory that drops nothing."""
-    n_tokens = len(window) - 1
-    if kind in LIMITED:
-        window = window[-TRAINED - 1 :]
-    if kind in LIMITED or "cell" in MODELS[kind]:
-        return in_segments(model, window, [0, len(window) - 1])
-    if kind in IN_SEGMENTS:
-        model = model.with_lengths(memory_start="empty")
-        return in_segments(
-            model,
-            window,
-            [0, *range((n_tokens - 1) % TRAINED + 1, n_tokens + 1, TRAINED)],
-        )
-    model = model.with_lengths(mem_len=1000, same_length=False, memory_start="empty")
-    return in_segments(model, window, range(n_tokens + 1))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -109,15 +101,14 @@ def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute", "absolute memory"])
 def test_a_window_begins_no_earlier_than_its_document(kind: str) -> None:
     reader = window_reader(model_of(kind), TRAINED)
-    contexts = [3, 6, 20]
     positions = np.array([40, 41, 50, 51, 60, 120])
     lengths = np.array([1, 1, 10, 11, 2, 30])  # tokens of the document before each
-    losses_CP = window_losses(reader, TOKENS, positions, contexts, positions - lengths)
-    for c, context in enumerate(contexts):
-        for p, length in enumerate(lengths):
-            place = positions[p : p + 1]
-            shorter = window_losses(reader, TOKENS, place, [int(min(context, length))])
-            assert losses_CP[c, p] == pytest.approx(shorter[0, 0], abs=1e-10)
+    losses_CP = window_losses(reader, TOKENS, positions, [3, 20], positions - lengths)
+    for p, length in enumerate(lengths.tolist()):
+        place = positions[p : p + 1]
+        for c, context in enumerate([3, 20]):
+            shorter = window_losses(reader, TOKENS, place, [min(context, length)])
+            assert losses_CP[c, p] == pytest.approx(shorter.item(), abs=1e-10)
 
 
 def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens() -> None:

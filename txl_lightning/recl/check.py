@@ -20,7 +20,7 @@ LOOKS_AHEAD = (
 )
 
 
-def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Member:
+def checked(member: Member, contexts: Sequence[int]) -> Member:
     """Return a model from elsewhere as it can be read exactly; a model of a run as it is.
 
     One pass must give the losses of fresh windows of exactly c tokens: at the shortest, a middle and
@@ -29,8 +29,7 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
     window of its own, which ends before it. Losses must not depend on the tokens after their targets.
 
     Args:
-        member: the model.
-        tokens: the text, longer than the longest context.
+        member: the model, with a text longer than the longest context.
         contexts: grid of contexts.
 
     Raises:
@@ -40,9 +39,15 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
     if member.trained is not None:
         return member
     reader = member.reader
+    tokens = member.text.tokens
     tried_C = _tried_contexts(reader, contexts)
     longest = int(tried_C[-1])
-    begins = np.linspace(0, len(tokens) - 1 - longest, N_BEGINS, dtype=np.int64)
+    begins = np.linspace(
+        0,
+        len(tokens) - 1 - longest,
+        N_BEGINS,
+        dtype=np.int64,
+    )
     begins_N = np.repeat(begins, len(tried_C))
     targets_N = begins_N + np.tile(tried_C, N_BEGINS)
     direct = replace(reader, one_pass=False)
@@ -62,7 +67,10 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
 def require_losses(member: Member, losses: Array) -> None:
     """Raise an OptionError that names the model unless all losses are -log P, up to rounding."""
     is_loss = (losses > -ROUNDING) & (losses < LARGEST)
-    member.require(bool(is_loss.all()), f"has losses that are not -log P in 0 … {LARGEST:g} nats")
+    member.require(
+        bool(is_loss.all()),
+        f"has losses that are not -log P in 0 … {LARGEST:g} nats",
+    )
 
 
 def _tried_contexts(reader: WindowReader, contexts: Sequence[int]) -> Integers:
@@ -72,7 +80,12 @@ def _tried_contexts(reader: WindowReader, contexts: Sequence[int]) -> Integers:
     for length in getattr(reader.model, "window_lengths", []):
         tried += [length - 1, length, length + 1]
     tried_C = np.clip(tried, contexts[0], contexts[-1])
-    return np.unique(np.minimum(tried_C, reader.limit or contexts[-1]))
+    return np.unique(
+        np.minimum(
+            tried_C,
+            reader.limit or contexts[-1],
+        )
+    )
 
 
 def _looks_ahead(reader: WindowReader, tokens: np.ndarray, longest: int) -> bool:
@@ -80,10 +93,16 @@ def _looks_ahead(reader: WindowReader, tokens: np.ndarray, longest: int) -> bool
     middle = longest // 2
     targets = np.append(np.arange(1, middle + 1), longest)  # the last one only lengthens the window
     begins = np.zeros_like(targets)
-    other_tokens = np.append(tokens[: middle + 1], tokens[middle - longest :])
+    other_tokens = np.append(
+        tokens[: middle + 1],
+        tokens[middle - longest :],
+    )
     losses = read_windows(reader, tokens, begins, targets)
     other_losses = read_windows(reader, other_tokens, begins, targets)
-    return not _are_close(losses[:-1], other_losses[:-1])
+    return not _are_close(
+        losses[:-1],
+        other_losses[:-1],
+    )
 
 
 def _are_close(losses: Array, expected: Array) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from txl_lightning.recl.page import page
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.recl.report import report_lines
 from txl_lightning.recl.results import group_results
-from txl_lightning.recl.text import GroupText, group_text
+from txl_lightning.recl.text import load_text
 from txl_lightning.recl.windows import window_losses
 
 SCHEMA_VERSION = 13  # of docs/recl.schema.json
@@ -51,21 +50,10 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     contexts = checked_contexts(options)
     started = time.perf_counter()
     with process_group():  # an error on one rank then ends the others too
-        options, members, text = load(options, contexts)
-        positions, blocks = position_blocks(
-            len(text.tokens[members[0].name].tokens),
-            options.n_positions,
-            contexts,
-            options.position_seed,
-        )
-        members = [checked(member, text.tokens[member.name].tokens, contexts) for member in members]
-        losses = {}
-        for member in members:
-            losses[member.name] = score(member, text, positions, contexts, options.precision)
+        results, losses, positions, blocks, members = measure(options, contexts)
         rank, _ = rank_and_world_size()
     if rank > 0:
         return []
-    results = results_of(options, members, text, losses, contexts, positions, blocks)
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
     arrays: Entries = {
@@ -78,10 +66,10 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     path = directory / "losses.npz"
     write_atomically(path, lambda part: np.savez_compressed(part, **arrays))
     lines = report_lines(results)
-    html = page(results, losses, positions, blocks, text.tokens[members[0].name].spell)
     write_text(directory / "recl.md", "\n".join(lines) + "\n")
-    write_text(directory / "recl.html", html)
     draw_figures(results, directory)
+    html = page(results, losses, positions, blocks, members[0].text.spell)
+    write_text(directory / "recl.html", html)
     log_results("recl", results, options, directory)
     return [*lines, "", f"page: {directory}/recl.html"]
 
@@ -104,68 +92,60 @@ def checked_contexts(options: ReclOptions) -> Sequence[int]:
     return list(contexts)
 
 
-def load(
+def measure(
     options: ReclOptions,
     contexts: Sequence[int],
-) -> tuple[ReclOptions, list[Member], GroupText]:
-    """Load models and text; return options with split and precision as they are used, too."""
+) -> tuple[Entries, dict[str, Array], Integers, Integers, list[Member]]:
+    """Load, check and score the models.
+
+    Returns:
+        The contents of `recl.json` but the seconds; l(c, t) of each model, [C, P], in nats; t and the block of each
+        position, [P]; the models.
+
+    Raises:
+        OptionError: a model or the text is not usable, or a loss is not -log P.
+    """
     precision = all_gather(chosen_precision(options.precision, options.accelerator))[0]
     members = load_group(options, contexts[-1])
     trained = [member.trained for member in members if member.trained is not None]
     set_threads(options.num_threads, *trained)
-    split = options.split
-    if split is None:
-        split = "test"
-        if is_other_text(options.data_path, trained):
-            split = WHOLE
-    options = replace(options, split=split, precision=precision)
-    return options, members, group_text(members, options, split)
-
-
-def score(
-    member: Member,
-    text: GroupText,
-    positions: Integers,
-    contexts: Sequence[int],
-    precision: str,
-) -> Array:
-    """Return l(c, t), [C, P], in nats, of one model.
-
-    Raises:
-        OptionError: the model fails, or a loss is not -log P.
-    """
-    device = device_of(member.reader.model)
-    with autocast(precision, device), foreign_errors(member.reference, "cannot be scored"):
-        losses_CP = window_losses(
-            member.reader,
-            text.tokens[member.name].tokens,
-            positions,
-            contexts,
-            begins=text.document_begins(positions),
-            title=member.name,
+    split = options.split or "test"
+    if options.split is None and is_other_text(options.data_path, trained):
+        split = WHOLE
+    members, corpus, documents = load_text(members, options, split)
+    n_tokens = len(members[0].text.tokens)
+    n_positions = options.n_positions
+    positions, blocks = position_blocks(n_tokens, n_positions, contexts, options.position_seed)
+    document_P = (
+        np.searchsorted(
+            documents,
+            positions - 1,
+            side="right",
         )
-        require_losses(member, losses_CP)
-    return losses_CP
-
-
-def results_of(
-    options: ReclOptions,
-    members: Sequence[Member],
-    text: GroupText,
-    losses: dict[str, Array],
-    contexts: Sequence[int],
-    positions: Integers,
-    blocks: Integers,
-) -> Entries:
-    """Return the entries of `recl.json`, apart from the seconds."""
+        - 1
+    )
+    begins = documents[document_P]  # of the document of the token before each position
+    members = [checked(member, contexts) for member in members]
+    losses = {}
+    for member in members:
+        tokens = member.text.tokens
+        device = device_of(member.reader.model)
+        place = (tokens, positions, contexts, begins)
+        with autocast(precision, device), foreign_errors(member.reference, "cannot be scored"):
+            losses[member.name] = window_losses(
+                member.reader,
+                *place,
+                title=member.name,
+            )
+        require_losses(member, losses[member.name])
     results = group_results(
         losses,
         contexts,
         positions,
         blocks,
-        text.corpus["level"],
+        corpus["level"],
         limits={member.name: member.reader.limit for member in members},
-        begins=text.document_begins(positions),
+        begins=begins,
         fractions=options.fractions,
         threshold=options.threshold,
         bootstrap=options.bootstrap,
@@ -173,13 +153,12 @@ def results_of(
     )
     for model, member in zip(results["models"], members, strict=True):
         model.update(member.facts())
-        model.update(text.tokens[member.name].findings)
-    results["positions"]["seed"] = options.position_seed
     results.update(
         schema_version=SCHEMA_VERSION,
-        split=options.split,
-        precision=options.precision,
+        position_seed=options.position_seed,
+        split=split,
+        precision=precision,
         documents=options.documents,
-        corpus=text.corpus,
+        corpus=corpus,
     )
-    return results
+    return results, losses, positions, blocks, members

@@ -35,7 +35,10 @@ class LossFunction:
         state: None = None,
     ) -> tuple[Tensor, None]:
         """Return the losses of the targets; the first tokens are context if targets are fewer."""
-        window_BT = torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1)
+        window_BT = torch.cat(
+            [tokens_BT, targets_BT[:, -1:]],
+            dim=1,
+        )
         nll_BT = torch.as_tensor(self.function(window_BT))
         return nll_BT[:, -targets_BT.shape[1] :], state
 
@@ -64,7 +67,12 @@ def compare(
     for name, model in models.items():
         if not isinstance(model, LanguageModel):
             model = LossFunction(model)
-        losses[name] = window_losses(window_reader(model), tokens, positions, contexts)
+        losses[name] = window_losses(
+            window_reader(model),
+            tokens,
+            positions,
+            contexts,
+        )
     results = group_results(losses, contexts, positions, blocks, "token", **definition)
     results["split"] = f"{len(tokens):,} tokens"
     results["corpus"] = {"name": "text", "level": "token"}

@@ -109,7 +109,12 @@ def relative_effective_context_lengths(
     check_definition(contexts, fractions, threshold, bootstrap)
     losses_ICP = np.stack([*losses.values()]).astype(np.float64)
     _, n_contexts, n_positions = losses_ICP.shape
-    require(bool(np.isfinite(losses_ICP).all()), "losses", "nan or inf", "must be finite")
+    require(
+        bool(np.isfinite(losses_ICP).all()),
+        "losses",
+        "nan or inf",
+        "must be finite",
+    )
     allowed = f"must be {n_contexts}, as the losses have"
     require(len(contexts) == n_contexts, "contexts", list(contexts), allowed)
     if blocks is None:
@@ -117,13 +122,13 @@ def relative_effective_context_lengths(
     block_names, block_P = np.unique(blocks, return_inverse=True)
     counts_SB = np.ones((1 + bootstrap, len(block_names)))  # the first sample is the text itself
     counts_SB[1:] = resampled(len(block_names), bootstrap, seed)
-    short_RSC, long_RISC, rises_RISC = measured_steps(losses_ICP, fractions, counts_SB, block_P)
+    means_RVSC, rises_RISC = measured_steps(losses_ICP, fractions, counts_SB, block_P)
     results: dict[str, dict[float, EffectiveContext]] = {}
     for i, name in enumerate(losses):
         limit = (limits or {}).get(name)
         results[name] = {}
         for k, r in enumerate(fractions):
-            steps = (short_RSC[k], long_RISC[k, i], rises_RISC[k, i])
+            steps = (means_RVSC[k, 0], means_RVSC[k, 1 + i], rises_RISC[k, i])
             results[name][r] = _effective_context(*steps, contexts, threshold, limit)
     return results
 
@@ -187,10 +192,16 @@ def _length(ends_SC: Booleans, contexts: Sequence[int], limit: int | None) -> li
     """
     never_S1 = np.ones((len(ends_SC), 1), dtype=bool)
     first_S = np.hstack([ends_SC, never_S1]).argmax(axis=1)
-    value_S = np.minimum(np.array(contexts)[first_S], limit or contexts[-1])
+    value_S = np.minimum(
+        np.array(contexts)[first_S],
+        limit or contexts[-1],
+    )
     sampled_S = value_S[min(1, len(value_S) - 1) :]
     interval = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
-    return [int(value_S[0]), *interval.astype(int).tolist()]
+    return [
+        int(value_S[0]),
+        *interval.astype(int).tolist(),
+    ]
 
 
 def measured_steps(
@@ -198,13 +209,13 @@ def measured_steps(
     fractions: Sequence[float],
     counts_SB: Array,
     block_P: Integers,
-) -> tuple[Array, Array, Booleans]:
+) -> tuple[Array, Booleans]:
     """Return the means of every step of the grid, from c to c', in each of S samples of blocks, in nats.
 
         T = the fraction r of a sample's positions with the largest b(c,t)
         H = the fraction r of a sample's positions with the largest sum_{c''<c} b(c'',t); all positions at c_0
 
-    These are f(c, c), common to all models, [R, S, C]; f_i(c, c'), [R, I, S, C]; and whether a
+    These are f(c, c), common to all models, and then f_i(c, c'), [R, 1 + I, S, C]; and whether a
     model's own mean loss does not fall, [R, I, S, C].
 
     Fractions of n positions are rounded, halves up, to at least one. A model's own mean loss falls
@@ -220,17 +231,25 @@ def measured_steps(
         block_P: block of each position.
     """
     n_S = counts_SB @ np.bincount(block_P)
-    sizes_RS = np.maximum(1, np.floor(np.outer(fractions, n_S) + 0.5))
-    short = []
-    long = []
+    sizes_RS = np.maximum(
+        1,
+        np.floor(np.outer(fractions, n_S) + 0.5),
+    )
+    means = []
     rises = []
     before_P = np.zeros(losses_ICP.shape[2])
-    for c, (now_IP, next_IP) in enumerate(pairwise(losses_ICP.transpose(1, 0, 2))):
+    for c, (now_IP, next_IP) in enumerate(
+        pairwise(
+            losses_ICP.transpose(
+                1,
+                0,
+                2,
+            )
+        )
+    ):
         best_P = now_IP.min(axis=0)
         values_VP = np.vstack([best_P, np.minimum(best_P, next_IP)])
-        means_RVS = _hardest_means(values_VP, sizes_RS, counts_SB, block_P)
-        short.append(means_RVS[:, 0])
-        long.append(means_RVS[:, 1:])
+        means.append(_hardest_means(values_VP, sizes_RS, counts_SB, block_P))
 
         change_IP = next_IP - now_IP
         sums_IB = np.stack([np.bincount(block_P, change_P) for change_P in change_IP])
@@ -242,10 +261,10 @@ def measured_steps(
             rises_RIS |= means_RVS[:, 1:] >= 0
         rises.append(rises_RIS)
         before_P += best_P
-    short_RSC = np.stack(short, axis=-1)
-    long_RISC = np.stack(long, axis=-1)
-    rises_RISC = np.stack(rises, axis=-1)
-    return short_RSC, long_RISC, rises_RISC
+    return np.stack(
+        means,
+        axis=-1,
+    ), np.stack(rises, axis=-1)
 
 
 def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: Integers) -> Array:
@@ -258,12 +277,18 @@ def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P:
     values_VP = values_VP[:, order]
     block_P = block_P[order]
     n_blocks = counts_SB.shape[1]
-    is_lower = np.diff(values_VP[0], prepend=values_VP[0, :1]) != 0
+    is_lower = (
+        np.diff(
+            values_VP[0],
+            prepend=values_VP[0, :1],
+        )
+        != 0
+    )
     bucket_P = np.cumsum(is_lower) // BUCKET
     n_buckets = bucket_P[-1] + 1
     edges = np.searchsorted(bucket_P, np.arange(n_buckets + 1))
-    sizes_BK = np.bincount(block_P * n_buckets + bucket_P, minlength=n_blocks * n_buckets)
-    sizes_BK = sizes_BK.reshape(n_blocks, n_buckets)
+    sizes_BK = np.zeros((n_blocks, n_buckets))
+    np.add.at(sizes_BK, (block_P, bucket_P), 1)
     before_SK = counts_SB @ (np.cumsum(sizes_BK, axis=1) - sizes_BK)
 
     totals_RVS = np.empty((len(sizes_RS), len(values_VP), len(counts_SB)))
@@ -275,11 +300,19 @@ def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P:
             counts = counts_SB[here]
             sorted_P = values_VP[0, start:stop]
             size = size_S[here] - before_SK[here, k]
-            weights = _shares_of_hardest(sorted_P, size, counts[:, block_P[start:stop]])
+            weights = _shares_of_hardest(
+                sorted_P,
+                size,
+                counts[:, block_P[start:stop]],
+            )
             for v, values_P in enumerate(
                 values_VP
             ):  # one by one: rounding must not depend on others
-                sums_B = np.bincount(block_P[:start], values_P[:start], minlength=n_blocks)
+                sums_B = np.bincount(
+                    block_P[:start],
+                    values_P[:start],
+                    minlength=n_blocks,
+                )
                 totals_RVS[r, v, here] = counts @ sums_B + weights @ values_P[start:stop]
     return totals_RVS / sizes_RS[:, None]
 
@@ -299,7 +332,11 @@ def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Arra
     is_first = np.concatenate([[True], is_lower])
     totals = np.add.reduceat(counts_SP, np.flatnonzero(is_first), axis=1)
     earlier = np.cumsum(totals, axis=1) - totals
-    taken = np.clip(size_S[:, None] - earlier, 0, totals)
+    taken = np.clip(
+        size_S[:, None] - earlier,
+        0,
+        totals,
+    )
     shares = taken / np.maximum(totals, 1)
     number_P = np.cumsum(is_first) - 1
     weights_SP: Array = counts_SP * shares[:, number_P]
@@ -309,5 +346,9 @@ def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Arra
 def resampled(n_blocks: int, n_samples: int, seed: int) -> Array:
     """Return the counts [S, B] of B blocks drawn with replacement."""
     evenly = np.full(n_blocks, 1 / n_blocks)
-    counts_SB = np.random.default_rng(seed).multinomial(n_blocks, evenly, size=n_samples)
+    counts_SB = np.random.default_rng(seed).multinomial(
+        n_blocks,
+        evenly,
+        size=n_samples,
+    )
     return counts_SB.astype(np.float64)

@@ -36,7 +36,10 @@ def draw_figures(results: Entries, directory: Path) -> None:
     }
     axes = _axes(contexts, losses)
     quantity = unit_name(results["corpus"]["level"])
-    axes.set(title=f"{quantity.capitalize()} by context (± standard error)", ylabel=quantity)
+    axes.set(
+        title=f"{quantity.capitalize()} by context (± standard error)",
+        ylabel=quantity,
+    )
     _save(axes, directory / "contexts")
     for r in map(float, results["fractions"]):
         axes = _gains(results, str(r))
@@ -62,7 +65,13 @@ def _gains(results: Entries, r: str) -> Axes:
         gains[model["name"]] = (length["perplexity_gains"], 0)
     axes = _axes(contexts, gains)
     needed = results["threshold"] * np.array(length["perplexities"])
-    axes.plot(contexts, needed, "--", color="grey", label="needed for a longer RECL")
+    axes.plot(
+        contexts,
+        needed,
+        "--",
+        color="grey",
+        label="needed for a longer RECL",
+    )
     decade = np.floor(np.log10(needed.min()))
     axes.set_yscale("symlog", linthresh=10**decade)
     axes.yaxis.set_major_formatter(FuncFormatter(short))
@@ -75,12 +84,30 @@ def _axes(contexts: Sequence[int], curves: Mapping[str, tuple[Any, Any]]) -> Axe
     """Draw the values of each model in a band of one standard error, with ticks at some contexts."""
     axes = new_figure(5.4, 4.0).add_subplot()  # small: to be read at the width of a phone
     axes.set_xlabel("context (tokens)")
-    for (name, (values, errors)), look in zip(curves.items(), looks(), strict=False):
+    for (name, (values, errors)), look in zip(
+        curves.items(),
+        looks(),
+        strict=False,
+    ):
         label = plain_text(name)
-        axes.plot(contexts, values, **look, label=label, markersize=3.5, linewidth=1.4)
+        axes.plot(
+            contexts,
+            values,
+            **look,
+            label=label,
+            markersize=3.5,
+            linewidth=1.4,
+        )
         low = np.subtract(values, errors)
         high = np.add(values, errors)
-        axes.fill_between(contexts, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        axes.fill_between(
+            contexts,
+            low,
+            high,
+            color=look["color"],
+            alpha=0.12,
+            linewidth=0,
+        )
     if len(set(np.diff(contexts))) > 1:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())

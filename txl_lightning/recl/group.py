@@ -30,7 +30,12 @@ def references(options: ReclOptions) -> list[str]:
     """
     named = options.checkpoints + options.models
     require(len(named) > 0, CHECKPOINTS, "[]", "must name at least one checkpoint")
-    require(len(set(named)) == len(named), CHECKPOINTS, named, "must name each model once")
+    require(
+        len(set(named)) == len(named),
+        CHECKPOINTS,
+        named,
+        "must name each model once",
+    )
     for model in options.models:
         is_known = model.startswith((HUGGING_FACE, FUNCTION))
         require(is_known, MODELS, model, "must begin with hf: or py:")
@@ -46,13 +51,17 @@ def load_group(options: ReclOptions, longest_context: int) -> list[Member]:
     device = chosen_device(options.accelerator)
     named = references(options)
     members = []
-    for reference, name in zip(named, options.names or model_names(named), strict=True):
+    for reference, name in zip(
+        named,
+        options.names or model_names(named),
+        strict=True,
+    ):
         if reference.startswith(HUGGING_FACE):
             member = load_huggingface(reference, name, longest_context, options.begin_of_text)
         elif reference.startswith(FUNCTION):
             member = load_function(reference, name)
         else:
-            member = load_run(reference, name, options.clamp_len)
+            member = load_run(reference, name)
         if isinstance(member.reader.model, nn.Module):
             member.reader.model.to(device)
         members.append(member)

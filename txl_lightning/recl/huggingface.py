@@ -70,13 +70,20 @@ class HuggingFaceModel(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
         T = tokens_BT.shape[1]
-        places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
+        places_C = torch.arange(
+            T - targets_BT.shape[1],
+            T,
+            device=tokens_BT.device,
+        )
         return self.losses_at(tokens_BT, targets_BT, places_C), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
         """Return the losses, [B, C], of the targets after the tokens at `places_C` of a text that begins with them."""
         if self.begin_of_text:
-            begin_BT = tokens_BT.new_tensor(self.begin_of_text).expand(len(tokens_BT), -1)
+            begin_BT = tokens_BT.new_tensor(self.begin_of_text).expand(
+                len(tokens_BT),
+                -1,
+            )
             tokens_BT = torch.cat([begin_BT, tokens_BT], dim=1)
             places_C = places_C + len(self.begin_of_text)
         self.restore()
@@ -197,7 +204,12 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, En
     model.config.use_cache = False
     parameters = dict(model.named_parameters())
     missing = sorted(parameters.keys() & loaded["missing_keys"])
-    require(not missing, MODELS, reference, f"has no weights for {', '.join(missing[:3])}")
+    require(
+        not missing,
+        MODELS,
+        reference,
+        f"has no weights for {', '.join(missing[:3])}",
+    )
     not_read = sorted(loaded["unexpected_keys"])[:3]
     has_adapter = (Path(source) / "adapter_config.json").is_file()
     if has_adapter and not transformers.utils.is_peft_available():

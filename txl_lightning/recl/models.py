@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.config.lengths import tokens_per_step, trained_clamp, training_lengths
+from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import RecurrentModelConfig
 from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary, without_marks
 from txl_lightning.errors import OptionError, UserError, require
@@ -59,6 +59,9 @@ class TokenizedText:
         return has_length and self.spell(0, n_tokens) == other.spell(0, n_tokens)
 
 
+NO_TEXT = TokenizedText(np.zeros(0), "token", lambda begin, stop: [])
+
+
 @dataclass(frozen=True)
 class Member:
     """One model of a group.
@@ -70,6 +73,7 @@ class Member:
         reader: reader of windows.
         trained: contents of the checkpoint; None for a model from elsewhere.
         tokenize: function from the bytes of a text to its `TokenizedText`, of a model from elsewhere.
+        text: tokens of the split, once it is loaded.
         findings: further entries of the model in `recl.json`.
     """
 
@@ -79,6 +83,7 @@ class Member:
     reader: WindowReader
     trained: TrainedModel | None = None
     tokenize: Any = None
+    text: TokenizedText = NO_TEXT
     findings: Entries = field(default_factory=dict)
 
     def require(self, condition: bool, allowed: str) -> None:
@@ -94,6 +99,7 @@ class Member:
             "scoring": "one pass" if self.reader.one_pass else "direct",
             "limit": self.reader.limit,
             **self.findings,
+            **self.text.findings,
         }
 
 
@@ -110,14 +116,8 @@ def foreign_errors(reference: str, fault: str) -> Iterator[None]:
         raise OptionError(MODELS, reference, f"{fault} ({reason})") from error
 
 
-def load_run(path: str, name: str, clamp_len: int | None) -> Member:
-    """Load a checkpoint of a run.
-
-    Args:
-        path: path of the checkpoint.
-        name: name in tables and figures.
-        clamp_len: larger distances share one position; None for the length of the run's own
-            evaluation.
+def load_run(path: str, name: str) -> Member:
+    """Load a checkpoint of a run, with the clamp length of its own evaluation.
 
     Raises:
         OptionError: the checkpoint cannot be read.
@@ -125,9 +125,7 @@ def load_run(path: str, name: str, clamp_len: int | None) -> Member:
     trained = load_trained(path, option=CHECKPOINTS)
     config = trained.config
     lengths = training_lengths(config)
-    run_clamp = trained_clamp(config)
-    if clamp_len is None or run_clamp is None:
-        clamp_len = run_clamp
+    clamp_len = trained_clamp(config)
     kind = config.model.name
     if not isinstance(config.model, RecurrentModelConfig):
         kind += f", {config.encoding.name}, memory {config.memory.mem_len}"
@@ -142,7 +140,6 @@ def load_run(path: str, name: str, clamp_len: int | None) -> Member:
         findings={
             "sha256": file_checksum(Path(path)),
             "step": trained.step,
-            "tokens_trained": trained.step * tokens_per_step(config),
             "trained_len": lengths.farthest_distance + 1,
             "clamp_len": clamp_len,
         },

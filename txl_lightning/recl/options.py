@@ -42,8 +42,6 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
             where documents are known; ignore: windows begin anywhere, and models that tell
             documents apart no longer do.
         seed: seed of the resampling.
-        clamp_len: larger distances share one position; null for the length of each run's own
-            evaluation, or else the longest distance of its training; -1 for no limit.
         data_path: the runs' own files where they have moved, or others to score; needed if no
             checkpoint brings a corpus.
     """
@@ -52,7 +50,10 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     models: list[str] = field(default_factory=list)
     names: list[str] | None = None
     begin_of_text: bool | None = None
-    split: str | None = option(None, one_of(*SPLITS))
+    split: str | None = option(
+        None,
+        one_of(*SPLITS),
+    )
     contexts: list[int] | None = None
     first_context: int = option(16, COUNT)
     step: int = option(16, COUNT)
@@ -62,7 +63,9 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
     threshold: float = 0.01
     bootstrap: int = 1000
-    documents: str = option("respect", one_of("respect", "ignore"))
+    documents: str = option(
+        "respect",
+        one_of("respect", "ignore"),
+    )
     seed: int = option(1, SEED)
-    clamp_len: int | None = None
     data_path: Any = None

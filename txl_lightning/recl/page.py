@@ -70,5 +70,10 @@ def page(
 
 def _encode(value: Any) -> str:
     """Return JSON that cannot end the element of a page that it stands in."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        value,
+        ensure_ascii=False,
+        allow_nan=False,
+        separators=(",", ":"),
+    )
     return text.replace("<", "\\u003c")

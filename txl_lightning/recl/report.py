@@ -31,7 +31,12 @@ def report_lines(results: Entries) -> list[str]:
     lines = []
     for table in tables(results):
         text = markdown_table(table["header"], table["rows"])
-        lines += [escape(table["title"]), "", *text.splitlines(), ""]
+        lines += [
+            escape(table["title"]),
+            "",
+            *text.splitlines(),
+            "",
+        ]
     return lines + [escape(note) for note in notes(results)]
 
 
@@ -53,7 +58,13 @@ def tables(results: Entries) -> list[Entries]:
     for title, rows in found.items():
         if rows:
             cells = [[*row.values()] for row in rows]
-            shown.append({"title": title, "header": [*rows[0]], "rows": cells})
+            shown.append(
+                {
+                    "title": title,
+                    "header": [*rows[0]],
+                    "rows": cells,
+                }
+            )
     return shown
 
 

@@ -19,7 +19,6 @@ UNKNOWN: Entries = {  # of a model, unless its reader says otherwise
     "limit": None,
     "sha256": None,
     "step": None,
-    "tokens_trained": None,
     "trained_len": None,
     "clamp_len": None,
     "one_pass_difference": None,

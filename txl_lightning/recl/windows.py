@@ -71,7 +71,10 @@ class WindowReader:
         T = windows_BT.shape[1] - 1
         model = self.model
         size = self.segment_len or T
-        edges = [0, *range((T - 1) % size + 1, T + 1, size)]
+        edges = [
+            0,
+            *range((T - 1) % size + 1, T + 1, size),
+        ]
         is_long = self.one_pass and T > LONG_WINDOW
         leaves_targets_out = len(contexts) <= T - contexts[0]
         if is_long and can_cache(model):
@@ -115,7 +118,11 @@ def _losses_of_segments(
         if len(wanted):
             first = int(wanted[0])
         wanted_BT = targets_BT[:, first : stop + 1]
-        nll_BT, state = model.score(windows_BT[:, start:stop], wanted_BT, state)
+        nll_BT, state = model.score(
+            windows_BT[:, start:stop],
+            wanted_BT,
+            state,
+        )
         if nll_BT.shape != wanted_BT.shape:
             raise ValueError("score must return a loss for each target, and a state")
         parts.append(nll_BT[:, (wanted - first).tolist()])
@@ -202,14 +209,16 @@ def read_windows(
     if reader.limit is not None:
         begins_N = np.maximum(begins_N, targets_N - reader.limit)
     contexts_N = targets_N - begins_N
-    keys_N = begins_N * len(tokens)
-    if not reader.one_pass:
-        keys_N = keys_N + targets_N
+    ends_N = targets_N * (not reader.one_pass)
+    keys_N = begins_N * len(tokens) + ends_N
     keys_W, window_N, sizes_W = np.unique(keys_N, return_inverse=True, return_counts=True)
     begins_W = keys_W // len(tokens)
     lengths_W = np.zeros_like(begins_W)
     np.maximum.at(lengths_W, window_N, contexts_N)
-    targets_of = np.split(np.argsort(window_N, kind="stable"), np.cumsum(sizes_W))
+    targets_of = np.split(
+        np.argsort(window_N, kind="stable"),
+        np.cumsum(sizes_W),
+    )
 
     rank, world_size = rank_and_world_size()
     order_W = np.argsort(-lengths_W, kind="stable")[rank::world_size]
