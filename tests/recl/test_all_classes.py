@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 
 from tests.recl.test_huggingface import pytestmark, transformers  # noqa: F401
-from tests.recl.tiny_huggingface import POSITIONS, fresh_loss, model_of
+from tests.recl.tiny_huggingface import POSITIONS, fresh_loss, model_of, with_tokens
 from txl_lightning.errors import UserError
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import HuggingFaceModel, position_table
-from txl_lightning.recl.models import Member, TokenizedText
+from txl_lightning.recl.models import Member
 from txl_lightning.recl.windows import WindowReader, window_losses
 
-TOKENS = np.random.default_rng(3).integers(3, 100, 301)
+TOKENS = np.random.default_rng(3).integers(
+    3,
+    100,
+    301,
+)
 CONTEXTS = [10, 30, 50, 70]
 PLACES = np.array([120, 200, 280])
 TYPES = sorted(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -33,10 +37,9 @@ def test_losses_are_those_of_fresh_windows(model_type: str) -> None:
     table = position_table(small, POSITIONS)
     limit = None if table is None else table[0]
     reader = WindowReader(model, limit=limit, one_pass=True)
-    text = TokenizedText(TOKENS, "token", lambda begin, stop: [])
-    member = Member(model_type, model_type, model_type, reader, text=text)
+    member = Member(model_type, model_type, model_type, reader)
     try:
-        member = checked(member, CONTEXTS)
+        member = checked(with_tokens(member, TOKENS), CONTEXTS)
     except UserError as error:
         pytest.skip(f"refused: {error}")
     losses_CP = window_losses(member.reader, TOKENS, PLACES, CONTEXTS)
@@ -44,4 +47,7 @@ def test_losses_are_those_of_fresh_windows(model_type: str) -> None:
         visible = member.reader.visible(context)
         for p, place in enumerate(PLACES):
             expected = fresh_loss(untouched, TOKENS, visible, int(place))
-            assert losses_CP[c, p] == pytest.approx(expected, abs=1e-3)
+            assert losses_CP[c, p] == pytest.approx(
+                expected,
+                abs=1e-3,
+            )

@@ -32,7 +32,10 @@ def right(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 
 def by_length(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
     """Return losses that depend on the length of the window."""
-    return torch.full(targets_BT.shape, float(tokens_BT.shape[1])), None
+    return torch.full(
+        targets_BT.shape,
+        float(tokens_BT.shape[1]),
+    ), None
 
 
 def looking_ahead(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
@@ -47,7 +50,10 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
     member = load_function(f"py:{__name__}.make", "name")
-    return checked(replace(member, text=member.tokenize(TEXT)), [8, 16, 64])
+    return checked(
+        replace(member, text=member.tokenize(TEXT)),
+        [8, 16, 64],
+    )
 
 
 def test_a_function_that_keeps_to_the_interface_reads_bytes(
@@ -79,7 +85,13 @@ FAULTS: list[tuple[Any, str]] = [
         r"cannot read 64 tokens \(score must return a loss for each target, and a state\)",
     ),
     (Scored, "cannot read 64 tokens"),
-    (Scored(right, encode=lambda text: ([1] * 3, ["a", "b"])), TEXTS),
+    (
+        Scored(
+            right,
+            encode=lambda text: ([1] * 3, ["a", "b"]),
+        ),
+        TEXTS,
+    ),
     (Scored(lambda tokens, targets: (targets * torch.inf, None)), NO_LOSS),
     (Scored(lambda tokens, targets: (targets * torch.nan, None)), NO_LOSS),
     (Scored(lambda tokens, targets: (targets - 120.0, None)), NO_LOSS),

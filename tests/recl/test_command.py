@@ -11,11 +11,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from examples.recall_oracle import TEXT, RecallOracle
 from tests.alone import printed
 from tests.data.helpers import files
 from tests.evaluation.small_runs import SmallRuns
 from tests.in_process import success
-from tests.recl.lagging_model import LAGGING, LAGGING_PAIRS
 from tests.recl.small_recl import recl
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
@@ -23,6 +23,19 @@ from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.files import file_checksum
 from txl_lightning.recl import command
 from txl_lightning.recl.options import ReclOptions
+
+ORACLE = "py:examples.recall_oracle.oracle"
+
+
+class Pairs(RecallOracle):
+    """A token for every two bytes: the first one."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def encode(self, content: bytes) -> tuple[list[int], list[str]]:
+        tokens = list(content[::2])
+        return tokens, [chr(token) for token in tokens]
 
 
 def values(result: dict[str, Any], field: str) -> list[Any]:
@@ -50,11 +63,17 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
 def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> None:
     (path,) = files(tmp_path, {"text.txt": "a cat and a bat " * 40})
     checkpoint = runs.checkpoint("relative")
-    result = recl(tmp_path, checkpoint, models=[LAGGING], names=["run", "lag"], data_path=path)
-    assert values(result, "checkpoint") == [checkpoint, LAGGING]
+    result = recl(
+        tmp_path,
+        checkpoint,
+        models=[ORACLE],
+        names=["run", "exact"],
+        data_path=path,
+    )
+    assert values(result, "checkpoint") == [checkpoint, ORACLE]
     assert (result["unit"], result["split"]) == ("bpb", "whole")
     found = np.load(tmp_path / "losses.npz")
-    assert found["models"].tolist() == ["run", "lag"]
+    assert found["models"].tolist() == ["run", "exact"]
     assert found["contexts"].tolist() == [4, 8, 12, 16]
     model = load_trained(checkpoint).model
     model = model.with_lengths(mem_len=0, same_length=False, clamp_len=15)
@@ -62,16 +81,31 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
     position = found["positions"][7]
     for c, context in enumerate(found["contexts"]):
         window = tokens[:, position - context : position + 1]
-        nll, _ = model.score(window[:, :-1], window[:, -1:], None)
-        assert found["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
-    assert found["nll"][1, 0] == pytest.approx(np.log(256))
-    np.testing.assert_allclose(values(result, "nll"), found["nll"].mean(axis=2), rtol=1e-5)
+        nll, _ = model.score(
+            window[:, :-1],
+            window[:, -1:],
+            None,
+        )
+        assert found["nll"][0, c, 7] == pytest.approx(
+            nll.item(),
+            rel=1e-5,
+        )
+    assert found["nll"][1, 0] == pytest.approx(np.log(8))
+    np.testing.assert_allclose(
+        values(result, "nll"),
+        found["nll"].mean(axis=2),
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("kind", ["characters", "documents"])
 def test_a_function_reads_the_corpus_of_a_run(kind: str, runs: SmallRuns, tmp_path: Path) -> None:
     checkpoint = runs.checkpoint(kind)
-    both = recl(tmp_path / "both", checkpoint, models=[LAGGING])
+    both = recl(
+        tmp_path / "both",
+        checkpoint,
+        models=[ORACLE],
+    )
     alone = recl(tmp_path / "alone", checkpoint)
     assert values(both, "nll")[0] == pytest.approx(values(alone, "nll")[0])
     assert both["corpus"] == alone["corpus"]
@@ -79,16 +113,33 @@ def test_a_function_reads_the_corpus_of_a_run(kind: str, runs: SmallRuns, tmp_pa
 
 def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_path: Path) -> None:
     """A model without documents beside one that knows them; ignored, the latter sees no marks."""
-    group = [runs.checkpoint("relative"), runs.checkpoint("documents")]
+    group = [
+        runs.checkpoint("relative"),
+        runs.checkpoint("documents"),
+    ]
     respected = recl(tmp_path / "respect", *group)
-    ignored = recl(tmp_path / "ignore", *group, documents="ignore")
+    ignored = recl(
+        tmp_path / "ignore",
+        *group,
+        documents="ignore",
+    )
     found = np.load(tmp_path / "respect/losses.npz")
     respect_ICP = found["nll"]
     ignore_ICP = np.load(tmp_path / "ignore/losses.npz")["nll"]
-    tokens = load_corpus(load_trained(group[1]).config.data, marked=True).splits["test"]
+    tokens = load_corpus(
+        load_trained(group[1]).config.data,
+        marked=True,
+    ).splits["test"]
     starts = np.flatnonzero(np.asarray(tokens) < 0)
     positions = found["positions"]
-    document_P = np.searchsorted(starts, positions - 1, side="right") - 1
+    document_P = (
+        np.searchsorted(
+            starts,
+            positions - 1,
+            side="right",
+        )
+        - 1
+    )
     since_P = positions - starts[document_P]
     n_cut = int((since_P < 16).sum())
     assert n_cut > 0
@@ -100,7 +151,10 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
     assert steps_IP[:, is_cut_P].max() < 1e-5
     changes_IP = np.abs(ignore_ICP[:, 1] - ignore_ICP[:, 0]) > 1e-7
     assert changes_IP.mean() > 0.9  # a loss may be equal by chance
-    assert np.array_equal(respect_ICP[0, 0, ~is_cut_P], ignore_ICP[0, 0, ~is_cut_P])
+    assert np.array_equal(
+        respect_ICP[0, 0, ~is_cut_P],
+        ignore_ICP[0, 0, ~is_cut_P],
+    )
 
 
 def test_options_change_the_grid_and_the_losses(runs: SmallRuns, tmp_path: Path) -> None:
@@ -112,13 +166,19 @@ def test_options_change_the_grid_and_the_losses(runs: SmallRuns, tmp_path: Path)
     assert changed["contexts"] == CHANGES["contexts"]
     rounded = recl(tmp_path, checkpoint, precision="bf16-mixed", bootstrap=0)
     assert (plain["precision"], rounded["precision"]) == ("32-true", "bf16-mixed")
-    difference = np.subtract(values(rounded, "nll"), values(plain, "nll"))
+    difference = np.subtract(
+        values(rounded, "nll"),
+        values(plain, "nll"),
+    )
     assert 0 < np.abs(difference).max() < 0.01
     rows = (tmp_path / "recl.md").read_text().splitlines()
     assert "[" not in rows[4], "no intervals without resamples"
 
 
-CHANGES = {"position_seed": 1, "contexts": [1, 2, 4, 8, 16]}
+CHANGES = {
+    "position_seed": 1,
+    "contexts": [1, 2, 4, 8, 16],
+}
 GRID = ["first_context=4", "step=4", "max_context=16", "n_positions=30", "bootstrap=20"]
 REFUSALS = []
 for row in Path(__file__).with_name("refusals.txt").read_text("utf-8").splitlines():
@@ -132,9 +192,20 @@ def test_what_cannot_be_done_is_refused(
     words: str,
     said: str,
 ) -> None:
-    (text,) = files(runs.folder, {"cats.txt": "a cat and a bat " * 40})
-    words = words.replace("TEXT", text).replace("PAIRS", LAGGING_PAIRS).replace("BYTES", LAGGING)
-    words = re.sub(r"@(\w+)", lambda kind: runs.checkpoint(kind[1]), words)
+    (text,) = files(
+        runs.folder,
+        {"cats.txt": "a cat and a bat " * 40},
+    )
+    words = (
+        words.replace("TEXT", text)
+        .replace("PAIRS", f"py:{__name__}.Pairs")
+        .replace("BYTES", ORACLE)
+    )
+    words = re.sub(
+        r"@(\w+)",
+        lambda kind: runs.checkpoint(kind[1]),
+        words,
+    )
     given = OmegaConf.from_dotlist(GRID + shlex.split(words))
     options = OmegaConf.to_object(OmegaConf.merge(ReclOptions, given))
     directory = tmp_path / "run"
@@ -149,8 +220,19 @@ def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path)
     paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
     grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli"]
-    alone = success("recl", paths, *grid, f"hydra.run.dir={tmp_path}/alone").out
-    two = printed(*launcher, "recl", paths, *grid, f"hydra.run.dir={tmp_path}/two")
+    alone = success(
+        "recl",
+        paths,
+        *grid,
+        f"hydra.run.dir={tmp_path}/alone",
+    ).out
+    two = printed(
+        *launcher,
+        "recl",
+        paths,
+        *grid,
+        f"hydra.run.dir={tmp_path}/two",
+    )
     losses = []
     for name, said in (("alone", alone), ("two", two)):
         assert said.startswith("How far does it look? ")
@@ -158,4 +240,8 @@ def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path)
         assert f"\npage: {tmp_path}/{name}/recl.html\n" in said
         result = json.loads((tmp_path / name / "recl.json").read_text())
         losses.append(values(result, "bpb"))
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    np.testing.assert_allclose(
+        losses[0],
+        losses[1],
+        rtol=1e-5,
+    )

@@ -39,7 +39,10 @@ def plain_lengths(
         f_long = np.minimum(best_CP[c], longer_P)[hard].mean()
         gain = (math.exp(f_short) - math.exp(f_long)) / math.exp(f_short)
         changes_P = longer_P - losses[model][c]
-        hard_before = hard_places(best_CP[:c].sum(axis=0), r if c > 0 else 1.0)
+        hard_before = hard_places(
+            best_CP[:c].sum(axis=0),
+            r if c > 0 else 1.0,
+        )
         rises = changes_P.mean() >= 0 or changes_P[hard_before].mean() >= 0
         if gain < threshold:
             recl = contexts[c]
@@ -48,8 +51,15 @@ def plain_lengths(
     return recl, guarded
 
 
-SHAPES = st.tuples(st.integers(1, 4), st.integers(2, 7), st.integers(1, 200))
-GRIDS = st.tuples(st.integers(1, 50), st.integers(1, 100))
+SHAPES = st.tuples(
+    st.integers(1, 4),
+    st.integers(2, 7),
+    st.integers(1, 200),
+)
+GRIDS = st.tuples(
+    st.integers(1, 50),
+    st.integers(1, 100),
+)
 FRACTIONS = st.sampled_from([0.03, 0.1, 0.5, 0.77, 1.0])
 THRESHOLDS = st.sampled_from([0.001, 0.01, 0.05, 0.3])
 
@@ -102,7 +112,12 @@ def test_where_the_gains_end(
     gains_again: int | None,
 ) -> None:
     contexts = CONTEXTS[: len(losses)]
-    found = relative_effective_context_lengths({"m": losses}, contexts, [1.0], limits={"m": limit})
+    found = relative_effective_context_lengths(
+        {"m": losses},
+        contexts,
+        [1.0],
+        limits={"m": limit},
+    )
     length = found["m"][1.0]
     assert (length.value, length.at_least) == expected
     assert length.high == length.guarded_high == length.value
@@ -112,8 +127,18 @@ def test_where_the_gains_end(
 
 def test_positions_that_tie_for_the_last_places_share_them() -> None:
     """T has the 5, and a third of each of three."""
-    losses = np.array([[5.0, 1.0, 1.0, 1.0], [5.0, 1.0, 0.0, 0.5]])
-    length = relative_effective_context_lengths({"m": losses}, [1, 2], [0.5], bootstrap=0)["m"][0.5]
+    losses = np.array(
+        [
+            [5.0, 1.0, 1.0, 1.0],
+            [5.0, 1.0, 0.0, 0.5],
+        ]
+    )
+    length = relative_effective_context_lengths(
+        {"m": losses},
+        [1, 2],
+        [0.5],
+        bootstrap=0,
+    )["m"][0.5]
     short = math.exp((5 + 1) / 2)
     long = math.exp((5 + (1 + 0 + 0.5) / 3) / 2)
     assert length.perplexities == pytest.approx([short])
@@ -128,26 +153,53 @@ def group(n_models: int = 3, n_positions: int = 101) -> dict[str, np.ndarray]:
     return {f"m{i}": losses[i] for i in range(n_models)}
 
 
-@pytest.mark.parametrize(("threshold", "n_models"), [(0.6, 2), (0.05, 1)])
+@pytest.mark.parametrize(
+    ("threshold", "n_models"),
+    [(0.6, 2), (0.05, 1)],
+)
 def test_intervals_are_of_resampled_blocks_each_read_as_a_text(
     threshold: float,
     n_models: int,
 ) -> None:
     """RECL varies at the first threshold, its guarded value at the second."""
-    blocks = np.repeat(range(9), [60, 10, 40, 20, 30, 50, 15, 35, 40])
+    blocks = np.repeat(
+        range(9),
+        [60, 10, 40, 20, 30, 50, 15, 35, 40],
+    )
     losses = group(n_models, n_positions=300)
     if n_models == 1:
         losses["m0"][3] += 0.4
     options: dict[str, Any] = {"fractions": [0.3], "threshold": threshold}
-    resamples: dict[str, Any] = {"bootstrap": 50, "seed": 2, "blocks": blocks}
+    resamples: dict[str, Any] = {
+        "bootstrap": 50,
+        "seed": 2,
+        "blocks": blocks,
+    }
     ours = relative_effective_context_lengths(losses, CONTEXTS, **options, **resamples)
     lengths = []
     for counts_B in resampled(9, 50, seed=2).astype(int):
-        sample = {name: np.repeat(x, counts_B[blocks], axis=1) for name, x in losses.items()}
+        sample = {
+            name: np.repeat(
+                x,
+                counts_B[blocks],
+                axis=1,
+            )
+            for name, x in losses.items()
+        }
         found = relative_effective_context_lengths(sample, CONTEXTS, **options, bootstrap=0)
-        lengths.append([found["m0"][0.3].value, found["m0"][0.3].guarded])
+        lengths.append(
+            [
+                found["m0"][0.3].value,
+                found["m0"][0.3].guarded,
+            ]
+        )
     length = ours["m0"][0.3]
-    low, high = np.quantile(lengths, [0.025, 0.975], axis=0, method="inverted_cdf").tolist()
+    low, high = np.quantile(
+        lengths,
+        [0.025, 0.975],
+        axis=0,
+        method="inverted_cdf",
+    ).tolist()
     assert [length.low, length.guarded_low] == low
     assert [length.high, length.guarded_high] == high
     assert low != high
@@ -187,7 +239,17 @@ IMPOSSIBLE = [
     ({"contexts": [10, 20, 40, 40, 60]}, "contexts=.*ascending"),
     ({"fractions": [0.5, 0.5]}, "fractions=.*different"),
     ({"threshold": 1.0}, "threshold=1.0"),
-    ({"losses": {"m": np.full((5, 3), np.nan)}}, "must be finite"),
+    (
+        {
+            "losses": {
+                "m": np.full(
+                    (5, 3),
+                    np.nan,
+                )
+            }
+        },
+        "must be finite",
+    ),
 ]
 
 

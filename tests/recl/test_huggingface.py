@@ -1,6 +1,5 @@
 """Models of transformers, tiny and random: the library's own losses, limits, tokens, and what the result states."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ from tests.recl.tiny_huggingface import (
     change,
     model_of,
     save_tiny,
+    with_tokens,
 )
 from txl_lightning.errors import OptionError
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import HuggingFaceModel, load_huggingface
-from txl_lightning.recl.models import Member, TokenizedText
+from txl_lightning.recl.models import Member
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.recl.windows import WindowReader, window_losses
 
@@ -42,17 +42,18 @@ def load(folder: str | Path, begin_of_text: bool | None = None) -> Member:
     return load_huggingface(f"hf:{folder}", "name", 60, begin_of_text)
 
 
-def with_tokens(member: Member) -> Member:
-    text = TokenizedText(TOKENS, "token", lambda begin, stop: [])
-    return replace(member, text=text)
-
-
 def measured(directory: Path, *folders: str, text: str = TEXT, **options: Any) -> dict[str, Any]:
     """Results of models on a text, in the folder `run`."""
     path = directory / "text.txt"
     path.write_text(text)
     models = [f"hf:{folder}" for folder in folders]
-    return recl(directory / "run", models=models, data_path=str(path), bootstrap=0, **options)
+    return recl(
+        directory / "run",
+        models=models,
+        data_path=str(path),
+        bootstrap=0,
+        **options,
+    )
 
 
 def library_loss(model: Any, window: list[int]) -> float:
@@ -64,7 +65,10 @@ def library_loss(model: Any, window: list[int]) -> float:
         return float(model(input_ids=ids, labels=labels, use_cache=False).loss)
 
 
-@pytest.mark.parametrize(("kind", "begin"), [("gpt2", []), ("llama", [0, 7]), ("mamba", [])])
+@pytest.mark.parametrize(
+    ("kind", "begin"),
+    [("gpt2", []), ("llama", [0, 7]), ("mamba", [])],
+)
 def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind: str, begin: list[int]) -> None:
     model = model_of(kind)
     reader = WindowReader(HuggingFaceModel(model, begin), one_pass=True)
@@ -72,7 +76,10 @@ def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind: str, begin: lis
     for c, context in enumerate(CONTEXTS):
         for p, t in enumerate(PLACES):
             window = begin + TOKENS[t - context : t + 1].tolist()
-            assert losses_CP[c, p] == pytest.approx(library_loss(model, window), abs=1e-5)
+            assert losses_CP[c, p] == pytest.approx(
+                library_loss(model, window),
+                abs=1e-5,
+            )
     assert np.abs(losses_CP[0] - losses_CP[-1]).max() > 0.01
 
 
@@ -103,7 +110,12 @@ def test_only_a_table_of_positions_limits_a_model(
     loaded = load(save_tiny(tmp_path, kind, **options))
     assert loaded.reader.limit == limit
     assert (loaded.findings["limit_reason"] or "").startswith(reason)
-    losses = window_losses(loaded.reader, TOKENS, np.array([100]), [limit or 50, 60])
+    losses = window_losses(
+        loaded.reader,
+        TOKENS,
+        np.array([100]),
+        [limit or 50, 60],
+    )
     assert (losses[0] == losses[1]) == (limit is not None)
 
 
@@ -112,9 +124,9 @@ def test_an_encoder_that_reads_both_sides_is_refused(kind: str, tmp_path: Path) 
     loaded = load(save_tiny(tmp_path, kind, is_decoder=False, pad_token_id=1))
     words = rf"models=hf:{tmp_path}: must be a causal language model: .* later tokens .*is_decoder"
     with pytest.raises(OptionError, match=words):
-        checked(with_tokens(loaded), CONTEXTS)
+        checked(with_tokens(loaded, TOKENS), CONTEXTS)
     change(tmp_path, "config.json", is_decoder=True)
-    assert checked(with_tokens(load(tmp_path)), CONTEXTS).reader.one_pass
+    assert checked(with_tokens(load(tmp_path), TOKENS), CONTEXTS).reader.one_pass
 
 
 def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> None:
@@ -124,10 +136,19 @@ def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> 
     reader = HuggingFaceModel(model)
     tokens = torch.from_numpy(TOKENS[None])
     with torch.no_grad():
-        first, _ = reader.score(tokens[:, :256], tokens[:, 1:257])
-        reader.score(tokens[:, :20], tokens[:, 1:21])
+        first, _ = reader.score(
+            tokens[:, :256],
+            tokens[:, 1:257],
+        )
+        reader.score(
+            tokens[:, :20],
+            tokens[:, 1:21],
+        )
         assert model.bert.attention_type == "original_full"
-        again, _ = reader.score(tokens[:, :256], tokens[:, 1:257])
+        again, _ = reader.score(
+            tokens[:, :256],
+            tokens[:, 1:257],
+        )
     torch.testing.assert_close(again, first)
 
 
@@ -202,7 +223,11 @@ def test_a_tokenizer_that_changes_the_text_stands_in_the_result(
 ) -> None:
     folder = save_tiny(tmp_path / "model", "llama")
     change(folder, "tokenizer.json", normalizer=normalizer)
-    result = measured(tmp_path, folder, text=TEXT.replace("the square", "The  ﬁne é"))
+    result = measured(
+        tmp_path,
+        folder,
+        text=TEXT.replace("the square", "The  ﬁne é"),
+    )
     changed = result["models"][0]["changed_text"]
     assert changed["text"].startswith(text)
     assert changed["read"].startswith(read)
@@ -237,7 +262,10 @@ def test_a_folder_without_a_usable_model_gives_one_line(
 ) -> None:
     folder = save_tiny(tmp_path, "llama")
     change(folder, "config.json", **changes)
-    with pytest.raises(OptionError, match=f"models=hf:{tmp_path}: .*{words}") as caught:
+    with pytest.raises(
+        OptionError,
+        match=f"models=hf:{tmp_path}: .*{words}",
+    ) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
 
@@ -275,23 +303,18 @@ def test_a_model_that_cannot_be_found_is_named(monkeypatch: pytest.MonkeyPatch) 
         load("no/one")
 
 
-def test_models_of_one_tokenizer_make_a_group(tmp_path: Path) -> None:
-    gpt2 = save_tiny(tmp_path / "gpt2", "gpt2")
-    mamba = save_tiny(tmp_path / "mamba", "mamba")
-    first, second = measured(tmp_path, gpt2, mamba, split="train", max_context=64)["models"]
-    assert (first["limit"], second["limit"]) == (POSITIONS, None)
-    assert (first["scoring"], second["scoring"]) == ("one pass", "one pass")
-    assert first["nll"][11] == first["nll"][15]  # 48 and 64 tokens
-    assert second["nll"][11] != second["nll"][15]
-    note = "gpt2: limit: its table of positions, transformer.wpe.weight."
-    assert note in (tmp_path / "run/recl.md").read_text()
-
-
 def test_another_tokenizer_and_other_bytes_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", "gpt2")
     with pytest.raises(OptionError, match=r"hf:.*: cannot read the text .*0xff"):
         load(folder).tokenize(b"a\xffb" * 100)
     (tmp_path / "text.txt").write_text(TEXT)
-    options: dict[str, Any] = {"models": [f"hf:{folder}"], "data_path": f"{tmp_path}/text.txt"}
+    options: dict[str, Any] = {
+        "models": [f"hf:{folder}"],
+        "data_path": f"{tmp_path}/text.txt",
+    }
     with pytest.raises(OptionError, match=f"hf:{folder}: reads other tokens than .*best.ckpt"):
-        recl(tmp_path / "run", runs.checkpoint("relative"), **options)
+        recl(
+            tmp_path / "run",
+            runs.checkpoint("relative"),
+            **options,
+        )

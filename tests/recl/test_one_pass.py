@@ -1,6 +1,5 @@
 """Models of transformers whose losses change with the length of the window: exact at every context of the grid."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.recl.test_huggingface import measured, pytestmark  # noqa: F401
-from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny
+from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny, with_tokens
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import load_huggingface
-from txl_lightning.recl.models import Member, TokenizedText
+from txl_lightning.recl.models import Member
 from txl_lightning.recl.windows import window_losses
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 401)
@@ -41,8 +40,7 @@ def checked_member(folder: Path, kind: str, options: dict[str, Any], contexts: l
     """Save a model, load it and check it."""
     save_tiny(folder, kind, **{"max_position_embeddings": 400, **options})
     loaded = load_huggingface(f"hf:{folder}", "name", contexts[-1])
-    text = TokenizedText(TOKENS, "token", lambda begin, stop: [])
-    return checked(replace(loaded, text=text), contexts)
+    return checked(with_tokens(loaded, TOKENS), contexts)
 
 
 @pytest.mark.parametrize(("kind", "options", "one_pass"), KINDS)
@@ -58,14 +56,21 @@ def test_losses_are_those_of_fresh_windows(
     assert member.reader.one_pass == one_pass
     assert (member.findings["one_pass_difference"] < 1e-3) == one_pass
     losses_CP = window_losses(member.reader, TOKENS, PLACES, CONTEXTS)
-    fresh = load_huggingface(f"hf:{tmp_path}", "name", CONTEXTS[-1]).reader.model
+    fresh = load_huggingface(
+        f"hf:{tmp_path}",
+        "name",
+        CONTEXTS[-1],
+    ).reader.model
     for c, context in enumerate(CONTEXTS):
         for p, place in enumerate(PLACES):
             expected = fresh_loss(fresh, TOKENS, context, int(place))
             assert losses_CP[c, p] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("length", "one_pass"), [(39, True), (100, False), (240, True)])
+@pytest.mark.parametrize(
+    ("length", "one_pass"),
+    [(39, True), (100, False), (240, True)],
+)
 def test_a_change_at_a_length_is_seen_between_the_contexts(
     length: int,
     one_pass: bool,
@@ -81,7 +86,13 @@ def test_a_change_at_a_length_is_seen_between_the_contexts(
 def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path: Path) -> None:
     sliding = save_tiny(tmp_path / "sliding", "mistral", sliding_window=9)
     long = save_tiny(tmp_path / "long", "doge", **DOGE)
-    first, second = measured(tmp_path, sliding, long, max_context=96, step=46)["models"]
+    first, second = measured(
+        tmp_path,
+        sliding,
+        long,
+        max_context=96,
+        step=46,
+    )["models"]
     assert (first["scoring"], second["scoring"]) == ("one pass", "direct")
     assert first["one_pass_difference"] < 1e-4 < 0.01 < second["one_pass_difference"]
     note = "long: read in windows of exactly c tokens: one pass differs by"

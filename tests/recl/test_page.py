@@ -48,7 +48,11 @@ def scored(data: dict[str, Any]) -> list[Any]:
     """Text, position and losses of every scored token."""
     tokens = []
     for passage in data["passages"]:
-        for position, hundredths in zip(passage["positions"], passage["hundredths"], strict=True):
+        for position, hundredths in zip(
+            passage["positions"],
+            passage["hundredths"],
+            strict=True,
+        ):
             text = passage["texts"][position - passage["start"]]
             tokens.append((text, position, hundredths))
     return tokens
@@ -79,7 +83,10 @@ def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup()
     for p, (text, position, hundredths) in enumerate(tokens):
         assert position == p + 12
         assert text == HOSTILE[position % len(HOSTILE)]
-        assert np.array(hundredths) / 100 == pytest.approx(bits_ICP[:, :, p], abs=0.0051)
+        assert np.array(hundredths) / 100 == pytest.approx(
+            bits_ICP[:, :, p],
+            abs=0.0051,
+        )
     assert len(tokens) == 90
     assert html_page.count("<script") == html_page.count("</script>") == 2
     assert "http" not in html_page.replace("http://www.w3.org/2000/svg", ""), "nothing is fetched"
@@ -87,7 +94,11 @@ def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup()
 
 @pytest.mark.slow
 def test_a_large_page_has_whole_passages_spread_over_the_text() -> None:
-    html_page, _ = drawn(30_000, [*range(1, 80)], models=3)
+    html_page, _ = drawn(
+        30_000,
+        [*range(1, 80)],
+        models=3,
+    )
     data = data_of(html_page)
     assert 1_500_000 < len(html_page.encode()) <= 2_000_000
     assert data["n_passages"] == 42 * 11 + 10  # of 42 blocks of 700 positions, and 600
@@ -103,11 +114,20 @@ def test_the_oracles_page_shows_the_step_at_the_known_distance_also_of_a_functio
     oracle = RecallOracle(recall)
 
     def losses(tokens_BT: Tensor) -> np.ndarray:
-        nll_BT, _ = oracle.score(tokens_BT[:, :-1], tokens_BT[:, 1:])
+        nll_BT, _ = oracle.score(
+            tokens_BT[:, :-1],
+            tokens_BT[:, 1:],
+        )
         return nll_BT.numpy()
 
     models: dict[str, Any] = {"exact": oracle, "array": losses}
-    results, html_page = compare(models, tokens, [24, 48, 72, 96], 300, texts=text)
+    results, html_page = compare(
+        models,
+        tokens,
+        [24, 48, 72, 96],
+        300,
+        texts=text,
+    )
     exact, array = results["models"]
     assert exact["recl"]["1.0"]["value"] == 48
     assert (array["nll"], array["recl"]) == (exact["nll"], exact["recl"])
@@ -133,7 +153,11 @@ def shown_in_chromium(tmp_path: Path) -> Shown:
     def dumped(html_page: str, fragment: str) -> str:
         path = tmp_path / "recl.html"
         path.write_text(html_page, "utf-8")
-        command = [browsers[0], *options.split(), f"--user-data-dir={tmp_path}/profile"]
+        command = [
+            browsers[0],
+            *options.split(),
+            f"--user-data-dir={tmp_path}/profile",
+        ]
         command.append(path.as_uri() + fragment)
         return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=120)
 
@@ -181,12 +205,18 @@ IN_A_FRAME = """<!doctype html><iframe id="frame" width="{}" height="{}" srcdoc=
 }}</script>"""
 
 
-@pytest.mark.parametrize(("width", "height"), [(360, 640), (390, 844), (1366, 768)])
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(360, 640), (390, 844), (1366, 768)],
+)
 def test_a_page_fits_and_its_card_is_whole_and_covers_no_token_in_focus(
     width: int,
     height: int,
     shown_in_chromium: Shown,
 ) -> None:
     html_page, _ = drawn(90, CONTEXTS, models=3)
-    shown = shown_in_chromium(IN_A_FRAME.format(width, height, html.escape(html_page)), "")
+    shown = shown_in_chromium(
+        IN_A_FRAME.format(width, height, html.escape(html_page)),
+        "",
+    )
     assert re.findall(r"\d+ too wide, \d+ of \d+ seen", shown) == ["0 too wide, 270 of 270 seen"]

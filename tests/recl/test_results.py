@@ -21,7 +21,11 @@ POSITIONS = np.arange(100) * 4 + 16
 
 def made_up() -> dict[str, np.ndarray]:
     """Losses that fall with context, of c to a plateau and then further."""
-    noise = np.random.default_rng(1).gamma(2.0, 0.5, (3, 1, 100))
+    noise = np.random.default_rng(1).gamma(
+        2.0,
+        0.5,
+        (3, 1, 100),
+    )
     falls = np.array(
         [
             [3.0, 2.0, 1.5, 1.2],
@@ -29,7 +33,13 @@ def made_up() -> dict[str, np.ndarray]:
             [3.0, 3.0, 1.0, 1.0],
         ]
     )
-    return dict(zip(NAMES, noise + falls[:, :, None], strict=True))
+    return dict(
+        zip(
+            NAMES,
+            noise + falls[:, :, None],
+            strict=True,
+        )
+    )
 
 
 def results(level: str = "token", **options: Any) -> dict[str, Any]:
@@ -88,7 +98,9 @@ def table_rows(lines: list[str], first_cell: str) -> list[list[str]]:
 def test_tables_have_lengths_losses_and_differences() -> None:
     """Within 1 %, guarded RECL and the paper's RECL, each with its interval, come first."""
     found = results(fractions=[1.0])
+    found["models"][1]["limit_reason"] = "its table of positions"
     lines = report_lines(found)
+    assert "b: limit: its table of positions." in lines
     assert lines[0] == "How far does it look? Tokens of context; RECL in the group of a, b, c"
     assert lines[2] == "| model | within 1 % | guarded r = 1.0 | RECL r = 1.0 |"
     assert "| model | kind | sees at most | ppl at 4 tokens | ppl at 16 tokens |" in lines
@@ -103,7 +115,12 @@ def test_tables_have_lengths_losses_and_differences() -> None:
     assert second[3] == f"{model['ppl'][0]:.3f} ± {model['ppl_standard_error'][0]:.3f}"
     pair = found["differences"][0]
     interval = f"[{pair['low'][3]:+.4f}, {pair['high'][3]:+.4f}]"
-    assert table_rows(lines, "a − b") == [["a − b", f"{pair['nll'][3]:+.4f} {interval}"]]
+    assert table_rows(lines, "a − b") == [
+        [
+            "a − b",
+            f"{pair['nll'][3]:+.4f} {interval}",
+        ]
+    ]
 
 
 def lines_of(axes: Axes) -> dict[str, Any]:
