@@ -1,7 +1,7 @@
-"""`txl attention`: where the heads of a checkpoint attend, over a split and on a piece of text (Figures 5-7).
+"""`txl attention`: where a checkpoint's heads attend, over a split and on a piece of text (Figures 5-7).
 
-The model runs as in any evaluation. The inputs of its attention modules are recorded, from which the scores of all
-terms and of single terms are computed again. Only sums over queries are kept.
+The model runs as in any evaluation. The inputs to its attention modules are recorded; the scores with all terms and
+with single terms are computed again from them. Only sums over queries are kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
-MOST_TARGETS = 24  # of Figure 6
+MOST_TARGETS = 24  # in Figure 6
 ALL_TERMS = "all"
 
 
@@ -94,7 +94,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
 
 
 def protocol_of(trained: TrainedModel, options: AttentionOptions, whole: bool) -> Protocol:
-    """Return the protocol at the lengths of the command; the others are the run's.
+    """Return the protocol at the command's lengths; other lengths are the run's.
 
     Raises:
         OptionError: the model is no Transformer-XL whose keys are its tokens, or a length is not allowed.
@@ -124,8 +124,8 @@ class AttentionMaps:
     Args:
         by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances 0, …, L - 1;
             every row sums to 1.
-        mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over all distances, also those beyond L.
-        queries: number of queries averaged.
+        mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over all distances, also beyond L.
+        queries: queries in the average.
     """
 
     by_distance: dict[str, Array]
@@ -134,7 +134,7 @@ class AttentionMaps:
 
 
 class AttentionInputs(NamedTuple):
-    """Inputs of `Attention.forward` and `Attention.logits`."""
+    """Inputs to `Attention.forward` and `Attention.logits`."""
 
     hidden_BTD: Tensor
     memory_BMD: Tensor
@@ -150,7 +150,7 @@ Recorded = list[tuple[Attention, AttentionInputs]]
 def attention_inputs(
     model: TransformerXL, tokens_BT: Tensor, memory: Memory | None = None
 ) -> tuple[Recorded, Memory]:
-    """Run the model; return the attention module of every layer with its inputs, and the next memory."""
+    """Run the model; return each layer's attention module with its inputs, and the next memory."""
     recorded: Recorded = []
 
     def record(module: Any, inputs: tuple[Any, ...]) -> None:
@@ -180,10 +180,10 @@ def counted_queries(recorded: Recorded, n_streams: int, reach: int, n_before: in
     """Return which queries see all distances, [B, T].
 
     Args:
-        recorded: inputs of the layers in a segment.
+        recorded: the layers' inputs in a segment.
         n_streams: B.
-        reach: number of keys that such a query sees.
-        n_before: tokens in the memory. A memory of zeros has keys that are no tokens.
+        reach: keys that such a query sees.
+        n_before: tokens in the memory. A memory filled with zeros has keys without tokens.
     """
     _, inputs = recorded[0]
     n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)  # documents hide keys
@@ -195,14 +195,14 @@ def counted_queries(recorded: Recorded, n_streams: int, reach: int, n_before: in
 def attention_maps(
     model: TransformerXL, streams: Streams, max_segments: int | None = None
 ) -> AttentionMaps:
-    """Average attention over the streams of a split, the memory carried from segment to segment.
+    """Average attention over a split's streams, with the memory carried from segment to segment.
 
     Averaged are the queries that see all L distances: L = M + 1, or with `same_length` M (with `extra_key` M + 1).
     Takes O(N·H·(M + T)) float64 numbers besides one batch.
 
     Args:
         model: model with a memory and without extended context, in evaluation mode.
-        streams: streams of one split.
+        streams: streams from one split.
         max_segments: stop after this many segments.
 
     Raises:
@@ -255,9 +255,9 @@ class TextAttention:
     """Attention from a piece of text to the tokens before it.
 
     Args:
-        position: position of the first target in the split.
-        weights: by head as `LAYER:HEAD`, from 1: [Q, C], attention of the query before each of the Q targets on the
-            C tokens before the piece.
+        position: position in the split: the first target's.
+        weights: by head as `LAYER:HEAD`, from 1: [Q, C], how much the query before each of Q targets attends to each of
+            the C tokens before the piece.
         targets: Q symbols.
         context: C symbols, the oldest first.
     """
@@ -272,7 +272,7 @@ class TextAttention:
 def text_attention(
     model: TransformerXL, corpus: Corpus, split: str, position: int | None, segment_len: int
 ) -> TextAttention:
-    """Return the attention of every head on the memory, from a piece of text of 24 tokens, or of a shorter segment.
+    """Return every head's attention to the memory, from a text piece with 24 tokens, or from a shorter segment.
 
     The memory is filled with the tokens before the piece, read in segments as everywhere, from as far back as any layer
     can see; the piece is one segment.
@@ -280,8 +280,8 @@ def text_attention(
     Args:
         model: model with a memory and without extended context, in evaluation mode.
         corpus: corpus with the text.
-        split: name of its split.
-        position: position of the first target in the split; None for the middle, or the nearest that fits.
+        split: its split's name.
+        position: the first target's position in the split; None for the middle, or the nearest that fits.
         segment_len: T.
 
     Raises:
@@ -325,7 +325,7 @@ def text_attention(
 
 
 def place_of_text(position: int | None, n_tokens: int, mem_len: int, n_targets: int) -> int:
-    """Return the position of the first target."""
+    """Return the first target's position."""
     first = mem_len + 1
     last = n_tokens - n_targets
     if position is None:

@@ -1,4 +1,4 @@
-"""Figures 5, 6 and 7: where heads attend by distance, on a piece of text, and by single terms of the score."""
+"""Figures 5, 6 and 7: where heads attend by distance, on a piece of text, and by single score terms."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from txl_lightning.reporting.canvas import new_figure, plain_text, save_figure
 if TYPE_CHECKING:
     from txl_lightning.evaluation.attention import TextAttention
 
-# u·k does not depend on the query: the paper shows no softmax of (c) alone.
+# u·k does not depend on the query: the paper shows no softmax over (c) alone.
 SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
 FONT = "DejaVu Sans Mono"  # part of matplotlib
 SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥"}
-MARKED_SHARE = 0.2  # of the context, for each target
+MARKED_SHARE = 0.2  # context tokens, for each target
 
 
 def write_figures(
@@ -33,9 +33,9 @@ def write_figures(
     """Write as SVG and PNG `by_distance` (Figure 5), `text` (6) and `terms` (7).
 
     Args:
-        results: contents of `attention.json`.
-        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d).
-        text: attention of Figure 6.
+        results: the parsed `attention.json`.
+        maps: arrays from `attention.npz`: rows in Figure 5 (`all`) and Figure 7 (a, b, d).
+        text: attention for Figure 6.
         directory: folder for the files.
     """
     heads = results["heads"]
@@ -66,13 +66,13 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
     """Draw Figure 5, or Figure 7 with a panel for each term, as SVG and PNG: rows are heads, columns positions.
 
     The oldest token is on the left, the query itself on the right, in reading order. Panels stand one below the other,
-    so that their letters can be read at the width of a phone.
+    so their letters are readable on a phone.
 
     Args:
-        stem: path of the files without suffix.
-        panels: by name, [R, L]: mean attention of R = N·H heads on the distances 0, …, L - 1.
+        stem: file path without suffix.
+        panels: by name, [R, L]: mean attention from R = N·H heads at the distances 0, …, L - 1.
         n_head: H; a line separates the layers.
-        title: title of the figure.
+        title: figure title.
     """
     rows_PRL = np.stack(list(panels.values()))
     n_panels, n_rows, n_distances = rows_PRL.shape
@@ -116,16 +116,16 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
 
 
 def draw_text(stem: Path, text: TextAttention, heads: list[str], title: str) -> None:
-    """Draw Figure 6, a panel for each head, as SVG and PNG: rows are targets, columns tokens of the memory.
+    """Draw Figure 6, a panel for each head, as SVG and PNG: rows are targets, columns memory tokens.
 
-    Coloured are the tokens that a target attends to most (`most_attended`). Only the nearest 256 tokens of a longer
+    Coloured are the tokens that a target attends to most (`most_attended`). Only the nearest 256 tokens in a longer
     context are drawn.
 
     Args:
-        stem: path of the files without suffix.
+        stem: file path without suffix.
         text: attention on the tokens before the piece; 0 where a target does not see a token.
         heads: heads to draw, as `LAYER:HEAD`.
-        title: title of the figure.
+        title: figure title.
     """
     columns = [printable(symbol) for symbol in text.context[-MOST_COLUMNS:]]
     rows = [printable(symbol) for symbol in text.targets]
@@ -176,7 +176,7 @@ def draw_text(stem: Path, text: TextAttention, heads: list[str], title: str) -> 
 
 
 def printable(symbol: str) -> str:
-    """Return a token in glyphs of the font: signs for white space, escapes for what has no glyph, long words cut."""
+    """Return a token in glyphs that the font has: signs for white space, escapes for missing glyphs, long words cut."""
     font = font_manager.get_font(font_manager.findfont(FONT))
     word = ""
     for letter in symbol:
@@ -192,7 +192,7 @@ def printable(symbol: str) -> str:
 
 
 def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
-    """Mark the fifth of the C tokens with the most attention in every row."""
+    """Mark the most attended fifth among the C tokens in every row."""
     n_marked = max(1, round(MARKED_SHARE * weights_QC.shape[1]))
     least_Q1 = np.sort(weights_QC, axis=1)[:, [-n_marked]]
     return (weights_QC >= least_Q1) & (weights_QC > 0)

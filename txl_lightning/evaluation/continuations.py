@@ -2,7 +2,7 @@
 
     log P(continuation | context) = Σ_t log P(x_t | context, x_1 … x_{t-1})
 
-Every row is read from a fresh state, in segments of evaluation's length, with the state carried between them.
+Every row is read from a fresh state, in evaluation's segments, with the state carried between them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ GREEDY_POSITIONS = 256
 
 
 class Continuation(NamedTuple):
-    """A text of tokens, the last ones to be scored.
+    """A text as tokens; the last ones are scored.
 
     Args:
         tokens: context and continuation.
-        n_context: number of tokens of the context. Without any, the first token is not scored.
+        n_context: tokens in the context. Without any, the first token is not scored.
     """
 
     tokens: list[int]
@@ -50,7 +50,7 @@ class Continuation(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """Result of one continuation.
+    """One continuation's result.
 
     Args:
         tokens: number of scored tokens.
@@ -66,7 +66,7 @@ class Likelihood(NamedTuple):
 def encode_pair(trained: TrainedModel, context: str, continuation: str) -> Continuation:
     """Encode a context and its continuation as one text.
 
-    A token that holds characters of both belongs to the continuation.
+    A token with characters from both belongs to the continuation.
 
     Raises:
         UserError: the vocabulary lacks a character, and has no `<unk>`.
@@ -85,7 +85,7 @@ def encode_pair(trained: TrainedModel, context: str, continuation: str) -> Conti
 def score_continuations(
     protocol: Protocol, continuations: Sequence[Continuation]
 ) -> list[Likelihood]:
-    """Return the likelihood of every continuation, in their order.
+    """Return every continuation's likelihood, in their order.
 
     Args:
         protocol: lengths and precision; its streams are not used.
@@ -107,7 +107,7 @@ def score_continuations(
 
 
 def _batches(continuations: Sequence[Continuation], attention_length: int) -> Iterator[list[int]]:
-    """Yield rows with texts of equal length."""
+    """Yield rows with equally long texts."""
     rows_by_length: dict[int, list[int]] = {}
     for row, continuation in enumerate(continuations):
         rows_by_length.setdefault(len(continuation.tokens), []).append(row)
@@ -120,7 +120,7 @@ def _batches(continuations: Sequence[Continuation], attention_length: int) -> It
 def _score_batch(
     model: Any, protocol: Protocol, batch: list[Continuation]
 ) -> tuple[Tensor, Tensor]:
-    """Return the nats of the last targets of texts of equal length, [B, L], and which are not the likeliest."""
+    """Return the last targets' nats in equally long texts, [B, L], and which targets are not the likeliest."""
     text_BL = torch.tensor([continuation.tokens for continuation in batch], device=device_of(model))
     last = text_BL.shape[1] - 1
     segment_len = protocol.lengths.segment_len
@@ -150,7 +150,7 @@ def _likeliest(model: Any, hidden_BTD: Tensor) -> Tensor:
 
 
 def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path) -> list[str]:
-    """Score every row of a table with the columns `context` and `continuation`.
+    """Score every row in a table with the columns `context` and `continuation`.
 
     `continuations.tsv` has these columns and
 
@@ -214,10 +214,10 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
-    """Read the contexts and continuations of a table: JSON lines, CSV, TSV, Parquet or Arrow.
+    """Read contexts and continuations from a table: JSON lines, CSV, TSV, Parquet or Arrow.
 
     Raises:
-        OptionError: it cannot be read, has no such columns, or a row has no text in one of them.
+        OptionError: it cannot be read or lacks these columns, or a row has no text in one.
     """
     columns = []
     for column in COLUMNS:

@@ -57,10 +57,10 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
 VOCABULARIES = ("vocab.json", "vocab", "vocab.txt", "1b_word_vocab.txt")
 OF_CORPUS = "corpus"
-SYMBOL_LEVELS = ("byte", "char", "word")  # a file of symbols has no merges
+SYMBOL_LEVELS = ("byte", "char", "word")  # a symbols file has no merges
 FIRST_WORD = re.compile(
     r"^[ \t]*([^ \t]*)"
-)  # a word may contain white space of Unicode, as in Python 2
+)  # a word may contain Unicode white space, as in Python 2
 
 
 def run(options: ConvertOptions, directory: Path) -> list[str]:
@@ -121,12 +121,12 @@ def _write_weights(weights: dict[str, Tensor], path: Path) -> None:
     copies = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
     try:
         save_file(copies, path)
-    except SafetensorError as error:  # of a full disk too
+    except SafetensorError as error:  # also after a full disk
         raise OSError(f"{path}: {error}") from error
 
 
 def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
-    """Write `tokenizer.json` of subwords or `vocab.json` of symbols; bytes are their own numbers."""
+    """Write `tokenizer.json` for subwords or `vocab.json` for symbols; bytes are their own numbers."""
     if vocabulary.tokenizer:
         write_text(folder / "tokenizer.json", vocabulary.tokenizer)
     elif vocabulary.symbols:
@@ -186,9 +186,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerXL, int | None]:
-    """Read a model of TensorFlow, and the length of its segments if the flags beside it say so.
+    """Read a TensorFlow model, and its segment length if the flags beside it say so.
 
-    `lengths` of the options replace these flags.
+    `lengths` in the options replace these flags.
     """
     path = Path(source)
     files = sorted(path.rglob(f"*{INDEX}"))
@@ -210,7 +210,7 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
 def _as_in_tensorflow(
     options: ConvertOptions, segment_len: int | None, vocabulary: Vocabulary | None
 ) -> ConvertOptions:
-    """Return options with the model's segments; One Billion Word has `<S>` at both ends of a sentence there."""
+    """Return options with the model's segments; One Billion Word has `<S>` at both sentence ends there."""
     data = options.data
     evaluation = options.evaluation
     marks_sentences = vocabulary is not None and vocabulary.starts_sentences
@@ -225,7 +225,7 @@ def _as_in_tensorflow(
 
 
 def _vocabulary_of_file(options: ConvertOptions) -> Vocabulary | None:
-    """Return the vocabulary of a file, given or in the folder of the source; None for the corpus's.
+    """Return the vocabulary from a file, given or in the source's folder; None for the corpus's.
 
     Raises:
         OptionError: there is no such file, and the corpus would give its symbols another order.
@@ -246,7 +246,7 @@ def _vocabulary_of_file(options: ConvertOptions) -> Vocabulary | None:
 
 
 def _find_vocabulary(source: Path) -> str | None:
-    """Return a file of symbols in the folder of a model, at any depth."""
+    """Return a symbols file in the model's folder, at any depth."""
     folder = source if source.is_dir() else source.parent
     for name in VOCABULARIES:
         for path in sorted(folder.rglob(name)):
@@ -255,13 +255,13 @@ def _find_vocabulary(source: Path) -> str | None:
 
 
 def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
-    """Read symbols in the order of their numbers.
+    """Read symbols, ordered by number.
 
     A `.json` file is a dictionary from symbols to numbers. Any other file has a symbol on each line, its first word;
     there bytes are written as numbers and the space as `_`, as the paper's code prepares enwik8 and text8.
 
     Raises:
-        OptionError: the file cannot be read, or a line is not a symbol of the level.
+        OptionError: the file cannot be read, or a line is not a symbol at this level.
     """
     try:
         text = Path(path).read_text("utf-8")
@@ -303,13 +303,13 @@ def _symbols_of_lines(text: str, level: str) -> list[str]:
 
 
 def _symbols_of_json(text: str, path: str | Path) -> list[str]:
-    """Return the symbols of a dictionary from symbols to numbers, such as Hugging Face's `vocab.json`, by number.
+    """Return the symbols in a dictionary from symbols to numbers, such as Hugging Face's `vocab.json`, by number.
 
-    Words of a pickle of Python 2 are UTF-8 that was read as Latin-1, `cafÃ©`, since that is how Hugging Face's
-    conversion opened the authors' `cache.pkl`. If all symbols of a file can be read so, they become UTF-8 again.
+    Words from a Python 2 pickle are UTF-8 read as Latin-1, `cafÃ©`, since Hugging Face's conversion opened the authors'
+    `cache.pkl` that way. If all symbols in a file can be read so, they become UTF-8 again.
 
     Raises:
-        OptionError: the text is not such a dictionary, with each of the numbers 0 … n - 1 once.
+        OptionError: the text is not such a dictionary with each number 0 … n - 1 once.
     """
     try:
         numbers = json.loads(text)
@@ -352,7 +352,7 @@ def _write_run(
 
 
 def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
-    """Return the configuration of a run with this model; everything else comes from the options."""
+    """Return the configuration for a run with this model; everything else comes from the options."""
     groups: dict[str, dict[str, Any]] = {
         "model": {"name": "converted"},
         "encoding": {},

@@ -35,8 +35,8 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 
 PROMPTS = ("prompt", "prompt_ids", "context")
-MOST_SHOWN = 40  # characters of a prompt in a message
-# Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
+MOST_SHOWN = 40  # prompt characters shown in a message
+# Byte models can draw control characters. They are shown as a sign, so the terminal does not obey them.
 CODES = (*range(9), *range(11, 32), *range(127, 160))
 CONTROL = str.maketrans(dict.fromkeys(CODES, "\ufffd"))
 
@@ -55,7 +55,7 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     """Draw the samples one after the other, print them as they are drawn, and write `generation.json`.
 
     Args:
-        options: options of the command.
+        options: the command's options.
         directory: folder for the files.
         write: function that prints a piece of text.
 
@@ -105,7 +105,7 @@ def check_options(options: GenerateOptions) -> None:
     """Refuse options that do not go together.
 
     Raises:
-        OptionError: naming one of them.
+        OptionError: names the option.
     """
     given = [name for name in PROMPTS if getattr(options, name) is not None]
     name = given[-1] if given else "prompt"
@@ -140,7 +140,7 @@ def checked_stops(stop: Any, vocabulary: Vocabulary) -> list[Any]:
 
 
 def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
-    """Return the model with the context of its samples, and a description of that context."""
+    """Return the model with its samples' context, and a description of that context."""
     model = trained.model
     config = trained.config
     if not isinstance(model, TransformerXL):
@@ -178,10 +178,9 @@ class Prompt:
 
     Args:
         numbers: all tokens, at least one.
-        tokens: those that the model reads: from the last start of a document on, for a run with
-            `memory.reset=document`.
+        tokens: the tokens that the model reads: with `memory.reset=document` from the last document start on.
         title: description, for printing.
-        source: origin of the tokens, as `generation.json` states it.
+        source: where the tokens come from, as `generation.json` states it.
         continuation: text that follows in the corpus; None for a typed text.
     """
 
@@ -242,7 +241,7 @@ def typed_prompt(text: str, trained: TrainedModel) -> Prompt:
 
 
 def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: int) -> Prompt:
-    """Return consecutive tokens of a split, and the text that follows."""
+    """Return consecutive tokens from a split, and the text that follows."""
     asked_for = [options.split] if options.split else []
     corpus, (split,) = open_text(trained, options, asked_for, ["test"])
     tokens = corpus.splits[split]
@@ -260,7 +259,7 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
     context = np.asarray(tokens[position:end])
     numbers = without_marks(context).tolist()
     read = numbers
-    begins = np.flatnonzero(context < 0)  # marks of documents
+    begins = np.flatnonzero(context < 0)  # document marks
     if document_pattern(trained) is not None and len(begins):
         read = numbers[begins[-1] :]
     source = {
@@ -282,7 +281,7 @@ def draw_tokens(
     tokens: list[int],
     seed: int,
 ) -> Iterator[int]:
-    """Yield the tokens of a sample; where a document begins, the model goes on from this document alone."""
+    """Yield a sample's tokens; where a document begins, the model goes on from this document alone."""
     vocabulary = trained.vocabulary
     reading: dict[str, Any] = {
         "top_k": options.top_k,

@@ -1,4 +1,4 @@
-"""Losses of tokens in streams, the state carried from segment to segment, and standard errors of their mean.
+"""Token losses in streams, with the state carried from segment to segment, and standard errors for their mean.
 
 Shape letters: B streams, T tokens, P positions, U units.
 """
@@ -22,9 +22,9 @@ from tqdm import tqdm
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.model.language_model import LanguageModel
 
-SEGMENT_TOKENS = 4_096  # of segments without memory that are scored together
+SEGMENT_TOKENS = 4_096  # in segments without memory that are scored together
 NORMAL_95 = 1.96  # standard errors on either side of a mean
-PROGRESS_SECONDS = 20  # between two lines of progress where there is no terminal
+PROGRESS_SECONDS = 20  # between two progress lines where there is no terminal
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,12 +33,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """Loss of every scored token of a split, in text order.
+    """Every scored token's loss in a split, in text order.
 
     Args:
         nll: [P], in nats.
-        positions: [P], position of every token in the split, ascending. In a corpus of unordered sentences a
-            `<S>` after the last token ends the last sentence; its position is the length of the split.
+        positions: [P], every token's position in the split, ascending. With unordered sentences a `<S>` after the last
+            token ends the last sentence; its position is the split's length.
         left_out: number of tokens that are not scored, by reason: `first_of_streams`, `trimmed`, `max_segments`.
         seconds: duration.
     """
@@ -58,9 +58,9 @@ class TokenLosses:
 def segment_losses(
     model: LanguageModel, streams: Streams, max_segments: int | None = None
 ) -> Iterator[Tensor]:
-    """Yield the nll of every segment, [B, T], in nats, the state carried from one segment to the next.
+    """Yield every segment's nll, [B, T], in nats, with the state carried from one segment to the next.
 
-    Without memory segments do not depend on each other: neighbours of equal shape are scored in one batch of about
+    Without memory segments do not depend on each other: neighbours with equal shape are scored in one batch with about
     `SEGMENT_TOKENS` tokens.
     """
     device = device_of(model)
@@ -86,7 +86,7 @@ def number_of_segments(streams: Streams, max_segments: int | None) -> int:
 
 
 def _joined_segments(streams: Streams, n_segments: int, most_tokens: int) -> Iterator[list[Batch]]:
-    """Yield lists of neighbouring segments of one shape, together at most `most_tokens` unless alone."""
+    """Yield lists of neighbouring segments with one shape, together at most `most_tokens` unless alone."""
     group: list[Batch] = []
     for index in range(n_segments):
         segment = streams[index]
@@ -109,15 +109,15 @@ def stream_losses(
     The losses depend on the number of streams, since each starts without context: report both.
 
     Args:
-        model: scores the tokens, at its own lengths.
-        streams: streams of the text.
-        max_segments: stop after this many segments of each.
+        model: scores the tokens, at its current lengths.
+        streams: the text's streams.
+        max_segments: stop after this many segments per stream.
     """
     return collect_losses(segment_losses(model, streams, max_segments), streams)
 
 
 def collect_losses(nll_by_segment: Iterable[Tensor], streams: Streams) -> TokenLosses:
-    """Return the losses of segments, [B, T] in nats, in text order."""
+    """Return the segments' losses, [B, T] in nats, in text order."""
     started = time.perf_counter()
     losses: list[NDArray[np.floating]] = []
     positions: list[Integers] = []
@@ -126,7 +126,7 @@ def collect_losses(nll_by_segment: Iterable[Tensor], streams: Streams) -> TokenL
         positions.append(streams.positions(index))
     nll = np.concatenate(losses, axis=1).ravel()
     places = np.concatenate(positions, axis=1).ravel()
-    order = places.argsort()  # streams of shuffled sentences are in another order
+    order = places.argsort()  # shuffled sentences have another order in streams
     left_out = streams.left_out
     left_out["max_segments"] = streams.n_targets - len(nll)
     return TokenLosses(
@@ -164,7 +164,7 @@ def with_progress(
 
 
 def device_of(model: LanguageModel) -> torch.device:
-    """Return the device of a model's parameters; the CPU for a model without any."""
+    """Return the device that holds a model's parameters; the CPU for a model without any."""
     if hasattr(model, "parameters"):
         for parameter in model.parameters():
             return parameter.device
@@ -189,15 +189,15 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 def text_units(
     positions: Integers, sentences: Integers | None, block_len: int
 ) -> tuple[Integers, str]:
-    """Return the unit of each position, and the name of a unit in words: units are treated as independent.
+    """Return each position's unit, and the unit's name in words: units are treated as independent.
 
-    Units are the sentences of the corpus if it has any, otherwise blocks of neighbouring tokens. Losses of neighbouring
-    tokens are correlated; per-token errors would be too small. Per-block errors are still too small where correlation
-    reaches beyond a block. A `<S>` belongs to the sentence before it, whose end it marks.
+    Units are the corpus's sentences if it has any, otherwise blocks of neighbouring tokens. Neighbouring tokens' losses
+    are correlated; per-token errors would be too small. Per-block errors are still too small where correlation reaches
+    beyond a block. A `<S>` belongs to the sentence that it ends.
 
     Args:
         positions: positions in the split.
-        sentences: first position of every sentence, ascending from 0; None without sentences.
+        sentences: every sentence's first position, ascending from 0; None without sentences.
         block_len: tokens in a block.
     """
     if sentences is None:
@@ -210,8 +210,8 @@ def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[f
 
         m = Σ_u s_u / Σ_u n_u        Var m = U / (U - 1) · Σ_u (s_u - m n_u)² / P²
 
-    s_u is the sum and n_u the number of the values of unit u: the linearised ratio estimator, for units of any
-    length. The error of a single unit is None.
+    s_u is the sum and n_u the number of values in unit u: the linearised ratio estimator, for units with any length. A
+    single unit's error is None.
     """
     sums_U = np.bincount(units_P, weights=values_P).astype(np.float64)
     counts_U = np.bincount(units_P)

@@ -23,9 +23,9 @@ from txl_lightning.registry import VARIABLE
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
-LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
+LAYER_BYTES = 40_000  # the modules in a layer in Python, measured
 SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
-NEEDED_ABILITIES = (  # option, the ability of the model that it needs
+NEEDED_ABILITIES = (  # option, the ability that the model needs for it
     ("memory.reset", "documents"),
     ("memory.gradient_segments", "gradient segments"),
     ("model.ext_len", "extended context"),
@@ -33,7 +33,7 @@ NEEDED_ABILITIES = (  # option, the ability of the model that it needs
 
 
 def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
-    """Return the class of a run's model: the core's, or the variant that the group `variant` names.
+    """Return the class for a run's model: the core's, or the variant that the group `variant` names.
 
     Raises:
         OptionError: there is no such variant, or the model is recurrent.
@@ -53,13 +53,13 @@ def carries_state(config: Config) -> bool:
 
 
 def always_carries_state(config: Config) -> bool:
-    """Return whether a segment reads something of earlier ones with `mem_len=0` too: of an LSTM, QRNN or variant."""
+    """Return whether a segment also reads earlier ones with `mem_len=0`: an LSTM, QRNN or variant does."""
     kind: Any = model_class(config).config_class
     return kind is RecurrentConfig or kind(None, mem_len=0).is_recurrent
 
 
 def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
-    """Return the model's own config, made of the groups `model`, `encoding`, `memory` and `variant`.
+    """Return the model's config, made from the groups `model`, `encoding`, `memory` and `variant`.
 
     Raises:
         OptionError: a value is not allowed; the error names the option as typed on the command line.
@@ -139,12 +139,12 @@ def make_model(config: Config, vocab_size: int) -> Model:
 def require_room(
     sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = ""
 ) -> None:
-    """Check that the machine's memory can hold the matrices of all layers, before anything is built.
+    """Check that the machine's memory can hold all layers' matrices, before anything is built.
 
     Args:
-        sizes: config of the model.
-        bytes_each: bytes of a parameter with what belongs to it.
-        without: group that the options of the command lack.
+        sizes: the model's config.
+        bytes_each: bytes per parameter, including its optimizer state.
+        without: group that the command's options lack.
 
     Raises:
         OptionError: it cannot; names the option that is farthest from its default.

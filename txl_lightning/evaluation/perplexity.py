@@ -41,8 +41,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     """Score the splits and write `evaluation.json`; for attention lengths also a figure.
 
     The file says what was scored how, and has an entry for every split with `nll` (nats per token), `ppl` or `bpc`,
-    `bpt` (bits per token) for ids, `bpb` where the bytes are known, `standard_error` of these with `over` (name of a
-    unit) and `units` (how many), `tokens` and `bytes` that are scored, `left_out` (tokens that are not, by reason),
+    `bpt` (bits per token) for ids, `bpb` where the bytes are known, `standard_error` for these with `over` (the unit's
+    name) and `units` (how many), `tokens` and `bytes` that are scored, `left_out` (tokens that are not, by reason),
     `seconds` and `evaluation` (lengths, streams, precision). By option it also has
 
         init        a length: the values at training's lengths
@@ -52,7 +52,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
                     attention_length and values; attention_length: the shortest within tolerance of the best
         selected    attention_lengths: attention_length, init and best
 
-    `continuations` scores the rows of a table instead (`continuations.score_table`).
+    `continuations` scores a table's rows instead (`continuations.score_table`).
 
     Returns:
         Lines to print: one for each split, and how they were scored.
@@ -94,7 +94,7 @@ def check_options(options: EvaluateOptions) -> None:
     """Refuse options that do not go together.
 
     Raises:
-        OptionError: naming one of them.
+        OptionError: names the option.
     """
     check_values(options)
     if options.attention_lengths is None:
@@ -111,7 +111,7 @@ def check_options(options: EvaluateOptions) -> None:
 
 
 def refuse_others(options: EvaluateOptions, kind: str, others: Sequence[str]) -> None:
-    """Refuse options that ask for another kind of scores."""
+    """Refuse options that ask for other kinds of scores."""
     for name in others:
         value = getattr(options, name)
         require(not value, name, value, f"must be left out with {kind}")
@@ -120,7 +120,7 @@ def refuse_others(options: EvaluateOptions, kind: str, others: Sequence[str]) ->
 def score_splits(
     scores: dict[str, SplitScores], protocol: Protocol, options: EvaluateOptions, directory: Path
 ) -> Entries:
-    """Score every split at the lengths of the command, and at training's if the command gives others."""
+    """Score every split at the command's lengths, and at training's if the command gives others."""
     given = given_lengths(options).keys() - {"batch_size", "max_segments"}
     entries = {}
     for split, split_scores in scores.items():
@@ -147,7 +147,7 @@ def write_results(
     options: EvaluateOptions,
     directory: Path,
 ) -> None:
-    """Write `evaluation.json` and the figure of attention lengths, and log them."""
+    """Write `evaluation.json` and the figure with attention lengths, and log them."""
     settings = next(iter(entries.values()))["evaluation"]
     memory = Lengths(0, settings.get("mem_len"))
     results: dict[str, Any] = {
@@ -165,7 +165,7 @@ def write_results(
 
 
 def lines_of(entries: Entries, corpus: Corpus, options: EvaluateOptions) -> list[str]:
-    """Return the lines to print: the loss of every split, and how it was scored."""
+    """Return the lines to print: every split's loss, and how it was scored."""
     lines = []
     for split, entry in entries.items():
         if options.attention_lengths is None:

@@ -1,4 +1,4 @@
-"""From the losses of a split to the values of `evaluation.json` and to the line that is printed."""
+"""From a split's losses to the values in `evaluation.json` and to the printed line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LINE_WIDTH = 100
 
 @dataclass(frozen=True)
 class SplitScores:
-    """Losses of one split, remembered by the settings of their protocol, and their values in `evaluation.json`.
+    """One split's losses, remembered by their protocol's settings, and their values in `evaluation.json`.
 
     Args:
-        corpus: corpus of the split.
-        split: name of the split.
-        block_len: tokens in a block, the unit of standard errors of a split without sentences.
-        folder: folder for the losses of all tokens; None to write none.
+        corpus: the split's corpus.
+        split: the split's name.
+        block_len: tokens in a block, the unit for standard errors in a split without sentences.
+        folder: folder for all tokens' losses; None to write none.
     """
 
     corpus: Corpus
@@ -44,11 +44,11 @@ class SplitScores:
         return self.known[settings]
 
     def row(self, protocol: Any, stem: str | None = None) -> dict[str, Any]:
-        """Return the values of the split with a protocol, and its settings.
+        """Return the split's values with a protocol, and its settings.
 
         Args:
             protocol: lengths, streams and precision.
-            stem: ends the name of the file with the losses, if they are written; None to write none.
+            stem: ends the name of the losses file, if it is written; None to write none.
         """
         losses = self.losses(protocol)
         row = self.values(losses)
@@ -60,7 +60,7 @@ class SplitScores:
         return row
 
     def values(self, losses: TokenLosses) -> dict[str, Any]:
-        """Return the values of losses that `evaluation.json` has for every split and length."""
+        """Return the values that `evaluation.json` has for every split and length."""
         vocabulary = self.corpus.vocabulary
         n_tokens = len(losses.nll)
         tokens = self._tokens(losses.positions)
@@ -88,7 +88,7 @@ class SplitScores:
         return values
 
     def _tokens(self, positions: Integers) -> Integers:
-        """Return the token numbers at positions; after the last sentence of a split comes the `<S>` of the first."""
+        """Return the token numbers at positions; a split's last sentence is followed by the first one's `<S>`."""
         return without_marks(self.corpus.splits[self.split].take(positions, mode="wrap"))
 
 
@@ -117,7 +117,7 @@ def score_line(title: str, values: Mapping[str, Any]) -> str:
 
 
 def notes(entries: Mapping[str, Mapping[str, Any]], corpus: Corpus) -> list[str]:
-    """Return lines on what was scored and how: tokens, tokens left out, the settings, and the unit of ±."""
+    """Return lines on what was scored and how: tokens, tokens left out, the settings, and the unit behind ±."""
     lines = []
     how = ""
     for split, entry in entries.items():

@@ -43,7 +43,7 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     """Time all schemes; write `speed.json`, `speed.md` and the figure.
 
     Args:
-        options: options of the command.
+        options: the command's options.
         directory: folder for the files.
 
     Returns:
@@ -108,7 +108,7 @@ def _check_options(options: SpeedOptions) -> None:
 
 
 def vanilla_of(model: TransformerXL) -> TransformerXL:
-    """Return the vanilla counterpart of a Transformer-XL: its sizes, absolute sinusoids, no memory."""
+    """Return a Transformer-XL's vanilla counterpart: its sizes, absolute sinusoids, no memory."""
     config = replace(model.config, encoding="absolute", terms="a", mem_len=0)
     return TransformerXL(config).to(model.embedding.tables[0]).eval()
 
@@ -135,7 +135,7 @@ class TimedScheme:
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Return the losses of the next segment, [1, segment_len], in nats."""
+        """Return the next segment's losses, [1, segment_len], in nats."""
         places = torch.arange(
             self.position, self.position + self.segment_len + 1, device=self.text_1n.device
         )
@@ -152,7 +152,7 @@ class TimedScheme:
     def turn(self) -> float:
         """Return seconds per token over one turn.
 
-        The segments before those that are timed refill the CPU's cache after the turn of another scheme.
+        The segments before the timed ones refill the CPU's cache after another scheme's turn.
         """
         timer = Timer(
             "read()",
@@ -178,8 +178,8 @@ def make_schemes(
         hidden         segments with L hidden states as memory, the paper's scheme
         cached         segments with L keys and values as memory
 
-    Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
-    does not change the times, and are never reset.
+    Every query attends to exactly L keys (`same_length`), including its own. The memories start as zeros, which does
+    not change the times, and are never reset.
     """
     lengths: dict[str, Any] = {
         "mem_len": attention_len,
@@ -200,7 +200,7 @@ def make_schemes(
 
 
 def run_rounds(schemes_by_length: dict[int, Schemes], rounds: int) -> None:
-    """Record a turn of every scheme in every round, in an order that reverses."""
+    """Record every scheme's turn in every round, in an order that reverses."""
     order: list[TimedScheme] = []
     for schemes in schemes_by_length.values():
         order += schemes.values()
@@ -211,7 +211,7 @@ def run_rounds(schemes_by_length: dict[int, Schemes], rounds: int) -> None:
 
 
 def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
-    """Return a line of Table 9: times, and ratios of vanilla to state reuse within the rounds."""
+    """Return a line for Table 9: times, and ratios between vanilla and state reuse within the rounds."""
     times = {}
     ratios = {}
     for name, scheme in schemes.items():
@@ -228,7 +228,7 @@ def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> dict[str, Any]:
-    """Return the median and the extremes of the rounds."""
+    """Return the median and the extremes over rounds."""
     middle = median(values)
     return {"median": middle, "min": min(values), "max": max(values), "rounds": values}
 
@@ -237,7 +237,7 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     """Write `speed.md` and `speed.svg|png`.
 
     Args:
-        results: contents of `speed.json`.
+        results: the parsed `speed.json`.
         directory: folder for the files.
 
     Returns:

@@ -1,4 +1,4 @@
-"""One score for every line, document or token of a text: `txl evaluate per=line`.
+"""One score for every line, document or token in a text: `txl evaluate per=line`.
 
 The table `PERs_SPLIT.tsv` has a row for each unit, in text order
 
@@ -32,7 +32,7 @@ ESCAPES = str.maketrans(
 
 
 def write_units(per: str, corpus: Corpus, split: str, losses: TokenLosses, directory: Path) -> str:
-    """Write the table of the lines, documents or tokens of a split; return the name of the file.
+    """Write the table with a split's lines, documents or tokens; return the file name.
 
     Raises:
         OptionError: the tokens have no line breaks.
@@ -71,7 +71,7 @@ def write_units(per: str, corpus: Corpus, split: str, losses: TokenLosses, direc
 
 
 def token_texts(vocabulary: Vocabulary, tokens: Integers) -> list[str]:
-    """Return the text of every token; bytes that are no whole character are escaped."""
+    """Return every token's text; bytes that are no whole character are escaped."""
     texts = []
     for token in range(len(vocabulary)):
         symbol = vocabulary.decode_bytes([token])
@@ -85,7 +85,7 @@ def texts_from_starts(vocabulary: Vocabulary, tokens: Integers, starts: np.ndarr
 
 
 def lines_of_tokens(vocabulary: Vocabulary, tokens: Integers) -> Integers:
-    """Return the number of the line, from 0, in which every token begins.
+    """Return the line number, from 0, in which every token begins.
 
     Raises:
         OptionError: ids have no lines, or the vocabulary has no line break.

@@ -14,9 +14,9 @@ def encode_open(vocabulary: Vocabulary, text: str, closed: bool = False) -> list
     """Encode a text that goes on: words end their line only if the text ends with a line break.
 
     Args:
-        vocabulary: vocabulary of the checkpoint.
+        vocabulary: the checkpoint's vocabulary.
         text: the text.
-        closed: put `<S>` at the ends of sentences too.
+        closed: put `<S>` at sentence ends too.
 
     Raises:
         UserError: the vocabulary lacks a character, and has no `<unk>`.
@@ -33,7 +33,7 @@ def encode_open(vocabulary: Vocabulary, text: str, closed: bool = False) -> list
 
 
 def document_pattern(trained: TrainedModel) -> Pattern | None:
-    """Return `data.document_start` of a run with `memory.reset=document`; None where documents have no pattern."""
+    """Return `data.document_start` for a run with `memory.reset=document`; None where documents have no pattern."""
     start = trained.config.data.document_start
     if trained.config.memory.reset != "document" or start is None:
         return None
@@ -41,7 +41,7 @@ def document_pattern(trained: TrainedModel) -> Pattern | None:
 
 
 def last_document(text: str, pattern: Pattern | None) -> str:
-    """Return the text from the start of the last line on in which a match of the pattern begins."""
+    """Return the text from the last line in which a match of the pattern begins."""
     if pattern is None:
         return text
     content = text.encode()
@@ -54,7 +54,7 @@ def last_document(text: str, pattern: Pattern | None) -> str:
 def begun_document(
     document: list[int], vocabulary: Vocabulary, pattern: Pattern | None
 ) -> list[int] | None:
-    """Return the tokens of the document that begins at the end of a document; None if it goes on.
+    """Return the tokens in the document that begins at another document's end; None if the document goes on.
 
     A line that matches `data.document_start` begins a document once it is complete; an id that matches, at once.
     """

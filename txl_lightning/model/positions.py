@@ -33,7 +33,7 @@ def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Float[Tensor
 def sinusoids_of_distances(
     n_keys: int, d_model: int, clamp_len: int, like: Tensor
 ) -> Float[Tensor, "S D"]:
-    """Return the sinusoids of the distances K, K-1, …, 0 (S = K + 1).
+    """Return the sinusoids for the distances K, K-1, …, 0 (S = K + 1).
 
     Distance K belongs to no key: its row lets `relative_shift` be a view. Angles are computed in
     float64 and rounded once.
@@ -42,7 +42,7 @@ def sinusoids_of_distances(
         n_keys: K.
         d_model: D.
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
-        like: tensor with the type and device of the result.
+        like: tensor with the result's type and device.
     """
     return sinusoid(distances_of_keys(n_keys, clamp_len, like), d_model).to(like.dtype)
 
@@ -60,14 +60,13 @@ def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 
 def rotate(
     x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]
 ) -> Float[Tensor, "H B T E"]:
-    """Rotate the pairs (x_f, x_{f+F}), F = E/2, of the newest T tokens by their angles.
+    """Rotate the newest T tokens' pairs (x_f, x_{f+F}), F = E/2, by their angles.
 
-    The halves of a vector are paired ("rotate_half", as in Llama of `transformers`), not
-    neighbouring components.
+    A vector's halves are paired ("rotate_half", as in Llama in `transformers`), not neighbouring components.
 
     Args:
         x_HBTE: queries or keys.
-        rotation_2SE: from `rotation`, of the distances S-1, …, 0 from the newest token.
+        rotation_2SE: from `rotation`, for the distances S-1, …, 0 from the newest token.
     """
     T, E = x_HBTE.shape[2:]
     cos_TE, sin_TE = rotation_2SE[:, -T:].unbind()
@@ -81,10 +80,10 @@ def relative_shift(
 ) -> Float[Tensor, "X T K"]:
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
-    Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has
-    at column j the value for distance K - T + i - j. In a line of T·S numbers, S = K + 1, the first
-    key of row i is number T + i·(S-1), so the result is a view that starts at number T. Entries of
-    keys after query i belong to the next row; the causal mask must hide them.
+    Row i in the input has a value for each distance K, K-1, …, 0; row i in the output has at column j the value for
+    distance K - T + i - j. In a line with T·S numbers, S = K + 1, the first key for row i is number T + i·(S-1), so the
+    result is a view that starts at number T. Entries for keys after query i belong to the next row; the causal mask
+    must hide them.
 
     Args:
         by_distance_XTS: values; columns after the first K + 1 are padding.
@@ -125,10 +124,8 @@ class VisibleKeys(NamedTuple):
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
         sees_memory: whether every query sees the whole memory: then no mask is added to its keys.
-        causal: whether queries see no keys after their own: only then a block of queries needs no
-            later keys.
-        only_queries: the queries whose output is read, if they are few; the output of others has
-            no meaning.
+        causal: whether queries see no keys after their position: only then a block of queries needs no later keys.
+        only_queries: the queries whose output is read, if they are few; other queries' output has no meaning.
     """
 
     mask_TK: Tensor
@@ -137,7 +134,7 @@ class VisibleKeys(NamedTuple):
     only_queries: tuple[int, ...] = ()
 
     def block(self, first: int, end: int, n_keys: int) -> VisibleKeys:
-        """Keep the mask of the queries `first` to `end` and of the first keys."""
+        """Keep the mask for the queries `first` to `end` and the keys up to the last query."""
         return self._replace(mask_TK=self.mask_TK[..., first:end, :n_keys])
 
     @property
@@ -160,9 +157,9 @@ def attention_mask(
     Args:
         n_queries: T.
         n_memory: M.
-        filled: number of states, counted from the newest, that were written.
-        attention_len: number of keys that a query sees, itself included; None for all.
-        like: tensor with the type and device of the result.
+        filled: how many newest states were written.
+        attention_len: number of keys that a query sees, including itself; None for all.
+        like: tensor with the result's type and device.
     """
     all_hidden_TK = like.new_full((n_queries, n_memory + n_queries), float("-inf"))
     mask_TK = all_hidden_TK.triu(n_memory + 1)
@@ -173,7 +170,7 @@ def attention_mask(
 
 
 def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Return the numbers of tokens: a token that begins a document is marked as -1 - token.
+    """Return the token numbers: a token that begins a document is marked as -1 - token.
 
     The mark stays with its token wherever streams are cut into segments, windows and extended
     context.
@@ -185,8 +182,8 @@ class StreamBounds(NamedTuple):
     """Where each stream's documents begin, and where its tokens end, within K = M + T keys.
 
     Args:
-        first_BT: first key of each token's document or episode.
-        padding_B: number of places at the end of each stream that are padding; None for none.
+        first_BT: the first key in each token's document or episode.
+        padding_B: number of padding places at each stream's end; None for none.
     """
 
     first_BT: Int[Tensor, "B T"]
@@ -201,15 +198,14 @@ class StreamBounds(NamedTuple):
         n_memory: int,
         in_document_B: Tensor,
     ) -> StreamBounds:
-        """Return the bounds of a segment.
+        """Return a segment's bounds.
 
         Args:
             marked_BT: tokens, marked where a document begins; None if none begins among them.
-            lengths_B: number of each stream's tokens; None if all have T.
+            lengths_B: each stream's number of tokens; None if all have T.
             n_tokens: T.
             n_memory: M.
-            in_document_B: number of states of the memory, counted from the newest, that belong to
-                the document before the tokens.
+            in_document_B: how many newest states in the memory belong to the document before the tokens.
         """
         first_BT = (n_memory - in_document_B[:, None]).expand(-1, n_tokens)
         if marked_BT is not None:
@@ -222,18 +218,18 @@ class StreamBounds(NamedTuple):
         return cls(first_BT, padding_B)
 
     def hide_other_documents(self, mask_TK: Float[Tensor, "T K"]) -> Float[Tensor, "B T K"]:
-        """Return the mask of every stream: -inf also at the keys before each query's document."""
+        """Return every stream's mask: -inf also at the keys before each query's document."""
         keys_K = torch.arange(mask_TK.shape[1], device=mask_TK.device)
         return mask_TK.masked_fill(keys_K < self.first_BT[:, :, None], float("-inf"))
 
     def states_in_document(
         self, n_memory: int, appended: int, mem_len: int, in_document_B: Int[Tensor, " B"]
     ) -> Int[Tensor, " B"]:
-        """Return how many of the newest states of the next memory belong to its last token's document.
+        """Return how many newest states in the next memory belong to its last token's document.
 
         Args:
-            n_memory: M of the memory before the tokens.
-            appended: number of the T places that enter the next memory, padding among them.
+            n_memory: M, states in the memory before the tokens.
+            appended: how many of the T places enter the next memory, including padding.
             mem_len: longest memory.
             in_document_B: this number for the memory before the tokens.
         """
@@ -249,7 +245,7 @@ class StreamBounds(NamedTuple):
 def roll_streams(
     x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None
 ) -> Float[Tensor, "*_ B K D"]:
-    """Roll the K entries of every stream by its number of places; None rolls nothing."""
+    """Roll every stream's K entries by its number of places; None rolls nothing."""
     if by_B is None:
         return x_BKD
     K = x_BKD.shape[-2]

@@ -49,7 +49,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     """
     contexts = checked_contexts(options)
     started = time.perf_counter()
-    with process_group():  # an error on one rank then ends the others too
+    with process_group():  # an error on one rank then ends all ranks
         results, losses, positions, blocks, members = measure(options, contexts)
         rank, _ = rank_and_world_size()
     if rank > 0:
@@ -75,7 +75,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
 
 
 def checked_contexts(options: ReclOptions) -> Sequence[int]:
-    """Check the options and return the grid of contexts."""
+    """Check the options and return the context grid."""
     check_common_options(options)
     contexts: Sequence[int] | None = options.contexts
     if contexts is None:

@@ -1,4 +1,4 @@
-"""Figures of `txl recl`: losses by context, gains of every step (Figure 3), differences. A model keeps its colour."""
+"""Figures for `txl recl`: losses by context, gains in every step (Figure 3), differences. A model keeps its colour."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw_figures(results: Entries, directory: Path) -> None:
         differences       loss minus the first model's, if there are several models
 
     Args:
-        results: contents of `recl.json`.
+        results: the parsed `recl.json`.
         directory: folder for the files.
     """
     unit = results["unit"]

@@ -1,4 +1,4 @@
-"""Group of models that `txl recl` compares."""
+"""Models that `txl recl` compares as a group."""
 
 from __future__ import annotations
 

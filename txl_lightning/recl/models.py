@@ -1,7 +1,7 @@
-"""Models that `txl recl` compares, and their tokens of a text.
+"""Models that `txl recl` compares, and how they tokenize a text.
 
-A `Member` is a checkpoint of a run, a causal model of Hugging Face (hf:, see `huggingface`) or the
-model that a Python function returns (py:).
+A `Member` is a run's checkpoint, a causal model from Hugging Face (hf:, see `huggingface`) or the model that a Python
+function returns (py:).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Speller = Callable[[int, int], list[str]]
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """Tokens of a text, as one model reads them.
+    """A text's tokens, as one model reads them.
 
     Args:
         tokens: token numbers, [K].
-        level: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
-        spell: returns the text of each token; the last token of a character has the character.
-        findings: entries of the model in `recl.json` that depend on the text.
+        level: byte, char, word, bpe, ids, or token for another tokenizer's pieces.
+        spell: returns each token's text; a character belongs to its last token.
+        findings: the model's `recl.json` entries that depend on the text.
     """
 
     tokens: np.ndarray
@@ -51,7 +51,7 @@ class TokenizedText:
     findings: Entries = field(default_factory=dict)
 
     def has_tokens_of(self, other: TokenizedText) -> bool:
-        """Return whether both texts have the same token numbers, or the same pieces of text."""
+        """Return whether both texts have the same token numbers, or the same text pieces."""
         if np.array_equal(without_marks(self.tokens), without_marks(other.tokens)):
             return True
         n_tokens = len(self.tokens)
@@ -68,7 +68,7 @@ class Member:
 
     Args:
         name: name in tables and figures.
-        reference: path of the checkpoint, or `hf:NAME` or `py:module.function`.
+        reference: checkpoint path, or `hf:NAME` or `py:module.function`.
         kind: size, encoding and recurrence, in words.
         reader: reader of windows.
         trained: contents of the checkpoint; None for a model from elsewhere.
@@ -92,7 +92,7 @@ class Member:
         require(condition, option, self.reference, allowed)
 
     def facts(self) -> Entries:
-        """Return the entries of `recl.json` about the model itself and how it is read."""
+        """Return the `recl.json` entries about the model itself and how it is read."""
         return {
             "checkpoint": self.reference,
             "kind": self.kind,
@@ -105,7 +105,7 @@ class Member:
 
 @contextmanager
 def foreign_errors(reference: str, fault: str) -> Iterator[None]:
-    """Report an error of somebody else's code as a fault of the model, with its first sentence."""
+    """Report an error in somebody else's code as the model's fault, with its first sentence."""
     try:
         yield
     except UserError:
@@ -158,7 +158,7 @@ def tokens_of_run(vocabulary: Vocabulary, tokens: np.ndarray) -> TokenizedText:
 
 
 def load_function(reference: str, name: str) -> Member:
-    """Call the function of `py:module.function` and return the language model it returns.
+    """Call the function named by `py:module.function` and return its language model.
 
     The model has `score`. It may have `encode(text: bytes)`, which returns the numbers of its
     tokens and their texts (both [K]), `limit`, the tokens that it can see, and `one_pass`. Without

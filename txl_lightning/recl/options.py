@@ -1,4 +1,4 @@
-"""Options of `txl recl`; read without torch."""
+"""Options for `txl recl`; read without torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NOT_NEGATIVE: Rule = (lambda x: x >= 0, "must be null or an integer >= 0")
 
 @dataclass
 class ReclOptions(LoggedOptions, PrecisionOptions):
-    """Options of `txl recl`: relative effective context length of a group of models (appendix C).
+    """Options for `txl recl`: relative effective context length for a group of models (appendix C).
 
     Args:
-        checkpoints: checkpoints of `txl train`, all trained on one corpus.
+        checkpoints: checkpoints from `txl train`, all trained on one corpus.
         models: further models: hf:NAME_OR_PATH (Hugging Face) or py:module.function (returns a
             model).
         names: names of the models in tables and figures; null for the names of their run
@@ -31,9 +31,8 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
         first_context: smallest context in tokens.
         step: distance between contexts in tokens.
         max_context: largest context in tokens.
-        n_positions: number of positions to score, in blocks spread evenly over the split.
-        position_seed: moves each block to a place drawn within its part of the split; null for the
-            end of the part.
+        n_positions: positions to score, in blocks spread evenly over the split.
+        position_seed: moves each block to a place drawn within its part of the split; null for the part's end.
         fractions: fractions r of hardest positions, each in (0, 1].
         threshold: relative gain below which more context no longer counts.
         bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no

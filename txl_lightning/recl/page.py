@@ -1,4 +1,4 @@
-"""Page of `txl recl`: curves, tables, and the text coloured by what long context gives each token."""
+"""Page for `txl recl`: curves, tables, and the text coloured by what long context gives each token."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from txl_lightning.recl.models import Speller
 from txl_lightning.recl.report import notes, tables
 
 TEMPLATE = Path(__file__).with_name("page.html")
-MOST_BYTES = 1_800_000  # of passages
+MOST_BYTES = 1_800_000  # between passages
 PASSAGE = 64  # positions
-BEFORE = 64  # tokens of text before the first position of a passage
+BEFORE = 64  # tokens shown before a passage's first position
 
 
 def page(
@@ -26,17 +26,17 @@ def page(
     blocks: Integers,
     spell: Speller,
 ) -> str:
-    """Return one HTML file of at most 2 MB. Passages that do not fit are left out, evenly over the text.
+    """Return one HTML file, at most 2 MB. Passages that do not fit are left out, evenly over the text.
 
     A passage has the texts of all tokens from `start` on, and the losses of its positions by model
     and context, in hundredths of bits.
 
     Args:
-        results: contents of `recl.json`.
-        losses: l(c, t) of every model, [C, P], in nats.
+        results: the parsed `recl.json`.
+        losses: l(c, t) for every model, [C, P], in nats.
         positions: t, ascending.
-        blocks: block of each position.
-        spell: returns the text of every token from one position to before another.
+        blocks: block index per position.
+        spell: returns every token's text from one position to before another.
     """
     bits_ICP = np.stack([*losses.values()]) / np.log(2)
     hundredths_ICP = np.rint(100 * bits_ICP).astype(int)
@@ -69,7 +69,7 @@ def page(
 
 
 def _encode(value: Any) -> str:
-    """Return JSON that cannot end the element of a page that it stands in."""
+    """Return JSON that cannot end the HTML element that holds it."""
     text = json.dumps(
         value,
         ensure_ascii=False,

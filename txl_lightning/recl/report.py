@@ -1,4 +1,4 @@
-"""Tables and notes of `txl recl`, for the terminal, recl.md and the page."""
+"""Tables and notes for `txl recl`: for the terminal, recl.md and the page."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NOTES = {
 
 
 def report_lines(results: Entries) -> list[str]:
-    """Return the lines of recl.md: the tables and their notes.
+    """Return recl.md as lines: the tables and their notes.
 
     Args:
-        results: contents of `recl.json`.
+        results: the parsed `recl.json`.
     """
     lines = []
     for table in tables(results):

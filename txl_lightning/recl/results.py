@@ -1,4 +1,4 @@
-"""Results of a group of models: the entries of `recl.json` that follow from losses."""
+"""Results for a group of models: the `recl.json` entries that follow from losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txl_lightning.recl.effective_context import Array, Entries, Integers
 from txl_lightning.recl.loss_by_context import context_curves, loss_differences
 
 DEFINITION = {"fractions": [0.1, 0.5, 1.0], "threshold": 0.01, "bootstrap": 1000, "seed": 1}
-UNKNOWN: Entries = {  # of a model, unless its reader says otherwise
+UNKNOWN: Entries = {  # unless the model's reader says otherwise
     "kind": "",
     "scoring": "one pass",
     "limit": None,
@@ -40,18 +40,17 @@ def group_results(
     begins: Integers | int = 0,
     **definition: Any,
 ) -> Entries:
-    """Return the entries of `recl.json` that follow from losses.
+    """Return the `recl.json` entries that follow from losses.
 
     Args:
-        losses: l(c, t) of every model, [C, P], in nats.
+        losses: l(c, t) for every model, [C, P], in nats.
         contexts: c.
         positions: t, [P].
         blocks: block of each position, [P].
         level: level of the tokens, which decides the unit: see `loss_unit`.
         limits: tokens that each model can see.
-        begins: first token that the context of each position may have, [P].
-        definition: fractions, threshold, bootstrap and seed of
-            `relative_effective_context_lengths`.
+        begins: first token that each position's context may have, [P].
+        definition: fractions, threshold, bootstrap and seed for `relative_effective_context_lengths`.
     """
     definition = {**DEFINITION, **definition}
     unit = loss_unit(level)

@@ -1,4 +1,4 @@
-"""Text that all models of a group read."""
+"""Text that all models in a group read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from txl_lightning.recl.effective_context import Entries, Integers
 from txl_lightning.recl.models import CHECKPOINTS, Member, tokens_of_run
 from txl_lightning.recl.options import ReclOptions
 
-BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))  # of no character, as Python decodes them
+BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))  # bytes in no character, as Python decodes them
 
 
 def load_text(
@@ -25,7 +25,7 @@ def load_text(
     options: ReclOptions,
     split: str,
 ) -> tuple[list[Member], Entries, Integers]:
-    """Load a split of the text of all members.
+    """Load a split of the text for all members.
 
     Checkpoints, the first members, bring their corpus. Without any, or with `data_path`, it is that
     file. For a run with `memory.reset=document` the first token of every document is marked. With

@@ -1,4 +1,4 @@
-"""Gates of attention's output (Qiu et al. 2025, arXiv:2505.06708), before the output projection.
+"""Gates on attention's output (Qiu et al. 2025, arXiv:2505.06708), before the output projection.
 
 Y_i ⊙ σ(x_i W_g)        x: input of the layer;  Y: outputs of the heads
 """
@@ -20,10 +20,10 @@ from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 @dataclass
 class AttentionGateConfig(TransformerXLConfig):
-    """Options of `variant=attention_gate`.
+    """Options for `variant=attention_gate`.
 
     Args:
-        gates: one gate for each `head` of a token, or for each of its E elements (`element`).
+        gates: one gate per token and `head`, or for each of a head's E elements (`element`).
     """
 
     gates: str = option("head", one_of("head", "element"))
