@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from txl_lightning.recl.effective_context import Entries
 from txl_lightning.reporting import escape, markdown_table
 
@@ -41,30 +39,22 @@ def report_lines(results: Entries) -> list[str]:
 
 
 def tables(results: Entries) -> list[Entries]:
-    """Return title, header and rows of each table.
+    """Return title, header and rows of two tables.
 
-    How far the models look: the context within 1 % of the loss, guarded RECL and RECL (Table 8).
-    Then the losses at both ends of the grid, and the differences of every two models.
+    How far the models look: the context within 1 % of the loss, guarded RECL and RECL (Table 8). Then their losses at
+    both ends of the grid.
     """
     models = results["models"]
     names = ", ".join(model["name"] for model in models)
-    title = f"How far does it look? Tokens of context; RECL in the group of {names}"
     found = {
-        title: [_lengths(model, results) for model in models],
-        "Loss by context": [_losses(model, results) for model in models],
-        "Differences": [_difference(pair, results) for pair in results["differences"]],
+        f"How far does it look? Tokens of context; RECL in the group of {names}": _lengths,
+        "Loss by context": _losses,
     }
     shown = []
-    for title, rows in found.items():
-        if rows:
-            cells = [[*row.values()] for row in rows]
-            shown.append(
-                {
-                    "title": title,
-                    "header": [*rows[0]],
-                    "rows": cells,
-                }
-            )
+    for title, row_of in found.items():
+        rows = [row_of(model, results) for model in models]
+        cells = [[*row.values()] for row in rows]
+        shown.append({"title": title, "header": [*rows[0]], "rows": cells})
     return shown
 
 
@@ -90,16 +80,6 @@ def _losses(model: Entries, results: Entries) -> dict[str, str]:
         cell = f"{model[unit][c]:.3f} ± {errors[c]:.3f}"
         row[f"{unit} at {results['contexts'][c]} tokens"] = cell
     return row
-
-
-def _difference(pair: Mapping[str, list[float]], results: Entries) -> dict[str, str]:
-    nll, low, high = (pair[name][-1] for name in ("nll", "low", "high"))
-    return {
-        "difference, paired by position": f"{pair['model']} − {pair['minus']}",
-        f"nats at {results['contexts'][-1]} tokens, 95 % interval": (
-            f"{nll:+.4f} [{low:+.4f}, {high:+.4f}]"
-        ),
-    }
 
 
 def notes(results: Entries) -> list[str]:

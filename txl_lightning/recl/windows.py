@@ -222,6 +222,7 @@ def read_windows(
         batches = list(batches)
         batches = with_progress(batches, len(batches), title, "part")
     losses_N = np.zeros(len(targets_N))
+    device = device_of(reader.model)
     with torch.no_grad(), evaluating(reader.model):
         for batch in batches:
             places_BT = begins_W[batch, None] + np.arange(lengths_W[batch].max() + 1)
@@ -230,10 +231,9 @@ def read_windows(
             targets = np.concatenate([targets_of[window] for window in batch])
             contexts, columns = np.unique(contexts_N[targets], return_inverse=True)
             rows = np.repeat(np.arange(len(batch)), sizes_W[batch])
-            nll_BC = reader.losses(windows_BT.to(device_of(reader.model)), contexts)
+            nll_BC = reader.losses(windows_BT.to(device), contexts)
             losses_N[targets] = nll_BC.cpu().double().numpy()[rows, columns]
-    total: Array = np.sum(all_gather(losses_N), axis=0)
-    return total
+    return np.array(all_gather(losses_N)).sum(axis=0)
 
 
 def _batches(
