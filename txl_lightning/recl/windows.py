@@ -189,7 +189,7 @@ def read_windows(
 ) -> Array:
     """Return -log P(x_t | x_begin … x_{t-1}) for N targets t, [N], in nats.
 
-    A reader with a limit begins later. In one pass all targets with the same begin share a window, and a batch may mix
+    In one pass all targets with the same begin share a window, and a batch may mix
     window lengths: a shorter one is read farther than needed, if need be beyond the split, and its targets ignore the
     surplus. Otherwise each target has a window, and all windows in a batch have one length. The ranks share the
     windows.
@@ -201,8 +201,6 @@ def read_windows(
         targets_N: t.
         title: title for the progress that the first rank shows; "" for none.
     """
-    if reader.limit is not None:
-        begins_N = np.maximum(begins_N, targets_N - reader.limit)
     contexts_N = targets_N - begins_N
     ends_N = targets_N * (not reader.one_pass)
     keys_N = begins_N * len(tokens) + ends_N
