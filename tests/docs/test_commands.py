@@ -30,6 +30,7 @@ NOT_RUN = {
     "accelerator=gpu",
     "checkpoint=a.ckpt",
     "data=enwik8",
+    "data_path=recall.txt",
     "data=wikitext-103",
     "experiment=paper/enwik8_base",
     "experiment=paper/wt103_base",
