@@ -24,14 +24,19 @@ from txl_lightning.files import file_checksum
 from txl_lightning.recl import command
 from txl_lightning.recl.options import ReclOptions
 
-ORACLE = "py:examples.recall_oracle.oracle"
+ORACLE = f"py:{__name__}.AnyText"
 
 
-class Pairs(RecallOracle):
-    """A token for every two bytes: the first one."""
+class AnyText(RecallOracle):
+    """The exact model of `data=recall`, for any bytes."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
+        self.numbers %= TEXT.symbols
+
+
+class Pairs(AnyText):
+    """A token for every two bytes: the first one."""
 
     def encode(self, content: bytes) -> tuple[list[int], list[str]]:
         tokens = list(content[::2])
