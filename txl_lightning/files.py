@@ -50,7 +50,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write: writes the contents to the path it is given, a temporary file in the same folder with the same suffix.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; it names `path`, which is unchanged.
+        OSError: the disk is full or the folder is not writable; it names `path` and leaves it unchanged.
     """
     temporary = path.with_name(f"{PART}{uuid.uuid4().hex}-{path.name}")
     try:

@@ -169,7 +169,7 @@ class FileData(DataConfig):
         skip_bad: leave out records that cannot be read, and count them.
         fractions: train, valid and test shares where names say no split.
         sentence_marks: sentence marks for a model trained on lm1b, as in data=lm1b.
-        dtype: id type in a raw file, which does not state it.
+        dtype: id type, which a raw file does not state.
         names: file with a name for every id.
     """
 
@@ -332,7 +332,7 @@ class TrainerConfig:
     Attributes:
         max_steps: optimizer steps.
         accelerator: cpu, gpu, mps (Apple's GPU), or auto for the first available: gpu, mps, cpu.
-        devices: processes on each machine, which share the global batch.
+        devices: processes on each machine; they share the global batch.
         num_nodes: machines.
         stream_groups: parts that each process splits its streams into, to accumulate gradients.
         precision: 32-true, bf16-mixed, 16-mixed, 64-true, or auto for whichever of the first two is faster here.
@@ -448,8 +448,9 @@ class LoggerConfig:
 class Config:
     """Config for one training run.
 
-    `variant` is empty, or names a variant in `txl_lightning.variants` together with its options, which `architecture`
-    validates. `callbacks` has Lightning callbacks by name, each with its class as `_target_` and the class's arguments.
+    `variant` is empty, or names a variant in `txl_lightning.variants` together with its options; `architecture`
+    validates them. `callbacks` has Lightning callbacks by name, each with its class as `_target_` and the class's
+    arguments.
 
     Attributes:
         loss: over all positions in a segment (full), its last half (half), or as many random ones (random_half), drawn

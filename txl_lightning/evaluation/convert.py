@@ -126,7 +126,7 @@ def _write_weights(weights: dict[str, Tensor], path: Path) -> None:
 
 
 def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
-    """Write `tokenizer.json` for subwords or `vocab.json` for symbols; bytes are their own numbers."""
+    """Write `tokenizer.json` for subwords or `vocab.json` for symbols; bytes need no file."""
     if vocabulary.tokenizer:
         write_text(folder / "tokenizer.json", vocabulary.tokenizer)
     elif vocabulary.symbols:

@@ -223,7 +223,7 @@ class ConvertOptions(Config):
         source: checkpoint to convert: a file, or a folder with weights and config.json. For tensorflow a folder with
             one checkpoint (NAME.index and NAME.data-…), or its path without `.index`.
         source_format: original, huggingface, tensorflow or txl.
-        target: where to write the result, which must not exist: a file for txl, otherwise a folder.
+        target: where to write the result: a file for txl, otherwise a folder; it must not exist.
         target_format: original, huggingface or txl, another one than the source's.
         memory_start: empty or zeros, how the memory starts; null for the source's.
         mem_len: memory length in tokens; null for the source's. A TensorFlow model without config.json needs it.

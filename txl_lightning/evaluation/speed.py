@@ -178,8 +178,8 @@ def make_schemes(
         hidden         segments with L hidden states as memory, the paper's scheme
         cached         segments with L keys and values as memory
 
-    Every query attends to exactly L keys (`same_length`), including its own. The memories start as zeros, which does
-    not change the times, and are never reset.
+    Every query attends to exactly L keys (`same_length`), including itself. The memories start as zeros (the times are
+    the same) and are never reset.
     """
     lengths: dict[str, Any] = {
         "mem_len": attention_len,

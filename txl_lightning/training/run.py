@@ -214,7 +214,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
 
 
 def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | None:
-    """Return the vocabulary in a run's checkpoint, which encodes the text; None where the text makes one."""
+    """Return the vocabulary in a run's checkpoint, to encode the text; None where the text makes one."""
     resumed = start.resumed
     if resumed is not None:  # without the tokenizer's file and training
         is_kept = config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")

@@ -14,7 +14,7 @@ def convert(checkpoint: dict[str, Any], callbacks: list[Any]) -> None:
     """Change a 0.5 checkpoint's contents in place.
 
     Version 0.5 counted a step as one batch, also with stream groups, and kept the memory of several ranks in separate
-    files, which are not read.
+    files. These are not read.
 
     Args:
         checkpoint: the file's contents.

@@ -177,7 +177,7 @@ def _table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     if content[-len(MAGIC) :] != MAGIC:
         raise ValueError("no table of LevelDB")
     footer = BytesIO(content[-FOOTER:])
-    for _ in range(2):  # the metadata block, which is not read
+    for _ in range(2):  # the metadata block is not read
         _varint(footer)
     for _, handle in _entries(content, footer):
         yield from _entries(content, BytesIO(handle))
