@@ -102,7 +102,7 @@ def parse(words: list[str] | None = None) -> Setup:
         parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
     sections = tuple(options.only.split(","))
     if not SECTIONS.keys() >= set(sections):
-        parser.error(f"--only {options.only}: must be of {', '.join(SECTIONS)}")
+        parser.error(f"--only {options.only}: may contain only {', '.join(SECTIONS)}")
     directory = options.directory or Path("reports") / options.profile
     return Setup(
         profile=PROFILES[options.profile],

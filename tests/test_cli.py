@@ -131,7 +131,7 @@ def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> 
         ["-m", "hydra.searchpath=[own]", "seed=1,2"],
     ):
         refused = refusal("train", *words, directory=tmp_path)
-        assert "own/data/ptb.yaml: has the name of a file of txl_lightning" in refused
+        assert "own/data/ptb.yaml: has the same name as a file in txl_lightning" in refused
 
 
 def test_sweeper_params_without_a_multirun_are_reported(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path, launcher: s
     success(*given, "hydra/launcher=basic")
     text = tmp_path / "text.txt"
     text.write_text(text.read_text().replace("line 0", "LINE 0"))
-    refused = f"{tmp_path}/sweep/0 is of another text than data=file is now: choose another hydra.sweep.dir, or delete"
+    refused = f"{tmp_path}/sweep/0 used another text than data=file has now: choose another hydra.sweep.dir, or delete"
     for more in ("seed=1", "seed=2,3"):
         done = run_txl(*given[:-1], more, f"hydra/launcher={launcher}")
         assert done.status > 0

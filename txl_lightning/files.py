@@ -141,7 +141,7 @@ def refuse_links_out(folder: Path) -> None:
         if path.is_symlink() and not path.match(LOG_OF_WANDB):
             target = path.resolve()
             if not target.is_relative_to(root):
-                advice = "a command writes into no folder that links lead out of"
+                advice = "no command writes into a folder whose links lead out of it"
                 raise UserError(
                     f"{folder / path.relative_to(root)}: is a link to {target}: {advice}"
                 )

@@ -176,7 +176,7 @@ BAD = [
     ('{"text": "\\ud800"}', "line 2 .*surrogates not allowed"),
     ("[" * 100_000, "line 2 .*RecursionError"),
     (b'{"text": "\xff"}', "line 2 .*UnicodeDecodeError"),
-    ("[1, 2]", "line 2 .*it is no object"),
+    ("[1, 2]", "line 2 .*it is not a JSON object"),
 ]
 
 
@@ -236,7 +236,7 @@ DAMAGED = [
         parquet_of(pyarrow.int32(), ["0", "1"]),
         "record 1 cannot be read .TypeError: must be a text, not 0",
     ),
-    ("a.json", b'["a", "b"]', "it is no object"),
+    ("a.json", b'["a", "b"]', "it is not a JSON object"),
     ("a.csv", b"# made by x\nid,text\n1,abc\n", "must be a column of .*a.csv: # made by x"),
     ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not the 2 fields of the header"),
     (

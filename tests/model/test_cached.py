@@ -106,7 +106,7 @@ def test_a_memory_can_be_given_once_and_copied_before():
             (lambda: memory.copy(), "this memory is spent"),
             (
                 lambda: cached(stream[:1, 6:], twin),
-                "memory of 2 streams given with tokens of 1 streams",
+                "memory of 2 streams given with tokens for 1 streams",
             ),
             (
                 lambda: cached.with_lengths()(stream[:, 6:], twin),

@@ -341,7 +341,7 @@ def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path: Path, kind:
     if kind is list:
         loaders = [streams(), streams()]
     with pytest.raises(
-        UserError, match=r"^2 loaders of validation: give one, and call validate for each other$"
+        UserError, match=r"^2 validation loaders: give one, and call validate for each further one$"
     ):
         make_trainer(tmp_path).validate(new_module(), loaders, verbose=False)
 

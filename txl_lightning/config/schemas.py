@@ -549,7 +549,7 @@ def typed(config: Any) -> Any:
                     try:
                         OmegaConf.update(config, option, value)
                     except ValidationError as error:
-                        allowed = f"must be of the type of {option}"
+                        allowed = f"must have the same type as {option}"
                         raise OptionError(f"trainer.{argument}", value, allowed) from error
             if "check_val_every_n_epoch" in arguments:
                 config.trainer.val_every_n_steps = None
@@ -623,7 +623,7 @@ REMOVED = {
     "data.block_len": "was removed: data.distance may be a list of distances, which take turns",
     "trainer.kernel": "was removed: set Attention.kernel (docs/gpus.md)",
     "logger.name": "was removed: logger=NAME chooses",
-    "logger._target_": "is now logger.NAME._target_, with a name of your own",
+    "logger._target_": "is now logger.NAME._target_, with a NAME that you choose",
     "logger.arguments": "are now options: logger.NAME.ARGUMENT=VALUE",
 }
 

@@ -413,7 +413,9 @@ def _prepare(
     for name, published in source.published.items():
         if given is None and counts[name] != published:
             differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-            raise UserError(f"the preparation has {differs}: it is not, or not all, the text")
+            raise UserError(
+                f"the prepared text has {differs}: the file is another text, or incomplete"
+            )
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 

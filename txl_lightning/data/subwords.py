@@ -66,7 +66,7 @@ class Subwords:
             contents = _contents(self._tokenizer, state)
         except Exception as error:  # the library raises a plain one for a file that it cannot read
             reason = str(error) if isinstance(error, UserError) else repr(error)
-            kind = "is not a tokenizer.json of tokens that are bytes, like GPT-2's"
+            kind = "is not a byte-level tokenizer.json, like GPT-2's"
             raise UserError(f"{kind} ({reason})") from error
         self.contents = tuple(contents.get(number, b"") for number in range(1 + max(contents)))
         if getattr(self._tokenizer.model, "dropout", None):

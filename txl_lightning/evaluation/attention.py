@@ -62,7 +62,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     text = text_attention(model, corpus, split, options.text_position, segment_len)
     names = list(text.weights)
     for head in options.heads or ():
-        allowed = f"must be of {', '.join(names)}"
+        allowed = f"may contain only {', '.join(names)}"
         require(head in names, "heads", head, allowed)
     streams = protocol.streams(corpus, split)
     maps = attention_maps(model, streams, protocol.evaluation.max_segments)

@@ -14,7 +14,7 @@ from txl_lightning.errors import COUNT, Rule, at_most, one_of
 TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
 SPLITS = ("train", "valid", "test")
-OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}")
+OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"may contain only {', '.join(SPLITS)}")
 LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
 
 

@@ -52,9 +52,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         except pickle.UnpicklingError as error:
             kept = "a checkpoint holds numbers, text, tensors, lists and dictionaries"
             states = ", ".join(checkpoint.get("callbacks", {}))
-            raise UserError(
-                f"trainer.callbacks: {kept}, not all of the states of {states}"
-            ) from error
+            raise UserError(f"trainer.callbacks: {kept}, not every state of {states}") from error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Return a checkpoint's contents, without running code stored in it.

@@ -471,7 +471,7 @@ class LanguageModelModule(L.LightningModule):
             loaders = trainer.test_dataloaders
         if n_loaders > 1:
             raise UserError(
-                f"{n_loaders} loaders of validation: give one, and call validate for each other"
+                f"{n_loaders} validation loaders: give one, and call validate for each further one"
             )
         check_loader(loaders, trainer.world_size, carries_state(self.config))
 

@@ -19,8 +19,8 @@ MANAGED = {
     "accumulate_grad_batches": "trainer.stream_groups=N divides data.batch_size, which is the batch of a step",
     "default_root_dir": "hydra.run.dir=FOLDER",
     "logger": "logger=NAME",
-    "plugins": "a run has its own",
-    "use_distributed_sampler": "every process reads streams of its own",
+    "plugins": "a run has its own plugins",
+    "use_distributed_sampler": "every process reads different streams",
 }
 
 
@@ -74,7 +74,7 @@ def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
             require(value in ("auto", "ddp"), option, value, only)
             continue
         if name in MANAGED:
-            raise OptionError(option, value, f"is decided by txl train; here: {MANAGED[name]}")
+            raise OptionError(option, value, f"is set by txl train: {MANAGED[name]}")
         if name not in known:
             near = difflib.get_close_matches(name, [*vars(options), *known], n=1)
             hint = f", did you mean trainer.{near[0]}?" if near else ""

@@ -223,7 +223,7 @@ def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | 
         return None
     vocabulary = start.weights.vocabulary
     level = config.data.level
-    allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
+    allowed = f"was trained at level {vocabulary.level} and has no token at level {level}"
     start.weights.require(vocabulary.level == level, allowed)
     kept = f"its vocabulary of {len(vocabulary):,} tokens is kept"
     ranks.report(

@@ -168,7 +168,9 @@ def read_variables(prefix: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError) as error:
-        raise UserError(f"{path}: is not of a TensorFlow checkpoint, or was cut short") from error
+        raise UserError(
+            f"{path}: does not belong to a TensorFlow checkpoint, or was cut short"
+        ) from error
     return variables
 
 

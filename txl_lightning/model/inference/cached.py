@@ -347,7 +347,7 @@ class CachedTransformerXL(ScoringModel):
         if memory is None:
             memory = self.start_memory(B)
         if memory.batch_size != B:
-            streams = f"{memory.batch_size} streams given with tokens of {B} streams"
+            streams = f"{memory.batch_size} streams given with tokens for {B} streams"
             raise ValueError(f"memory of {streams}")
         if memory.made_by is not self:
             raise ValueError("the memory was made by another CachedTransformerXL")
