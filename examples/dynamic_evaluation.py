@@ -32,7 +32,7 @@ def run(options: DynamicOptions, directory: Path) -> list[str]:
     """Score a split at the lengths of the run's own evaluation and learn from it; write `dynamic.json`."""
     trained = load_trained(options.checkpoint)
     corpus = checkpoint_corpus(trained, options.checkpoint)
-    # Cached keys and values would be those of earlier weights.
+    # Cached keys and values would come from earlier weights.
     protocol = Protocol(trained, in_windows(trained.config).evaluation, cached=False)
     model = protocol.model()
     sgd = torch.optim.SGD(model.parameters(), options.lr)

@@ -35,7 +35,7 @@ class TransformerXLForHarness(LM):
 
     Args:
         checkpoint: checkpoint of `txl train`.
-        lengths: lengths of the evaluation, such as `mem_len=640`; those of the run by default.
+        lengths: lengths of the evaluation, such as `mem_len=640`; by default the run's.
     """
 
     def __init__(self, checkpoint: str, **lengths: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LEAST = -50.0  # ln P; that of an unknown word is lower
+LEAST = -50.0  # ln P; an unknown word's is lower
 
 
 class Trigrams:

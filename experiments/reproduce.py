@@ -79,7 +79,7 @@ def parse(words: list[str] | None = None) -> Setup:
     """Return the settings that a command line asks for; exit with status 2 and one line on bad input.
 
     Args:
-        words: the command line; None for that of this process.
+        words: the command line; None for this process's.
     """
     if words is None:
         words = sys.argv[1:]
