@@ -31,7 +31,6 @@ LOGGERS: dict[str, dict[str, str]] = {
         "_target_": "lightning.pytorch.loggers.MLFlowLogger",
         "tracking_uri": "sqlite:///STORE",
     },
-    "aim": {"_target_": "aim.pytorch_lightning.AimLogger"},
 }
 
 

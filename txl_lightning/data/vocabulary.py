@@ -104,34 +104,6 @@ class Vocabulary:
             return None
         return int(lengths.sum())
 
-    def count_words(self, tokens: np.ndarray, before: np.ndarray) -> int | None:
-        """Return how many words and line ends begin in tokens, as papers count WikiText's tokens.
-
-        White space in ASCII divides words; a line's end counts as one (`<eos>`). None for words and ids.
-
-        Args:
-            tokens: token numbers.
-            before: the token before each.
-        """
-        if self.level in ("word", "ids"):
-            return None
-        words_V, begins_V, ends_V = self._words
-        n_begun = (begins_V[tokens] & ~ends_V[before]).sum()
-        return int(words_V[tokens].sum() + n_begun)
-
-    @cached_property
-    def _words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Words that begin inside each token and its line ends; whether its first and last bytes belong to words,
-        [V].
-        """
-        words = []
-        for content in self._bytes:
-            n_words = len(content.split()) + content.count(b"\n")
-            begins = bool(content[:1].strip())
-            words.append((n_words - begins, begins, bool(content[-1:].strip())))
-        words_V, begins_V, ends_V = np.array(words).T
-        return words_V, begins_V.astype(bool), ends_V.astype(bool)
-
     @cached_property
     def numbers(self) -> dict[str, int]:
         """Every symbol's number."""

@@ -70,7 +70,13 @@ def sweep_split(tried: Sequence[AtLength], scores: SplitScores) -> tuple[dict[st
     """Score a split at every length; return its entry `sweep`, and the best length's index."""
     unit = loss_unit(scores.corpus.vocabulary.level)
     tolerance = UNITS[unit].tolerance
-    rows = [{"attention_length": length, **scores.row(protocol)} for length, protocol in tried]
+    rows = [
+        {
+            "attention_length": length,
+            **scores.row(protocol),
+        }
+        for length, protocol in tried
+    ]
     longest_first = reversed(range(len(rows)))
     best = min(longest_first, key=lambda place: rows[place][unit])
     limit = rows[best][unit] + tolerance
@@ -92,17 +98,10 @@ def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
         return corpus
     documents = dict(corpus.documents)
     if corpus.sentences:
-        starts = np.asarray(documents[CHOSEN_ON])
+        starts = documents[CHOSEN_ON]
         n_sentences = max(
             1,
-            int(
-                np.searchsorted(
-                    starts,
-                    n,
-                    side="right",
-                )
-            )
-            - 1,
+            int(np.searchsorted(starts, n, side="right")) - 1,
         )
         n = int(starts[n_sentences])
         documents[CHOSEN_ON] = starts[:n_sentences]
@@ -113,10 +112,18 @@ def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
 def draw_sweep(sweep: Mapping[str, Any], corpus: Corpus, directory: Path) -> None:
     """Draw the validation loss by attention length: `attention_lengths.svg|png`."""
     unit = sweep["unit"]
-    losses = {row["attention_length"]: row[unit] for row in (sweep["init"], *sweep["lengths"])}
+    losses = {}
+    for row in (sweep["init"], *sweep["lengths"]):
+        losses[row["attention_length"]] = row[unit]
     lengths = sorted(losses)
-    curves = {CHOSEN_ON: (lengths, [losses[length] for length in lengths])}
+    values = [losses[length] for length in lengths]
     title = f"Loss by attention length, {corpus.name}"
     x_label = "attention length (tokens)"
     path = directory / "attention_lengths"
-    line_figure(path, curves, x_label, UNITS[unit].name, title)
+    line_figure(
+        path,
+        {CHOSEN_ON: (lengths, values)},
+        x_label,
+        UNITS[unit].name,
+        title,
+    )

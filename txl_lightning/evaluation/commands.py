@@ -75,17 +75,19 @@ def open_checkpoint(options: Any) -> TrainedModel:
 
 
 def open_text(
-    trained: TrainedModel, options: Any, splits: Sequence[str], default: Sequence[str]
+    trained: TrainedModel, options: Any, splits: str | Sequence[str] | None, default: list[str]
 ) -> tuple[Corpus, list[str]]:
     """Load a checkpoint's corpus, or the text `data_path`; return it and the names of the splits to read.
 
     Args:
         trained: the checkpoint's contents.
         options: `checkpoint` and `data_path`.
-        splits: splits that are asked for, if any.
-        default: splits to read from the run's corpus by default; another text is then read whole.
+        splits: one or several that are asked for, if any.
+        default: splits of the run's corpus that are read otherwise; another text is then read whole.
     """
-    if not splits:
+    if isinstance(splits, str):
+        splits = [splits]
+    elif not splits:
         splits = [WHOLE] if is_other_text(options.data_path, [trained]) else default
     whole = WHOLE in splits
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=whole)
@@ -107,11 +109,7 @@ def log_results(command: str, results: dict[str, Any], options: Any, directory: 
 
     run = start_run(directory, options.logger, command, plain(options))
     run.summary.update(results)
-    begun = 0
-    config = directory / "config.yaml"
-    if config.exists():
-        begun = config.stat().st_mtime_ns  # older figures belong to an earlier command
     for path in sorted(directory.iterdir()):
-        if path.suffix in (".png", ".html") and path.stat().st_mtime_ns >= begun:
+        if path.suffix in (".png", ".html"):
             log_file(run, f"{command}/{path.stem}", path)
     run.finish()

@@ -12,14 +12,12 @@ import torch
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import n_processes
-from txl_lightning.errors import require
 from txl_lightning.evaluation.models import Model
 from txl_lightning.evaluation.trained import TrainedModel
 
 # A second thread gains 1.6 times from twice this on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains
 # less than it costs beside another program: each product then waits for the thread whose core is taken.
 FLOPS_PER_THREAD = 3e9
-PRECISIONS = ("32-true", "bf16-mixed", "auto")
 NEEDED_SPEEDUP = 1.2  # for products; mixed precision also converts the weights in every step
 
 
@@ -121,14 +119,7 @@ def cpu_bfloat16_speedup() -> float:
 
 
 def chosen_precision(precision: str, accelerator: str) -> str:
-    """Return a measurement's precision: as given, or for `auto` the `fastest_precision`.
-
-    Raises:
-        OptionError: it is not in `PRECISIONS`.
-    """
-    require(
-        precision in PRECISIONS, "precision", precision, f"must be one of {', '.join(PRECISIONS)}"
-    )
+    """Return the precision of a measurement: as given, or for `auto` the `fastest_precision`."""
     if precision == "auto":
         return fastest_precision(accelerator)
     return precision
@@ -158,7 +149,10 @@ def useful_threads(config: Config, model: Model) -> int:
     tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     flops = 6 * n_parameters / config.model.n_layer * tokens
-    return max(1, min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)))
+    return max(
+        1,
+        min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)),
+    )
 
 
 def resolve_threads(config: Config, model: Model, resumed: Config | None = None) -> Config:
@@ -194,4 +188,12 @@ def set_threads(given: int | None, *trained: TrainedModel) -> None:
     if given is not None:
         torch.set_num_threads(given)
     elif trained:
-        torch.set_num_threads(max(useful_threads(one.config, one.model) for one in trained))
+        torch.set_num_threads(
+            max(
+                useful_threads(
+                    one.config,
+                    one.model,
+                )
+                for one in trained
+            )
+        )

@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from txl_lightning.data.streams import Batch, Streams
@@ -24,7 +25,7 @@ from txl_lightning.model.language_model import LanguageModel
 
 SEGMENT_TOKENS = 4_096  # in segments without memory that are scored together
 NORMAL_95 = 1.96  # standard errors on either side of a mean
-PROGRESS_SECONDS = 20  # between two progress lines where there is no terminal
+PROGRESS_SECONDS = 20.0  # between two lines of progress where there is no terminal
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -54,30 +55,6 @@ class TokenLosses:
         return float(self.nll.mean(dtype=np.float64))
 
 
-@torch.no_grad()
-def segment_losses(
-    model: LanguageModel, streams: Streams, max_segments: int | None = None
-) -> Iterator[Tensor]:
-    """Yield every segment's nll, [B, T], in nats, with the state carried from one segment to the next.
-
-    Without memory segments do not depend on each other: neighbours with equal shape are scored in one batch with about
-    `SEGMENT_TOKENS` tokens.
-    """
-    device = device_of(model)
-    is_recurrent = getattr(getattr(model, "config", None), "is_recurrent", True)
-    most_tokens = 0 if is_recurrent else SEGMENT_TOKENS
-    n_streams = 0
-    state = None
-    for group in _joined_segments(streams, number_of_segments(streams, max_segments), most_tokens):
-        tokens = torch.cat([segment.tokens for segment in group]).to(device)
-        targets = torch.cat([segment.targets for segment in group]).to(device)
-        if len(tokens) != n_streams:
-            state = None
-            n_streams = len(tokens)
-        nll, state = model.score(tokens, targets, state)
-        yield from nll.chunk(len(group))
-
-
 def number_of_segments(streams: Streams, max_segments: int | None) -> int:
     """Return the number of segments to score; None is no limit."""
     if max_segments is None:
@@ -85,82 +62,79 @@ def number_of_segments(streams: Streams, max_segments: int | None) -> int:
     return min(len(streams), max_segments)
 
 
-def _joined_segments(streams: Streams, n_segments: int, most_tokens: int) -> Iterator[list[Batch]]:
-    """Yield lists of neighbouring segments with one shape, together at most `most_tokens` unless alone."""
-    group: list[Batch] = []
-    for index in range(n_segments):
-        segment = streams[index]
-        if group:
-            has_shape = segment.tokens.shape == group[0].tokens.shape
-            n_tokens = (len(group) + 1) * segment.tokens.numel()
-            if not has_shape or n_tokens > most_tokens:
-                yield group
-                group = []
-        group.append(segment)
-    if group:
-        yield group
-
-
+@torch.no_grad()
 def stream_losses(
-    model: LanguageModel, streams: Streams, max_segments: int | None = None
+    model: LanguageModel, streams: Streams, max_segments: int | None = None, title: str = "scored"
 ) -> TokenLosses:
     """Score streams from their start, the state carried from segment to segment, token by token in text order.
 
-    The losses depend on the number of streams, since each starts without context: report both.
+    The losses depend on the number of streams, since each starts without context: report both. Without memory segments
+    do not depend on each other: neighbours of equal shape are scored in one batch of about `SEGMENT_TOKENS` tokens.
 
     Args:
-        model: scores the tokens, at its current lengths.
-        streams: the text's streams.
-        max_segments: stop after this many segments per stream.
+        model: scores the tokens, at its own lengths.
+        streams: streams of the text.
+        max_segments: stop after this many segments of each.
+        title: title of the progress.
     """
-    return collect_losses(segment_losses(model, streams, max_segments), streams)
-
-
-def collect_losses(nll_by_segment: Iterable[Tensor], streams: Streams) -> TokenLosses:
-    """Return the segments' losses, [B, T] in nats, in text order."""
     started = time.perf_counter()
+    device = device_of(model)
+    is_recurrent = getattr(getattr(model, "config", None), "is_recurrent", True)
+    n_segments = number_of_segments(streams, max_segments)
+    segments = with_progress(map(streams.__getitem__, range(n_segments)), n_segments, title)
     losses: list[NDArray[np.floating]] = []
-    positions: list[Integers] = []
-    for index, nll_BT in enumerate(nll_by_segment):
-        losses.append(nll_BT.cpu().numpy())
-        positions.append(streams.positions(index))
-    nll = np.concatenate(losses, axis=1).ravel()
-    places = np.concatenate(positions, axis=1).ravel()
-    order = places.argsort()  # shuffled sentences have another order in streams
-    left_out = streams.left_out
-    left_out["max_segments"] = streams.n_targets - len(nll)
-    return TokenLosses(
-        nll[order],
-        places[order],
-        left_out,
-        time.perf_counter() - started,
-    )
+    state = None
+    for alike in _segments_of_one_shape(segments, 0 if is_recurrent else SEGMENT_TOKENS):
+        tokens = torch.cat([segment.tokens for segment in alike]).to(device)
+        targets = torch.cat([segment.targets for segment in alike]).to(device)
+        nll, state = model.score(tokens, targets, state)
+        losses.extend(
+            nll.cpu()
+            .numpy()
+            .reshape(
+                len(alike),
+                -1,
+                nll.shape[1],
+            )
+        )
+        if not is_recurrent:
+            state = None
+    nll_P = np.concatenate(losses, axis=1).ravel()
+    positions = [streams.positions(index) for index in range(n_segments)]
+    positions_P = np.concatenate(positions, axis=1).ravel()
+    order = positions_P.argsort()  # streams of shuffled sentences are in another order
+    left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll_P)}
+    seconds = time.perf_counter() - started
+    return TokenLosses(nll_P[order], positions_P[order], left_out, seconds)
+
+
+def _segments_of_one_shape(segments: Iterable[Batch], most_tokens: int) -> Iterator[list[Batch]]:
+    """Yield lists of neighbouring segments of one shape, together at most `most_tokens` unless alone."""
+    for shapes, alike in groupby(
+        segments,
+        lambda one: (one.tokens.shape, one.targets.shape),
+    ):
+        n_joined = max(1, most_tokens // shapes[0].numel())
+        while joined := list(islice(alike, n_joined)):
+            yield joined
 
 
 def with_progress(
     items: Iterable[Item], total: int, title: str, unit: str = "segment"
-) -> Iterator[Item]:
-    """Yield items and show how far they are: a bar on a terminal, elsewhere a line on stderr every 20 seconds."""
-    if sys.stderr.isatty():
-        yield from tqdm(
-            items,
-            desc=title,
-            total=total,
-            unit=unit,
-            leave=False,
-        )
-        return
-    started = time.monotonic()
-    shown = started
-    for n_done, item in enumerate(items, 1):
-        now = time.monotonic()
-        if now - shown >= PROGRESS_SECONDS:
-            shown = now
-            seconds_left = (now - started) / n_done * (total - n_done)
-            how_far = f"{n_done:,} of {total:,} {unit}s"
-            line = f"{title}: {how_far}, about {seconds_left:,.0f} s left"
-            print(line, file=sys.stderr, flush=True)
-        yield item
+) -> Iterable[Item]:
+    """Return items that show how far they are, on a terminal at once, elsewhere every 20 seconds."""
+    seconds = 0.1
+    if not sys.stderr.isatty():
+        seconds = PROGRESS_SECONDS
+    return tqdm(
+        items,
+        title,
+        total,
+        leave=False,
+        unit=unit,
+        delay=seconds,
+        mininterval=seconds,
+    )
 
 
 def device_of(model: LanguageModel) -> torch.device:

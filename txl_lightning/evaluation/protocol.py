@@ -27,14 +27,7 @@ from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelCon
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Streams, streams_of
 from txl_lightning.evaluation.hardware import autocast, chosen_precision
-from txl_lightning.evaluation.losses import (
-    TokenLosses,
-    collect_losses,
-    device_of,
-    number_of_segments,
-    segment_losses,
-    with_progress,
-)
+from txl_lightning.evaluation.losses import TokenLosses, device_of, stream_losses
 from txl_lightning.evaluation.models import always_carries_state, carries_state, model_class
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.trained import TrainedModel
@@ -90,10 +83,8 @@ class Protocol:
     def losses(self, corpus: Corpus, split: str) -> TokenLosses:
         """Score a split."""
         streams = self.streams(corpus, split)
-        n_segments = number_of_segments(streams, self.evaluation.max_segments)
         with autocast(self.precision, device_of(self.trained.model)):
-            nll_by_segment = segment_losses(self.model(), streams, n_segments)
-            return collect_losses(with_progress(nll_by_segment, n_segments, split), streams)
+            return stream_losses(self.model(), streams, self.evaluation.max_segments, split)
 
     def settings(self) -> dict[str, Any]:
         """Return all lengths and the precision, as `evaluation.json` states them.

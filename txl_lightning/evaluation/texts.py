@@ -53,23 +53,23 @@ def last_document(text: str, pattern: Pattern | None) -> str:
 
 def begun_document(
     document: list[int], vocabulary: Vocabulary, pattern: Pattern | None
-) -> list[int] | None:
-    """Return the tokens in the document that begins at another document's end; None if the document goes on.
+) -> list[int]:
+    """Return the tokens of the document that begins at the end of a document; none if it goes on.
 
     A line that matches `data.document_start` begins a document once it is complete; an id that matches, at once.
     """
-    if pattern is None:
-        return None
-    last = vocabulary.decode(document[-1:])
+    last = document[-1:]
+    text = vocabulary.decode(last)
+    if pattern is None or (vocabulary.level != "ids" and not text.endswith("\n")):
+        return []
     if vocabulary.level == "ids":
-        names = (last, str(document[-1]))
-        if any(pattern.fullmatch(name.encode()) for name in names):
-            return document[-1:]
-    elif last.endswith("\n"):
-        start = len(document) - 1
-        while start > 0 and not vocabulary.decode(document[start - 1 : start]).endswith("\n"):
-            start -= 1
-        line = document[start:]
-        if start > 0 and pattern.search(vocabulary.decode(line).encode()):
-            return line
-    return None
+        names = (text, str(last[0]))
+        is_start = any(pattern.fullmatch(name.encode()) for name in names)
+        return last if is_start else []
+    start = len(document) - 1
+    while start > 0 and not vocabulary.decode(document[start - 1 : start]).endswith("\n"):
+        start -= 1
+    line = document[start:]
+    if start > 0 and pattern.search(vocabulary.decode(line).encode()):
+        return line
+    return []

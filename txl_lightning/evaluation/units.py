@@ -40,7 +40,6 @@ UNITS = {  # in the order in which they are shown
     "ppl": Unit("perplexity", "perplexity {}", 2, tolerance=0.005),
     "bpt": Unit("bits per token", "{} bits per token", 4),
     "bpb": Unit("bits per byte", "{} bits per byte", 4),
-    "ppl_word": Unit("perplexity per word", "{} per word", 1),
 }
 UNITS_OF_LEVELS = {"char": "bpc", "byte": "bpb"}
 
@@ -95,8 +94,6 @@ def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, flo
 
 def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
     """Return the loss units to show: `bpc` or `ppl`, `bpt` for ids, `bpb` where it is known and differs.
-
-    Of subwords also `ppl_word`, the perplexity per word.
 
     Args:
         values: metrics by name.

@@ -140,7 +140,7 @@ def test_bad_sources_and_targets_are_named(
             convert(*words)  # type: ignore[arg-type]
     for text in ("not JSON", "[" * 100_000):
         (there / "config.json").write_text(text)
-        with pytest.raises(UserError, match=r"its config.json must be JSON"):
+        with pytest.raises(UserError, match=r"config.json: cannot be used"):
             convert(there, "original", "y", "txl")
     assert not (tmp_path / "y").exists()
 
