@@ -56,22 +56,9 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     corpus, (split,) = open_text(trained, options, options.split, ["valid"])
     protocol = protocol_of(trained, options, whole=split == WHOLE)
     model = protocol.model()
-<<<<<<< HEAD
-    segment_len = protocol.lengths.segment_len
-    # The text first: an error in its options ends the command before the long pass over the split.
-    text = text_attention(model, corpus, split, options.text_position, segment_len)
-    names = list(text.weights)
-    for head in options.heads or ():
-        allowed = f"may contain only {', '.join(names)}"
-        require(head in names, "heads", head, allowed)
-    streams = protocol.streams(corpus, split)
-    maps = attention_maps(model, streams, protocol.evaluation.max_segments)
-    heads = options.heads or farthest_heads(maps.mean_distance_NH)
-=======
     # The text first: an error in its option ends the command before the long pass over the split.
     text = text_attention(model, corpus, split, options.text_position, protocol.lengths.segment_len)
     maps = attention_maps(model, protocol.streams(corpus, split), protocol.evaluation.max_segments)
->>>>>>> main
     rows = []
     for (layer, head), distance in np.ndenumerate(maps.mean_distance_NH):
         rows.append(
@@ -222,7 +209,7 @@ def attention_maps(
 
     Args:
         model: model with a memory and without extended context, in evaluation mode.
-        streams: streams of one split.
+        streams: streams from one split.
         max_segments: stop after this many segments of each.
 
     Raises:
@@ -277,7 +264,7 @@ class TextAttention(NamedTuple):
     """Attention from a piece of text to the tokens before it.
 
     Args:
-        position: position of the first target in the split.
+        position: position in the split: the first target's.
         weights_NHQC: attention of the query before each of the Q targets on the C tokens before the piece.
         targets: Q symbols.
         context: C symbols, the oldest first.

@@ -14,11 +14,7 @@ from txl_lightning.errors import COUNT, Rule, at_most, one_of
 TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
 SPLITS = ("train", "valid", "test")
-<<<<<<< HEAD
 OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"may contain only {', '.join(SPLITS)}")
-LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
-=======
-OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}")
 LENGTHS: Rule = (
     lambda x: (
         min(
@@ -29,7 +25,6 @@ LENGTHS: Rule = (
     ),
     "must be integers >= 1, at least one",
 )
->>>>>>> main
 
 
 @dataclass(kw_only=True)
@@ -111,11 +106,11 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         ext_len: extended context in tokens.
         same_length: whether all queries attend to equally many keys.
         attention_lengths: attention lengths to choose from, for Table 6: swept on validation; all splits are scored at
-            the lengths of training and at the best length.
-        sweep_tokens: tokens of validation to sweep on, from its start; null for all.
-        block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
-        losses: write the loss of every token to `losses_SPLIT.npz`.
-        continuations: table (.tsv, .jsonl) with the columns context and continuation, scored in place of splits.
+            training's lengths and at the best length.
+        sweep_tokens: validation tokens to sweep on, from its start; null for all.
+        block_len: tokens in a block, the unit for standard errors where a corpus has no sentences.
+        losses: write every token's loss to `losses_SPLIT.npz`.
+        continuations: table (.tsv, .jsonl) with the columns context and continuation, scored instead of splits.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
@@ -143,7 +138,7 @@ class AttentionOptions(LengthOptions, LoggedOptions, CheckpointOptions):
     Args:
         split: train, valid or test; null for valid, or for another text (`data_path`) as a whole.
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
-        text_position: position in the split of Figure 6's first target; null for the middle.
+        text_position: where Figure 6's first target stands in the split; null for the middle.
     """
 
     split: str | None = option(None, one_of(*SPLITS))
@@ -194,12 +189,12 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         n_samples: samples to generate, one after the other.
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
-        temperature: divisor of the logits.
+        temperature: divides the logits.
         stop: text: a sample ends with the token that completes it; null for none.
-        seed: seed of the first sample, and of `position`; the next sample has seed + 1.
-        mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
-            then recomputes a window of its training segment for every token. Distances beyond the longest of training
-            are clamped.
+        seed: seed for the first sample, and for `position`; the next sample has seed + 1.
+        mem_len: memory length in tokens; null for the length in the run's evaluation. A run without recurrence then
+            recomputes a window as long as its training segment for every token. Distances beyond training's longest are
+            clamped.
     """
 
     prompt: str | None = None
