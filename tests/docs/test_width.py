@@ -1,14 +1,13 @@
-"""Code on the pages and in the notebook fits a column of 95 characters; the README is short."""
+"""Code of the pages and of the notebook fits a column of 95 characters, so that nobody must scroll sideways."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import FENCE, PAGES, README, name_of
+from tests.docs.pages import FENCE, PAGES, name_of
 from tests.test_notebook import code_cells, read_stored
 
 WIDTH = 95
-README_LINES = 120
 PRINTED_WIDTH = 96  # of `text` blocks, which show what a command prints
 
 
@@ -18,10 +17,6 @@ def test_code_on_a_page_is_narrow(page: Path) -> None:
         limit = PRINTED_WIDTH if language == "text" else WIDTH
         for line in code.splitlines():
             assert len(line) <= limit, line
-
-
-def test_the_readme_is_a_front_page() -> None:
-    assert len(README.read_text().splitlines()) <= README_LINES
 
 
 def test_code_in_the_notebook_is_narrow() -> None:
