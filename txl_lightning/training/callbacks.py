@@ -82,9 +82,8 @@ class StopSignals(Checkpoint):
     def _handle(self, signum: int, frame: Any) -> None:
         is_again = signum == self.signum == signal.SIGINT
         now = time.monotonic()
-        if (
-            is_again and now - self._received_at < 1.0
-        ):  # one Ctrl-C, from the terminal and from the parent
+        # One Ctrl-C may come twice, from the terminal and from the parent.
+        if is_again and now - self._received_at < 1.0:
             return
         self.signum = self.signum or signum
         self._received_at = now

@@ -258,9 +258,8 @@ class LanguageModelModule(LightningModule):
             n_batches = self.trainer.num_training_batches
             done = int(progress.current.processed % n_batches)
             is_over = progress.is_last_batch and progress.current.processed == n_batches
-            if (
-                progress.current.processed >= n_batches and not is_over
-            ):  # it had more batches before
+            # The epoch had more batches before.
+            if progress.current.processed >= n_batches and not is_over:
                 move_to(progress.current, done)
         if not restore_position(loader, done) and done:
             self._missing_batches = done
