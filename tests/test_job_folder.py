@@ -23,5 +23,5 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(UserError, match="holds a run that is no job of this multirun"):
+    with pytest.raises(UserError, match="holds a run that does not belong to this multirun"):
         JobFolder(tmp_path).begin([], OPTIONS)

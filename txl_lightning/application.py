@@ -186,7 +186,7 @@ def _refuse_hidden_files(config: DictConfig) -> None:
             own = folder / ours.relative_to(CONF)
             if own.is_file():
                 raise UserError(
-                    f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it"
+                    f"{own}: has the same name as a file in txl_lightning, and Hydra reads that one: rename it"
                 )
 
 
@@ -372,7 +372,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: a file of the run or the output could not be written"
+        return f"{error.strerror}: could not write a file of the run, or the output"
     words = str(error).split()
     if isinstance(error, HydraException) and error.__cause__ is not None:
         words[-1:] = [f"{words[-1]}:", *str(error.__cause__).split()]

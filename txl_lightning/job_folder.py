@@ -74,7 +74,7 @@ class JobFolder:
         write_json(self.path / RECORD, record)
 
     def clear(self) -> None:
-        """Delete everything except the lock, which this process holds."""
+        """Delete everything except the lock that this process holds."""
         for path in self.path.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -90,7 +90,7 @@ class JobFolder:
         known = self.record
         problem = None
         if not known and (self.path / STARTED).exists():
-            problem = "a run that is no job of this multirun"
+            problem = "a run that does not belong to this multirun"
         elif known and self.options != options:
             problem = "another job"
         if problem is not None:
@@ -198,5 +198,5 @@ def refuse_another_text(root: Path, config: DictConfig) -> None:
         return
     for path, checksum_before in before.items():
         if checksum_before != now:
-            other = f"{path} is of another text than data={config.data.name} is now"
+            other = f"{path} used another text than data={config.data.name} has now"
             raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
