@@ -168,7 +168,6 @@ def test_options_change_the_grid_and_the_losses(runs: SmallRuns, tmp_path: Path)
     for option, value in CHANGES.items():
         changed = recl(tmp_path, checkpoint, **{option: value})
         assert values(changed, "nll") != values(plain, "nll")
-    assert changed["contexts"] == CHANGES["contexts"]
     rounded = recl(tmp_path, checkpoint, precision="bf16-mixed", bootstrap=0)
     assert (plain["precision"], rounded["precision"]) == ("32-true", "bf16-mixed")
     difference = np.subtract(

@@ -203,7 +203,6 @@ def test_tokens_spell_the_text(tmp_path: Path) -> None:
     texts = text.spell(0, len(text.tokens))
     assert "".join(texts) == content
     assert any(shown.endswith("€") for shown in texts)  # several tokens
-    assert text.spell(5, 9) == texts[5:9]
 
 
 STRIPPED = [{"type": "NFD"}, {"type": "StripAccents"}]
